@@ -25,7 +25,7 @@ from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.findings import Audit
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.extrapolation import PATCH, Recipe, train
+from vispe.evaluate.behaviour.extrapolation import PATCH, ExtrapolationRecipe, train
 from vispe.files import write_json
 from vispe.hosts.convert import convert
 from vispe.images.textures import disc_packing, random_field, voronoi
@@ -35,7 +35,7 @@ from timing import environment
 
 OUT = Path(__file__).parent / "results" / "audit"
 ENCODINGS = ("learned", "sincos2d", "rope_axial", "alibi2d", "lookhere", "none")
-RECIPE = Recipe(shape=(12, 12), steps=400)
+RECIPE = ExtrapolationRecipe(shape=(12, 12), steps=400)
 
 
 def textures(n: int, side: int, seed: int = 0) -> list[torch.Tensor]:

@@ -115,7 +115,9 @@ def measured(
         rows = kept["rows"]
     pair = ModelPair(student=student, teacher=teacher, channels=card["blanked"])
     done = {identity(row) for row in rows}
-    for asked, job in jobs(pair, Settings(teacher.patch, 0, teacher.mean, teacher.std), frames, extent, args):
+    for asked, job in jobs(
+        pair, Settings(teacher.patch_size, 0, teacher.mean, teacher.std), frames, extent, args
+    ):
         if identity(asked) in done:
             continue
         start = time.process_time()

@@ -1,6 +1,6 @@
 """Train a small ViT on one grid with each encoding, and evaluate it on other grids.
 
-    python eval/extrapolation.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--workers 2]
+    python eval/extrapolation.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--num-workers 2]
 
 Writes eval/results/extrapolation.json after every model, and resumes after an interruption. The task is that of
 `vispe.evaluate.behaviour.extrapolation`. `python eval/figures.py` plots the result.
@@ -21,7 +21,7 @@ import checkout  # noqa: F401  (finds vispe)
 import torch
 
 import vispe
-from vispe.evaluate.behaviour.extrapolation import Recipe, score, train
+from vispe.evaluate.behaviour.extrapolation import ExtrapolationRecipe, score, train
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment
@@ -56,10 +56,10 @@ def main() -> None:
     )
     parser.add_argument("--encodings", nargs="+", default=[*MEMBERS, *PRESETS, *SAMPLED])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="models trained at once, one core each")
+    parser.add_argument("--num-workers", type=int, default=2, help="models trained at once, one core each")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    recipe = asdict(Recipe())
+    recipe = asdict(ExtrapolationRecipe())
     previous = json.loads(args.out.read_text()) if args.out.exists() else {"rows": [], "recipe": None}
     if previous["rows"] and previous["recipe"] != json.loads(json.dumps(recipe)):
         parser.error(
@@ -69,7 +69,7 @@ def main() -> None:
     done = {(r["encoding"], r["seed"]) for r in rows}
     jobs = [(e, s) for s in range(args.seeds) for e in args.encodings if (e, s) not in done]
     args.out.parent.mkdir(exist_ok=True)
-    with ProcessPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(args.num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for future in as_completed([pool.submit(run, *job) for job in jobs]):
             rows.append(future.result())
             rows.sort(key=lambda r: (r["encoding"], r["seed"]))

@@ -31,7 +31,7 @@ from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.multi_softmax import calls_of, weights_of
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.errors import UnsupportedCombination
 from vispe.report.figure_style import GREY, INK
 

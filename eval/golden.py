@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 from tests.golden.case import Case  # noqa: E402  (tests are not installed)
 from tests.golden.runner import run_case  # noqa: E402
 from vispe.encodings.base import Encoding  # noqa: E402
-from vispe.encodings.registry import list_encodings  # noqa: E402
+from vispe.encodings.metadata import list_encodings  # noqa: E402
 
 OUT = ROOT / "eval" / "results" / "golden.json"
 

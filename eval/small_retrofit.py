@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import vispe
-from vispe.train.data import Augment, Concat, FolderSource, Source, SyntheticSource
+from vispe.train.data import Augment, ConcatSource, FolderSource, Source, SyntheticSource
 from vispe.train.data.dataset import digest
 from vispe.train.retrofit.config import LossWeights, Retrofit, Stage, Student, Target, Teacher, Window
 from vispe.train.retrofit.config import Probe as ProbeConfig
@@ -191,7 +191,7 @@ def load_images(pool: Path | None, cache: Path) -> Source:
     if pool is not None:
         found = sorted(path for path in pool.iterdir() if path.is_dir() and path.name != OUTSIDE)
         parts += [FolderSource(path, licence=licence_of(pool, path.name)) for path in found]
-    return Concat(parts)
+    return ConcatSource(parts)
 
 
 def licence_of(pool: Path, name: str) -> str:

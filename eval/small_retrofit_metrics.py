@@ -23,7 +23,7 @@ from vispe.images.read import read_image
 from vispe.train.data import SyntheticSource
 from vispe.train.evaluate.before_after import ModelMeasurements, evaluate
 from vispe.train.evaluate.mask_scores import FilterFeatures, finite_mean, score_masks
-from vispe.train.evaluate.probe_images import Settings, Windows
+from vispe.train.evaluate.probe_images import CentreWindows, Settings
 from vispe.train.retrofit.student import load_student
 
 SIZES = (96, 192)
@@ -126,7 +126,7 @@ def likeness(
     kinds: dict[str, list[Tensor]] = {"synthetic": [known.normalized(one) for one in unseen]}
     if micrographs.is_dir():
         frames = [frame[0] for _, found in sets_of(micrographs) for frame in found]
-        kinds["micrographs"] = list(Windows(frames, PATCH, SIZES[0]))
+        kinds["micrographs"] = list(CentreWindows(frames, PATCH, SIZES[0]))
     report = {}
     for kind, images in kinds.items():
         rows = []
@@ -203,7 +203,7 @@ def segmentation(
     report: dict[str, Any] = {"size": size, "sets": {}}
     for label, frames in sets_of(micrographs):
         images, truths = zip(*frames, strict=True)
-        windows = Windows(images, PATCH, size), Windows(truths, PATCH, size)
+        windows = CentreWindows(images, PATCH, size), CentreWindows(truths, PATCH, size)
         scores = score_masks(sources, *windows, int(max(t.max() for t in truths)))
         for name in sources:
             own[name] += scores.own[name].tolist()

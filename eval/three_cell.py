@@ -1,6 +1,6 @@
 """Train a small ViT on the three-cell benchmark with every two-axis encoding, and plot the table.
 
-    python eval/three_cell.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--workers 2]
+    python eval/three_cell.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--num-workers 2]
 
 Writes eval/results/three_cell.json after every run, resumes after an interruption, also within a run, and then plots
 eval/results/three_cell.png. `--draw` only plots.
@@ -33,7 +33,7 @@ def main() -> None:
     )
     parser.add_argument("--encodings", nargs="+", default=[*MEMBERS, *PRESETS])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="models trained at once, one core each")
+    parser.add_argument("--num-workers", type=int, default=2, help="models trained at once, one core each")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--draw", action="store_true", help="train nothing")
     args = parser.parse_args()
@@ -41,7 +41,7 @@ def main() -> None:
     if not args.draw:
         also = {"environment": environment()}
         seeds = range(args.seeds)
-        for row in run_missing(args.encodings, seeds, file=args.out, workers=args.workers, also=also):
+        for row in run_missing(args.encodings, seeds, file=args.out, num_workers=args.num_workers, also=also):
             print(json.dumps(row), flush=True)
     rows = read_rows(args.out)
     print(to_markdown(rows))

@@ -1,6 +1,6 @@
 """Run timm's own model tests with an encoding in every ViT, and compare every outcome with stock timm.
 
-    python eval/timm_contracts.py [--sets small wide families windows] [--encodings alibi2d peg ...] [--workers 1]
+    python eval/timm_contracts.py [--sets small wide families windows] [--encodings alibi2d peg ...] [--num-workers 1]
 
 Fetches the source release of the installed timm from the package index for its tests (or takes `--source DIR`) and
 writes eval/results/timm_contracts.json after every encoding; a run that was stopped goes on where it was, and
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument(
         "--encodings", nargs="+", help="all for the small set, three for the others by default"
     )
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--source", type=Path, help="folder with timm's tests/")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--check", action="store_true")
@@ -147,7 +147,7 @@ def main() -> None:
             for name, spec in _wanted(args.sets, args.encodings):
                 if (name, spec) in rows:
                     continue
-                outcomes = run(spec, SETS[name], source, Path(folder), args.workers)
+                outcomes = run(spec, SETS[name], source, Path(folder), args.num_workers)
                 rows[name, spec] = {
                     "set": name,
                     "encoding": spec,

@@ -129,7 +129,57 @@ def test_folders_have_at_most_15_entries():
     for folder in {path.parent for path in FILES.values()}:
         entries = [e for e in folder.iterdir() if e.suffix == ".py" or (e.is_dir() and any(e.glob("*.py")))]
         entries = [e for e in entries if not e.name.startswith("_")]
-        catalogue = folder.parent.name == "encodings" or folder.name in {"schemes", "commands"}
-        if len(entries) > (18 if folder == PACKAGE else 15) and not catalogue:
+        if len(entries) > (18 if folder == PACKAGE else 15):
             full[str(folder.relative_to(PACKAGE.parent))] = len(entries)
     assert not full, full
+
+
+CONVENTIONS = {
+    "numpy": "np",
+    "torch.nn.functional": "F",
+    "torch.distributed": "dist",
+    "triton.language": "tl",
+}
+
+
+def test_public_classes_have_unique_names():
+    homes = {}
+    for name, path in FILES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def bound_names(tree):
+    """Yield the names that a module binds other than by an import with an alias."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.name for alias in node.names if alias.asname is None)
+
+
+def test_import_aliases_avoid_a_clash_or_follow_a_convention():
+    """An alias such as `from a import new as old` keeps a name that search does not find; `timm_layers` is found."""
+    needless = []
+    for name, path in FILES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bound, imported = set(bound_names(tree)), []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                module = "" if isinstance(node, ast.Import) else f"{node.module}."
+                imported += [(module + a.name, a.name, a.asname, node.lineno) for a in node.names]
+        originals = [original for _, original, _, _ in imported]
+        needless += [
+            f"{name}:{line} imports {full} as {alias}"
+            for full, original, alias, line in imported
+            if alias not in (None, original, CONVENTIONS.get(full), "_".join(full.split(".")[-2:]))
+            and original.rpartition(".")[2] not in bound
+            and originals.count(original) < 2
+        ]
+    assert not needless, "\n".join(needless)

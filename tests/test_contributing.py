@@ -13,7 +13,7 @@ TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 
 def test_the_class_that_is_shown_is_the_real_one():
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    real = (ROOT / "vispe/encodings/bias/sandwich.py").read_text()
+    real = (ROOT / "vispe/encodings/bias/decay/sandwich.py").read_text()
     lines = [line.removeprefix("   ") for line in code.splitlines()]
     lines = [line for line in lines if line.strip() not in ("", '"""', "def bias(self, pos, layer, x=None):")]
     assert len(lines) > 15

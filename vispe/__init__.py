@@ -13,7 +13,8 @@ from vispe.attention import attention, explain, use_backend
 from vispe.encodings.attention_layer import Attention
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
-from vispe.encodings.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
+from vispe.encodings.metadata import EncodingInfo, encoding_info, list_encodings
+from vispe.encodings.registry import create_encoding, register
 from vispe.errors import VispeError
 from vispe.evaluate.plots.encoding import plot_bias
 from vispe.grid import Grid, Positions

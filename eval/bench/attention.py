@@ -2,9 +2,9 @@
 
     python eval/bench/attention.py [--minutes 9] [--out eval/results/attention_<device>.json]
     python eval/bench/attention.py --device cpu
-    TRITON_INTERPRET=1 python eval/bench/attention.py --dry      (every path on tiny tensors; no times)
+    TRITON_INTERPRET=1 python eval/bench/attention.py --dry-run      (every path on tiny tensors; no times)
 
-First all kernels are checked against float64; nothing is timed while one fails, unless --anyway. Rows come in order of
+First all kernels are checked against float64; nothing is timed while one fails, unless --force. Rows come in order of
 importance and are kept one by one: a run that was stopped goes on where it was, and after the kernels have changed it
 measures only them again. With one thread, a CPU is timed by its own clock, which other processes do not disturb.
 """
@@ -34,14 +34,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="stop before the next row when they are over")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--fresh", action="store_true", help="measure all again, also what the file has")
-    parser.add_argument("--anyway", action="store_true", help="time kernels also when a check fails")
-    parser.add_argument("--dry", action="store_true", help="tiny tensors; kept only with --out")
+    parser.add_argument("--force", action="store_true", help="time kernels also when a check fails")
+    parser.add_argument("--dry-run", action="store_true", help="tiny tensors; kept only with --out")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU")
     parser.add_argument("--quick", action="store_true", help="what `vispe bench attention` measures")
     args = parser.parse_args()
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(args.threads)
-    kind = "dry" if args.dry else "quick" if args.quick else "protocol"
+    kind = "dry" if args.dry_run else "quick" if args.quick else "protocol"
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     out = args.out or RESULTS / f"attention_{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json"
     path = args.out if kind != "protocol" else out
@@ -50,8 +50,8 @@ def main() -> int:
         plan_for(kind, device), device, path, fresh=args.fresh, minutes=args.minutes, say=say, extra=facts
     )
     passed = bench.check()
-    if passed is False and not args.anyway:
-        say("A check failed, so nothing is timed; --anyway times it all the same.")
+    if passed is False and not args.force:
+        say("A check failed, so nothing is timed; --force times it all the same.")
         return 1
     missing = bench.run() if passed is not None else -1
     bench.state["targets"] = judge(bench.state)

@@ -1,6 +1,7 @@
 """Memory of attention with a position bias on a CPU, forward and backward, against the number of tokens.
 
-    python eval/bench/attention_memory.py [alibi2d ...] [--sides 32 64 128] [--out eval/results/attention_memory.json]
+    python eval/bench/attention_memory.py [alibi2d ...] [--grid-sizes 32 64 128] [--out
+    eval/results/attention_memory.json]
 
 Each row is a process of its own with one thread: the peak of its resident memory above that after creating the inputs
 (one image, 6 heads of 64 channels, float32), and the CPU time of one step. The step includes everything that a model
@@ -45,18 +46,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("specs", nargs="*", default=SPECS)
-    parser.add_argument("--sides", type=int, nargs="+", default=(32, 64, 128), help="patches along each side")
+    parser.add_argument(
+        "--grid-sizes", type=int, nargs="+", default=(32, 64, 128), help="patches along each side"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "attention_memory.json")
     parser.add_argument("--row", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:
-        print(json.dumps(measure(args.specs[0], args.sides[0])))
+        print(json.dumps(measure(args.specs[0], args.grid_sizes[0])))
         return
     old = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     rows = {(row["encoding"], row["tokens"]): row for row in old}
-    for side in args.sides:
+    for side in args.grid_sizes:
         for spec in args.specs:
-            command = [sys.executable, __file__, spec, "--sides", str(side), "--row"]
+            command = [sys.executable, __file__, spec, "--grid-sizes", str(side), "--row"]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             row = json.loads(done.stdout)
             rows[spec, side * side] = row

@@ -1,6 +1,6 @@
 """Attention on CPU with a bias, forward and backward, against SDPA without one.
 
-    python eval/bench/bias_gradient.py [--rounds 11] [--sides 14 16 32 37] [--dtypes float32 bfloat16] [--fresh]
+    python eval/bench/bias_gradient.py [--rounds 11] [--grid-sizes 14 16 32 37] [--dtypes float32 bfloat16] [--fresh]
 
 All ways of one shape run in turn on one thread; the numbers are CPU times relative to SDPA without a mask (medians),
 so other load on the machine matters little. `before` is a learned bias as a dense mask with a gradient, which was the
@@ -40,17 +40,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--sides", type=int, nargs="+", default=[14, 16, 32, 37])
+    parser.add_argument("--grid-sizes", type=int, nargs="+", default=[14, 16, 32, 37])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--heads", type=int, nargs="+", default=[6, 12])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 8])
+    parser.add_argument("--num-heads", type=int, nargs="+", default=[6, 12])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 8])
     parser.add_argument("--fresh", action="store_true", help="measure all again, also what the file has")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     torch.set_num_threads(1)
     kept = json.loads(args.out.read_text())["rows"] if args.out.exists() and not args.fresh else []
     rows = {tuple(r[k] for k in KEYS): r for r in kept}
-    for side, heads, batch, dtype in product(args.sides, args.heads, args.batches, args.dtypes):
+    for side, heads, batch, dtype in product(args.grid_sizes, args.num_heads, args.batch_sizes, args.dtypes):
         prefix = int(side != 14)
         key, scores = (side, prefix, heads, batch, dtype), batch * heads * (side * side + prefix) ** 2
         if key in rows or scores > LARGEST:

@@ -2,8 +2,8 @@
 
 Then latencies with CUDA graphs, and whole models.
 
-    python eval/bench/first.py --out FOLDER [--minutes 9] [--workers 14]
-    TRITON_INTERPRET=1 python eval/bench/first.py --out FOLDER --dry       (every path on tiny tensors; no times)
+    python eval/bench/first.py --out FOLDER [--minutes 9] [--num-workers 14]
+    TRITON_INTERPRET=1 python eval/bench/first.py --out FOLDER --dry-run       (every path on tiny tensors; no times)
 
 It runs from a plain checkout. Every stage is a process with a time limit, which is ended with all processes that it
 started. It appends each result to FOLDER/<stage>.jsonl; FOLDER/first.json has the stages that ended. The next run skips
@@ -47,8 +47,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--dry", action="store_true", help="tiny tensors on the CPU, in the interpreter")
+    parser.add_argument("--num-workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--dry-run", action="store_true", help="tiny tensors on the CPU, in the interpreter")
     parser.add_argument("--stage", choices=(*STAGES, "tiny"), help="run one of them, here")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -75,8 +75,8 @@ def main() -> int:
 
 def run(stage: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
     """Run a stage in a process; return its result, or the failure with the results up to it."""
-    command = [sys.executable, HERE, "--stage", stage, "--out", args.out, "--workers", args.workers]
-    command += ["--dry"] if args.dry else []
+    command = [sys.executable, HERE, "--stage", stage, "--out", args.out, "--num-workers", args.num_workers]
+    command += ["--dry-run"] if args.dry_run else []
     log = args.out / f"{stage}.log"
     status = run_limited(command, log, seconds)
     results = Results(args.out / f"{stage}.jsonl")
@@ -105,16 +105,16 @@ def clocks() -> list[str]:
 
 def precompile(args: argparse.Namespace, results: Results) -> None:
     """Compile all kernels of the later stages."""
-    compile_all(results, args.workers, args.dry)
+    compile_all(results, args.num_workers, args.dry_run)
 
 
 def ceilings(args: argparse.Namespace, results: Results) -> None:
     """Record the best rates of this machine: matrix products, and copies of memory."""
-    device, side = ("cpu", 64) if args.dry else ("cuda", SIZE)
+    device, side = ("cpu", 64) if args.dry_run else ("cuda", SIZE)
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     product_ms = milliseconds(lambda _: a @ b, device)
     results["product_tflops"] = round(2 * side**3 / product_ms / 1e9, 1)
-    source = torch.empty(2**12 if args.dry else 2**30, dtype=torch.uint8, device=device)
+    source = torch.empty(2**12 if args.dry_run else 2**30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_ms = milliseconds(lambda _: target.copy_(source), device)
     results["copy_gb_s"] = round(2 * source.numel() / copy_ms / 1e6, 1)
@@ -124,7 +124,7 @@ def quick(args: argparse.Namespace, results: Results) -> None:
     """Run correctness checks and the quick protocol of `attention.py`, which writes FOLDER/quick.json."""
     path = args.out / "quick.json"
     command = [sys.executable, HERE.with_name("attention.py"), "--out", path]
-    command += ["--dry"] if args.dry else ["--quick", "--minutes", "3.5"]
+    command += ["--dry-run"] if args.dry_run else ["--quick", "--minutes", "3.5"]
     subprocess.run(list(map(str, command)), check=False)
     state = json.loads(path.read_text())
     results["checks"] = len(state["checks"])
@@ -137,7 +137,7 @@ def sanitizer(args: argparse.Namespace, results: Results) -> None:
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         results["missing"] = "compute-sanitizer"
-        if args.dry:
+        if args.dry_run:
             results["tiny"] = tiny(args, Results())
         return
     command = [tool, "--tool", "memcheck", sys.executable, HERE, "--stage", "tiny", "--out", args.out]
@@ -149,9 +149,9 @@ def sanitizer(args: argparse.Namespace, results: Results) -> None:
 
 def tiny(args: argparse.Namespace, results: Results) -> Results:
     """Compare every kernel with float64 on an odd grid with prefix tokens."""
-    device = "cpu" if args.dry else "cuda"
+    device = "cpu" if args.dry_run else "cuda"
     for grid, kind, width in TINY:
-        if not args.dry or grid == TINY[0][0]:
+        if not args.dry_run or grid == TINY[0][0]:
             errors = check(grid, width, torch.float32, kind, device, "triton")["errors"]
             results[f"{grid.shape} {kind} {width} columns"] = errors
     return results
@@ -159,9 +159,9 @@ def tiny(args: argparse.Namespace, results: Results) -> Results:
 
 def kernels(args: argparse.Namespace, results: Results) -> None:
     """Measure milliseconds of each kernel on the main shapes in bfloat16 by dtype of the strip; clocks at the end."""
-    device = "cpu" if args.dry else "cuda"
-    shapes = ((Grid((3, 4), 1), 1),) if args.dry else WORK["long"]
-    for kernel, (grid, batch), width in product(KERNELS, shapes, (16,) if args.dry else HEAD_DIMS):
+    device = "cpu" if args.dry_run else "cuda"
+    shapes = ((Grid((3, 4), 1), 1),) if args.dry_run else WORK["long"]
+    for kernel, (grid, batch), width in product(KERNELS, shapes, (16,) if args.dry_run else HEAD_DIMS):
         h, w = grid.shape
         for stored in strips(kernel, "bfloat16"):
             name = f"{kernel} {h}x{w}+{grid.prefix} b{batch} d{width} strip {stored}"

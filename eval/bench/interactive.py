@@ -46,20 +46,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--full-rounds", type=int, default=3, help="of the recomputation")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--side", type=int, default=1000, help="of the image, in pixels")
-    parser.add_argument("--classes", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--img-size", type=int, default=1000, help="of the image, in pixels")
+    parser.add_argument("--num-classes", type=int, nargs="+", default=[2, 3])
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parents[1] / "results" / "interactive.json"
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    grey = picture(args.side)
+    grey = picture(args.img_size)
     live = Live(micrograph(grey))
     start = time.perf_counter()
     live.compute()
     kept = {"features_s": round(time.perf_counter() - start, 2), "features_mb": round(live.nbytes / 1e6, 1)}
     rows = []
-    for count in args.classes:
+    for count in args.num_classes:
         rows.append(
             {"megapixels": round(grey.size / 1e6, 3), "classes": count, **measure(live, grey, count, args)}
         )

@@ -29,9 +29,9 @@ ENCODINGS = ("learn", "alibi2d", "rpb")  # timm's own table, a fixed bias, a lea
 
 def replay(args: argparse.Namespace, results: Results) -> None:
     """Measure milliseconds (quartiles) of a forward call for one sample: called, and replayed as a CUDA graph."""
-    device = "cpu" if args.dry else "cuda"
-    for grid in (Grid((3, 4), 1),) if args.dry else GRIDS:
-        for name, call in calls(grid, device, args.dry).items():
+    device = "cpu" if args.dry_run else "cuda"
+    for grid in (Grid((3, 4), 1),) if args.dry_run else GRIDS:
+        for name, call in calls(grid, device, args.dry_run).items():
             key = f"{'x'.join(map(str, grid.shape))}+{grid.prefix} {name}"
             if key in results:
                 continue
@@ -76,15 +76,15 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
 
 def models(args: argparse.Namespace, results: Results) -> None:
     """Measure images per second of complete ViTs in bfloat16, forward and a training step, with several encodings."""
-    device = "cpu" if args.dry else "cuda"
-    cases = (("vit_tiny_patch16_224", 32, 1),) if args.dry else MODELS
+    device = "cpu" if args.dry_run else "cuda"
+    cases = (("vit_tiny_patch16_224", 32, 1),) if args.dry_run else MODELS
     for (arch, size, batch), spec in product(cases, ENCODINGS):
         name = f"{arch} {size} px b{batch} {spec}"
         if f"{name} training step" in results:
             continue
-        steps = step_functions(arch, size, batch, spec, device, 1 if args.dry else None)
+        steps = step_functions(arch, size, batch, spec, device, 1 if args.dry_run else None)
         for kind, step in steps.items():
-            low, middle, high = spread(step, device, 1 if args.dry else 20)
+            low, middle, high = spread(step, device, 1 if args.dry_run else 20)
             results[f"{name} {kind}"] = {
                 "images_per_s": round(1000 * batch / middle, 1), "ms": [low, middle, high],
             }  # fmt: skip

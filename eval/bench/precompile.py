@@ -20,7 +20,7 @@ from tune import ODD, strips, work
 
 from vispe import Grid
 from vispe.evaluate.speed import plan_for
-from vispe.evaluate.speed.case_inputs import Setup
+from vispe.evaluate.speed.case_inputs import CaseInputs
 from vispe.evaluate.speed.cases import STRUCTURED
 from vispe.evaluate.speed.contenders import contenders
 from vispe.evaluate.speed.correctness import check, planned_checks, run_check
@@ -103,7 +103,7 @@ def launch(job: Job, device: str, dry: bool = False, batch: int = 2) -> None:
             raise RuntimeError(result["failure"])
     elif kind == "row":
         case, mode, name = rest
-        setup = Setup(replace(case, batch=batch), mode, device, "triton", dry)
+        setup = CaseInputs(replace(case, batch=batch), mode, device, "triton", dry)
         plan = plan_for("dry" if dry else "quick", device)
         for rival in contenders(plan, "cuda"):
             if rival.name == name and mode in rival.modes:

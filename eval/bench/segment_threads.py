@@ -42,7 +42,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--busy", type=int, default=2, help="processes alongside that want a core each")
-    parser.add_argument("--side", type=int, default=1000, help="of the image, in pixels")
+    parser.add_argument("--img-size", type=int, default=1000, help="of the image, in pixels")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     results = Path(__file__).parents[1] / "results"
     parser.add_argument("--out", type=Path, default=results / "segment_threads.json")
@@ -50,7 +50,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        grey = picture(args.side)
+        grey = picture(args.img_size)
         Image.fromarray(grey).save(folder / "a.png")
         Image.fromarray(strokes(grey, 3)[1]).save(folder / "a_labels.png")
         for mode in args.modes:
@@ -74,7 +74,7 @@ def compare(folder: Path, mode: str, args: argparse.Namespace) -> dict[str, Any]
     middle = {threads: statistics.median(values) for threads, values in cpu.items()}
     return {
         "mode": mode,
-        "megapixels": round(args.side**2 / 1e6, 3),
+        "megapixels": round(args.img_size**2 / 1e6, 3),
         "rounds": args.rounds,
         "cpu_s": {str(threads): round(value, 2) for threads, value in middle.items()},
         "wall_s": {str(threads): round(statistics.median(values), 1) for threads, values in wall.items()},

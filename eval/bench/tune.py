@@ -1,7 +1,7 @@
 """Choose the tiles of the fused kernels on this GPU, and write them into vispe/attention/backends/triton/tiles.json.
 
     python eval/bench/tune.py [--minutes 9] [--kernels forward grad_q] [--widths 64] [--dtypes half] [--out FILE]
-    TRITON_INTERPRET=1 python eval/bench/tune.py --dry --out FILE      (every path on tiny tensors)
+    TRITON_INTERPRET=1 python eval/bench/tune.py --dry-run --out FILE      (every path on tiny tensors)
 
 Every candidate is checked against float64 before it is timed. A row of the file changes when a candidate is at least
 2 % faster than the tiles of today, and says then which GPU it was measured on. The file is written after each row, and
@@ -84,17 +84,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=tiles.FILE)
     parser.add_argument("--fresh", action="store_true", help="measure rows of this GPU again")
     parser.add_argument(
-        "--dry", action="store_true", help="tiny tensors on the CPU, in the interpreter; needs --out"
+        "--dry-run", action="store_true", help="tiny tensors on the CPU, in the interpreter; needs --out"
     )
     args = parser.parse_args()
-    if args.dry and args.out == tiles.FILE:
-        parser.error("--dry needs --out: its times mean nothing")
-    if not args.dry and not torch.cuda.is_available():
+    if args.dry_run and args.out == tiles.FILE:
+        parser.error("--dry-run needs --out: its times mean nothing")
+    if not args.dry_run and not torch.cuda.is_available():
         parser.error("tiles are measured on a GPU, and torch finds none")
     end = time.monotonic() + 60 * args.minutes
-    device = "cpu" if args.dry else "cuda"
-    older = not args.dry and torch.cuda.get_device_capability() < (9, 0)
-    gpu = "the interpreter" if args.dry else torch.cuda.get_device_name()
+    device = "cpu" if args.dry_run else "cuda"
+    older = not args.dry_run and torch.cuda.get_device_capability() < (9, 0)
+    gpu = "the interpreter" if args.dry_run else torch.cuda.get_device_name()
     origin = f"{gpu}, triton {version('triton')}"
     rows = json.loads((args.out if args.out.exists() else tiles.FILE).read_text())
     order = product(args.dtypes, args.widths, args.tokens, args.kernels)

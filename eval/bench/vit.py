@@ -1,7 +1,7 @@
 """ViT-S forward with an encoding against the same ViT with its learned table, on this machine.
 
     python eval/bench/vit.py [--pos-embed alibi2d] [--rounds 15] [--out eval/results/vit_cpu.json]
-    python eval/bench/vit.py --every    (all encodings, ViT-S/16 at 224 px, to eval/results/encodings_cpu.json)
+    python eval/bench/vit.py --all    (all encodings, ViT-S/16 at 224 px, to eval/results/encodings_cpu.json)
 
 Both models have the same weights and run in turn. The numbers are speeds relative to the stock model. A run that
 was stopped goes on where it was. Rows below 0.8 come with the operators that take most of the time.
@@ -34,23 +34,23 @@ def main() -> None:
     parser.add_argument("--pos-embed", nargs="+", default=["alibi2d"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--fresh", action="store_true", help="measure all again, also what the file has")
-    parser.add_argument("--every", action="store_true", help="all encodings, one model, one size, float32")
+    parser.add_argument("--all", action="store_true", help="all encodings, one model, one size, float32")
     parser.add_argument(
         "--patches", nargs="+", type=int, default=[16, 14], help="sides of the patches of the models"
     )
-    parser.add_argument("--sizes", nargs="+", type=int, default=list(TARGETS), help="sides of the images")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--img-sizes", nargs="+", type=int, default=list(TARGETS), help="sides of the images")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    args.out = args.out or RESULTS / ("encodings_cpu.json" if args.every else "vit_cpu.json")
+    args.out = args.out or RESULTS / ("encodings_cpu.json" if args.all else "vit_cpu.json")
     args.out.parent.mkdir(exist_ok=True)
     kept = json.loads(args.out.read_text())["rows"] if args.out.exists() and not args.fresh else []
     rows = {tuple(r[k] for k in KEYS): r for r in kept}
     models = (("vit_small_patch16_224", 16), ("vit_small_patch14_dinov2", 14))
     dtypes = (torch.float32, torch.bfloat16)
     asked = [model for model in models if model[1] in args.patches]
-    cases = product(args.pos_embed, asked, args.sizes, dtypes, args.batches)
-    if args.every:
+    cases = product(args.pos_embed, asked, args.img_sizes, dtypes, args.batch_sizes)
+    if args.all:
         names = vispe.list_encodings(ndim=2, exclude=["learned", *vispe.list_encodings(kind="positions")])
         names.append("irpe.ctx_product_50_shared_qkv")  # with values, which need the attention weights
         cases = product(names, models[:1], (224,), dtypes[:1], (1, 8))
@@ -59,7 +59,7 @@ def main() -> None:
         if key not in rows:
             found = measure(spec, arch, size, batch, dtype, args.rounds)
             rows[key] = {**dict(zip(KEYS, key, strict=True)), **found}
-            if not args.every and size in TARGETS:
+            if not args.all and size in TARGETS:
                 rows[key]["target"] = TARGETS[size]
             args.out.write_text(
                 json.dumps({"environment": environment(), "rows": list(rows.values())}, indent=1) + "\n"

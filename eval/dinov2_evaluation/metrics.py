@@ -36,9 +36,9 @@ def looked_at(
     maps = [pair.maps(image) for image in pictures]
     row: dict[str, Any] = {"pictures": len(maps), "grids": sorted({m["after"].shape[1:] for m in maps})}
     if kind in PLACELESS:
-        how = {"step": probe_step(size // settings.patch), "masks_per_image": extent.masks}
+        how = {"step": probe_step(size // settings.patch_size), "masks_per_image": extent.masks}
         filters = FilterFeatures(settings.mean, settings.std)
-        pooled = [avg_pool2d(filters(image[None]), settings.patch)[0].double() for image in pictures]
+        pooled = [avg_pool2d(filters(image[None]), settings.patch_size)[0].double() for image in pictures]
         sides = {side: [m[side] for m in maps] for side in SIDES} | {"filters": pooled}
         row["probe_step"] = how["step"]
         row["r2"] = {

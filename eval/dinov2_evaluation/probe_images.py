@@ -13,7 +13,7 @@ from torch import Tensor
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.train.data import FolderSource, SyntheticSource
-from vispe.train.evaluate.probe_images import Noise, Settings, Textures, Windows
+from vispe.train.evaluate.probe_images import CentreWindows, Noise, Settings, Textures
 
 KINDS = ("noise", "textures", "micrographs", "synthetic", "pool")
 """Uniform noise; generated homogeneous textures; homogeneous micrographs; synthetic pictures such as students learn
@@ -125,14 +125,14 @@ def load_images(
         images = [f.image for f in frames if f.homogeneous and min(f.image.shape[1:]) >= least]
     else:
         images = [] if pool is None else list(_some(FolderSource(pool), extent.pool, least))
-    return list(Windows([settings.normalized(one) for one in images], settings.patch, size))
+    return list(CentreWindows([settings.normalized(one) for one in images], settings.patch_size, size))
 
 
 def turned_of(size: int, settings: Settings, extent: Extent, frames: Sequence[Frame]) -> list[Tensor]:
     """Return the pictures that are turned: textures, and the first micrograph of each homogeneous set."""
     first = {f.group: f for f in reversed(frames) if f.homogeneous and min(f.image.shape[1:]) >= size}
     groups = sorted(first)[: extent.turned]
-    windows = Windows([settings.normalized(first[g].image) for g in groups], settings.patch, size)
+    windows = CentreWindows([settings.normalized(first[g].image) for g in groups], settings.patch_size, size)
     return [*Textures(extent.turned, size, settings), *windows]
 
 

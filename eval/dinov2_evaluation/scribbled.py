@@ -21,7 +21,7 @@ from vispe.evaluate.rotation.scribble_segmenter import sample_at_pixels
 from vispe.segment.metrics import mean_iou
 from vispe.train.evaluate.mask_scores import FilterFeatures, finite_mean
 from vispe.train.evaluate.model_pair import SIDES, ModelPair
-from vispe.train.evaluate.probe_images import Settings, Windows
+from vispe.train.evaluate.probe_images import CentreWindows, Settings
 
 ALONE = (*SIDES, "filters")
 BESIDE = tuple(f"{side} + filters" for side in SIDES)
@@ -40,8 +40,8 @@ def scribbled(
         budget: scribbled pixels of each class.
     """
     filters = FilterFeatures(settings.mean, settings.std)
-    images = Windows([settings.normalized(f.image) for f in frames], settings.patch, size)
-    truths = Windows([f.truth for f in frames], settings.patch, size)
+    images = CentreWindows([settings.normalized(f.image) for f in frames], settings.patch_size, size)
+    truths = CentreWindows([f.truth for f in frames], settings.patch_size, size)
     n_classes = int(max(f.truth.max() for f in frames))
     own: dict[str, list[float]] = {name: [] for name in (*ALONE, *BESIDE)}
     corner: dict[str, list[float]] = {name: [] for name in ALONE}

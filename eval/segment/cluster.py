@@ -26,7 +26,7 @@ import numpy as np
 
 from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
-from vispe.images.labels.label_files import read_truth
+from vispe.images.labels.truth_files import read_truth
 from vispe.segment.classify.clustering import METHODS
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import KINDS, FeatureConfig

@@ -29,7 +29,9 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parents[2] / "docs" / "figures" / "napari.png"
     )
-    parser.add_argument("--size", type=int, nargs=2, default=(1180, 800), help="of the window, in pixels")
+    parser.add_argument(
+        "--window-size", type=int, nargs=2, default=(1180, 800), help="of the window, in pixels"
+    )
     parser.add_argument("--features", default="vispe_micro and filters")
     parser.add_argument("--without-trust", action="store_true", help="leave out what takes longest")
     args = parser.parse_args()
@@ -72,7 +74,7 @@ def main() -> None:
     widget.panel.live.setChecked(True)
     window = viewer.window._qt_window
     viewer.window.add_dock_widget(widget, name="Segment with scribbles", area="right")
-    window.resize(*args.size)
+    window.resize(*args.window_size)
     picture = pixels(window.grab().toImage())
     canvas = viewer.window._qt_viewer.canvas
     native = canvas.native

@@ -6,7 +6,7 @@ tasks are those of `models.micro.tasks`, by formula, from seeds that no training
 scored: mean IoU of the label map, mean absolute error of the reported fractions in percentage points, how often the
 95 % intervals hold the truth, and the calibration error over all pixels. A second call goes on where the first stopped.
 
-    python eval/segment/prior.py ../shared/data/microscopy --keep kept/
+    python eval/segment/prior.py ../shared/data/microscopy --cache kept/
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ MODES = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="folder of the micrograph sets")
-    parser.add_argument("--keep", type=Path, required=True, help="folder for probabilities")
+    parser.add_argument("--cache", type=Path, required=True, help="folder for probabilities")
     parser.add_argument("--synthetic", type=int, default=90, help="synthetic tasks")
     options = parser.parse_args()
-    options.keep.mkdir(parents=True, exist_ok=True)
+    options.cache.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     if RESULT.exists() and (found := json.loads(RESULT.read_text()))["versions"] == versions():
         rows = found["rows"]
@@ -71,7 +71,7 @@ def main() -> None:
         for place in ("spread", "corner"):
             mode = f"synthetic, {place}, both, logistic"
             if (mode, "synthetic", str(number)) not in done and (
-                found := synthetic(options.keep, number, place)
+                found := synthetic(options.cache, number, place)
             ):
                 rows.append({"mode": mode, "set": "synthetic", "image": str(number), **score(*found)})
     save(rows, "synthetic")
@@ -81,7 +81,7 @@ def main() -> None:
             if (mode, name, image) in done:
                 continue
             prob, calibration = predicted(
-                options.data, options.keep, name, image, training, place, kind, classifier
+                options.data, options.cache, name, image, training, place, kind, classifier
             )
             truth = np.asarray(Image.open(options.data / name / "masks" / f"{image}.png"))
             rows.append({"mode": mode, "set": name, "image": image, **score(prob, truth, calibration)})

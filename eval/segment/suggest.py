@@ -44,9 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
-    parser.add_argument("--picture", action="store_true", help="draw the picture of the guide alone")
+    parser.add_argument("--figure", action="store_true", help="draw the picture of the guide alone")
     options = parser.parse_args()
-    if options.picture:
+    if options.figure:
         return picture()
     rows: dict[str, list[float]] = {}
     if RESULT.exists() and not options.fresh:

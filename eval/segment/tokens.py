@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", default=["last", "8", "5,8,11"])
     parser.add_argument("--scales", nargs="+", type=float, default=[1, 2, 3.5])
     parser.add_argument("--sets", nargs="+", help="sets of micrographs; all by default")
-    parser.add_argument("--most", type=int, help="pictures of a set, from the first one on")
+    parser.add_argument("--max-images", type=int, help="pictures of a set, from the first one on")
     parser.add_argument("--synthetic", type=int, default=60, help="synthetic tasks")
     parser.add_argument("--memory", type=float, default=3, help="GiB that the maps of a picture may take")
     parser.add_argument("--result", type=Path, default=RESULT)
@@ -121,7 +121,7 @@ def main() -> None:
         return
     done = {(row["setting"], row["set"], row["image"]) for row in rows}
     axes = options.strides, options.shifts, options.layers, options.scales
-    wanted = list(pictures(options.data, options.sets, options.most, options.synthetic))
+    wanted = list(pictures(options.data, options.sets, options.max_images, options.synthetic))
     for setting in itertools.starmap(Setting, itertools.product(*axes)):
         left = [(name, image) for name, image in wanted if (str(setting), name, image) not in done]
         # looks are whole pixels apart

@@ -43,7 +43,7 @@ class Coarse(nn.Module):
     def target(self, images: Tensor) -> Tensor:
         """Return the features (b, c, h / 16, w / 16) of images (b, 3 or 1, h, w) in [0, 1]."""
         model = self._target[0]
-        rows, columns = (side // PATCH * model.patch for side in images.shape[-2:])
+        rows, columns = (side // PATCH * model.patch_size for side in images.shape[-2:])
         scaled = F.interpolate(images, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
         scaled = scaled.clamp(0, 1).expand(-1, 3, -1, -1)
         with torch.no_grad():

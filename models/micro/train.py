@@ -45,14 +45,15 @@ def main(words: Sequence[str] | None = None) -> None:
         "--minutes", type=float, default=float("inf"), help="stop after this time; the run can be resumed"
     )
     parser.add_argument("--stop", type=int, default=10**9, help="stop at this step; the run can be resumed")
-    parser.add_argument("--every", type=int, default=200, help="steps between validations")
+    parser.add_argument("--eval-steps", type=int, default=200, help="steps between validations")
     for field in fields(Recipe):
         choices = SIZES if field.name == "size" else None
         flag = f"--{field.name.replace('_', '-')}"
         parser.add_argument(flag, type=type(field.default), default=field.default, choices=choices)
     options = vars(parser.parse_args(words))
-    out, folders, teacher, coarse, minutes, stop, every = (
-        options.pop(k) for k in ("out", "folders", "teacher", "coarse_teacher", "minutes", "stop", "every")
+    out, folders, teacher, coarse, minutes, stop, eval_steps = (
+        options.pop(k)
+        for k in ("out", "folders", "teacher", "coarse_teacher", "minutes", "stop", "eval_steps")
     )
     recipe = Recipe(**options)
     out.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
             recent = []
         if trainer.step % 100 == 0:
             trainer.save()
-        if trainer.step % every == 0 or trainer.step == recipe.steps:
+        if trainer.step % eval_steps == 0 or trainer.step == recipe.steps:
             _log(out, {"step": trainer.step, "validation": trainer.validate()})
     trainer.save()
     weights = {k: v.half().contiguous() for k, v in trainer.average.state_dict().items()}

@@ -33,12 +33,12 @@ class Recipe:
 
     Attributes:
         steps: optimizer steps.
-        batch: images per step.
-        side: image size in pixels.
+        batch_size: images per step.
+        img_size: image size in pixels.
         lr: learning rate of AdamW.
         weight_decay: weight decay of AdamW.
-        asked: query pixels per image in the loss.
-        average: decay of the exponential moving average of the weights.
+        num_queries: query pixels per image in the loss.
+        ema_decay: decay of the exponential moving average of the weights.
         seed: random seed.
         series: fraction of tasks with scribbles on another image of the same field of view.
         near: loss weight of the distance to the features of a teacher; scaled with the learning rate.
@@ -48,12 +48,12 @@ class Recipe:
     """
 
     steps: int = 4000
-    batch: int = 8
-    side: int = 128
+    batch_size: int = 8
+    img_size: int = 128
     lr: float = 1e-3
     weight_decay: float = 0.02
-    asked: int = 1500
-    average: float = 0.998
+    num_queries: int = 1500
+    ema_decay: float = 0.998
     seed: int = 0
     series: float = 0.0
     near: float = 1.0
@@ -162,7 +162,7 @@ class Trainer:
 
     def train_step(self) -> dict[str, float]:
         """Run one training step -> mean loss, mean IoU and gradient norm."""
-        tasks = [self.sample_task(self.step, i) for i in range(self.recipe.batch)]
+        tasks = [self.sample_task(self.step, i) for i in range(self.recipe.batch_size)]
         others = [i for i, t in enumerate(tasks) if t.other is not None]
         stack = [t.image for t in tasks] + [tasks[i].other for i in others]
         images = torch.from_numpy(np.stack(stack))
@@ -184,7 +184,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr * self.rate() * group["share"]
         self.optimizer.step()
-        decay = min(self.recipe.average, (self.step + 1) / (self.step + 10))
+        decay = min(self.recipe.ema_decay, (self.step + 1) / (self.step + 10))
         with torch.no_grad():
             for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(parameter, 1 - decay)
@@ -198,7 +198,7 @@ class Trainer:
     def sample_task(self, step: int, i: int) -> Task:
         """Return task i of a step."""
         random = np.random.default_rng([self.recipe.seed, step, i])
-        return task(random, self.recipe.side, self.training_images, self.recipe.series)
+        return task(random, self.recipe.img_size, self.training_images, self.recipe.series)
 
     def evaluate_task(
         self,
@@ -220,7 +220,7 @@ class Trainer:
         random = np.random.default_rng(seed)
         filters = bool(random.random() < 0.6) if filters is None else filters
         scribbled = random.permutation(np.flatnonzero(one.scribbles))[:400]
-        queries = random.integers(0, one.labels.size, self.recipe.asked)
+        queries = random.integers(0, one.labels.size, self.recipe.num_queries)
         rare = [random.choice(np.flatnonzero(one.labels == k), 100) for k in range(int(one.labels.max()) + 1)]
         queries = np.concatenate([queries, *rare])
         scribbled_image = one.image if one.other is None else one.other
@@ -237,7 +237,7 @@ class Trainer:
         ]
         scores = self.episode(features[0], truth[0], features[1])
         loss = torch.nn.functional.cross_entropy(scores, truth[1])
-        uniform = slice(0, self.recipe.asked)
+        uniform = slice(0, self.recipe.num_queries)
         return loss, intersection_over_union(scores[uniform].argmax(1), truth[1][uniform])
 
     def pixel_features(
@@ -256,7 +256,10 @@ class Trainer:
         rows: dict[str, list[tuple[float, float, float]]] = {}
         for i in range(count):
             one = task(
-                np.random.default_rng([2**31, i]), self.recipe.side, self.images[::HELD], self.recipe.series
+                np.random.default_rng([2**31, i]),
+                self.recipe.img_size,
+                self.images[::HELD],
+                self.recipe.series,
             )
             maps = self.average(torch.from_numpy(one.image)[None])[0]
             other = None if one.other is None else self.average(torch.from_numpy(one.other)[None])[0]

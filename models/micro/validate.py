@@ -1,6 +1,6 @@
 """Evaluate weights of vispe_micro with the classifiers of `vispe segment` on synthetic validation tasks.
 
-    python -m models.micro.validate runs/micro/weights.safetensors [--folders images/] [--count 30]
+    python -m models.micro.validate runs/micro/weights.safetensors [--folders images/] [--num-tasks 30]
 
 Images of 512 pixels with strokes on 0.6 % of the pixels, distributed over the image or restricted to one corner, are
 classified with filters, with vispe_micro and with both. Settings were selected by this score.
@@ -120,10 +120,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--folders", type=Path, nargs="*", default=[], help="folders of real images, as in training"
     )
-    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--num-tasks", type=int, default=30)
     args = parser.parse_args(words)
     images = [p.numpy() for source in (data.installed(), data.folders(args.folders)) for p in source]
-    print(json.dumps(validate(args.weights, images[::HELD], args.count), indent=1))
+    print(json.dumps(validate(args.weights, images[::HELD], args.num_tasks), indent=1))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from vispe.attention import DistanceBias
 from vispe.attention.call import Call
 from vispe.attention.dispatch import BACKENDS
 from vispe.encodings.compose import bias_of, value_term_of
-from vispe.encodings.registry import encoding_class, encoding_info
+from vispe.encodings.metadata import encoding_info
+from vispe.encodings.registry import encoding_class
 from vispe.errors import BackendUnavailable
 
 # relative errors of outputs and gradients

@@ -309,14 +309,14 @@ def test_the_environment_of_a_process():
 
 
 def test_doctor_says_what_is_chosen_and_by_whom(capsys, environment):
-    words = ["doctor", "test_vit", "--encoding", "rope_axial", "--device", "cpu", "--image-size", "32"]
+    words = ["doctor", "test_vit", "--encoding", "rope_axial", "--device", "cpu", "--img-size", "32"]
     environment("reference")
     assert main(words) == 0
     assert "    reference: selected by VISPE_BACKEND\n" in capsys.readouterr().out
     environment("flex")
     assert main([*words, "--dtype", "bfloat16"]) == 0
     environment("lowrank")
-    assert main(["doctor", "test_vit", "--encoding", "alibi2d", "--device", "cpu", "--image-size", "32"]) == 2
+    assert main(["doctor", "test_vit", "--encoding", "alibi2d", "--device", "cpu", "--img-size", "32"]) == 2
     assert "'lowrank', selected by VISPE_BACKEND, does not support this call" in capsys.readouterr().err
 
 

@@ -76,7 +76,7 @@ def test_sdpa_has_no_forward_mode(backend, bias, name):
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "rotation"])
 @pytest.mark.parametrize("name", FORWARD | REVERSE)
 def test_fused_kernels_refuse(name, family, monkeypatch):
-    monkeypatch.setattr(triton, "_no_device", lambda q: None)
+    monkeypatch.setattr(triton, "device_unsupported_reason", lambda q: None)
     q, k, v = inputs()
     parameter, arguments = FAMILIES[family]
     reasons = []

@@ -7,8 +7,8 @@ from tests.attention.cases import tensors
 from tests.attention.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
 from tests.encodings.test_conformance import NAMES, build, positions, shapes, tokens
 from vispe.attention.backends import blocked
+from vispe.encodings.metadata import encoding_info
 from vispe.encodings.multi_softmax import calls_of
-from vispe.encodings.registry import encoding_info
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 # where tokens of a scan are makes no difference to it; it refuses to leave some out

@@ -109,7 +109,7 @@ def test_towers_of_open_clip_look_at_overlapping_patches_once_they_are_converted
     plain = VisionModel(copy.deepcopy(tower))(image)
     fine = VisionModel(tower, stride=4)
     actual = fine(image)
-    assert (fine.patch, actual.shape[-2:]) == (8, (11, 9))
+    assert (fine.patch_size, actual.shape[-2:]) == (8, (11, 9))
     torch.testing.assert_close(actual[..., ::2, ::2], plain, atol=2e-5, rtol=1e-5)
 
 

@@ -28,7 +28,7 @@ def test_maps_are_the_last_hidden_state_behind_the_prefix(kind):
     f = VisionModel(TransformersModel(net).eval())
     last = net(images).last_hidden_state[:, -16:]
     assert torch.equal(f(images), last.transpose(1, 2).unflatten(2, (4, 4)))
-    assert (f.patch, f.size, f.depth, f.channels, f.exact) == (8, 32, 2, 32, False)
+    assert (f.patch_size, f.size, f.depth, f.channels, f.exact) == (8, 32, 2, 32, False)
     assert f(torch.rand(1, 3, 48, 32)).shape == (1, 32, 6, 4)
     assert len(f.layers(images)) == 2
 

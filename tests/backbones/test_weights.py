@@ -232,7 +232,7 @@ def commands(name, weights, size, folder):
     yield ["probe", name, image, *rest, "--no-layers", "--json"]
     yield ["health", name, image, *rest, "--json"]
     yield ["rotate", name, image, *rest, "--quick", "--out", str(folder / "rotate")]
-    yield ["doctor", name, "--weights", str(weights), "--image-size", str(size), "--json"]
+    yield ["doctor", name, "--weights", str(weights), "--img-size", str(size), "--json"]
     yield ["segment", image, "--labels", str(folder / "labels.png"), "--features", "tokens", "--model", name,
            "--weights", str(weights), "--out", str(folder / "segment")]  # fmt: skip
 
@@ -247,7 +247,7 @@ def test_commands_take_a_file_of_the_authors(number, tmp_path, capsys, monkeypat
 def test_doctor_loads_an_encoding_with_its_weights(tmp_path, capsys):
     model = timm.create_model("test_vit", pos_embed="rope_mixed", img_size=64)
     torch.save(model.state_dict(), tmp_path / "w.pth")
-    words = ["doctor", "test_vit", "--weights", str(tmp_path / "w.pth"), "--image-size", "64", "--json"]
+    words = ["doctor", "test_vit", "--weights", str(tmp_path / "w.pth"), "--img-size", "64", "--json"]
     assert main([*words, "--encoding", "rope_mixed"]) == 0
     assert json.loads(capsys.readouterr().out)["weights"] == str(tmp_path / "w.pth")
     assert main([*words, "--encoding", "alibi2d"]) != 0

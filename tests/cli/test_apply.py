@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from vispe.cli.commands.apply import UNAVAILABLE, apply
-from vispe.cli.commands.segment import segment
+from vispe.cli.commands.segmentation.apply import UNAVAILABLE, apply
+from vispe.cli.commands.segmentation.segment import segment
 from vispe.cli.main import main
 
 

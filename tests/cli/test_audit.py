@@ -76,7 +76,7 @@ def test_two_models_are_compared_in_pairs(capsys, tmp_path):
     words = ["audit", "test_vit", "--weights", "random", "--noise", "5", "--only", "shift"]
     code = tmp_path / "code.py"
     code.write_text(
-        "import torch\ndef f(x):\n    return torch.nn.functional.avg_pool2d(x, 16)\nf.patch = 16\n"
+        "import torch\ndef f(x):\n    return torch.nn.functional.avg_pool2d(x, 16)\nf.patch_size = 16\n"
     )
     assert main(["audit", f"{code}:f", *words[4:], "--against", f"{code}:f", "-o", str(out)]) == 0
     report = json.loads((out / "report.json").read_text())

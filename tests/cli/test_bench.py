@@ -5,14 +5,14 @@ import torch
 
 from vispe.cli.main import main
 from vispe.evaluate import speed as attention_bench
-from vispe.evaluate.speed import Case, Plan, benchmark
+from vispe.evaluate.speed import BenchmarkPlan, Case, benchmark
 
 
 @pytest.fixture
 def tiny(monkeypatch):
     """The command with a plan of seconds."""
     case = Case((3, 4), 1, 1, 2, 16, "float32")
-    plan = Plan((case,), ("forward", "table"), reps=2, slow=False, check_shapes=(((3, 4), 1, 16),),
+    plan = BenchmarkPlan((case,), ("forward", "table"), reps=2, slow=False, check_shapes=(((3, 4), 1, 16),),
                 check_dtypes=("float32",), warmup=0.0)  # fmt: skip
     monkeypatch.setattr(attention_bench, "plan_for", lambda kind, device: plan)
 

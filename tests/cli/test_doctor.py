@@ -26,7 +26,9 @@ def failed(capsys, *words):
 
 
 def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
-    report = told(capsys, "--encoding", "alibi2d(slopes=learned)", "--image-size", "96,128", "--batch", "2")
+    report = told(
+        capsys, "--encoding", "alibi2d(slopes=learned)", "--img-size", "96,128", "--batch-size", "2"
+    )
     assert report["image_size"] == [96, 128]
     assert report["batch"] == 2
     (path,) = report["paths"]
@@ -38,7 +40,7 @@ def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
 
 
 def test_one_side_is_a_square(capsys):
-    assert told(capsys, "--encoding", "alibi2d", "--image-size", "96")["image_size"] == [96, 96]
+    assert told(capsys, "--encoding", "alibi2d", "--img-size", "96")["image_size"] == [96, 96]
 
 
 def test_layers_of_the_model_itself(capsys):
@@ -91,13 +93,13 @@ def test_layers_that_differ_are_told_apart():
 
 
 def test_errors(capsys):
-    assert "doctor: no model for --encoding, --image-size." in failed(
-        capsys, "--encoding", "alibi2d", "--image-size", "96"
+    assert "doctor: no model for --encoding, --img-size." in failed(
+        capsys, "--encoding", "alibi2d", "--img-size", "96"
     )
     assert "timm has no model 'test_vot'. Did you mean" in failed(capsys, "test_vot")
     assert "There is no encoding 'alibi2'" in failed(capsys, "test_vit", "--encoding", "alibi2")
     assert "ResNet" in failed(capsys, "test_resnet", "--encoding", "alibi2d")
     assert "one side or height,width in pixels, got [1, 2, 3]" in failed(
-        capsys, "test_vit", "--image-size", "1,2,3"
+        capsys, "test_vit", "--img-size", "1,2,3"
     )
-    assert "--batch must be 1 or more, got 0" in failed(capsys, "test_vit", "--batch", "0")
+    assert "--batch-size must be 1 or more, got 0" in failed(capsys, "test_vit", "--batch-size", "0")

@@ -18,7 +18,7 @@ def folder(tmp_path):
 
 def test_files_are_written_and_read_again(folder, capsys):
     words = ["export-positions", str(folder / "model"), "-o", str(folder / "out"), "--scheme", "videorope"]
-    assert main([*words, "--positions", "99", "--picture", "4x8x9", "--json"]) == 0
+    assert main([*words, "--positions", "99", "--grid-thw", "4x8x9", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["rows"] == 99 + said["below"]
     assert said["mrope_section"] is None
@@ -39,7 +39,7 @@ def test_sections_are_named(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--picture", "64x64"], "--picture is frames x rows x columns"),
+        (["--grid-thw", "64x64"], "--grid-thw is frames x rows x columns"),
         (["--scheme", "mropey"], "mropey"),
         (["--scheme", "circlerope"], "nearest=True"),
         (["--positions", "0"], "positions"),

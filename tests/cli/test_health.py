@@ -51,7 +51,7 @@ def test_images_leave_a_report_and_a_picture(capsys, images, tmp_path):
         "-o",
         str(out),
     ]
-    assert main([*words, "--batch", "2"]) == 0
+    assert main([*words, "--batch-size", "2"]) == 0
     assert sorted(p.name for p in out.iterdir()) == ["heads.png", "report.html", "report.json"]
     page = (out / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 1
@@ -86,7 +86,7 @@ def test_bad_requests(capsys, images):
     assert "health: needs either images or --noise, got" in failed(
         capsys, "test_vit", str(images), "--noise", "1"
     )
-    assert "batch must be at least 1" in failed(capsys, *MODEL, "--noise", "1", "--batch", "0")
+    assert "batch_size must be at least 1" in failed(capsys, *MODEL, "--noise", "1", "--batch-size", "0")
     assert "resnet10t" not in failed(capsys, "resnet1o", "--noise", "1", "--weights", "random").split(":")[0]
     error = failed(capsys, "resnet10t", "--noise", "1", "--weights", "random")
     assert "must have supported attention layers" in error

@@ -14,7 +14,7 @@ import vispe
 from vispe.cli import arguments
 from vispe.cli import main as frame
 from vispe.cli.arguments import read_docstring
-from vispe.cli.main import COMMANDS, load_command, main
+from vispe.cli.main import COMMANDS, MODULES, load_command, main
 from vispe.errors import InputError, MissingExtra
 from vispe.multimodal import create_scheme, list_schemes
 
@@ -75,6 +75,7 @@ def _toy_command(monkeypatch):
     module = types.ModuleType("vispe.cli.commands.toy")
     module.toy, module.POSITIONALS, module.SHORT = toy, ("images",), {"out": "-o"}
     monkeypatch.setitem(sys.modules, "vispe.cli.commands.toy", module)
+    monkeypatch.setitem(MODULES, "toy", "vispe.cli.commands.toy")
     monkeypatch.setitem(COMMANDS, "toy", "Do what a test wants, 100 % of it.")
 
 
@@ -326,8 +327,8 @@ def test_overview_and_help_import_only_what_they_need():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines() == [
         "[]",
-        "[] ['vispe.cli.arguments', 'vispe.cli.commands', 'vispe.cli.commands.probe', 'vispe.cli.main', "
-        "'vispe.cli.terminal']",
+        "[] ['vispe.cli.arguments', 'vispe.cli.commands', 'vispe.cli.commands.evaluation', "
+        "'vispe.cli.commands.evaluation.probe', 'vispe.cli.main', 'vispe.cli.terminal']",
     ]
 
 

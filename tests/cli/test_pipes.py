@@ -18,7 +18,7 @@ COMMANDS = {
     "list": (["list"], []),
     "info": (["info"], []),
     "cite": (["cite", "alibi2d"], []),
-    "doctor": (["doctor", "test_vit", "--device", "cpu", "--image-size", "32"], []),
+    "doctor": (["doctor", "test_vit", "--device", "cpu", "--img-size", "32"], []),
     "plot": (["plot", "alibi2d", "--grid", "5x5", "-o", "out/bias.png"], ["bias.png"]),
     "health": (["health", *TINY, "--noise", "1", "--img-size", "64", "-o", "out"],
                ["heads.png", "report.html", "report.json"]),

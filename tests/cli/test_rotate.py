@@ -192,7 +192,7 @@ def test_python_callables(folder, capsys):
         (["nothing.vispe", "IMAGES"], "nothing.vispe does not exist"),
         (["test_vit", "--textures", "1", "--masks", "MASKS"], "--masks needs images, got none"),
         (
-            ["test_vit", "IMAGES", "--patch", "4"],
+            ["test_vit", "IMAGES", "--patch-size", "4"],
             "has no effect on test_vit, which is loaded as a timm model",
         ),
         (["open_clip:ViT-B-33", "IMAGES"], "open_clip has no model 'ViT-B-33'. Did you mean"),
@@ -233,7 +233,7 @@ def test_subjects_know_their_images():
     assert isinstance(subject.features, D4Features)
     assert isinstance(subject.features.features, VisionModel)
     assert subject.features.features.layer == 1
-    assert (subject.patch, subject.size, subject.exact) == (16, 160, False)
+    assert (subject.patch_size, subject.size, subject.exact) == (16, 160, False)
     assert subject.title == "test_vit (random weights, block 1, averaged over eight poses)"
     page = np.linspace(0, 1, 32 * 48, dtype=np.float32).reshape(32, 48, 1)
     image = subject.tensor(page)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from vispe.cli.commands import audit, health, probe, rotate
+from vispe.cli.commands.evaluation import audit, health, probe, rotate
 from vispe.cli.main import main
 from vispe.evaluate import evaluated
 from vispe.evaluate.evaluated import EvaluatedModel
@@ -18,7 +18,7 @@ from vispe.grid import Grid
 def flat(images):
     return images[:, :, ::8, ::8]
 
-flat.patch = 8
+flat.patch_size = 8
 
 class Own(torch.nn.Module):
     def __init__(self):

@@ -14,7 +14,7 @@ def small(monkeypatch):
     from vispe.evaluate.three_cell import trainer
 
     defaults = (5, 32, 1, 2, 1.0, 8, 2, 4, 1e-3, 20)
-    monkeypatch.setattr(trainer.Recipe.__init__, "__defaults__", defaults)
+    monkeypatch.setattr(trainer.ThreeCellRecipe.__init__, "__defaults__", defaults)
 
 
 def failed(capsys, *words):

@@ -16,7 +16,8 @@ import vispe
 from vispe import create_encoding, list_encodings
 from vispe.encodings.attention_layer import attend
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
-from vispe.encodings.registry import KINDS, encoding_class, encoding_info
+from vispe.encodings.metadata import encoding_info
+from vispe.encodings.registry import KINDS, encoding_class
 from vispe.errors import OptionError, ShapeError
 
 DIM, HEADS, DEPTH = 24, 3, 4

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from tests.attention import oracle
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.additive.learned import resample
-from vispe.encodings.parts.slopes import fixed_slopes
+from vispe.encodings.additive.trained.learned import resample
+from vispe.encodings.parts.bias.slopes import fixed_slopes
 from vispe.errors import OptionError, ShapeError
 
 ALIBI = {

@@ -9,7 +9,7 @@ import torch
 from vispe import Biased, Grid, Positions, Rotary, create_encoding, encoding_info, list_encodings
 from vispe.encodings.base import INFORMATION, INVARIANCES
 from vispe.encodings.multi_softmax import calls_of
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import encoding_class
 from vispe.errors import OptionError, VispeError
 

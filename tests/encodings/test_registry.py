@@ -8,7 +8,7 @@ import torch
 
 import vispe
 from vispe import Biased, Compose, Encoding, create_encoding, encoding_info, list_encodings
-from vispe.encodings.bias.alibi2d import Alibi2D
+from vispe.encodings.bias.decay.alibi2d import Alibi2D
 from vispe.encodings.registry import parse_spec, register, spec_error
 from vispe.errors import OptionError, UnknownEncoding, UnsupportedCombination
 

@@ -7,7 +7,7 @@ import torch
 
 import vispe
 from tests.encodings.test_conformance import DIM, NAMES, build, forward
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import encoding_class
 from vispe.errors import OptionError, ShapeError, VispeError
 from vispe.grid import Grid, Positions

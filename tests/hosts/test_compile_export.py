@@ -9,7 +9,7 @@ from torch.export import Dim
 
 import vispe
 from tests.hosts.helpers import close, grads, image, tiny
-from vispe.encodings.parts.skew_symmetric import exp_by_products, skew_matrix
+from vispe.encodings.parts.rotary.skew_symmetric import exp_by_products, skew_matrix
 
 pytestmark = pytest.mark.slow
 

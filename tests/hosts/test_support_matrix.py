@@ -11,7 +11,7 @@ import vispe
 from tests.hosts.helpers import SHAPE, close, image
 from tests.hosts.packed import alone, naflex, pack
 from vispe.cli.main import main
-from vispe.encodings.registry import list_encodings
+from vispe.encodings.metadata import list_encodings
 from vispe.errors import UnsupportedHost, VispeError
 from vispe.hosts.support_matrix import HOSTS, support, support_table
 from vispe.hosts.timm import patch_constructors

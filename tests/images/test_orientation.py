@@ -9,7 +9,8 @@ from PIL import Image, ImageOps
 
 from vispe.errors import InputError, OptionError
 from vispe.images.formats.headers import stored_shape, stored_tag
-from vispe.images.labels.label_files import read_labels, read_truth
+from vispe.images.labels.label_files import read_labels
+from vispe.images.labels.truth_files import read_truth
 from vispe.images.orientation import Frame, as_stored, inverse_tag, oriented
 from vispe.images.read import read_image
 

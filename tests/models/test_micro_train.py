@@ -32,13 +32,13 @@ def run(out, steps, *more):
     words = [
         "--out",
         str(out),
-        "--batch",
+        "--batch-size",
         "2",
-        "--side",
+        "--img-size",
         "48",
         "--series",
         "0.5",
-        "--asked",
+        "--num-queries",
         "100",
         "--seed",
         "3",
@@ -62,7 +62,10 @@ def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
     torch.manual_seed(1)
     file = tmp_path / "teacher.safetensors"
     save_file({k: v.half() for k, v in Micro(8, (12, 16, 8), 24, 2, 3).state_dict().items()}, file)
-    teacher, recipe = load_micro(file), Recipe(steps=200, batch=2, side=48, asked=100, near=0.5)
+    teacher, recipe = (
+        load_micro(file),
+        Recipe(steps=200, batch_size=2, img_size=48, num_queries=100, near=0.5),
+    )
     alone = Trainer(replace(recipe, near=1.0), list(PICTURES.numpy()), tmp_path)
     taught = Trainer(recipe, list(PICTURES.numpy()), tmp_path, teacher)
     images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))
@@ -90,7 +93,10 @@ def retrofitted(tmp_path, monkeypatch):
 
 
 def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted):
-    recipe, pictures = Recipe(steps=200, batch=2, side=64, asked=100, block=3), list(PICTURES.numpy())
+    recipe, pictures = (
+        Recipe(steps=200, batch_size=2, img_size=64, num_queries=100, block=3),
+        list(PICTURES.numpy()),
+    )
     alone = Trainer(replace(recipe, block=7), pictures, tmp_path)
     taught = Trainer(recipe, pictures, tmp_path, coarse=retrofitted)
     images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))

@@ -87,7 +87,7 @@ def test_other_positions_are_not_exact_though_the_kernel_is(spec):
 @pytest.mark.parametrize("spec", ["learn", "rope_axial", "alibi2d"])
 def test_the_mean_over_poses_is_exact_for_every_model(spec, dtype):
     model = vit(spec, dtype, reg_tokens=1)
-    averaged = D4Features(maps(model), patch=7)
+    averaged = D4Features(maps(model), patch_size=7)
     for size in ((35, 35), (28, 42)):
         assert error(averaged, picture(*size, dtype), FEW) < EXACT[dtype]
 
@@ -264,15 +264,15 @@ def cells(x):
 def test_the_mean_is_that_of_all_poses_and_changes_nothing_it_was_given():
     images = picture(12, 20, torch.float64)
     wanted = torch.stack([g.undo(cells(g.apply(images))) for g in D4]).mean(0)
-    torch.testing.assert_close(d4_average(cells, images, patch=4), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(d4_average(cells, images, patch_size=4), wanted, rtol=0, atol=1e-12)
     kept = images.clone()
-    torch.testing.assert_close(d4_average(lambda x: x, images, patch=1), kept, rtol=0, atol=1e-12)
+    torch.testing.assert_close(d4_average(lambda x: x, images, patch_size=1), kept, rtol=0, atol=1e-12)
     assert torch.equal(images, kept)
 
 
 def test_gradients_flow_through_the_mean():
     model = vit("alibi2d", torch.float64)
-    averaged = D4Features(model.patch_embed.proj, patch=7)
+    averaged = D4Features(model.patch_embed.proj, patch_size=7)
     images = picture(28, 35, torch.float64).requires_grad_()
     out = averaged(images)
     cotangent = torch.randn(out.shape, dtype=torch.float64)
@@ -287,7 +287,7 @@ def test_gradients_flow_through_the_mean():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_summed_in_float32(dtype):
     images = picture(12, 20).to(dtype)
-    found = d4_average(cells, images, patch=4)
+    found = d4_average(cells, images, patch_size=4)
     wanted = torch.stack([g.undo(cells(g.apply(images))).float() for g in D4]).mean(0)
     assert found.dtype == dtype
     torch.testing.assert_close(found, wanted.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
@@ -302,7 +302,7 @@ def test_the_map_of_one_pose_is_freed_before_the_next():
         alive.append(weakref.ref(array))
         return torch.from_numpy(array)
 
-    d4_average(features, picture(12, 20), patch=4)
+    d4_average(features, picture(12, 20), patch_size=4)
     assert most == [0] * 8
 
 
@@ -312,16 +312,16 @@ def test_remainders_are_centred(spec, size, grid):
     """Patches of 7: an even remainder is cropped, an odd one padded, alike on both sides."""
     model = vit(spec, torch.float64)
     images = picture(*size, torch.float64)
-    averaged = D4Features(maps(model), patch=7, fit="auto")
+    averaged = D4Features(maps(model), patch_size=7, fit="auto")
     assert averaged(images).shape[-2:] == grid
     assert error(averaged, images, FEW) < 1e-12
 
 
 def test_a_crop_shows_the_middle():
     images = picture(14, 22, torch.float64)
-    found = d4_average(cells, images, patch=4, fit="crop")
-    assert torch.equal(found, d4_average(cells, images[:, :, 1:13, 1:21], patch=4))
-    padded = d4_average(cells, images, patch=4, fit="pad")
+    found = d4_average(cells, images, patch_size=4, fit="crop")
+    assert torch.equal(found, d4_average(cells, images[:, :, 1:13, 1:21], patch_size=4))
+    padded = d4_average(cells, images, patch_size=4, fit="pad")
     assert padded.shape == (2, 5, 4, 6)
 
 
@@ -342,24 +342,24 @@ def test_a_patch_that_the_features_know_is_used():
             return cells(x)
 
     averaged = D4Features(Known(), fit="crop")
-    assert averaged.patch == 4
+    assert averaged.patch_size == 4
     assert averaged(picture(14, 20)).shape == (2, 5, 3, 5)
-    with pytest.raises(ShapeError, match=r"multiples of patch=4 px, got \(14, 20\)\. Use fit='auto'"):
+    with pytest.raises(ShapeError, match=r"multiples of patch_size=4 px, got \(14, 20\)\. Use fit='auto'"):
         d4_average(Known(), picture(14, 20))
 
 
 def test_errors_of_the_mean():
     with pytest.raises(OptionError, match="fit='crop' needs the patch size"):
         d4_average(cells, picture(12, 20), fit="crop")
-    with pytest.raises(OptionError, match=r"patch must be a positive integer .* got 0"):
-        D4Features(cells, patch=0)
+    with pytest.raises(OptionError, match=r"patch_size must be a positive integer .* got 0"):
+        D4Features(cells, patch_size=0)
     with pytest.raises(ShapeError, match=r"needs images \(b, c, H, W\), got \(3, 12, 20\)"):
         d4_average(cells, picture(12, 20)[0])
     with pytest.raises(ShapeError, match=r"Features must be maps \(b, c, h, w\), got \(2,\)"):
         d4_average(lambda x: x.mean((1, 2, 3)), picture(12, 20))
     with pytest.raises(ShapeError, match=r"must have \(12, 20\) cells in pose identity, got \(12, 12\)"):
-        d4_average(lambda x: x[..., :12, :12], picture(12, 20), patch=1)
+        d4_average(lambda x: x[..., :12, :12], picture(12, 20), patch_size=1)
     with pytest.raises(ShapeError, match=r"must have \(3, 12\) cells in pose rot90, got \(20, 3\)"):
         d4_average(lambda x: x[..., :3, :], picture(20, 12))
     with pytest.raises(OptionError, match="cannot be centred by whole pixels"):
-        d4_average(cells, picture(13, 20), patch=4, fit="auto")
+        d4_average(cells, picture(13, 20), patch_size=4, fit="auto")

@@ -334,12 +334,12 @@ def _tower(model: nn.Module) -> tuple[nn.Module, str]:
 def _grid(tower: nn.Module, size: tuple[int, ...], tokens: int) -> Grid:
     """Return the grid of a model without encodings of vispe, from image and patch size."""
     embed = getattr(tower, "patch_embed", getattr(tower, "embeds", None))
-    patch = getattr(embed, "patch_size", getattr(tower, "patch_size", None))
-    if patch is None and of_transformers(tower):
-        patch = getattr(tower.config, "patch_size", None)
-    if patch is None:
+    patch_size = getattr(embed, "patch_size", getattr(tower, "patch_size", None))
+    if patch_size is None and of_transformers(tower):
+        patch_size = getattr(tower.config, "patch_size", None)
+    if patch_size is None:
         raise UnsupportedHost(f"The model must have a patch_size, got {type(tower).__name__} without.")
-    h, w = patch if isinstance(patch, tuple | list) else (patch, patch)
+    h, w = patch_size if isinstance(patch_size, tuple | list) else (patch_size, patch_size)
     # a patch at the border may be padded
     shape = (-(-size[0] // h), -(-size[1] // w))
     return Grid(shape, prefix=max(0, tokens - shape[0] * shape[1]))

@@ -31,9 +31,9 @@ class PerImage:
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         self.function = function
-        patch = getattr(function, "patch", None)
-        if patch is not None:
-            self.patch = patch
+        patch_size = getattr(function, "patch_size", None)
+        if patch_size is not None:
+            self.patch_size = patch_size
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the feature maps (b, d, h, w) of images (b, c, H, W)."""
@@ -124,19 +124,20 @@ def checked_labels(labels: object, size: tuple[int, ...], who: str) -> np.ndarra
     return array.astype(np.int64)
 
 
-def patch_of(f: object, patch: int | None) -> int:
-    """Return the patch size in pixels: `patch`, or `f.patch` by default.
+def patch_of(f: object, patch_size: int | None) -> int:
+    """Return the patch size in pixels: `patch_size`, or `f.patch_size` by default.
 
     Raises:
-        OptionError: neither `patch` nor `f.patch` is set, or the patch size is below 1.
+        OptionError: neither `patch_size` nor `f.patch_size` is set, or the patch size is below 1.
     """
-    patch = getattr(f, "patch", None) if patch is None else patch
-    if patch is None or patch < 1:
+    patch_size = getattr(f, "patch_size", None) if patch_size is None else patch_size
+    if patch_size is None or patch_size < 1:
         raise OptionError(
-            f"patch must be the number of pixels per token, got {patch}. Pass patch, which is 1 for maps as large as "
+            f"patch_size must be the number of pixels per token, got {patch_size}. Pass patch_size, which is 1 for "
+            "maps as large as "
             "the image."
         )
-    return int(patch)
+    return int(patch_size)
 
 
 def _check(image: Tensor, number: int) -> None:

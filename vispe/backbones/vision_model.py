@@ -93,7 +93,7 @@ class VisionModel:
         elif exact is None:
             exact = hasattr(tower, "patch_embed") and not getattr(tower, "dynamic_img_size", False)
         self.exact = exact
-        if stride is not None and stride != self.patch:
+        if stride is not None and stride != self.patch_size:
             if exact:
                 raise OptionError(
                     f"token_stride={stride} needs a model for images of any size, got one for {self.size} px. Omit it, "
@@ -115,7 +115,7 @@ class VisionModel:
         return self._projection().out_channels * len(self._selected)
 
     @property
-    def patch(self) -> int | None:
+    def patch_size(self) -> int | None:
         """Patch size in pixels; None where the model has no patch embedding.
 
         Raises:
@@ -191,11 +191,11 @@ class VisionModel:
         return conv
 
     def _maps(self, images: Tensor, indices: int | list[int], norm: bool) -> list[Tensor]:
-        patch, size = self.patch, tuple(images.shape[-2:])
-        if patch is not None and (size[0] % patch or size[1] % patch):
+        patch_size, size = self.patch_size, tuple(images.shape[-2:])
+        if patch_size is not None and (size[0] % patch_size or size[1] % patch_size):
             raise ShapeError(
-                f"The image size must be a multiple of the patch size, {patch} px, got {size} px. Crop the image with "
-                "fit_to_patches."
+                f"The image size must be a multiple of the patch size, {patch_size} px, got {size} px. Crop the image "
+                "with fit_to_patches."
             )
         try:
             return intermediates(self.model, images.to(_device(self.model)), indices, norm=norm)

@@ -22,7 +22,7 @@ from vispe.encodings.saved_spec import named, saved_terms
 from vispe.errors import EncodingMismatch, InputError
 from vispe.hosts.checkpoints.weight_files import read_file
 from vispe.hosts.common.state_dict_loading import LoadsWeights
-from vispe.hosts.timm.patch_constructors import Recipe, recorded_recipes
+from vispe.hosts.timm.patch_constructors import LoadingRecipe, recorded_recipes
 
 _logger = logging.getLogger(__name__)
 # keys of the weights in checkpoints of training programs, in order of precedence
@@ -54,7 +54,7 @@ def built_with(file: str | Path, name: str, make: Callable[[], nn.Module]) -> nn
         if path.suffix in (".npz", ".npy"):  # JAX weights of the authors
             timm.models.load_checkpoint(model, str(path))
         else:
-            _load(model, path, next((r for built, r in recipes if built is model), Recipe(None, True)))
+            _load(model, path, next((r for built, r in recipes if built is model), LoadingRecipe(None, True)))
     except EncodingMismatch as error:
         raise InputError(f"{path} does not fit the model {name}: {error}") from error
     except InputError as error:
@@ -69,7 +69,7 @@ def built_with(file: str | Path, name: str, make: Callable[[], nn.Module]) -> nn
     return model
 
 
-def _load(model: nn.Module, path: Path, recipe: Recipe) -> None:
+def _load(model: nn.Module, path: Path, recipe: LoadingRecipe) -> None:
     """Load the weights of a file strictly; messages of errors are completed by `built_with`."""
     try:
         content = read_file(path)

@@ -2,7 +2,7 @@
 
 Conventions for a command (each has its own module, which only calls the library):
 
-- Command NAME is the function NAME in `vispe/cli/commands/NAME.py` (`_` for `-`), listed in `COMMANDS` below. Its
+- Command NAME is the function NAME in `vispe/cli/commands/*/NAME.py` (`_` for `-`), listed in `COMMANDS` below. Its
   module imports heavy packages inside the function, so that help stays fast. A name of two words (`plot positions`,
   with `_` for the space) has its own module, options and help.
 - The signature is the interface: a parameter `img_size: int | None = None` is the option `--img-size`;
@@ -62,6 +62,12 @@ COMMANDS: dict[str, str] = {
     "cite": "Print how to cite vispe, and the papers of encodings, position schemes, measures and recipes.",
 }
 
+# command to module, from file names alone
+MODULES = {
+    file.stem: f"vispe.cli.commands.{file.parent.name}.{file.stem}"
+    for file in Path(__file__).parent.glob("commands/*/[a-z]*.py")
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` and return its exit code.
@@ -115,7 +121,7 @@ def load_command(name: str) -> tuple[Callable[..., int | None], tuple[str, ...],
             f"Available commands: {', '.join(COMMANDS)}."
         )
     function = name.replace("-", "_").replace(" ", "_")
-    module = importlib.import_module(f"vispe.cli.commands.{function}")
+    module = importlib.import_module(MODULES[function])
     return getattr(module, function), getattr(module, "POSITIONALS", ()), getattr(module, "SHORT", {})
 
 

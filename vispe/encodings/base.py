@@ -1,4 +1,4 @@
-"""Base classes of encodings: additive, rotary, bias and mixing (samplers: `vispe.encodings.parts.sampler`).
+"""Base classes of encodings: additive, rotary, bias and mixing (samplers: `vispe.encodings.parts.positions.sampler`).
 
 An encoding is a final class that implements one or more of `Additive`, `Rotary`, `Biased` and `Mixing`.
 Options are annotated attributes of the class, JSON-able, checked by their annotations, and keyword-only arguments of

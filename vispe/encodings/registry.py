@@ -7,12 +7,10 @@ A spec describes an encoding. It is a name ``'alibi2d'``, a preset ``'alibi2d.di
 
 from __future__ import annotations
 
-import fnmatch
 import inspect
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
@@ -20,8 +18,6 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 from vispe.encodings.base import (
     HOST_FACTS,
-    INFORMATION,
-    INVARIANCES,
     Additive,
     Biased,
     Encoding,
@@ -29,8 +25,8 @@ from vispe.encodings.base import (
     Rotary,
 )
 from vispe.encodings.compose import Compose
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.parts.preparation import check_samplers
-from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.spec import SCHEME_NAMES, parse_text
 from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
 
@@ -47,49 +43,10 @@ _REGISTRY: dict[str, type[Encoding]] = {}
 _SIZES = ("dim", "num_heads", "head_dim", "depth")  # host facts that an encoding and its host must agree on
 # encoding name to module, from file names alone: importing vispe imports no encoding
 _FILES = {
-    file.stem: f"vispe.encodings.{kind}.{file.stem}"
+    file.stem: ".".join(("vispe.encodings", *file.relative_to(Path(__file__).parent).with_suffix("").parts))
     for kind in KINDS
-    for file in sorted(Path(__file__).with_name(kind).glob("[a-z]*.py"))
+    for file in sorted(Path(__file__).with_name(kind).rglob("[a-z]*.py"))
 }
-
-
-@dataclass(frozen=True)
-class EncodingInfo:
-    """Metadata of an encoding.
-
-    Attributes:
-        name: name in the registry.
-        kinds: any of additive, rotary, bias, mixing, positions.
-        ndim: numbers of axes that it accepts.
-        summary: first line of its docstring.
-        paper: title and link.
-        year: of publication.
-        presets: preset name to its options.
-        options: option name to its default; options without default are None.
-        extrapolates: whether new grids work without resampling.
-        fused: whether its bias has a form, such as a table of offsets, that needs no n x n mask.
-        encodes: information that it provides: any of distance, direction, position, content.
-        invariant: transformations that leave its contribution to attention between patches unchanged, with default
-            options: any of translation, quarter_turns (of a square grid), reflection, rotation (by any angle).
-
-    Example:
-        >>> info = encoding_info("alibi2d")
-        >>> info.kinds, info.ndim, info.fused
-        (('bias',), (2,), True)
-    """
-
-    name: str
-    kinds: tuple[str, ...]
-    ndim: tuple[int, ...]
-    summary: str
-    paper: str
-    year: int
-    presets: dict[str, dict[str, Any]]
-    options: dict[str, Any]
-    extrapolates: bool
-    fused: bool
-    encodes: tuple[str, ...]
-    invariant: tuple[str, ...]
 
 
 def register(cls: E) -> E:
@@ -151,79 +108,16 @@ def _known(name: str) -> type[Encoding] | None:
     return _REGISTRY.get(name)
 
 
-def _all() -> dict[str, type[Encoding]]:
+def encoding_classes() -> dict[str, type[Encoding]]:
     """Return all classes by name, importing their modules if necessary."""
     _load_plugins()
     known = {name: _known(name) for name in {**_FILES, **_REGISTRY}}
     return {name: cls for name, cls in known.items() if cls is not None}
 
 
-def _invariant(cls: type[Encoding], preset: str) -> tuple[str, ...]:
-    return cls.preset_invariant.get(preset, cls.invariant)
-
-
-def list_encodings(
-    filter: str | Sequence[str] = "*",
-    kind: str | None = None,
-    ndim: int | None = None,
-    exclude: str | Sequence[str] = (),
-    *,
-    encodes: str | None = None,
-    invariant: str | None = None,
-) -> list[str]:
-    """Return the names of encodings, in natural sort order.
-
-    Args:
-        filter: wildcard or several; one with a dot lists presets (``'alibi2d.*'``).
-        kind: only this kind: additive, rotary, bias, mixing or positions (samplers).
-        ndim: only those that accept this number of axes.
-        exclude: wildcard or several to exclude.
-        encodes: only those that provide this information: distance, direction, position or content.
-        invariant: only those whose contribution to attention between patches is invariant to this: translation,
-            quarter_turns (of a square grid), reflection or rotation (by any angle). Presets are listed if the
-            encoding with its default options is not invariant.
-
-    Raises:
-        OptionError: the kind, information or invariance does not exist.
-
-    Example:
-        >>> list_encodings("rpb*", ndim=2)
-        ['rpb', 'rpb_cpb']
-    """
-    for name, value, choices in (
-        ("kind", kind, KINDS),
-        ("encodes", encodes, INFORMATION),
-        ("invariant", invariant, INVARIANCES),
-    ):
-        if value is not None and value not in choices:
-            raise OptionError(
-                f"{name} must be one of {', '.join(choices)}, got {value!r}.{did_you_mean(value, choices)}"
-            )
-    included = [filter] if isinstance(filter, str) else list(filter)
-    excluded = [exclude] if isinstance(exclude, str) else list(exclude)
-    names: list[str] = []
-    for name, cls in _all().items():
-        if (
-            (kind and not issubclass(cls, KINDS[kind]))
-            or (ndim and ndim not in cls.ndim)
-            or (encodes and encodes not in cls.encodes)
-        ):
-            continue
-        # presets may have other invariances than the encoding
-        full = {name: cls.invariant, **{f"{name}.{p}": _invariant(cls, p) for p in cls.presets}}
-        for n, invariances in full.items():
-            if invariant and invariant not in invariances:
-                continue
-            preset_only = (
-                bool(invariant) and invariant not in cls.invariant
-            )  # the encoding with default options is not invariant
-            # presets match filters with a dot only, unless just the preset has the invariance
-            names += [
-                n for f in included if ("." in f) >= ("." in n and not preset_only) and fnmatch.fnmatch(n, f)
-            ]
-    names = [n for n in names if not any(fnmatch.fnmatch(n, f) for f in excluded)]
-    # digits are compared as integers
-    return sorted(set(names), key=lambda n: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", n)])
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Return names sorted, with digits compared as integers."""
+    return sorted(names, key=lambda n: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", n)])
 
 
 def encoding_class(name: str) -> type[Encoding]:
@@ -243,52 +137,19 @@ def encoding_class(name: str) -> type[Encoding]:
         cls = _known(name)
     if cls is None:
         # presets included, to suggest similar names
-        known = [n for name, c in _all().items() for n in (name, *(f"{name}.{p}" for p in c.presets))]
+        known = [
+            n for name, c in encoding_classes().items() for n in (name, *(f"{name}.{p}" for p in c.presets))
+        ]
         if name in SCHEME_NAMES:
             raise UnknownEncoding(
                 f"There is no encoding {name!r}: it is a position scheme for the language model of a vision-language "
                 f"model. Use vispe.convert(model, {name!r}) there, or vispe.multimodal.create_scheme({name!r})."
             )
         hint = did_you_mean(name, [*known, *SCHEME_NAMES])
-        raise UnknownEncoding(f"There is no encoding {name!r}.{hint} Known: {', '.join(list_encodings())}.")
+        raise UnknownEncoding(
+            f"There is no encoding {name!r}.{hint} Known: {', '.join(natural_order(encoding_classes()))}."
+        )
     return cls
-
-
-def encoding_info(name: str) -> EncodingInfo:
-    """Return the metadata of an encoding.
-
-    A preset such as ``'alibi2d.local'`` gives the same with its values as defaults of the options.
-
-    Raises:
-        UnknownEncoding: the name or preset does not exist.
-        OptionError: the entry point of a plugin is not an encoding.
-
-    Example:
-        >>> encoding_info("alibi2d").kinds
-        ('bias',)
-    """
-    preset = _check(name, {})
-    cls = encoding_class(preset.pop("name"))
-    parameters = inspect.signature(cls).parameters.values()
-    options = {
-        p.name: preset.get(p.name, None if p.default is p.empty else p.default)
-        for p in parameters
-        if p.name not in HOST_FACTS
-    }
-    return EncodingInfo(
-        name=cls.name,
-        kinds=tuple(k for k, base in KINDS.items() if issubclass(cls, base)),
-        ndim=cls.ndim,
-        summary=(inspect.getdoc(cls) or "").partition("\n")[0],
-        paper=cls.paper,
-        year=cls.year,
-        presets={k: dict(v) for k, v in cls.presets.items()},
-        options=options,
-        extrapolates=cls.extrapolates,
-        fused=cls.fused,
-        encodes=cls.encodes,
-        invariant=_invariant(cls, name.partition(".")[2]),
-    )
 
 
 def parse_spec(spec: Spec) -> list[dict[str, Any]]:
@@ -305,12 +166,12 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
     if isinstance(spec, Encoding):
         return [dict(s) for s in (spec.spec if isinstance(spec, Compose) else [spec.spec])]
     if isinstance(spec, str) and spec.strip():
-        return [_check(*term) for term in parse_text(spec)]
+        return [check_term(*term) for term in parse_text(spec)]
     if isinstance(spec, Mapping):
         options = {str(k): v for k, v in cast("Mapping[Any, Any]", spec).items()}
         if not isinstance(options.get("name"), str):
             raise OptionError(f"An encoding as dict needs a 'name', got keys {sorted(options)}.")
-        return [_check(options.pop("name"), options)]
+        return [check_term(options.pop("name"), options)]
     if _is_list(spec):
         return [term for member in spec for term in parse_spec(member)]
     raise OptionError(f"An encoding must be a name, a dict, a list of these or an Encoding, got {spec!r}.")
@@ -417,7 +278,7 @@ def _agrees(name: str, value: Mapping[str, Any], facts: Mapping[str, Any]) -> No
 def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     options = dict(term)
     name = options.pop("name")
-    _check(name, options)
+    check_term(name, options)
     _agrees(name, options, facts)
     cls = encoding_class(name)
     parameters = inspect.signature(cls).parameters
@@ -450,7 +311,8 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     return cls(**{**known, **options})
 
 
-def _check(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def check_term(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return a term with name and options, those of a preset included, after checking that they exist."""
     base, dot, preset = name.partition(".")
     cls = encoding_class(base)
     if dot and preset not in cls.presets:

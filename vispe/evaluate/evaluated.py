@@ -43,7 +43,7 @@ class EvaluatedModel:
         std: (c, 1, 1), divides the centred images.
         normalize: mode of `vispe.images.normalize.normalize`.
         clip: percentiles of the normalisation.
-        patch: patch size in pixels; None if unknown.
+        patch_size: patch size in pixels; None if unknown.
         size: input size in pixels; None if the model has no fixed input size.
         exact: whether only images of that size are accepted.
         names: names of the classes; None if unknown.
@@ -59,7 +59,7 @@ class EvaluatedModel:
     std: Tensor | None = None
     normalize: str = "stack"
     clip: tuple[float, float] = (0.5, 99.5)
-    patch: int | None = None
+    patch_size: int | None = None
     size: int | None = None
     exact: bool = False
     names: tuple[str, ...] | None = None
@@ -117,7 +117,7 @@ def load_evaluated_model(
     layer: int | None = None,
     seed: int = 0,
     device: str = "auto",
-    patch: int | None = None,
+    patch_size: int | None = None,
     kind: Kind | None = None,
 ) -> EvaluatedModel:
     """Load a model for evaluation by name.
@@ -135,7 +135,7 @@ def load_evaluated_model(
         layer: index of the block whose features are used, negative from the end; the last by default.
         seed: seed of random weights.
         device: 'auto', 'cpu', 'cuda', 'cuda:1' ...; ignored for callables.
-        patch: patch size in pixels, for callables without an attribute `patch`.
+        patch_size: patch size in pixels, for callables without an attribute `patch_size`.
         kind: type of a callable: 'features', images (b, 3, H, W) in [0, 1] -> maps (b, d, h, w), the default; or
             'segmenter', one image (3, H, W) in [0, 1] -> labels (H, W).
 
@@ -145,14 +145,14 @@ def load_evaluated_model(
     """
     model_options = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "layer": layer}
     model_options |= {"symmetric": symmetric or None}
-    callable_options = {"patch": patch, "kind": kind}
+    callable_options = {"patch_size": patch_size, "kind": kind}
     prefix, colon, name = text.rpartition(":")
     if text.endswith(".vispe"):
         _refuse(text, "a saved segmentation model", {**model_options, **callable_options})
         return _saved(text, d4, device)
     if colon and prefix.partition(":")[0] not in _MODELS:
         _refuse(text, "a Python callable", model_options)
-        return _called(text, prefix, name, d4, patch, kind)
+        return _called(text, prefix, name, d4, patch_size, kind)
     if is_retrofitted(text):
         weight_options = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size}
         _refuse(text, "a retrofit", {**weight_options, **callable_options})
@@ -190,7 +190,7 @@ def _of_model(
     f = VisionModel(net.to(choose_device(device)), layer=-1 if layer is None else layer, **settings)
     remarks = [*remarks, *["symmetric patch kernel"] * symmetric]
     remarks += [f"block {layer}"] if layer is not None else []
-    attributes = {key: getattr(f, key) for key in ("mean", "std", "patch", "size", "exact")}
+    attributes = {key: getattr(f, key) for key in ("mean", "std", "patch_size", "size", "exact")}
     return EvaluatedModel(_titled(title, remarks, d4), D4Features(f) if d4 else f, **attributes)
 
 
@@ -208,13 +208,13 @@ def _saved(text: str, d4: bool, device: str) -> EvaluatedModel:
 
 
 def _called(
-    text: str, prefix: str, name: str, d4: bool, patch: int | None, kind: Kind | None
+    text: str, prefix: str, name: str, d4: bool, patch_size: int | None, kind: Kind | None
 ) -> EvaluatedModel:
     function = named_callable(text, prefix, name)
     title = _titled(text, (), d4)
     if isinstance(function, nn.Module):
         function = function.eval()
-    patch = patch or getattr(function, "patch", None)
+    patch_size = patch_size or getattr(function, "patch_size", None)
     if kind == "segmenter":
         if d4 and not callable(getattr(function, "probabilities", None)):
             raise OptionError(
@@ -223,8 +223,10 @@ def _called(
             )
         names = getattr(function, "names", None)
         s = D4Segmenter(function.probabilities) if d4 else function
-        return EvaluatedModel(title, segmenter=s, patch=patch, names=None if names is None else tuple(names))
-    return EvaluatedModel(title, D4Features(function, patch) if d4 else function, patch=patch)
+        return EvaluatedModel(
+            title, segmenter=s, patch_size=patch_size, names=None if names is None else tuple(names)
+        )
+    return EvaluatedModel(title, D4Features(function, patch_size) if d4 else function, patch_size=patch_size)
 
 
 def _refuse(text: str, what: str, options: dict[str, Any]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
+from vispe.grid.per_token import PerToken
+from vispe.grid.position_fields import extent_of, joined_fields
+from vispe.grid.validation import as_offset, as_shape, as_spacing, is_size
 
 T = TypeVar("T")
 Origin = Literal["start", "end", "centre"]
@@ -51,21 +52,21 @@ class Grid:
     offset: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        shape = _as_shape(self.shape, "shape")
+        shape = as_shape(self.shape, "shape")
         object.__setattr__(self, "shape", shape)
-        if not _is_integer(self.prefix) or self.prefix < 0:
+        if not is_size(self.prefix) or self.prefix < 0:
             raise ShapeError(f"Grid needs a prefix of 0 or more tokens, got prefix={self.prefix!r}.")
         if self.spacing is not None:
             object.__setattr__(self, "spacing", as_spacing(self.spacing, len(shape)))
         if self.reference is not None:
-            reference = _as_shape(self.reference, "reference")
+            reference = as_shape(self.reference, "reference")
             if len(reference) != len(shape):
                 raise ShapeError(
                     f"Grid needs a reference with one number per axis of shape={shape}, got reference={reference}."
                 )
             object.__setattr__(self, "reference", reference)
         if self.offset is not None:
-            object.__setattr__(self, "offset", _as_offset(self.offset, len(shape)))
+            object.__setattr__(self, "offset", as_offset(self.offset, len(shape)))
         if self.origin not in get_args(Origin):
             raise OptionError(f"origin must be one of {', '.join(get_args(Origin))}, got {self.origin!r}.")
 
@@ -188,7 +189,7 @@ class Positions:
         # a Python bool instead of a comparison of tensors, so that compiled programs do not depend on values
         self.in_place = False
         self._check(extent)
-        self.extent = _extent(coords, self.spatial, self.cell) if extent is None else extent
+        self.extent = extent_of(coords, self.spatial, self.cell) if extent is None else extent
 
     def _check(self, extent: Tensor | None) -> None:
         b, n, a = self.coords.shape
@@ -244,7 +245,8 @@ class Positions:
             >>> Positions.joined([fine, coarse]).coords.flatten().tolist()
             [-0.5, 0.5, -2.0, 2.0]
         """
-        return _joined([_as_part(part) for part in parts])
+        positions = [_as_part(part) for part in parts]
+        return Positions(**joined_fields(positions, [spacing_of(part) for part in positions]))
 
     @property
     def axes(self) -> int:
@@ -377,35 +379,6 @@ class Positions:
         return self.memo[key]
 
 
-class PerToken:
-    """An attribute of `Positions` with values per token, or per pair of tokens, which `Positions.gather` subsets.
-
-    Args:
-        values: (b or 1, ...).
-        axes: dimensions of `values` that are token axes.
-
-    Example:
-        >>> depth = PerToken(torch.tensor([[5.0, 6.0, 7.0]]), axes=(1,))
-        >>> depth.gather(torch.tensor([[2, 0]])).values
-        tensor([[7., 5.]])
-    """
-
-    __slots__ = ("axes", "values")
-
-    def __init__(self, values: Tensor, axes: tuple[int, ...]) -> None:
-        self.values, self.axes = values, axes
-
-    def gather(self, keep: Tensor) -> PerToken:
-        """Return the values of the tokens with indices `keep` (b, m); see `Positions.gather`."""
-        b, m = keep.shape
-        values = self.values.expand(b, *self.values.shape[1:])
-        for axis in self.axes:
-            # gather along each token axis in turn
-            index = keep.reshape(b, *(m if i == axis else 1 for i in range(1, values.ndim)))
-            values = values.gather(axis, index.expand(*values.shape[:axis], m, *values.shape[axis + 1 :]))
-        return PerToken(values, self.axes)
-
-
 def spacing_of(pos: Positions) -> Tensor:
     """Return the distance between neighbouring cells at every token, (b or 1, n or 1, a)."""
     spacing = pos.attrs.get("spacing")
@@ -417,122 +390,3 @@ def _as_part(part: Positions | Grid) -> Positions:
     if isinstance(part, Positions):
         return part
     return (replace(part, origin="centre") if part.offset is None else part).positions()
-
-
-def _joined(parts: list[Positions]) -> Positions:
-    if not parts:
-        raise ShapeError("Positions.joined needs at least one grid, got none.")
-    batch = max(len(p.coords) for p in parts)
-    first = parts[0]
-    for part in parts:
-        if (
-            part.axes != first.axes
-            or len(part.coords) not in (1, batch)
-            or part.attrs.keys() - {"spacing", "level", "corner"}
-        ):
-            raise ShapeError(
-                f"Positions.joined needs parts of equal axes, of batch size 1 or {batch} and without attributes, got "
-                f"{first} and {part} with attributes {sorted(part.attrs)}. Join grids before `prepare`."
-            )
-        if part.coords.device != first.coords.device:
-            raise ShapeError(
-                f"Positions.joined needs parts on one device, got {first.coords.device} and {part.coords.device}."
-            )
-    b = max(batch, *(len(t) for p in parts for t in (p.spatial, p.cell)))
-    coords = torch.cat([p.coords.expand(b, -1, -1) for p in parts], 1)
-    spatial = torch.cat([p.spatial.expand(b, -1) for p in parts], 1)
-    spacing = torch.cat([spacing_of(p).expand(b, p.tokens, -1) for p in parts], 1)
-    level = torch.cat([torch.full((p.tokens,), i, device=coords.device) for i, p in enumerate(parts)])
-    # the smallest cell of all parts
-    cell = torch.stack([p.cell.expand(b, -1) for p in parts]).amin(0)
-    no_position = ~spatial[..., None]
-    # borders of the common field; tokens without a position are ignored
-    low = (coords - spacing / 2).masked_fill(no_position, float("inf")).amin(1)
-    high = (coords + spacing / 2).masked_fill(no_position, float("-inf")).amax(1)
-    attrs = {"spacing": PerToken(spacing, (1,)), "level": PerToken(level[None], (1,)), "corner": low}
-    return Positions(coords, spatial, high - low, cell=cell, attrs=attrs)
-
-
-def _extent(coords: Tensor, spatial: Tensor, cell: Tensor) -> Tensor:
-    """Return the range of the coordinates plus one cell along each axis, (b or 1, a), of tokens with a position."""
-    no_position = ~spatial[..., None]
-    low = coords.masked_fill(no_position, float("inf")).amin(1)
-    high = coords.masked_fill(no_position, float("-inf")).amax(1)
-    # without any position, high - low is -infinity
-    return (high - low).clamp(min=0) + cell
-
-
-def _as_offset(offset: Iterable[Any], axes: int) -> tuple[float, ...]:
-    values = tuple(offset)
-    numbers = [float(v) for v in values if not isinstance(v, bool) and isinstance(v, Real)]
-    if len(values) != axes or len(numbers) != axes or not all(map(math.isfinite, numbers)):
-        raise OptionError(f"offset must be one finite number for each of {axes} axes, got offset={offset!r}.")
-    return tuple(numbers)
-
-
-def _as_shape(shape: Iterable[Any], name: str) -> tuple[int, ...]:
-    sizes = tuple(shape)
-    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        # sizes are tensors while tracing; torch warns that the trace fixes their values
-        sizes = tuple(int(n) if isinstance(n, Tensor) else n for n in sizes)
-    if not 1 <= len(sizes) <= 3 or not all(_is_integer(n) for n in sizes):
-        raise ShapeError(f"Grid needs 1 to 3 integers as {name}, got {name}={sizes}.")
-    if any(n < 1 for n in sizes):
-        raise ShapeError(f"Grid needs at least one token per axis, got {name}={sizes}.")
-    integers: list[Any] = [n if isinstance(n, torch.SymInt) else int(n) for n in sizes]
-    return tuple(integers)
-
-
-def _is_integer(n: Any) -> bool:
-    return not isinstance(n, bool) and isinstance(n, Integral | torch.SymInt)
-
-
-def as_spacing(spacing: object, axes: int) -> tuple[float, ...]:
-    """Return `spacing` as a tuple of floats, one per axis.
-
-    Raises:
-        OptionError: `spacing` is not one positive number per axis.
-
-    Example:
-        >>> as_spacing([1, 0.5], axes=2)
-        (1.0, 0.5)
-    """
-    values = tuple(cast("Iterable[object]", spacing)) if isinstance(spacing, Iterable) else (spacing,)
-    numbers = [float(s) for s in values if not isinstance(s, bool) and isinstance(s, Real)]
-    if len(values) != axes or len(numbers) != axes or any(not 0 < s < float("inf") for s in numbers):
-        raise OptionError(
-            f"spacing must be one positive number for each of {axes} axes, got spacing={spacing!r}."
-        )
-    return tuple(numbers)
-
-
-def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Positions:
-    """Return positions for tokens `like` (b, n, d), from Positions, a Grid or a grid shape.
-
-    A shape implies no prefix tokens; use ``Grid(shape, prefix=...)`` otherwise.
-
-    Raises:
-        ShapeError: `like` has another number of tokens or is on another device than `where`.
-
-    Example:
-        >>> as_positions((2, 3), torch.zeros(1, 6, 8)).tokens
-        6
-    """
-    if like.ndim != 3:
-        raise ShapeError(f"The input must be tokens (b, n, d), got {tuple(like.shape)}.")
-    if isinstance(where, Positions):
-        pos = where
-    else:
-        grid = where if isinstance(where, Grid) else Grid(tuple(where))
-        pos = grid.positions(like.device)
-    if pos.tokens != like.shape[1]:
-        raise ShapeError(
-            f"The input has {like.shape[1]} tokens, but {pos.grid or pos} has {pos.tokens}. "
-            "Pass the grid of this input, with prefix=number of class and register tokens."
-        )
-    if pos.coords.device != like.device:
-        raise ShapeError(
-            f"The input is on {like.device}, but its positions are on {pos.coords.device}. "
-            "Create them with grid.positions(x.device)."
-        )
-    return pos

@@ -26,7 +26,7 @@ def crop_positions(
     """Return the positions of the patches of several crops of equal size, in one coordinate system.
 
     The unit is a pixel of level 1. Tokens are ordered by crop, then row-major. ``attrs['level']`` has the number of the
-    crop of each token (`vispe.grid.coordinates.PerToken`, from 0), ``attrs['spacing']`` the distance of its neighbours.
+    crop of each token (`vispe.grid.per_token.PerToken`, from 0), ``attrs['spacing']`` the distance of its neighbours.
 
     Args:
         size: pixels of every crop per axis, slow to fast, 1 to 3 axes.

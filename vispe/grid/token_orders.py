@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, is_integer
-from vispe.grid.coordinates import PerToken, Positions
+from vispe.grid.coordinates import Positions
+from vispe.grid.per_token import PerToken
 
 Box = tuple[int, int, int, int]  # row start and stop, column start and stop
 # attributes of positions: coordinates and cell of the next token, and the samplers that were applied before ordering

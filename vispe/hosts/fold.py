@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vispe.encodings.attention_layer import Attention
 from vispe.encodings.base import Biased, Encoding, Rotary
-from vispe.encodings.parts.head_basis import fold_rows
-from vispe.encodings.parts.rope import RopeBase
+from vispe.encodings.parts.rotary.head_basis import fold_rows
+from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.common.convert import converted_models

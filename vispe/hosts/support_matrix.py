@@ -8,7 +8,8 @@ import torch
 
 from vispe.attention.bias.table import has_grid_table
 from vispe.encodings.base import Additive, Biased, Encoding
-from vispe.encodings.registry import create_encoding, encoding_class, encoding_info, list_encodings
+from vispe.encodings.metadata import encoding_info, list_encodings
+from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid
 

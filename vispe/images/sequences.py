@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError
 from vispe.images.file_search import match_files
-from vispe.images.labels.label_files import read_truth
+from vispe.images.labels.truth_files import read_truth
 from vispe.images.normalize import normalize
 from vispe.images.orientation import AS_STORED
 from vispe.images.read import read_image

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
-from vispe.encodings.registry import list_encodings
+from vispe.encodings.metadata import list_encodings
 from vispe.encodings.spec import SCHEME_NAMES, parse_text
 from vispe.errors import OptionError, UnknownName, did_you_mean
 from vispe.multimodal.scheme import Scheme

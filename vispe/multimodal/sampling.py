@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vispe.encodings.parts.sampler import Sampler, interpolated
+from vispe.encodings.parts.positions.sampler import Sampler, interpolated
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.multimodal.scheme import Coordinates
 

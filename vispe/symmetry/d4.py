@@ -118,7 +118,7 @@ def element(name: str) -> Element:
 
 
 def fit_to_patches(
-    image: Tensor, patch: int, how: str = "auto", *, resample: bool = False
+    image: Tensor, patch_size: int, how: str = "auto", *, resample: bool = False
 ) -> tuple[Tensor, str]:
     """Crop or pad both sides to multiples of the patch size without moving the centre, so that all poses share patches.
 
@@ -129,7 +129,7 @@ def fit_to_patches(
 
     Args:
         image: (..., H, W).
-        patch: patch size in pixels.
+        patch_size: patch size in pixels.
         how: 'crop', 'pad', or 'auto': crop if the remainder is even, else pad.
         resample: allow averaging of neighbouring pixels.
 
@@ -147,32 +147,32 @@ def fit_to_patches(
     """
     if how not in ("auto", "crop", "pad"):
         raise OptionError(f"how must be 'auto', 'crop' or 'pad', got how={how!r}.")
-    if patch < 1 or image.ndim < 2:
+    if patch_size < 1 or image.ndim < 2:
         raise ShapeError(
             f"fit_to_patches needs an image (..., H, W) and patch >= 1, got {tuple(image.shape)} "
-            f"and patch={patch}."
+            f"and patch_size={patch_size}."
         )
     remarks = []
     for axis, side_name in ((-2, "height"), (-1, "width")):
-        image, change = _fit_axis(image, axis, patch, how, resample)
+        image, change = _fit_axis(image, axis, patch_size, how, resample)
         remarks += [f"the {side_name} was {change}"] if change else []
     return image, (", ".join(remarks) + ".").capitalize() if remarks else ""
 
 
-def _fit_axis(image: Tensor, axis: int, patch: int, how: str, resample: bool) -> tuple[Tensor, str]:
+def _fit_axis(image: Tensor, axis: int, patch_size: int, how: str, resample: bool) -> tuple[Tensor, str]:
     """Return the image with one axis fitted, and a description of the change."""
     side, description = image.shape[axis], ""
-    if side % patch == 0 and side:
+    if side % patch_size == 0 and side:
         return image, ""
     # the mean of neighbours has side - 1 pixels with the same centre
-    if resample and side % 2 and patch % 2 == 0:
+    if resample and side % 2 and patch_size % 2 == 0:
         image = (image.narrow(axis, 0, side - 1) + image.narrow(axis, 1, side - 1)) / 2
         description, side = f"resampled from {side} to {side - 1} px, ", side - 1
-    remainder, missing = side % patch, -side % patch
+    remainder, missing = side % patch_size, -side % patch_size
     if remainder == 0 and side:
         return image, description.removesuffix(", ")
     # equal margins need an even remainder
-    if how in ("auto", "crop") and remainder % 2 == 0 and side > patch:
+    if how in ("auto", "crop") and remainder % 2 == 0 and side > patch_size:
         cropped = image.narrow(axis, remainder // 2, side - remainder)
         return cropped, f"{description}cropped from {side} to {side - remainder} px by equal margins"
     # equal margins need an even number of missing pixels
@@ -180,14 +180,14 @@ def _fit_axis(image: Tensor, axis: int, patch: int, how: str, resample: bool) ->
         half = missing // 2
         if half >= side:
             raise ShapeError(
-                f"A side of {side} px cannot be padded by {half} reflected px to fill patches of {patch} px. "
+                f"A side of {side} px cannot be padded by {half} reflected px to fill patches of {patch_size} px. "
                 "Use a larger image."
             )
         # reflect indices at both ends without repeating the border pixel
         index = torch.arange(-half, side + half, device=image.device).abs()
         index = side - 1 - (side - 1 - index).abs()
         return image.index_select(axis, index), f"{description}mirrored from {side} to {side + missing} px"
-    sizes = f"a side of {side} px and patches of {patch} px (remainder {remainder}, {missing} missing)"
+    sizes = f"a side of {side} px and patches of {patch_size} px (remainder {remainder}, {missing} missing)"
     if remainder % 2 and missing % 2:
         raise OptionError(
             f"{sizes} cannot be centred by whole pixels. Use resample=True or crop the image to an even side."

@@ -118,7 +118,7 @@ def patch_kernel(model: nn.Module) -> PatchKernel:
 
 
 def d4_average(
-    features: Features, images: Tensor, *, patch: int | None = None, fit: Fit | None = None
+    features: Features, images: Tensor, *, patch_size: int | None = None, fit: Fit | None = None
 ) -> Tensor:
     """Return the mean of the features over the eight poses of D4, each transformed back to the original pose.
 
@@ -130,8 +130,8 @@ def d4_average(
         features: function of images that returns maps (b, c, h, w); it must support both orientations and be
             deterministic (evaluation mode).
         images: (b, 3, H, W).
-        patch: patch size in pixels, to check image sizes; `features.patch` by default. If this does not exist either,
-            `features` must treat any remainder symmetrically.
+        patch_size: patch size in pixels, to check image sizes; `features.patch_size` by default. If this does not
+            exist either, `features` must treat any remainder symmetrically.
         fit: treatment of images whose sides are not multiples of the patch size: an error (None), or cropping or
             padding about their centre as in `fit_to_patches`; the maps then belong to the fitted image.
 
@@ -147,19 +147,21 @@ def d4_average(
     """
     if images.ndim != 4:
         raise ShapeError(f"d4_average needs images (b, c, H, W), got {tuple(images.shape)}.")
-    patch = _patch_of(features, patch)
-    if fit is not None and patch is None:
-        raise OptionError(f"d4_average: fit={fit!r} needs the patch size, got patch=None. Pass patch.")
+    patch_size = _patch_of(features, patch_size)
+    if fit is not None and patch_size is None:
+        raise OptionError(
+            f"d4_average: fit={fit!r} needs the patch size, got patch_size=None. Pass patch_size."
+        )
     if fit is not None:
-        images, _ = fit_to_patches(images, patch, fit)
+        images, _ = fit_to_patches(images, patch_size, fit)
     size = images.shape[-2:]
-    if patch is not None and (size[0] % patch or size[1] % patch):
+    if patch_size is not None and (size[0] % patch_size or size[1] % patch_size):
         raise ShapeError(
-            f"Image sides must be multiples of patch={patch} px, got {tuple(size)}. Use fit='auto', or crop them "
-            "symmetrically."
+            f"Image sides must be multiples of patch_size={patch_size} px, got {tuple(size)}. Use fit='auto', or crop "
+            "them symmetrically."
         )
     # cells per side of the maps, if the patch size is known
-    cells = None if patch is None else (size[0] // patch, size[1] // patch)
+    cells = None if patch_size is None else (size[0] // patch_size, size[1] // patch_size)
     total, dtype = None, images.dtype
     for pose in D4:
         maps = features(pose.apply(images))
@@ -187,31 +189,31 @@ class D4Features(nn.Module):
 
     Args:
         features: function of images that returns maps (b, c, h, w); if it is a module, it is registered as a submodule.
-        patch: patch size in pixels; `features.patch` by default.
+        patch_size: patch size in pixels; `features.patch_size` by default.
         fit: treatment of images whose sides are not multiples of the patch size, see `d4_average`.
 
     Raises:
-        OptionError: `patch` is not a positive integer.
+        OptionError: `patch_size` is not a positive integer.
 
     Example:
-        >>> D4Features(torch.nn.AvgPool2d(8), patch=8, fit="crop")(torch.ones(1, 3, 18, 18)).shape
+        >>> D4Features(torch.nn.AvgPool2d(8), patch_size=8, fit="crop")(torch.ones(1, 3, 18, 18)).shape
         torch.Size([1, 3, 2, 2])
     """
 
-    def __init__(self, features: Features, patch: int | None = None, fit: Fit | None = None) -> None:
+    def __init__(self, features: Features, patch_size: int | None = None, fit: Fit | None = None) -> None:
         super().__init__()
-        self.features, self.patch, self.fit = features, _patch_of(features, patch), fit
+        self.features, self.patch_size, self.fit = features, _patch_of(features, patch_size), fit
 
     def forward(self, images: Tensor) -> Tensor:
         """Return maps (b, c, h, w) of images (b, 3, H, W)."""
-        return d4_average(self.features, images, patch=self.patch, fit=self.fit)
+        return d4_average(self.features, images, patch_size=self.patch_size, fit=self.fit)
 
 
-def _patch_of(features: Features, patch: int | None) -> int | None:
-    """Return `patch`, or `features.patch` if that is None, or None."""
-    side = getattr(features, "patch", None) if patch is None else patch
+def _patch_of(features: Features, patch_size: int | None) -> int | None:
+    """Return `patch_size`, or `features.patch_size` if that is None, or None."""
+    side = getattr(features, "patch_size", None) if patch_size is None else patch_size
     if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 1):
-        raise OptionError(f"patch must be a positive integer (pixels), got {side!r}.")
+        raise OptionError(f"patch_size must be a positive integer (pixels), got {side!r}.")
     return side
 
 

@@ -95,7 +95,7 @@ class Canvas:
         source: (H, W) of the used part of each image; at most one row and one column less than the image, so that
             window and image share their centre. These are cropped before any rotation.
         side: side of the window in pixels, a multiple of the patch size.
-        patch: patch size in pixels.
+        patch_size: patch size in pixels.
         invented: whether some pixels of the window are outside of the image at some angle and are reflected.
 
     Raises:
@@ -103,21 +103,21 @@ class Canvas:
         ShapeError: `fit` is called for an image that is too small, or `pose` with an image of another shape.
 
     Example:
-        >>> canvas = Canvas.fit((100, 120), patch=8)
+        >>> canvas = Canvas.fit((100, 120), patch_size=8)
         >>> canvas.side, canvas.pose(torch.zeros(1, 3, 100, 120), 30).shape
         (64, torch.Size([1, 3, 64, 64]))
     """
 
     source: tuple[int, int]
     side: int
-    patch: int
+    patch_size: int
     invented: bool
 
     @classmethod
     def fit(
         cls,
         shape: tuple[int, int],
-        patch: int,
+        patch_size: int,
         side: int | None = None,
         how: Literal["crop", "disc"] = "crop",
     ) -> "Canvas":
@@ -125,7 +125,7 @@ class Canvas:
 
         Args:
             shape: (H, W) of the image.
-            patch: patch size in pixels.
+            patch_size: patch size in pixels.
             side: side of the window; the largest that `how` allows by default.
             how: 'crop': the image is at least √2 times larger, so that all pixels are inside of it. 'disc': the window
                 is as large as the image; pixels outside are reflected, and only the inscribed disc is evaluated.
@@ -140,11 +140,11 @@ class Canvas:
         min_side = min(shape) - 1
         max_side = min_side + 1 if how == "disc" else int((min_side - 1 - 4) / math.sqrt(2)) + 1
         if side is None:
-            side = max_side // patch * patch
-        if side < 3 * patch or side % patch:
+            side = max_side // patch_size * patch_size
+        if side < 3 * patch_size or side % patch_size:
             raise ShapeError(
-                f"The window must be a multiple of patch={patch} px with at least 3 patches per side, got {side} px "
-                f"(image {tuple(shape)} px, how={how!r}). Use a larger image, or how='disc'."
+                f"The window must be a multiple of patch_size={patch_size} px with at least 3 patches per side, got "
+                f"{side} px (image {tuple(shape)} px, how={how!r}). Use a larger image, or how='disc'."
             )
         source = tuple(s - (s - side) % 2 for s in shape)
         # diagonal of the window, plus the support of bicubic interpolation, 2 pixels on either side
@@ -154,12 +154,12 @@ class Canvas:
                 f"An image of {tuple(shape)} px is too small for a window of {side} px at every angle, how={how!r}. "
                 f"Use a side of at most about {max(max_side, 0)} px."
             )
-        return cls((source[0], source[1]), side, patch, extent > min(source) - 1)
+        return cls((source[0], source[1]), side, patch_size, extent > min(source) - 1)
 
     @property
     def grid(self) -> int:
         """Number of tokens per side."""
-        return self.side // self.patch
+        return self.side // self.patch_size
 
     def pose(self, images: Tensor, degrees: float, mode: Mode = "bicubic") -> Tensor:
         """Return the window of rotated images (b, c, H, W), (b, c, side, side)."""
@@ -175,14 +175,14 @@ class Canvas:
 
     def tokens(self) -> Tensor:
         """Return the tokens to evaluate at every angle, (grid, grid) bool: within (side-1)/2 - patch of the centre."""
-        return _disc(self.grid, self.patch, self._radius())
+        return _disc(self.grid, self.patch_size, self._radius())
 
     def pixels(self) -> Tensor:
         """Return the pixels of the same disc, (side, side) bool."""
         return _disc(self.side, 1, self._radius())
 
     def _radius(self) -> float:
-        return (self.side - 1) / 2 - self.patch
+        return (self.side - 1) / 2 - self.patch_size
 
     def _cropped(self, images: Tensor) -> Tensor:
         h, w = self.source
@@ -254,7 +254,7 @@ def _decreasing_gain(before: Tensor, after: Tensor) -> Tensor:
     return torch.from_numpy(fitted).double().sqrt()
 
 
-def _disc(n: int, patch: int, radius: float) -> Tensor:
-    """Return the cells (n, n) of `patch` pixels whose centre is within `radius` pixels of the image centre, bool."""
-    offset = (torch.arange(n, dtype=torch.float64) - (n - 1) / 2) * patch
+def _disc(n: int, patch_size: int, radius: float) -> Tensor:
+    """Return the cells (n, n) of `patch_size` pixels whose centre is within `radius` pixels of the image centre."""
+    offset = (torch.arange(n, dtype=torch.float64) - (n - 1) / 2) * patch_size
     return torch.hypot(offset[:, None], offset[None, :]) <= radius

@@ -52,7 +52,7 @@ def gpu(monkeypatch):
     """As if tensors were on a GPU that runs kernels."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(flex, "device_unsupported_reason", lambda q: None)
-    monkeypatch.setitem(unsupported_reason.__globals__, "_no_device", lambda q: None)
+    monkeypatch.setitem(unsupported_reason.__globals__, "device_unsupported_reason", lambda q: None)
 
 
 def biases(grid):

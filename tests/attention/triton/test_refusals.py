@@ -17,7 +17,7 @@ POS = GRID.positions()
 @pytest.fixture
 def device(monkeypatch):
     """As on a machine that can run the kernels."""
-    monkeypatch.setitem(unsupported_reason.__globals__, "_no_device", lambda q: None)
+    monkeypatch.setitem(unsupported_reason.__globals__, "device_unsupported_reason", lambda q: None)
 
 
 def tensors(n=13, width=16, dtype=torch.float32):

@@ -58,7 +58,7 @@ def test_second_size_after_the_first(shipped):
     assert torch.equal(features(a), first)
     patches = first.unflatten(-1, (4, 8)).unflatten(-3, (4, 8)).mean((-1, -3))
     assert torch.allclose(patch_features(a), patches, atol=1e-6)
-    assert patch_features.patch == PATCH
+    assert patch_features.patch_size == PATCH
 
 
 @pytest.mark.parametrize("size", [(48, 80), (64, 64)])

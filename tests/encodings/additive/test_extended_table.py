@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vispe import Grid, create_encoding
-from vispe.encodings.additive.learned import extended_indices, resample, table_indices
+from vispe.encodings.additive.trained.learned import extended_indices, resample, table_indices
 from vispe.errors import OptionError
 
 RULES = ["tile", "nearest", "linear"]

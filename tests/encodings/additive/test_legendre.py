@@ -9,7 +9,7 @@ from numpy.polynomial import chebyshev, legendre
 
 import vispe
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.additive import legendre as orthogonal
+from vispe.encodings.additive.fixed import legendre as orthogonal
 from vispe.errors import OptionError, ShapeError
 
 BASES = ["legendre", "chebyshev", "haar", "zernike"]

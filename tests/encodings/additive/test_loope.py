@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.parts.curves import curve_order
+from vispe.encodings.parts.additive.curves import curve_order
 from vispe.errors import OptionError, ShapeError
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.attention import oracle
 from vispe import Grid, create_encoding
 from vispe.attention import attention
-from vispe.encodings.parts.slopes import fixed_slopes
+from vispe.encodings.parts.bias.slopes import fixed_slopes
 from vispe.errors import OptionError, ShapeError
 
 sides = st.integers(1, 4)

@@ -8,7 +8,7 @@ import torch
 import vispe
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.parts.slopes import fixed_slopes
+from vispe.encodings.parts.bias.slopes import fixed_slopes
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken
 

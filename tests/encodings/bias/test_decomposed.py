@@ -12,7 +12,7 @@ import vispe
 from tests.attention import oracle
 from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.bias.decomposed import TABLES
+from vispe.encodings.bias.offsets.decomposed import TABLES
 from vispe.errors import EncodingMismatch, OptionError, ShapeError
 
 GRIDS = [Grid((5,), 1), Grid((3, 4), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]

@@ -11,7 +11,7 @@ from timm.models import VisionTransformer
 import vispe
 from tests.attention import oracle
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.bias.irpe import bucket_ids, num_buckets, piecewise_index
+from vispe.encodings.bias.offsets.irpe import bucket_ids, num_buckets, piecewise_index
 from vispe.errors import OptionError, ShapeError
 
 DIM, HEADS, WIDTH = 12, 3, 4

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from vispe import Attention, Grid, Positions, attention, create_encoding
-from vispe.encodings.bias.path import PathScores
+from vispe.encodings.bias.content.path import PathScores
 from vispe.errors import ShapeError, UnsupportedCombination
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import vispe
 from tests.attention import oracle
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.parts.table_interpolation import growth, resample_table
+from vispe.encodings.parts.bias.table_interpolation import growth, resample_table
 from vispe.errors import OptionError, ShapeError
 
 TABLE = "relative_position_bias_table"

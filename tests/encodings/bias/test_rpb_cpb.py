@@ -13,7 +13,7 @@ from timm.models.swin_transformer_v2 import WindowAttention
 import vispe
 from tests.attention import oracle
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.bias.rpb_cpb import DRAW
+from vispe.encodings.bias.offsets.rpb_cpb import DRAW
 from vispe.errors import OptionError, ShapeError
 
 few = settings(max_examples=25, deadline=None, derandomize=True)

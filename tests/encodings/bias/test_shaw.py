@@ -10,7 +10,7 @@ import vispe
 from tests.attention import oracle
 from tests.encodings.bias.products import DIM, HEADS, WIDTH, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.parts.table_interpolation import resample_table
+from vispe.encodings.parts.bias.table_interpolation import resample_table
 from vispe.errors import OptionError, ShapeError, VispeError
 
 GRIDS = [Grid((5,), 1), Grid((3, 4), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]

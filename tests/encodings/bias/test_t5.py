@@ -7,7 +7,7 @@ import torch
 
 from tests.encodings.bias import offsets
 from vispe import Grid, create_encoding
-from vispe.encodings.bias.t5 import relative_buckets
+from vispe.encodings.bias.offsets.t5 import relative_buckets
 from vispe.errors import OptionError, ShapeError
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy.linalg import expm
 
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.parts.head_basis import FLOOR, HeadBasis, fold_rows
+from vispe.encodings.parts.rotary.head_basis import FLOOR, HeadBasis, fold_rows
 from vispe.errors import OptionError
 
 ENCODINGS = ["rope_axial", "rope_mixed", "rope_dinov3", "rope_field"]

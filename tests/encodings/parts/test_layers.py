@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.encodings.test_conformance import SPECS, build
-from vispe.encodings.parts.layers import PreciseConv, PreciseLinear, PreciseNorm, Table
+from vispe.encodings.parts.layers import EmbeddingTable, PreciseConv, PreciseLinear, PreciseNorm
 
 PARAMETERS = json.loads((Path(__file__).parent / "parameters.json").read_text())
 PAIRS = {
@@ -30,7 +30,7 @@ PAIRS = {
         (1, 2, 3, 4, 5),
     ),
     "norm": (lambda: PreciseNorm(5, 1e-3), lambda: nn.LayerNorm(5, 1e-3), (2, 5)),
-    "table": (lambda: Table(7, 3), lambda: nn.Embedding(7, 3), None),
+    "table": (lambda: EmbeddingTable(7, 3), lambda: nn.Embedding(7, 3), None),
 }
 
 

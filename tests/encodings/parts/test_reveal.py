@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from vispe import Grid, create_encoding
-from vispe.encodings.parts.fourier import ProgressiveBands, band_weights
+from vispe.encodings.metadata import list_encodings
+from vispe.encodings.parts.additive.fourier import ProgressiveBands, band_weights
 from vispe.encodings.positions import set_progress
-from vispe.encodings.registry import encoding_class, list_encodings
+from vispe.encodings.registry import encoding_class
 from vispe.errors import OptionError
 
 DIM = 24

@@ -9,9 +9,9 @@ import torch
 
 import vispe
 from vispe import Grid, Positions, create_encoding
+from vispe.encodings.metadata import list_encodings
 from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.positions import set_progress
-from vispe.encodings.registry import list_encodings
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
 SAMPLERS = (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vispe import Attention, Grid, Positions, create_encoding
-from vispe.encodings.parts.skew_symmetric import skew_matrix, skew_upper
+from vispe.encodings.parts.rotary.skew_symmetric import skew_matrix, skew_upper
 from vispe.errors import OptionError, ShapeError
 
 DIM, HEADS = 32, 2

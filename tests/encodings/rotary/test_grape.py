@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tests.attention import oracle
 from vispe import Attention, Grid, Positions, create_encoding
 from vispe.attention import attention
-from vispe.encodings.parts.grape_rank2 import rank2_rotation, rotate_rank2
+from vispe.encodings.parts.rotary.grape_rank2 import rank2_rotation, rotate_rank2
 from vispe.errors import OptionError, ShapeError
 
 FACTS = {"dim": 24, "num_heads": 3}

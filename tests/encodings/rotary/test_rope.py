@@ -123,7 +123,7 @@ def test_one_axis():
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_p_rope_leaves_the_slow_pairs_of_each_axis_still(axes):
-    encoding = build("rope_axial.p_rope(turning=0.7,indexing=ij)", dim=96)  # 24 pairs
+    encoding = build("rope_axial.p_rope(rotary_ratio=0.7,indexing=ij)", dim=96)  # 24 pairs
     grid = Grid((3, 2, 4)[:axes], prefix=2)
     found = angles(encoding, grid.positions())[0, 0, 2:].unflatten(0, grid.shape)
     each = 24 // axes
@@ -132,12 +132,12 @@ def test_p_rope_leaves_the_slow_pairs_of_each_axis_still(axes):
         own = torch.arange(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(axes)])
         wanted = (own[..., None] * rates).expand(*grid.shape, each)
         same_angles(found[..., axis * each : (axis + 1) * each], wanted)
-    assert not angles(build("rope_axial(turning=0)"), Grid((3, 4)).positions()).any()
+    assert not angles(build("rope_axial(rotary_ratio=0)"), Grid((3, 4)).positions()).any()
 
 
 def test_flux_on_a_picture_is_its_video_rotation_at_time_zero():
     picture = build("rope_axial.flux", dim=256)  # heads of 128 channels: 8, 28 and 28 pairs
-    video = build("rope_axial.flux(still=0,split=[8,28,28])", dim=256)
+    video = build("rope_axial.flux(unrotated=0,split=[8,28,28])", dim=256)
     found = angles(picture, Grid((3, 5), prefix=2).positions())
     same_angles(found, angles(video, Grid((1, 3, 5), prefix=2).positions()))
     assert not found[..., :8].any()
@@ -145,7 +145,7 @@ def test_flux_on_a_picture_is_its_video_rotation_at_time_zero():
 
 
 def test_a_split_may_use_an_odd_number_of_pairs():
-    encoding = build("rope_axial(split=[3],still=0.4)", dim=10, heads=1)
+    encoding = build("rope_axial(split=[3],unrotated=0.4)", dim=10, heads=1)
     found = angles(encoding, Grid((3,)).positions())[0, 0]
     steps = torch.arange(3)[:, None] * 100.0 ** (-torch.arange(3) / 3)
     same_angles(found, torch.nn.functional.pad(steps, (2, 0)))
@@ -657,7 +657,7 @@ def test_the_bound_follows_schedule_spacing_and_split():
     found = build("rope_axial(split=[8,24])", dim=128).base_too_small(grid)
     assert (found.side, found.pairs) == (48, 8)
     assert found.far
-    assert build("rope_axial(turning=0.5)", dim=128).base_too_small(grid) is None
+    assert build("rope_axial(rotary_ratio=0.5)", dim=128).base_too_small(grid) is None
     assert build("rope_axial(split=[3,29])", dim=128).base_too_small(grid) is None  # too few pairs to tell
 
 
@@ -680,9 +680,9 @@ ERRORS = [
         "offset needs a finite number, got offset=inf",
     ),
     ("rope_axial(split=[5,5])", {}, r"at most 8 in total for rope_axial, got split=\[5, 5\]"),
-    ("rope_axial(split=[4,4],still=0.25)", {}, r"at most 6 in total for rope_axial, got split=\[4, 4\]"),
-    ("rope_axial(still=1)", {}, "still needs a number of 0 or more and below 1, got still=1"),
-    ("rope_axial(turning=1.5)", {}, "turning needs a number from 0 to 1, got turning=1.5"),
+    ("rope_axial(split=[4,4],unrotated=0.25)", {}, r"at most 6 in total for rope_axial, got split=\[4, 4\]"),
+    ("rope_axial(unrotated=1)", {}, "unrotated needs a number of 0 or more and below 1, got unrotated=1"),
+    ("rope_axial(rotary_ratio=1.5)", {}, "rotary_ratio needs a number from 0 to 1, got rotary_ratio=1.5"),
     ("rope_axial(split=[2])", {"dim": 9, "heads": 1}, "needs a head_dim divisible by 2, got head_dim=9"),
     (
         "rope_axial(split=[0,4])",

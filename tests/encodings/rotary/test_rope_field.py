@@ -71,7 +71,11 @@ def test_angles_are_those_of_the_definitions(shape, prefix):
     pos = Grid(shape, prefix=prefix).positions()
     cases = [
         (build(), golden(8, 0.2, 20), None),
-        (build("rope_field.golden_gate(min_freq=1,max_freq=7,still=0.4)"), golden(8, 1, 7, still=3), None),
+        (
+            build("rope_field.golden_gate(min_freq=1,max_freq=7,unrotated=0.4)"),
+            golden(8, 1, 7, still=3),
+            None,
+        ),
         (build("rope_field(normalize_coords=max)"), golden(8, 0.2, 20), max(shape)),
         (build("rope_field.spiral"), spiral([2, 2, 2, 2], 0.01, 1), "patch"),
         (build("rope_field.spiral(groups=3,min_freq=0.1)"), spiral([3, 3, 2], 0.1, 1), "patch"),
@@ -221,7 +225,7 @@ def test_a_whole_model_trains():
         ("rope_field(frequencies=[[1,2]])", "each of 8 pairs, got 1 lists of 2 numbers"),
         ("rope_field(frequencies=[])", "each of 8 pairs, got 0 lists"),
         (f"rope_field(frequencies={[[1]] * 7 + [[1, 2]]})", "got 8 lists of 1 or 2 numbers"),
-        (f"rope_field(frequencies={[[1]] * 8},still=0.5)", "still has no effect with frequencies"),
+        (f"rope_field(frequencies={[[1]] * 8},unrotated=0.5)", "unrotated has no effect with frequencies"),
         ("rope_field(frequencies=[[a]])", "frequencies needs a list of"),
         ("rope_field(directions=silver)", "directions must be one of golden, spiral, got 'silver'"),
         ("rope_field(reference=[4,4])", r"reference=\[4, 4\] has no effect with schedule='rescale'"),

@@ -29,7 +29,9 @@ def slow(encoding, grid, q, k):
                 here, there = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
                 angle = torch.tensor((here - there) * encoding.base**-power, dtype=q.dtype)
                 product = z[:, h, i, c] * w[:, h, j, c].conj() * torch.polar(torch.ones_like(angle), angle)
-                turned = imaginary and cells[i] is not None and (encoding.turned == "all" or axis == own)
+                turned = (
+                    imaginary and cells[i] is not None and (encoding.rotated_pairs == "all" or axis == own)
+                )
                 scores[:, h, i, j] += product.imag if turned else product.real
         seen += imaginary
     return scores
@@ -41,8 +43,8 @@ def slow(encoding, grid, q, k):
         ((2, 3), 2, {}),
         ((3,), 1, {"mode": "imago", "layout": "interleaved", "base": 20}),
         ((1, 2, 2), 0, {"mode": "imag1"}),
-        ((2, 2), 1, {"mode": "imago", "turned": "axis"}),
-        ((3, 1), 0, {"mode": "imagh", "turned": "axis", "layout": "interleaved"}),
+        ((2, 2), 1, {"mode": "imago", "rotated_pairs": "axis"}),
+        ((3, 1), 0, {"mode": "imagh", "rotated_pairs": "axis", "layout": "interleaved"}),
         ((2, 1, 2), 1, {"mode": "none"}),
     ],
 )
@@ -73,7 +75,7 @@ def test_imaginary_scores_are_odd_and_know_offsets_only():
 
 
 def test_heads_of_one_axis_are_odd_along_it_and_even_along_the_other():
-    encoding = create_encoding("rope_pp", dim=16, num_heads=2, mode="imago", turned="axis")
+    encoding = create_encoding("rope_pp", dim=16, num_heads=2, mode="imago", rotated_pairs="axis")
     coords = torch.randn(5, 2, dtype=torch.float64)
     x = torch.ones(1, 2, 5, 8, dtype=torch.float64)
     here = scores(encoding, coords, x, x)[0]
@@ -110,7 +112,7 @@ def test_backends_spacing_and_dropped_tokens():
 
 
 def test_a_whole_model():
-    model = timm.create_model("test_vit", pos_embed="rope_pp(turned=axis)", img_size=(48, 64))
+    model = timm.create_model("test_vit", pos_embed="rope_pp(rotated_pairs=axis)", img_size=(48, 64))
     image = torch.randn(2, 3, 48, 64)
     out = model(image)
     out.backward(torch.randn_like(out))

@@ -61,7 +61,7 @@ def test_a_mask_of_heads_and_of_blocks():
     with unrotated(model, torch.ones(8, dtype=torch.bool)):
         assert torch.equal(model(PICTURE), by_head)
     # frequencies of 0 are what it means
-    other = small("rope_axial(turning=0.5)")
+    other = small("rope_axial(rotary_ratio=0.5)")
     with unrotated(model, torch.tensor([False, False, True, True] * 2)):
         torch.testing.assert_close(model(PICTURE), other(PICTURE))
     assert not torch.equal(by_block, by_head)

@@ -196,11 +196,11 @@ def test_models_that_cannot_be_read_are_refused():
     with pytest.raises(OptionError, match="training mode"):
         record_attention(small().train(), images(), print)
     with pytest.raises(OptionError, match="batch must be at least 1, got 0"):
-        head_health(small(), images(), batch=0)
+        head_health(small(), images(), batch_size=0)
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         head_health(small(), [])
     with pytest.raises(ShapeError, match=r"one size, got \(3, 24, 40\) and \(3, 40, 24\)"):
-        head_health(small(), [torch.zeros(SIZE), torch.zeros(3, 40, 24)], batch=2)
+        head_health(small(), [torch.zeros(SIZE), torch.zeros(3, 40, 24)], batch_size=2)
     with pytest.raises(ShapeError, match=r"got 5x3|got \(5, 3\) after \(3, 5\)"):
         head_health(small(dynamic_img_size=True), [torch.zeros(SIZE), torch.zeros(3, 40, 24)])
 
@@ -210,7 +210,7 @@ def test_models_that_cannot_be_read_are_refused():
 def test_scores_are_those_of_a_slow_oracle(spec, batch, monkeypatch):
     model, x = small(spec, reg_tokens=1), images(3)
     monkeypatch.setattr(head_statistics, "SCRATCH", 7 * batch * 17**2 * 2)  # two heads at once
-    result = head_health(model, iter(x), batch=batch)
+    result = head_health(model, iter(x), batch_size=batch)
     layers = captured(model, x)
     assert result.tokens[:3] == ("class", "register 1", "patch 0,0")
     assert result.tokens[-1] == "patch 2,4"

@@ -19,7 +19,7 @@ def test_subject_and_model_give_the_same_host():
     direct = as_audited_model(subject.features.model, "mine")
     assert audited.title == subject.title
     assert direct.title == "mine"
-    assert audited.patch == direct.patch == 16
+    assert audited.patch_size == direct.patch_size == 16
     assert torch.equal(audited.maps(image), direct.maps(image))
     assert audited.can == direct.can == {"maps", "pooled", "attention"}
 
@@ -36,7 +36,7 @@ def test_segmenters_give_probabilities_or_labels_one_hot():
     audited = as_audited_model(EvaluatedModel("labels", segmenter=Bright(), names=Bright.names))
     maps = audited.maps(image)
     assert maps.shape == (2, 2, 6, 8)
-    assert audited.patch == 1
+    assert audited.patch_size == 1
     assert torch.equal(maps[:, 0], (image[:, 0] > 0.5).float())
     assert torch.equal(maps.sum(1), torch.ones(2, 6, 8))
     sure = Bright()

@@ -46,7 +46,7 @@ def pictures():
 
 
 def yes(f, pictures, **options):
-    found = audit(AuditedModel(f, "planted", patch=PATCH, **options), pictures)
+    found = audit(AuditedModel(f, "planted", patch_size=PATCH, **options), pictures)
     return {finding.name for finding in found.findings if finding.verdict == "yes"}, found
 
 

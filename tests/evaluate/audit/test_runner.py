@@ -297,7 +297,7 @@ def test_two_models_are_compared_in_pairs(audited, images, whole):
 
 
 def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
-    f = AuditedModel(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch=16)
+    f = AuditedModel(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch_size=16)
     found = audit(f, images[:2], (Slope(), Layers()))
     assert [g.name for g in found.findings] == ["slope"]
     assert "not measured: it is a function of images" in found.rows()[-1][3]
@@ -331,7 +331,7 @@ def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):
 def test_refusals():
     with pytest.raises(UnknownName, match="unknown measure or family, got 'prove'"):
         choose(["prove"])
-    f = AuditedModel(lambda x: x, "identity", patch=1)
+    f = AuditedModel(lambda x: x, "identity", patch_size=1)
     with pytest.raises(OptionError, match="unknown control, got 'nothing'"):
         audit(f, torch.zeros(1, 3, 4, 4), (Slope(),), controls=("nothing",))
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):

@@ -6,7 +6,15 @@ import torch
 import vispe
 from vispe.encodings.positions.shift import Shift
 from vispe.errors import OptionError
-from vispe.evaluate.behaviour.extrapolation import PALETTE, PATCH, Recipe, SceneViT, scenes, score, train
+from vispe.evaluate.behaviour.extrapolation import (
+    PALETTE,
+    PATCH,
+    ExtrapolationRecipe,
+    SceneViT,
+    scenes,
+    score,
+    train,
+)
 
 
 def slow_answers(image):
@@ -73,7 +81,11 @@ def test_scores_count_right_answers():
 def test_samplers_follow_the_training(monkeypatch):
     said = []
     monkeypatch.setattr(Shift, "on_progress", lambda self, progress, seed: said.append((progress, seed)))
-    train("shift(reach=9,curriculum=[0,5])+sincos2d", 3, Recipe(shape=(3, 3), steps=4, batch=2))
+    train(
+        "shift(reach=9,curriculum=[0,5])+sincos2d",
+        3,
+        ExtrapolationRecipe(shape=(3, 3), steps=4, batch_size=2),
+    )
     assert [progress for progress, _ in said] == [0, 0.25, 0.5, 0.75, 1]
     assert len({seed for _, seed in said}) == 5
     assert said[-1][1] is None
@@ -81,7 +93,7 @@ def test_samplers_follow_the_training(monkeypatch):
 
 def test_training_is_reproducible_and_learns():
     losses = []
-    recipe = Recipe(shape=(3, 3), steps=60, batch=32)
+    recipe = ExtrapolationRecipe(shape=(3, 3), steps=60, batch_size=32)
     model = train("sincos2d", 0, recipe, lambda _, loss: losses.append(loss))
     again = train("sincos2d", 0, recipe)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))

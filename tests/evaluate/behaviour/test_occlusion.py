@@ -14,12 +14,12 @@ from vispe.evaluate.audit.verdict import judge
 from vispe.evaluate.behaviour.occlusion import FILLINGS, Occlusion, excess, mirrored, occlude
 from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import K
-from vispe.evaluate.behaviour.translation import Shift
+from vispe.evaluate.behaviour.translation import TranslationChange
 
 
-def found(f, images, patch=1, **options):
+def found(f, images, patch_size=1, **options):
     return audit(
-        AuditedModel(f, "model", patch=patch), images, [Occlusion()], controls=(), **options
+        AuditedModel(f, "model", patch_size=patch_size), images, [Occlusion()], controls=(), **options
     ).findings[0]
 
 
@@ -115,7 +115,7 @@ def test_a_model_without_encoding_weighs_all_places_alike(pool):
     options = {"class_token": False} if pool == "avg" else {}
     model = timm.create_model("test_vit", img_size=80, num_classes=0, global_pool=pool, **options)
     f = VisionModel(convert(model, "none").eval())
-    outcome = found(f, torch.randn(3, 3, 80, 80), patch=None).outcome
+    outcome = found(f, torch.randn(3, 3, 80, 80), patch_size=None).outcome
     assert outcome.value == pytest.approx(0, abs=1e-3)
     rows = outcome.details["importance of rows"]
     assert min(rows) > 1e-6
@@ -142,9 +142,9 @@ def test_an_image_makes_ten_passes_beside_those_of_shift_and_a_short_record():
     for side in (8, 32):
         calls, acc = [], Accumulator()
         acc.begin(1)
-        audited = AuditedModel(lambda x: (calls.append(1), x)[1], "pixels", patch=2)  # noqa: B023
+        audited = AuditedModel(lambda x: (calls.append(1), x)[1], "pixels", patch_size=2)  # noqa: B023
         runs = PerturbedRuns(audited, torch.rand(3, side, side), 1)
-        Shift().rerun(acc, runs)
+        TranslationChange().rerun(acc, runs)
         assert len(calls) == 4
         Occlusion().rerun(acc, runs)
         assert len(calls) == 14
@@ -154,6 +154,6 @@ def test_an_image_makes_ten_passes_beside_those_of_shift_and_a_short_record():
 
 def test_less_than_four_patches_a_side_are_refused_in_a_sentence():
     result = audit(
-        AuditedModel(lambda x: x, "pixels", patch=4), torch.rand(1, 3, 8, 16), [Occlusion()], controls=()
+        AuditedModel(lambda x: x, "pixels", patch_size=4), torch.rand(1, 3, 8, 16), [Occlusion()], controls=()
     )
     assert "needs at least 4 patches per side" in result.refused["strips"][1]

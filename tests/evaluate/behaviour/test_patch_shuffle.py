@@ -50,4 +50,4 @@ def test_it_is_asked_only_by_name():
 
 
 def test_maps_of_pixels_with_known_patches():
-    assert found(lambda x: x.softmax(1), torch.randn(1, 3, 16, 16), patch=4).value < 1e-6
+    assert found(lambda x: x.softmax(1), torch.randn(1, 3, 16, 16), patch_size=4).value < 1e-6

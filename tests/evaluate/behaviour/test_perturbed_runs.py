@@ -6,7 +6,7 @@ import torch
 
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns, Step
+from vispe.evaluate.behaviour.perturbed_runs import CommonStep, PerturbedRuns
 
 
 def test_maps_and_descriptor_of_a_picture_are_one_pass():
@@ -24,14 +24,14 @@ def test_maps_and_descriptor_of_a_picture_are_one_pass():
 @pytest.mark.parametrize(
     ("cell", "patch", "wanted"),
     [
-        (4, 4, Step(4, 1, (3, 6))),  # a transformer
-        (1, 4, Step(4, 4, (3, 6))),  # class probabilities of pixels
-        (4, None, Step(4, 1, (3, 6))),
-        (1, None, Step(1, 1, (12, 24))),
-        (4, 2, Step(4, 1, (3, 6))),  # cells of several patches
-        (2, 3, Step(6, 3, (2, 4))),
+        (4, 4, CommonStep(4, 1, (3, 6))),  # a transformer
+        (1, 4, CommonStep(4, 4, (3, 6))),  # class probabilities of pixels
+        (4, None, CommonStep(4, 1, (3, 6))),
+        (1, None, CommonStep(1, 1, (12, 24))),
+        (4, 2, CommonStep(4, 1, (3, 6))),  # cells of several patches
+        (2, 3, CommonStep(6, 3, (2, 4))),
     ],
 )
 def test_the_least_move_is_whole_in_patches_and_cells(cell, patch, wanted):
-    audited = AuditedModel(torch.nn.AvgPool2d(cell), "means", patch=patch)
+    audited = AuditedModel(torch.nn.AvgPool2d(cell), "means", patch_size=patch)
     assert PerturbedRuns(audited, torch.rand(3, 12, 24), 0).step() == wanted

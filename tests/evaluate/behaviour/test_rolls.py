@@ -6,7 +6,7 @@ import torch
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.measure import Accumulator
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns, Step
+from vispe.evaluate.behaviour.perturbed_runs import CommonStep, PerturbedRuns
 from vispe.evaluate.behaviour.rolls import K, raise_if_refused, rolled, rolls, starts, step_or_refusal
 
 
@@ -17,20 +17,20 @@ def test_a_strip_comes_to_every_place_by_whole_patches(grid):
             begin = starts(n)
             assert begin[0] == 0
             assert begin[-1] + n // K == n
-            moved = [begin[number] + offset[axis] for offset in rolls(number, Step(1, 1, grid))]
+            moved = [begin[number] + offset[axis] for offset in rolls(number, CommonStep(1, 1, grid))]
             assert tuple(moved) == begin
 
 
 def test_a_roll_by_nothing_is_the_image_as_it_is():
     picture = torch.rand(3, 8, 8)
-    assert rolled(picture, Step(2, 1, (4, 4)), (0, 0))[0] == "as it is"
-    name, moved = rolled(picture, Step(2, 1, (4, 4)), (1, -1))
+    assert rolled(picture, CommonStep(2, 1, (4, 4)), (0, 0))[0] == "as it is"
+    name, moved = rolled(picture, CommonStep(2, 1, (4, 4)), (1, -1))
     assert name == "roll 2,-2"
     assert torch.equal(moved[:, 2:, :-2], picture[:, :-2, 2:])
 
 
 def test_what_does_not_divide_is_refused_once_all_images_are_seen():
-    audited, acc = AuditedModel(torch.nn.AvgPool2d(4), "means", patch=4), Accumulator()
+    audited, acc = AuditedModel(torch.nn.AvgPool2d(4), "means", patch_size=4), Accumulator()
     acc.begin(0)
     assert step_or_refusal(acc, PerturbedRuns(audited, torch.rand(3, 16, 16), 0)) is not None
     raise_if_refused(acc)

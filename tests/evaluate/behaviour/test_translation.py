@@ -10,7 +10,7 @@ from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
-from vispe.evaluate.behaviour.translation import Shift, inside_margin
+from vispe.evaluate.behaviour.translation import TranslationChange, inside_margin
 
 
 def vit(encoding=None, size=64):
@@ -22,8 +22,8 @@ def vit(encoding=None, size=64):
 class Counted:
     """A function of images that counts its calls."""
 
-    def __init__(self, f, patch=None):
-        self.f, self.patch, self.calls = f, patch, 0
+    def __init__(self, f, patch_size=None):
+        self.f, self.patch_size, self.calls = f, patch_size, 0
 
     def __call__(self, images):
         self.calls += 1
@@ -32,7 +32,7 @@ class Counted:
 
 def found(f, images, **options):
     audited = AuditedModel(f, "model", **options)
-    return audit(audited, images, [Shift()], controls=())
+    return audit(audited, images, [TranslationChange()], controls=())
 
 
 def test_a_model_without_encoding_does_not_see_a_roll():
@@ -60,7 +60,7 @@ def test_planted_change_of_one_channel_gives_its_closed_form():
         one = torch.ones(len(images), 1, 4, 4)
         return torch.cat([one, upper.expand(len(images), -1, -1, -1)], 1)
 
-    outcome = found(f, torch.randn(1, 3, 16, 16), patch=4).findings[0].outcome
+    outcome = found(f, torch.randn(1, 3, 16, 16), patch_size=4).findings[0].outcome
     assert outcome.value == pytest.approx(1 - 0.5**0.5)
 
 
@@ -82,7 +82,7 @@ def test_rolls_are_whole_patches_where_a_patch_has_several_cells():
         return torch.nn.functional.interpolate(mean, scale_factor=4)
 
     images = torch.rand(3, 3, 24, 24)
-    assert found(f, images, patch=4).findings[0].value < 1e-6
+    assert found(f, images, patch_size=4).findings[0].value < 1e-6
 
 
 def test_what_patches_do_not_divide_is_refused_in_a_sentence():
@@ -109,7 +109,9 @@ def test_what_is_kept_does_not_grow_with_the_image():
     def accumulated(size):
         acc = Accumulator()
         acc.begin(0)
-        Shift().rerun(acc, PerturbedRuns(AuditedModel(lambda x: x, "pixels"), torch.rand(3, size, size), 0))
+        TranslationChange().rerun(
+            acc, PerturbedRuns(AuditedModel(lambda x: x, "pixels"), torch.rand(3, size, size), 0)
+        )
         assert not acc.sums
         return len(str(acc.records[0].keys())), sum(
             len(v) for v in acc.records[0].values() if isinstance(v, list)

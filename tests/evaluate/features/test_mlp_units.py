@@ -55,7 +55,7 @@ class Planted(torch.nn.Module):
 
 
 def accumulated(model, n=8):
-    audited, acc = AuditedModel(model, "planted", patch=8), Accumulator()
+    audited, acc = AuditedModel(model, "planted", patch_size=8), Accumulator()
     level = torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     for k, one in enumerate(level.repeat_interleave(8, 2).repeat_interleave(8, 3)):
         acc.begin(k)
@@ -86,7 +86,7 @@ def test_a_model_of_timm_and_refusals():
     finding = audit(AuditedModel(VisionModel(model), "none"), images, (MlpUnits(),)).findings[0]
     assert finding.verdict == "no"
     assert len(finding.outcome.per_layer) == 2
-    audited, acc = AuditedModel(lambda x: x, "identity", patch=1), Accumulator()
+    audited, acc = AuditedModel(lambda x: x, "identity", patch_size=1), Accumulator()
     acc.begin(0)
     MlpUnits().rerun(acc, PerturbedRuns(audited, images[0], 0))
     with pytest.raises(UnsupportedHost, match="no MLP"):

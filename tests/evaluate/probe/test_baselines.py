@@ -103,7 +103,7 @@ def test_what_cannot_be_averaged_is_said():
             "needs the image rotated by 90 degrees, which the model rejects: The model"
         )
     torch.testing.assert_close(refusing["shift_average"], found["shift_average"])
-    with pytest.raises(ShapeError, match=r"multiples of patch=4, got \(12, 18\) px"):
+    with pytest.raises(ShapeError, match=r"multiples of patch_size=4, got \(12, 18\) px"):
         transform_averages(Table(), noise(1, 12, 18)[0], PATCH)
     with pytest.raises(ShapeError, match=r"expected a map of \(10, 10\) patches, got \(5, 5\)"):
         transform_averages(Table(), noise(1, 20, 20)[0], 2)
@@ -328,6 +328,6 @@ def test_a_function_without_a_patch_has_no_averages_and_one_may_be_given():
     assert [r.key for r in probe_baselines(f, images, blank=[1], step=2).rows] == [
         "none", "blank", "svd", "rasa_published", "rasa",
     ]  # fmt: skip
-    rows = probe_baselines(f, images, blank=[1], step=2, patch=PATCH, shifts=1).rows
+    rows = probe_baselines(f, images, blank=[1], step=2, patch_size=PATCH, shifts=1).rows
     keys = ["none", "blank", "svd", "published_average", "d4_average", "rasa_published", "rasa", "d4_rasa"]
     assert [r.key for r in rows] == keys

@@ -194,7 +194,7 @@ def test_functions_and_towers_of_open_clip_are_probed_as_models_are(learned):
     assert isinstance(f, VisionModel)
     found = probe_layers(clip, noise(2, h, w), targets=("lr",), step=2)
     assert found.r2.shape == (f.depth, 1, 2)
-    assert found.grids == ((h // f.patch, w // f.patch),) * f.depth
+    assert found.grids == ((h // f.patch_size, w // f.patch_size),) * f.depth
     for source in (clip, clip.visual):
         assert positional_probe(source, noise(1, h, w), step=2).grid == found.grids[0]
 

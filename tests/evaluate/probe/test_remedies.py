@@ -48,7 +48,7 @@ def test_rasa_features_are_those_of_the_fit_by_hand(model):
     images, fit = noise(2), noise(5, seed=1)
     remedy = remedied(model, "rasa", fit, rounds=3)
     assert isinstance(remedy, RasaFeatures)
-    assert remedy.patch == 16
+    assert remedy.patch_size == 16
     f = VisionModel(model)
     with torch.no_grad():
         rasa = Rasa(3, standardize=True, alpha=ALPHA).fit(f(fit).double())

@@ -60,7 +60,7 @@ def main(out):
         measure(
             strange,
             [torch.rand(1, 16, 16), torch.rand(1, 24, 24)],
-            patch=1,
+            patch_size=1,
             processes=processes,
             metrics=["d4"],
         )
@@ -130,7 +130,7 @@ def test_shares_of_batches_are_whole_batches():
         return images
 
     images = [torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(k)) for k in range(5)]
-    reports = [measure(f, images, patch=1, metrics=["position"], batch_size=b) for b in (1, 2, 5)]
+    reports = [measure(f, images, patch_size=1, metrics=["position"], batch_size=b) for b in (1, 2, 5)]
     poses = [1] * 8  # of the pictures of the first image
     assert seen == [1] * 5 + poses + [2, 2, 1] + poses + [5] + poses
     for report in reports[1:]:

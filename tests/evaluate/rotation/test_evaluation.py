@@ -278,7 +278,7 @@ def test_images_too_small_for_an_angle_are_left_out_there():
     pooled = measure(
         lambda x: torch.nn.functional.avg_pool2d(x, 4),
         [picture(s) for s in sizes],
-        patch=4,
+        patch_size=4,
         angles=(30.0,),
         metrics=["angles", "shift"],
     )

@@ -198,11 +198,11 @@ def test_a_measurement_notes_what_exceeds_the_scale():
 
     image = torch.rand(3, 8, 8) * 0.1
     image[:, 4:] += 0.9
-    report = measure(louder, [image], metrics=["d4"], patch=1)
+    report = measure(louder, [image], metrics=["d4"], patch_size=1)
     assert report.result.find("D4 worst", "error").values[0] > 2
     (note,) = [n for n in report.result.notes if "above 1.41" in n]
     assert note in report.to_dict()["notes"]
-    calm = measure(lambda images: images, [image], metrics=["d4"], patch=1)
+    calm = measure(lambda images: images, [image], metrics=["d4"], patch_size=1)
     assert not any("1.41" in n for n in calm.result.notes)
 
 

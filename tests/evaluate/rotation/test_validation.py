@@ -65,7 +65,7 @@ def test_intensity_shows_nothing_above_sampling(name):
     assert all(
         r.values == 0 for r in equivariance(raw_intensity, [image], measures=["error"], controls=False)
     )
-    for found in angle_equivariance(raw_intensity, [image], angles=ANGLES, patch=1):
+    for found in angle_equivariance(raw_intensity, [image], angles=ANGLES, patch_size=1):
         assert found.values[0] <= found.floor[0] < 0.2
 
 

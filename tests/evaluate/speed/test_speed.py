@@ -14,8 +14,8 @@ from vispe.attention.backends.triton import tiles
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.speed import (
     Bench,
+    BenchmarkPlan,
     Case,
-    Plan,
     benchmark,
     judge,
     plan_for,
@@ -23,7 +23,7 @@ from vispe.evaluate.speed import (
     table,
     winners,
 )
-from vispe.evaluate.speed.case_inputs import Setup
+from vispe.evaluate.speed.case_inputs import CaseInputs
 from vispe.evaluate.speed.cases import STRUCTURED
 from vispe.evaluate.speed.contenders import Contender, contenders, ours
 from vispe.evaluate.speed.correctness import run_check
@@ -32,7 +32,7 @@ from vispe.evaluate.speed.timing import measure
 
 ROOT = Path(__file__).parents[3]
 TINY = Case((3, 4), 1, 2, 2, 16, "float32")
-PLAN = Plan(
+PLAN = BenchmarkPlan(
     (TINY,), ("forward", "table"), reps=2, slow=False, check_shapes=(((3, 4), 1, 16),),
     check_dtypes=("float32",), warmup=0.0,
 )  # fmt: skip
@@ -52,7 +52,9 @@ def program(*words, folder):
 def test_the_dry_run_enters_every_path(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     out = tmp_path / "attention.json"
-    done = program("eval/bench/attention.py", "--dry", "--device", "cpu", "--out", str(out), folder=tmp_path)
+    done = program(
+        "eval/bench/attention.py", "--dry-run", "--device", "cpu", "--out", str(out), folder=tmp_path
+    )
     state = json.loads(out.read_text())
     assert [c["bias"] for c in state["checks"]] == [
         "none", "distance", "slopes", "table", "padding", "dropped", "decomposed", "gated", "rotary",
@@ -82,7 +84,17 @@ def test_the_dry_run_enters_every_path(tmp_path):
 def test_the_tuner_writes_what_it_tried(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     out = tmp_path / "tiles.json"
-    words = ["--dry", "--kernels", "forward", "--dtypes", "float32", "--tokens", "short", "--widths", "64"]
+    words = [
+        "--dry-run",
+        "--kernels",
+        "forward",
+        "--dtypes",
+        "float32",
+        "--tokens",
+        "short",
+        "--widths",
+        "64",
+    ]
     program("eval/bench/tune.py", *words, "--out", str(out), folder=tmp_path)
     before, after = json.loads(tiles.FILE.read_text()), json.loads(out.read_text())
     changed = [a for a, b in zip(after, before, strict=True) if a != b]
@@ -95,7 +107,7 @@ def test_the_tuner_writes_what_it_tried(tmp_path):
 @pytest.mark.slow
 def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
-    words = ["eval/bench/first.py", "--dry", "--workers", "1", "--out", str(tmp_path)]
+    words = ["eval/bench/first.py", "--dry-run", "--num-workers", "1", "--out", str(tmp_path)]
     program(*words, folder=tmp_path)
     found = json.loads((tmp_path / "first.json").read_text())
     assert list(found) == [
@@ -222,7 +234,7 @@ def test_a_wrong_result_is_seen(monkeypatch):
 
 @pytest.mark.parametrize("mode", STRUCTURED)
 def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
-    setup = Setup(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
+    setup = CaseInputs(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
     what, (q, k, v, _) = setup.structured(), (t.detach().double() for t in setup.sets[0])
     wanted = what.double().attend(q, k, v, "reference")
     rows = torch.arange(0, setup.case.tokens, 2)
@@ -232,7 +244,7 @@ def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
     assert setup.error(wanted, "structured")[0] < 1e-12
     assert len(setup.leaves) == (2 if mode in ("decomposed", "gated") else 0)
     with pytest.raises(OptionError, match=r"mode must be one of .*got 'table'"):
-        Setup(setup.case, "table", "cpu").structured()
+        CaseInputs(setup.case, "table", "cpu").structured()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,7 +262,7 @@ def test_a_wrong_result_of_another_path_is_seen(kind, monkeypatch):
 
 def test_the_exact_result_is_that_of_the_reference():
     for mode in ("slopes", "table"):
-        setup = Setup(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
+        setup = CaseInputs(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
         dense = setup.bias().dense()[0, 1]
         rows = torch.arange(setup.case.tokens)
         torch.testing.assert_close(setup.bias_rows(setup.kind, 1, rows).float(), dense.detach())
@@ -258,8 +270,8 @@ def test_the_exact_result_is_that_of_the_reference():
 
 @pytest.mark.gpu
 def test_memory_and_events_on_a_gpu():
-    setup = Setup(Case((32, 32), 1, 2, 2), "forward", "cuda", "triton")
-    row = measure(Contender("vispe", "mode", ours("mode")), setup, Plan((setup.case,), reps=50))
+    setup = CaseInputs(Case((32, 32), 1, 2, 2), "forward", "cuda", "triton")
+    row = measure(Contender("vispe", "mode", ours("mode")), setup, BenchmarkPlan((setup.case,), reps=50))
     assert row["error"] < 4e-3
     assert 0 < row["extra_mib"] < 1025**2 * 2 * 2 / 2**20
     assert row["reps"] == 50

@@ -58,7 +58,7 @@ def test_majority_is_what_a_simulation_of_the_published_sampler_gives():
 
 def test_images():
     cells = torch.tensor([[[0, 1], [2, 0], [2, 2]]])
-    picture = dataset.images(cells, grid=3, patch=2)
+    picture = dataset.images(cells, grid=3, patch_size=2)
     assert picture.shape == (1, 3, 6, 6)
     for colour, (x, y) in enumerate(cells[0].tolist()):
         wanted = torch.zeros(6, 6)

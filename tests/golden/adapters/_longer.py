@@ -1,6 +1,6 @@
 """Ids of longer inputs than a table was trained for."""
 
-from vispe.encodings.additive.learned import extended_indices, table_indices
+from vispe.encodings.additive.trained.learned import extended_indices, table_indices
 
 
 def longer(case):

@@ -11,7 +11,7 @@ import torch
 from timm.models import VisionTransformer
 
 import vispe
-from vispe.encodings.parts.skew_symmetric import skew_matrix, skew_upper
+from vispe.encodings.parts.rotary.skew_symmetric import skew_matrix, skew_upper
 from vispe.hosts.common.context import Context
 
 NAMES = {

@@ -11,7 +11,7 @@ def run(case):
     options = {
         "min_freq": case.config("min_freq"),
         "max_freq": case.config("max_freq"),
-        "still": case.config("p_zero_freqs", 0.0),
+        "unrotated": case.config("p_zero_freqs", 0.0),
     }
     if tuple(case.input("q").shape) != (case.config("B"), heads, grid[0] * grid[1], width):
         raise ValueError("the queries are not of the sizes of the case")

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import vispe
-from vispe.encodings.parts.grape_rank2 import rotate_rank2
+from vispe.encodings.parts.rotary.grape_rank2 import rotate_rank2
 
 
 def run(case):

@@ -8,7 +8,7 @@ import math
 import torch
 
 import vispe
-from vispe.encodings.parts.gta_representations import circle
+from vispe.encodings.parts.rotary.gta_representations import circle
 
 
 def run(case):

@@ -4,7 +4,7 @@ import torch
 
 import vispe
 from tests.golden.adapters._turned import turned
-from vispe.encodings.parts.head_basis import fold_rows
+from vispe.encodings.parts.rotary.head_basis import fold_rows
 
 
 def run(case):

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from vispe.encodings.bias.hope_hyperbolic import MARGIN
+from vispe.encodings.bias.decay.hope_hyperbolic import MARGIN
 
 
 def run(case):

@@ -7,7 +7,7 @@ import torch
 from timm.models import VisionTransformer
 
 import vispe
-from vispe.encodings.bias.irpe import bucket_ids, num_buckets, piecewise_index
+from vispe.encodings.bias.offsets.irpe import bucket_ids, num_buckets, piecewise_index
 
 METHODS = {"euc": "euclidean", "quant": "quantization"}
 MODES = {"ctx": "contextual"}

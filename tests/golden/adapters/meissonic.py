@@ -21,8 +21,8 @@ def run(case):
     ids = torch.cat([torch.zeros(text, 2), torch.cartesian_prod(*map(torch.arange, grid))])
     ids = torch.cat([torch.zeros(len(ids), 1), ids], -1)
     case.agree("the ids", case.input("ids"), ids.to(case.input("ids")))
-    flat = build(still=time / width, split=[n // 2 for n in sides])
-    video = build(still=0.0, split=[n // 2 for n in (time, *sides)]) if time else flat
+    flat = build(unrotated=time / width, split=[n // 2 for n in sides])
+    video = build(unrotated=0.0, split=[n // 2 for n in (time, *sides)]) if time else flat
     yield "picture", _outputs(case, flat.transform(picture, 0))
     if time:
         yield "ids", _outputs(case, video.transform(vispe.Positions(case.input("ids").float()), 0))

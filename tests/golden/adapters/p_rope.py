@@ -9,7 +9,7 @@ from vispe.attention import PairRotation
 
 def run(case):
     width, heads = case.config("D"), case.config("H")
-    options = {"split": [width // 2], "turning": case.config("p"), "temperature": case.config("theta")}
+    options = {"split": [width // 2], "rotary_ratio": case.config("p"), "temperature": case.config("theta")}
     encoding = vispe.create_encoding("rope_axial.p_rope", dim=width * heads, num_heads=heads, **options)
     # the positions of a case are said to start at `shift`; they are taken to leave it out where they start elsewhere
     place, shift = case.input("pos").float(), case.config("shift", 0)

@@ -1,7 +1,7 @@
 """Golden cases of PaTH: attention and gradients for steps, strengths and gates that are given."""
 
 import vispe
-from vispe.encodings.bias.path import PathScores
+from vispe.encodings.bias.content.path import PathScores
 
 
 def run(case):

@@ -8,7 +8,7 @@ from timm.models import VisionTransformer
 
 import vispe
 from vispe.encodings.parts.seqpe.encoder import DigitEncoder, digits_of, may_attend
-from vispe.encodings.rotary.seqpe import contrastive_loss, transfer_loss
+from vispe.encodings.rotary.content.seqpe import contrastive_loss, transfer_loss
 from vispe.grid import PerToken
 
 

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from vispe.encodings.bias.t5 import relative_buckets
+from vispe.encodings.bias.offsets.t5 import relative_buckets
 
 
 def run(case):

@@ -15,7 +15,7 @@ from transformers import Dinov2Config, Dinov2Model, VideoMAEConfig, VideoMAEMode
 import vispe
 from tests.hosts.helpers import EVERY
 from vispe.encodings.base import Additive, Mixing
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import OptionError, UnsupportedCombination
 

@@ -12,7 +12,7 @@ from tests.hosts.helpers import close, cotangent, dense, grads, image, shake
 from tests.hosts.open_clip.common import CUSTOM, TOWER, as_custom, tiny_clip, tiny_tower, tower_oracle, words
 from vispe.backbones.attention_recorder import record_attention
 from vispe.errors import InputError, OptionError
-from vispe.hosts.open_clip.tower import ConvertedTower
+from vispe.hosts.open_clip.tower import ConvertedClipTower
 
 GEOMETRIC = torch.tensor([2.0 ** (-2 * k) for k in (1, 2, 3, 4)])
 WORD = "positional_embedding"
@@ -319,7 +319,7 @@ def test_copies_and_pickles(spec):
     wanted = model.encode_image(image())
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(copied.encode_image(image()), wanted)
-        assert isinstance(copied.visual, ConvertedTower)
+        assert isinstance(copied.visual, ConvertedClipTower)
         assert vispe.describe(copied) == vispe.describe(model)
         assert torch.equal(vispe.restore(copied).encode_image(image()), tiny_clip().encode_image(image()))
 

@@ -13,7 +13,7 @@ import vispe
 from tests.hosts.helpers import close, image, shake
 from tests.hosts.open_clip.common import TEXT, TOWER, VISION, tiny_clip, tiny_tower, words
 from vispe.errors import UnsupportedCombination, UnsupportedHost
-from vispe.hosts.open_clip.tower import ConvertedTower
+from vispe.hosts.open_clip.tower import ConvertedClipTower
 from vispe.hosts.timm.vit import ConvertedViT
 
 TIMM = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160}
@@ -97,7 +97,7 @@ def test_what_open_clip_does_with_a_timm_tower_still_works():
 def test_the_image_tower_of_coca_is_converted_and_captions_follow():
     stock = coca()
     model = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned)", keep_abs=True)
-    assert isinstance(model.visual, ConvertedTower)
+    assert isinstance(model.visual, ConvertedClipTower)
     changed = model(image(), words()[:2], output_labels=False)
     for p in (p for n, p in model.named_parameters() if "pos_enc" in n):
         p.data.zero_()

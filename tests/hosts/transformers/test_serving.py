@@ -11,7 +11,7 @@ from tests.hosts.transformers.tiny import QWEN, VIDEO, batch, make
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.serving import load_positions, serve_positions
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, list_schemes
-from vispe.multimodal.serving import Rows
+from vispe.multimodal.serving import TableRows
 
 SMALL = (8, 8, 8)
 REFUSED = {
@@ -67,7 +67,7 @@ def rounded(served, sample, grids, more):
 def test_rows_have_the_coordinates_of_the_converted_model(family, name):
     sample, grids = row(family, 3, "image", 2, "video", 1, "wide", 2)
     model = converted(family, name)
-    served = serve_positions(model, positions=512, picture=SMALL, nearest=name in ROUNDED)
+    served = serve_positions(model, positions=512, grid_thw=SMALL, nearest=name in ROUNDED)
     ids, delta = served.positions(sample["input_ids"][0].tolist(), **grids)
     expected, _ = model.model.get_rope_index(**sample.without("pixel_values", "pixel_values_videos"))
     values = served.rows.values()[ids]
@@ -88,7 +88,7 @@ def test_rows_have_the_coordinates_of_the_converted_model(family, name):
 def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
     stock = make(family)
     model = converted(family, name)
-    serve_positions(model, positions=512, picture=SMALL, nearest=name in ROUNDED).save(tmp_path)
+    serve_positions(model, positions=512, grid_thw=SMALL, nearest=name in ROUNDED).save(tmp_path)
     served = load_positions(tmp_path)
     engine = Engine(stock.model.language_model, stock.lm_head, chunk)
     assert served.install(engine) == ["rotary_emb"]
@@ -113,7 +113,7 @@ def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
 
 
 def test_pages_of_words_are_the_same_with_pictures_behind_them():
-    rows = Rows.reaching(create_scheme("videorope"), 64, SMALL)
+    rows = TableRows.reaching(create_scheme("videorope"), 64, SMALL)
     with_picture, alone = rows.requests(
         Stream.of([[Text(4), Image(3, 5), Text(2)], [Text(9)]], padding="right")
     )
@@ -124,7 +124,7 @@ def test_pages_of_words_are_the_same_with_pictures_behind_them():
 
 @pytest.mark.parametrize("name", ["v2pe", "videorope", "circlerope"])
 def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
-    rows = Rows.reaching(create_scheme(name), 64, SMALL, nearest=True)
+    rows = TableRows.reaching(create_scheme(name), 64, SMALL, nearest=True)
     values = rows.values()
     assert len(values) == rows.size == len(values.unique())
     assert float(values.min()) == -rows.below
@@ -136,7 +136,7 @@ def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_schemes_that_no_engine_can_go_on_with_are_refused(name):
     with pytest.raises(UnsupportedCombination, match=f"Engines need {REFUSED[name]}"):
-        serve_positions(make("qwen2_vl", kv_heads=4), name, positions=64, picture=SMALL)
+        serve_positions(make("qwen2_vl", kv_heads=4), name, positions=64, grid_thw=SMALL)
 
 
 def test_refusals_say_what_to_do(tmp_path):
@@ -149,8 +149,8 @@ def test_refusals_say_what_to_do(tmp_path):
     with pytest.raises(UnsupportedHost, match="must be a vision-language model"):
         serve_positions(torch.nn.Linear(2, 2), "mrope_i")
     with pytest.raises(InputError, match="nearest=True"):
-        serve_positions(make("qwen2_vl"), "circlerope", positions=64, picture=SMALL)
-    served = serve_positions(make("qwen2_vl"), "videorope", positions=12, picture=SMALL)
+        serve_positions(make("qwen2_vl"), "circlerope", positions=64, grid_thw=SMALL)
+    served = serve_positions(make("qwen2_vl"), "videorope", positions=12, grid_thw=SMALL)
     with pytest.raises(InputError, match="positions=13"):
         served.positions([5] * 13)
     with pytest.raises(InputError, match="below=8"):
@@ -171,7 +171,7 @@ def test_a_folder_serves_as_the_model_does(family, tmp_path):
     with pytest.warns(UserWarning, match="mrope_i"):
         model.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
-    loaded, direct = (serve_positions(m, positions=99, picture=SMALL) for m in (tmp_path / "model", model))
+    loaded, direct = (serve_positions(m, positions=99, grid_thw=SMALL) for m in (tmp_path / "model", model))
     assert str(loaded.rows.scheme) == str(direct.rows.scheme)
     assert torch.equal(loaded.table.cache, direct.table.cache)
     assert torch.equal(loaded.table.axis_of_pair, model.model.language_model.vispe_axis_of_pair)
@@ -188,7 +188,7 @@ def test_a_folder_serves_as_the_model_does(family, tmp_path):
 
 @pytest.mark.parametrize("seconds", [None, [0.5]])
 def test_a_prompt_of_a_video_takes_its_seconds(seconds):
-    served = serve_positions(make("qwen2_5_vl"), positions=99, picture=SMALL)
+    served = serve_positions(make("qwen2_5_vl"), positions=99, grid_thw=SMALL)
     ids = [3, *[VIDEO] * 12, 4]
     more = {} if seconds is None else {"second_per_grid_ts": seconds}
     actual, delta = served.positions(ids, video_grid_thw=[[2, 4, 6]], **more)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from vispe.errors import InputError
-from vispe.images.labels.label_files import read_labels, read_truth
+from vispe.images.labels.label_files import read_labels
+from vispe.images.labels.truth_files import read_truth
 
 H, W = 20, 30
 BOXES = {"bg": (0, 0, 8, 6), "ob": (10, 10, 28, 18)}

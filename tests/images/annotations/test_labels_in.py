@@ -8,7 +8,8 @@ import pytest
 
 from vispe.errors import InputError, OptionError
 from vispe.images.annotations.imagej_rois import read_rois, roi_class
-from vispe.images.labels.label_files import read_label_set, read_labels, read_truth
+from vispe.images.labels.label_files import read_label_set, read_labels
+from vispe.images.labels.truth_files import read_truth
 
 roifile = pytest.importorskip("roifile", reason="roifile reads regions of ImageJ: pip install 'vispe[cli]'")
 H, W = 20, 30

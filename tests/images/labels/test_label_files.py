@@ -9,7 +9,8 @@ import tifffile
 from PIL import Image
 
 from vispe.errors import InputError, OptionError
-from vispe.images.labels.label_files import read_label_set, read_labels, read_truth
+from vispe.images.labels.label_files import read_label_set, read_labels
+from vispe.images.labels.truth_files import read_truth
 
 SHARED = Path(__file__).resolve().parents[3] / "../shared/data/microscopy"
 RNG = np.random.default_rng(11)

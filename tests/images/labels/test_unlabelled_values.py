@@ -8,7 +8,8 @@ import tifffile
 from PIL import Image
 
 from vispe.errors import InputError
-from vispe.images.labels.label_files import read_labels, read_truth
+from vispe.images.labels.label_files import read_labels
+from vispe.images.labels.truth_files import read_truth
 
 H, W = 20, 30
 SHAPE = (1, H, W)

@@ -19,7 +19,7 @@ from vispe.multimodal import (
     rotation,
 )
 from vispe.multimodal.properties import is_text_exact
-from vispe.multimodal.serving import Rows, table_of
+from vispe.multimodal.serving import TableRows, table_of
 
 LAYOUTS = ("paired", "elementwise")
 
@@ -123,7 +123,7 @@ def test_an_axis_for_each_channel_needs_halves():
     with pytest.raises(UnsupportedCombination, match="needs layout='half', got 'interleaved'"):
         rotation(ids, inverse_frequencies(16), axes, layout="interleaved")
     with pytest.raises(UnsupportedCombination, match="one axis for the two channels of a pair, got xdrope"):
-        table_of(Rows(scheme, 64), inverse_frequencies(16))
+        table_of(TableRows(scheme, 64), inverse_frequencies(16))
     with pytest.raises(ShapeError, match="16 pairs of channels, but there are 7 frequencies"):
         angles(ids, inverse_frequencies(14), axes)
 

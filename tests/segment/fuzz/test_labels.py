@@ -14,7 +14,8 @@ from skimage.draw import disk, line
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError, VispeError
 from vispe.images.labels.class_values import read_names
-from vispe.images.labels.label_files import read_labels, read_truth
+from vispe.images.labels.label_files import read_labels
+from vispe.images.labels.truth_files import read_truth
 
 SHAPE = (1, 12, 17)
 GOOD = [{"class": 1, "points": [[2, 3], [9, 3]]}, {"class": 2, "width": 3, "points": [[5, 8]]}]

@@ -11,7 +11,7 @@ from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggestions import suggest
 from vispe.segment.model.model_file import load_model
-from vispe.segment.napari.session import FEATURES, Request, Session, Setup
+from vispe.segment.napari.session import FEATURES, FeatureSettings, Session, WorkItem
 from vispe.segment.pipeline import DEFAULT
 
 
@@ -25,8 +25,8 @@ def stack(pages: int = 1, h: int = 50, w: int = 61) -> tuple[Micrograph, np.ndar
     return micrograph(np.clip(grey, 0, 255).astype(np.uint8), "ZYX", "halves"), labels
 
 
-def setup(image: Micrograph, **options) -> Setup:
-    return Setup(image, "filters", **options)
+def setup(image: Micrograph, **options) -> FeatureSettings:
+    return FeatureSettings(image, "filters", **options)
 
 
 def test_what_is_offered_first_is_what_the_command_does():
@@ -41,7 +41,7 @@ def test_an_answer_holds_what_live_gives():
     image, labels = stack()
     session = Session()
     assert (session.model, session.nbytes) == (None, 0)
-    answer = session.answer(Request(setup(image), 0, ("dark", "bright"), labels[0]))
+    answer = session.answer(WorkItem(setup(image), 0, ("dark", "bright"), labels[0]))
     assert answer.error is None
     expected = Live(image, features=FeatureConfig(), names=("dark", "bright")).update(labels[0])
     np.testing.assert_array_equal(answer.pages[0].prob, expected.prob)
@@ -59,20 +59,20 @@ def test_pages_names_and_setups(monkeypatch):
     monkeypatch.setattr(Live, "__init__", lambda self, *a, **k: (made.append(k), real(self, *a, **k))[1])
     session = Session()
     told: list[float] = []
-    first = session.answer(Request(setup(image), 2, ("a", "b"), labels), told.append)
+    first = session.answer(WorkItem(setup(image), 2, ("a", "b"), labels), told.append)
     assert list(first.pages) == [2]
     assert sum(told) == pytest.approx(1)
     told.clear()
-    every = session.answer(Request(setup(image), 1, ("a", "b"), labels, every=True), told.append)
+    every = session.answer(WorkItem(setup(image), 1, ("a", "b"), labels, every=True), told.append)
     assert list(every.pages) == [0, 1, 2]
     assert sum(told) == pytest.approx(1)
     np.testing.assert_allclose(every.pages[2].prob, first.pages[2].prob, rtol=0, atol=1e-6)
     one = labels[0].copy()
     one[0, 0] = 3
-    grown = session.answer(Request(setup(image), 0, ("a", "b"), one))
+    grown = session.answer(WorkItem(setup(image), 0, ("a", "b"), one))
     assert grown.names == ("a", "b", "class 3")
     assert len(made) == 1
-    other = session.answer(Request(Setup(image, "filters", "forest"), 0, ("a", "b"), labels))
+    other = session.answer(WorkItem(FeatureSettings(image, "filters", "forest"), 0, ("a", "b"), labels))
     assert other.error is None
     assert session.model.classifier.kind == "forest"
     assert len(made) == 2
@@ -83,28 +83,28 @@ def test_pages_names_and_setups(monkeypatch):
 def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
     image, labels = stack()
     session = Session()
-    before = session.answer(Request(setup(image), 0, ("dark", "bright"), labels))
+    before = session.answer(WorkItem(setup(image), 0, ("dark", "bright"), labels))
     Live(image, features=FeatureConfig(), names=("dark", "bright")).update(labels)
     live = Live(image, features=FeatureConfig(), names=("dark", "bright"), colors=((9, 9, 9), (8, 8, 8)))
     live.update(labels)
     model = load_model(live.save(tmp_path / "m.vispe"))
     session = Session()
     for drawn in (None, np.zeros_like(labels)):
-        answer = session.answer(Request(setup(image, model=model), 0, model.names, drawn))
+        answer = session.answer(WorkItem(setup(image, model=model), 0, model.names, drawn))
         np.testing.assert_array_equal(answer.pages[0].prob, before.pages[0].prob)
         assert answer.colors == ((9, 9, 9), (8, 8, 8))
-    learned = session.answer(Request(setup(image, model=model), 0, model.names, labels[:, ::-1]))
+    learned = session.answer(WorkItem(setup(image, model=model), 0, model.names, labels[:, ::-1]))
     assert learned.error is None
     assert session.model is not model
     assert setup(image, model=model).is_equivalent(
-        Setup(image, "vispe_micro", "forest", model)
+        FeatureSettings(image, "vispe_micro", "forest", model)
     )  # the model decides
 
 
 def test_trust_is_told_with_the_result():
     image, labels = stack(2, 64, 64)
     told: list[float] = []
-    answer = Session().answer(Request(setup(image), 0, ("dark", "bright"), labels, trust=True), told.append)
+    answer = Session().answer(WorkItem(setup(image), 0, ("dark", "bright"), labels, trust=True), told.append)
     assert answer.error is None
     assert answer.trust.names == ("dark", "bright")
     np.testing.assert_array_equal(answer.trust.labels, answer.pages[0].labels)
@@ -126,7 +126,7 @@ def test_trust_is_told_with_the_result():
 def test_what_cannot_be_done_is_one_sentence(change, text):
     image, labels = stack()
     answer = Session().answer(
-        Request(**{"setup": setup(image), "names": ("dark", "bright"), "labels": labels, **change})
+        WorkItem(**{"setup": setup(image), "names": ("dark", "bright"), "labels": labels, **change})
     )
     assert not answer.pages
     assert "\n" not in answer.error
@@ -153,16 +153,16 @@ def test_nothing_is_raised(monkeypatch, error, text):
         raise error
 
     monkeypatch.setattr(Live, "draw", fail)
-    assert Session().answer(Request(setup(image), labels=labels)).error == text
+    assert Session().answer(WorkItem(setup(image), labels=labels)).error == text
 
 
 def test_places_for_the_next_strokes_come_with_the_page():
     image, labels = stack(2)
     session = Session()
-    answer = session.answer(Request(setup(image), 1, ("dark", "bright"), labels, suggest=True))
+    answer = session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels, suggest=True))
     assert answer.error is None
     live = Live(image, page=1, features=FeatureConfig(), names=("dark", "bright"))
     live.update(labels)
     assert answer.suggestions == tuple(suggest(live))
     assert list(answer.pages) == [1]
-    assert session.answer(Request(setup(image), 1, ("dark", "bright"), labels)).suggestions is None
+    assert session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels)).suggestions is None

@@ -8,7 +8,7 @@ from vispe.errors import InputError
 from vispe.segment.features.tiles import blocks
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.objects.out_of_core_objects import Source, find_in_blocks
+from vispe.segment.objects.out_of_core_objects import RegionSource, find_in_blocks
 
 
 def in_blocks(labels, prob, grey, side, options, **more):
@@ -17,7 +17,7 @@ def in_blocks(labels, prob, grey, side, options, **more):
     def paint(page, region, mask, number):
         out[page][region.slices][mask] = number
 
-    source = Source(
+    source = RegionSource(
         labels.shape,
         lambda page, region: labels[page][region.slices],
         lambda page, region, number: prob[page, number - 1][region.slices],

@@ -5,7 +5,7 @@ import tifffile
 from tests.segment.out_of_core.stores import write_store, zarr
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.tiles import Region
-from vispe.segment.out_of_core import find_stores, is_store, out_of_core_images, stem
+from vispe.segment.out_of_core import find_stores, is_store, out_of_core_images, output_stem
 from vispe.segment.out_of_core.image_source import open_image
 
 
@@ -139,7 +139,7 @@ def test_stores_are_told_from_files(tmp_path):
         OptionError, match=r"scheduler has no effect on .*c\.png, which cannot be read in blocks"
     ):
         out_of_core_images([tmp_path / "c.png"], None, "tcp://x:1")
-    assert [stem(p) for p in (a, b, "x/y.ome.tif", "z.tiff", "q.r")] == ["a", "b", "y", "z", "q.r"]
+    assert [output_stem(p) for p in (a, b, "x/y.ome.tif", "z.tiff", "q.r")] == ["a", "b", "y", "z", "q.r"]
 
 
 def test_results_beside_stores_are_no_images(tmp_path):

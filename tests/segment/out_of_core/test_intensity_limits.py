@@ -64,10 +64,10 @@ def test_limits_scale_as_normalize_does(tmp_path, mode, dtype):
     assert data == m.valid.sum()
     assert [n for n in notes if "NaN" not in n] == said
 
-    from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, Window
+    from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, PageWindow
 
     for z in range(3):
-        window = Window(image, z, limits[z])
+        window = PageWindow(image, z, limits[z])
         np.testing.assert_array_equal(LazyPage(window)[0:41, 0:57], expected[z])
         np.testing.assert_array_equal(LazyValid(window)[3:40, 50:99], m.valid[z, 3:40, 50:99])
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.train.made_pictures import PLAIN, Numbers, Pictures, take
 from vispe.errors import InputError, OptionError
-from vispe.train.data import Augment, Batches, Concat, FolderSource, Mixture, TarSource
+from vispe.train.data import Augment, Batches, ConcatSource, FolderSource, Mixture, TarSource
 from vispe.train.data.sampler import Order
 
 POOL = (Path(__file__).resolve().parents[3] / "../shared/data/pretrain").resolve()
@@ -138,7 +138,7 @@ def test_mixtures_are_exact_in_every_period_and_through_each_source():
 
 
 def test_a_concat_is_gone_through_like_one_source():
-    source = Concat([Numbers([(4, 4)] * 5), Numbers([(4, 4)] * 2)])
+    source = ConcatSource([Numbers([(4, 4)] * 5), Numbers([(4, 4)] * 2)])
     order = np.concatenate([Batches(source, 4, 7).indices(step) for step in range(3)])
     assert all(sorted(order[e * 7 : e * 7 + 7]) == list(range(7)) for e in range(3))
 

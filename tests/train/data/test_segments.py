@@ -73,5 +73,5 @@ def test_what_does_not_fit_is_refused():
     for options in ({"count": 13}, {"count": 0}, {"length": 8}, {"length": 0}):
         with pytest.raises(OptionError, match=r"fit into a grid of .* without overlap"):
             taken(**options)
-    with pytest.raises(ShapeError, match="divisible by patch="):
+    with pytest.raises(ShapeError, match="divisible by patch_size="):
         segments(torch.zeros(1, 3, 30, 36), 4, count=1, length=1, generator=np.random.default_rng(0))

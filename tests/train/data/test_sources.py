@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.train.picture_files import COLOUR, DEEP, GREY, STACK, plain, stretched
 from vispe.errors import InputError, MissingExtra, OptionError
-from vispe.train.data import Concat, FolderSource, Mixture, Source, SyntheticSource, from_config
+from vispe.train.data import ConcatSource, FolderSource, Mixture, Source, SyntheticSource, from_config
 from vispe.train.data import synthetic as formulas
 from vispe.train.data.synthetic import synthetic_picture
 
@@ -213,7 +213,7 @@ class Flat(SyntheticSource):
 
 def test_concat_and_mixture_find_their_pictures():
     parts = [Flat(n, seed=n, side=16) for n in (2, 1, 3)]
-    for source in (Concat(parts), Mixture(parts, [1, 2, 0.5])):
+    for source in (ConcatSource(parts), Mixture(parts, [1, 2, 0.5])):
         assert [round(100 * p[2, 3, 4].item()) for p in source] == [20, 21, 10, 30, 31, 32]
         assert len(source) == 6
         assert torch.equal(source[-1], parts[2][2])
@@ -226,7 +226,7 @@ def test_concat_and_mixture_find_their_pictures():
     mixture = Mixture(parts, [1, 2, 0.5])
     assert mixture.rows == (2 * 37, 4 * 37, 37)
     assert mixture.describe()["weights"] == [1.0, 2.0, 0.5]
-    made = (Concat(parts), mixture, Mixture(parts, [1, 2, 1]), Concat(parts[::-1]))
+    made = (ConcatSource(parts), mixture, Mixture(parts, [1, 2, 1]), ConcatSource(parts[::-1]))
     assert len({source.fingerprint() for source in made}) == 4
     assert Mixture(parts, [2, 4, 1]).fingerprint() == mixture.fingerprint()
     assert Mixture(parts[:2], [0.1, 0.2]).rows == Mixture(parts[:2], [1, 2]).rows
@@ -244,11 +244,11 @@ def test_weights_that_do_not_fit(weights):
 def test_mixtures_do_not_nest_and_need_round_weights():
     parts = [SyntheticSource(1, side=8), SyntheticSource(1, side=8)]
     with pytest.raises(OptionError, match="sources must not be mixtures"):
-        Concat([Mixture(parts, [1, 2]), parts[0]])
+        ConcatSource([Mixture(parts, [1, 2]), parts[0]])
     with pytest.raises(OptionError, match=r"must have a common period .* Round them"):
         Mixture(parts, [0.333333333, 0.666666667001])
     with pytest.raises(OptionError, match="needs at least one source"):
-        Concat([])
+        ConcatSource([])
 
 
 def test_recipes_make_sources(folder):
@@ -256,7 +256,7 @@ def test_recipes_make_sources(folder):
     assert isinstance(one, FolderSource)
     assert (len(one), one.describe()["licence"]) == (3, "CC0")
     both = from_config([{"folder": str(folder)}, {"synthetic": 4, "seed": 2, "side": 8}])
-    assert type(both) is Concat
+    assert type(both) is ConcatSource
     assert len(both) == 13
     mixed = from_config([{"folder": str(folder), "weight": 3}, {"synthetic": 4, "side": 8, "weight": 1}])
     assert isinstance(mixed, Mixture)

@@ -19,7 +19,7 @@ from vispe.train.evaluate.before_after import evaluate
 from vispe.train.evaluate.criteria import criteria, tone, verdict
 from vispe.train.evaluate.html_report import evaluation_page, to_text
 from vispe.train.evaluate.mask_scores import FilterFeatures, score_masks
-from vispe.train.evaluate.probe_images import Noise, Settings, Textures, Windows, probe_step
+from vispe.train.evaluate.probe_images import CentreWindows, Noise, Settings, Textures, probe_step
 from vispe.train.retrofit.config import Retrofit, Stage, Student, Teacher
 from vispe.train.retrofit.student import load_teacher, make_student
 
@@ -270,7 +270,7 @@ def test_pictures_are_the_same_whenever_they_are_made():
         assert float(made[3].min()) >= -1
         assert float(made[3].max()) <= 1
         assert len(list(made)) == 4
-    windows = Windows([np.arange(35).reshape(5, 7)], 2, 5)
+    windows = CentreWindows([np.arange(35).reshape(5, 7)], 2, 5)
     assert windows[0].tolist() == [[1, 2, 3, 4], [8, 9, 10, 11], [15, 16, 17, 18], [22, 23, 24, 25]]
     assert windows.notes
     assert [probe_step(n) for n in (4, 12, 16, 37, 74)] == [2, 2, 2, 6, 6]
@@ -346,5 +346,5 @@ def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
     assert "must contain a finished retrofit" in capsys.readouterr().err
     assert main(["retrofit", "evaluate", str(finished), "--masks", "a.png"]) == 2
     assert "--masks needs --images, got none" in capsys.readouterr().err
-    assert main(["retrofit", "evaluate", str(finished), "--size", "37"]) == 2
+    assert main(["retrofit", "evaluate", str(finished), "--img-size", "37"]) == 2
     assert "size must be a multiple of 8 for the teacher, got 37" in capsys.readouterr().err

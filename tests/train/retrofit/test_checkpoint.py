@@ -111,7 +111,7 @@ def test_the_folder_holds_a_model_and_its_card(whole):
     found = final_tokens(student.model, images)[0]
     assert torch.equal(found, final_tokens(result.student, images)[0])
     assert not torch.allclose(found, final_tokens(teacher.model, images)[0], atol=1e-2)
-    assert load_student(out / "student.safetensors")[0].patch == 8
+    assert load_student(out / "student.safetensors")[0].patch_size == 8
     # every command finds it by its folder
     subject = load_evaluated_model(str(out), device="cpu")
     assert torch.equal(subject.features(images), student(images))

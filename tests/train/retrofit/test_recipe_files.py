@@ -113,7 +113,7 @@ def cost(config):
     teacher = load_teacher(config.teacher, outline=True)
     found = 0.0
     for stage in config.stages:
-        n = (stage.img_size // teacher.patch) ** 2 + 1
+        n = (stage.img_size // teacher.patch_size) ** 2 + 1
         weights = sum(m.weight.numel() for m in teacher.model.modules() if isinstance(m, torch.nn.Linear))
         weights += sum(
             p.numel() for k, p in teacher.model.named_parameters() if k.endswith("attn.in_proj_weight")
@@ -145,7 +145,7 @@ def test_the_linear_recipe_is_one():
     student.check()
     assert student.model is None
     teacher = load_teacher(task.model, outline=True)
-    assert task.img_size % teacher.patch == 0
+    assert task.img_size % teacher.patch_size == 0
     assert not teacher.exact
 
 

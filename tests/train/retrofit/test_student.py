@@ -27,7 +27,7 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def backbone(model, patch=8):
+def backbone(model, patch_size=8):
     mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
     return VisionModel(model.eval(), mean=mean, std=std, exact=False)
 
@@ -51,7 +51,7 @@ def test_the_teacher_is_the_timm_model_frozen():
     }
     assert not found.model.training
     assert not any(p.requires_grad for p in found.model.parameters())
-    assert (found.patch, found.size, found.exact, found.channels, found.class_token) == (
+    assert (found.patch_size, found.size, found.exact, found.channels, found.class_token) == (
         8,
         32,
         False,

@@ -135,7 +135,7 @@ def test_only_place_tells_the_answer(task):
 
 def recipe(**changes):
     return LoraRecipe(
-        **{"scheme": "v2pe", "steps": 4, "batch_size": 3, "length": 80, "rank": 2, "lr": 1e-2} | changes
+        **{"scheme": "v2pe", "steps": 4, "batch_size": 3, "max_length": 80, "rank": 2, "lr": 1e-2} | changes
     )
 
 
@@ -184,11 +184,11 @@ def test_training_teaches(tmp_path):
     samples = [merged(draw("time", (2,), WORDS, generator)) for _ in range(16)]
     before = vispe.convert(make("qwen2_vl"), "mrope_i")
     layers = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    taught = recipe(scheme="mrope_i", steps=250, batch_size=16, rank=8, layers=layers, lr=3e-3)
+    taught = recipe(scheme="mrope_i", steps=250, batch_size=16, rank=8, target_modules=layers, lr=3e-3)
     tuned = finetune_scheme(make("qwen2_vl"), samples, taught, tmp_path, device="cpu")
     assert accuracy(before, samples) < 0.6
     assert accuracy(tuned, samples) > 0.9
-    assert accuracy(tuned, samples, batch=3) == accuracy(tuned, samples)
+    assert accuracy(tuned, samples, batch_size=3) == accuracy(tuned, samples)
 
 
 def test_what_cannot_be_is_said(tmp_path):
@@ -198,9 +198,9 @@ def test_what_cannot_be_is_said(tmp_path):
     with pytest.raises(OptionError, match="got none"):
         finetune_scheme(model, [], recipe(), tmp_path)
     with pytest.raises(InputError, match="at most length=9 tokens, got"):
-        finetune_scheme(model, some(3), recipe(length=9), tmp_path, device="cpu")
+        finetune_scheme(model, some(3), recipe(max_length=9), tmp_path, device="cpu")
     with pytest.raises(UnsupportedHost, match="no linear layers called nope"):
-        finetune_scheme(make("qwen2_vl"), some(3), recipe(layers=("nope",)), tmp_path, device="cpu")
+        finetune_scheme(make("qwen2_vl"), some(3), recipe(target_modules=("nope",)), tmp_path, device="cpu")
     with pytest.raises(InputError, match=r"needs scheme\.json and an adapter"):
         load_adapter(make("qwen2_vl"), tmp_path / "none")
     for options in ({"steps": 0}, {"lr": 0.0}, {"seed": -1}):
@@ -214,8 +214,18 @@ def test_what_cannot_be_is_said(tmp_path):
 def test_the_recipe_says_what_the_defaults_are():
     task = read_task(["--config", "vlm_lora_scheme.yaml"])
     plain = LoraTask(model=task.model, data=task.data, out=task.out, item=task.item)
-    assert (*task.layers,) == (*plain.layers,)
-    for key in ("scheme", "steps", "batch_size", "length", "lr", "rank", "save_steps", "val_every", "seed"):
+    assert (*task.target_modules,) == (*plain.target_modules,)
+    for key in (
+        "scheme",
+        "steps",
+        "batch_size",
+        "max_length",
+        "lr",
+        "rank",
+        "save_steps",
+        "val_every",
+        "seed",
+    ):
         assert getattr(task, key) == getattr(plain, key), key
 
 
@@ -241,7 +251,7 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
         "--batch_size",
         "2",
     ]
-    asked += ["--length", "64", "--device", "cpu"]
+    asked += ["--max-length", "64", "--device", "cpu"]
     asked += [w for k, v in where.items() for w in (f"--{k}", str(v))]
     assert main(asked) == 0
     assert "accuracy on" in capsys.readouterr().out

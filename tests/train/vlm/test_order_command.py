@@ -92,7 +92,7 @@ def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):
 def test_the_recipe_says_what_the_defaults_are():
     task = read_task(["--config", "vlm_order_invariance.yaml"])
     plain = OrderTask(model=task.model, data=task.data, out=task.out, item=task.item)
-    assert (*task.layers,) == (*plain.layers,)
+    assert (*task.target_modules,) == (*plain.target_modules,)
     for key in ("steps", "batch_size", "lr", "rank", "even", "val_every", "orders", "seed"):
         assert getattr(task, key) == getattr(plain, key), key
 

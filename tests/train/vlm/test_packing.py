@@ -105,7 +105,9 @@ def test_the_recipe_learns_from_isolated_samples(family, tmp_path, monkeypatch):
         return loss
 
     monkeypatch.setattr(transformers.Trainer, "compute_loss", recorded)
-    recipe = LoraRecipe(scheme="vrope", steps=1, batch_size=len(samples), length=longest_of(samples), rank=2)
+    recipe = LoraRecipe(
+        scheme="vrope", steps=1, batch_size=len(samples), max_length=longest_of(samples), rank=2
+    )
     finetune_scheme(model_of(family), samples, recipe, tmp_path, device="cpu")
     assert losses[0] == pytest.approx(wanted, abs=1e-5)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from vispe.attention.bias.strip import Layout
 
 
-class Block(NamedTuple):
+class BiasBlock(NamedTuple):
     """Some heads and the queries of whole grid rows `first` to `last`; prefix queries belong to the first row."""
 
     heads: slice
@@ -27,7 +27,7 @@ class Block(NamedTuple):
     tokens: slice
 
 
-def blocks(heads: int, layout: Layout, limit: int) -> Iterator[Block]:
+def blocks(heads: int, layout: Layout, limit: int) -> Iterator[BiasBlock]:
     """Yield blocks of at most `limit` scores, at least one grid row each."""
     n, heads_per_block = layout.tokens, max(1, min(heads, limit // layout.tokens**2))
     rows = layout.shape[0] if n * n <= limit else max(1, limit // n // layout.pitch)
@@ -36,7 +36,7 @@ def blocks(heads: int, layout: Layout, limit: int) -> Iterator[Block]:
             last = min(first + rows, layout.shape[0])
             start = layout.prefix + first * layout.pitch if first else 0
             tokens = slice(start, layout.prefix + last * layout.pitch)
-            yield Block(slice(head, min(head + heads_per_block, heads)), first, last, tokens)
+            yield BiasBlock(slice(head, min(head + heads_per_block, heads)), first, last, tokens)
 
 
 class BlockBias(Protocol):
@@ -54,11 +54,11 @@ class BlockBias(Protocol):
         """Return the same bias with other tensors; with zeros it accumulates gradients."""
         ...
 
-    def mask(self, block: Block, sample: int) -> Tensor:
+    def mask(self, block: BiasBlock, sample: int) -> Tensor:
         """Return the bias of a block, (h or 1, rows, n); its memory may be overwritten by the next call."""
         ...
 
-    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: BiasBlock, sample: int, scores: Tensor) -> None:
         """Add the gradients of the tensors of `source`, given the gradients `scores` (h, rows, n) of its mask."""
         ...
 
@@ -106,7 +106,7 @@ class StripBias:
         """Return the heads of the runs that belong to some heads of the queries."""
         return heads if len(self.runs) > 1 else slice(None)
 
-    def rows(self, block: Block) -> Tensor:
+    def rows(self, block: BiasBlock) -> Tensor:
         """Return the windows of a block, last grid row first, (h or 1, pitch, grid rows, patches)."""
         layout = self.layout
         length = layout.pitch * (2 * layout.shape[0] - 1) * layout.pitch
@@ -115,12 +115,12 @@ class StripBias:
         windows = runs[self.pick(block.heads), :, (layout.shape[0] - block.last) * layout.pitch :]
         return windows.unfold(2, layout.patches, layout.pitch)[:, :, : block.last - block.first]
 
-    def patches(self, block: Block, scores: Tensor) -> Tensor:
+    def patches(self, block: BiasBlock, scores: Tensor) -> Tensor:
         """Return the patch part of scores (h or 1, rows, n) as a view (h or 1, grid rows, pitch, patches)."""
         count, pitch = block.last - block.first, self.layout.pitch
         return scores[:, -count * pitch :, self.layout.prefix :].view(len(scores), count, pitch, -1)
 
-    def mask(self, block: Block, sample: int) -> Tensor:
+    def mask(self, block: BiasBlock, sample: int) -> Tensor:
         """Return the bias of a block, (h or 1, rows, n)."""
         del sample
         prefix, heads = self.layout.prefix, self.pick(block.heads)
@@ -140,7 +140,7 @@ class StripBias:
             mask[:, :prefix, prefix:] = self.runs[heads, -1:, None]
         return mask
 
-    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: BiasBlock, sample: int, scores: Tensor) -> None:
         """Add the gradients of runs and prefix biases, given those of the mask of a block (h, rows, n)."""
         del source, sample
         prefix, heads = self.layout.prefix, self.pick(block.heads)
@@ -189,7 +189,7 @@ class SumOfBlocks:
             start = stop
         return type(self)(terms)
 
-    def mask(self, block: Block, sample: int) -> Tensor:
+    def mask(self, block: BiasBlock, sample: int) -> Tensor:
         """Return the bias of a block, (h or 1, rows, n)."""
         total = self.terms[0].mask(block, sample)
         for term in self.terms[1:]:
@@ -199,7 +199,7 @@ class SumOfBlocks:
             total = total.add_(mask) if fits else total + mask
         return total
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: Self, block: BiasBlock, sample: int, scores: Tensor) -> None:
         """Add the gradients of the tensors of all terms, given that of the mask of a block (h, rows, n)."""
         for term, other in zip(self.terms, source.terms, strict=True):
             if any(t.requires_grad for t in other.tensors):

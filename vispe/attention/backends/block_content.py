@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.block_bias import Block, BlockBias, Memory, StripBias
+from vispe.attention.backends.block_bias import BiasBlock, BlockBias, Memory, StripBias
 from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.strip import Layout, build
@@ -49,7 +49,7 @@ class _PairBuckets:
     def __init__(self, pairs: Tensor) -> None:
         self.pairs = pairs[None] if pairs.ndim == 2 else pairs
 
-    def rows(self, block: Block, sample: int) -> Tensor:
+    def rows(self, block: BiasBlock, sample: int) -> Tensor:
         """Return the buckets of the rows of a block, (rows, n)."""
         return self.pairs[sample if len(self.pairs) > 1 else 0, block.tokens]
 
@@ -70,7 +70,7 @@ class _StripBuckets:
         edge = buckets.table.new_tensor([buckets.prefix])
         self.strip, self.pairs = StripBias(build(buckets.table[None], edge, layout), layout), buckets.pairs
 
-    def rows(self, block: Block, sample: int) -> Tensor:
+    def rows(self, block: BiasBlock, sample: int) -> Tensor:
         """Return the buckets of the rows of a block, (rows, n)."""
         return self.strip.mask(block._replace(heads=slice(0, 1)), sample)[0]
 
@@ -108,7 +108,7 @@ class ProductBias:
         """Return the same bias with other tensors."""
         return type(self)(tensors, self.buckets, self.dot)
 
-    def mask(self, block: Block, sample: int) -> Tensor:
+    def mask(self, block: BiasBlock, sample: int) -> Tensor:
         """Return the bias of a block, (h, rows, n)."""
         products, buckets = self.tensors[0][sample, block.heads], self.buckets.rows(block, sample)
         if self.dot == "query":
@@ -117,7 +117,7 @@ class ProductBias:
         out = self.memory.take((len(products), *buckets.shape), products)
         return torch.gather(products.transpose(-1, -2), 1, buckets.expand(len(products), -1, -1), out=out)
 
-    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: BiasBlock, sample: int, scores: Tensor) -> None:
         """Add the gradient of the products, given that of the mask of a block (h, rows, n)."""
         del source
         total, buckets = self.tensors[0][sample, block.heads], self.buckets.rows(block, sample)
@@ -149,14 +149,14 @@ class VectorBias(ProductBias):
         dot: 'query'.
     """
 
-    def mask(self, block: Block, sample: int) -> Tensor:
+    def mask(self, block: BiasBlock, sample: int) -> Tensor:
         """Return the bias of a block, (h, rows, n)."""
         vectors, weights = self.tensors
         x = vectors[sample, block.heads, block.tokens]
         products = x @ _pick(weights, block.heads).transpose(-1, -2)
         return self._gather(products, self.buckets.rows(block, sample))
 
-    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: BiasBlock, sample: int, scores: Tensor) -> None:
         """Add the gradients of vectors and weights, given that of the mask of a block (h, rows, n)."""
         vectors, weights = source.tensors
         x = vectors[sample, block.heads, block.tokens]

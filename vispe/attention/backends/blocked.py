@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from vispe.attention.backends import content_cpu
-from vispe.attention.backends.block_bias import Block, BlockBias, StripBias, SumOfBlocks, blocks
+from vispe.attention.backends.block_bias import BiasBlock, BlockBias, StripBias, SumOfBlocks, blocks
 from vispe.attention.backends.block_content import block_content
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
@@ -264,7 +264,7 @@ def _forward(
 
 
 def _masks(
-    bias: SumOfBlocks, block: Block, keep: Tensor | None, batch: int, dtype: torch.dtype
+    bias: SumOfBlocks, block: BiasBlock, keep: Tensor | None, batch: int, dtype: torch.dtype
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield samples and their mask of a block (h or 1, rows, n), one for all samples if they share it."""
     # a mask in half precision costs less time than one in float32

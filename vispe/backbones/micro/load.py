@@ -91,4 +91,4 @@ def patch_features(images: Tensor) -> Tensor:
     return torch.nn.functional.avg_pool2d(features(images), PATCH // STRIDE)
 
 
-patch_features.patch = PATCH  # type: ignore[attr-defined]
+patch_features.patch_size = PATCH  # type: ignore[attr-defined]

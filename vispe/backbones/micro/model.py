@@ -54,7 +54,7 @@ class Micro(nn.Module):
         fine, middle, coarse = widths
         self.dim = dim
         self.front = nn.Sequential(SymmetricConv(3, 16, 8, side=6, stride=2), Gelu(), nn.Conv2d(32, fine, 1))
-        self.stem = nn.ModuleList(Block(c) for c in widths)
+        self.stem = nn.ModuleList(ConvBlock(c) for c in widths)
         self.down = nn.ModuleList(
             SymmetricConv(a, b, 0, side=4, stride=2)
             for a, b in ((fine, middle), (middle, coarse), (coarse, width))
@@ -63,7 +63,7 @@ class Micro(nn.Module):
         self.gelu = Gelu()
         widths = ((width, coarse), (coarse, middle), (middle, dim))
         self.up = nn.ModuleList(nn.Conv2d(a, b, 1) for a, b in widths)
-        self.back = nn.ModuleList(Block(c) for c in (coarse, middle))
+        self.back = nn.ModuleList(ConvBlock(c) for c in (coarse, middle))
         self.join = nn.Identity() if fine == dim else nn.Conv2d(fine, dim, 1)
         self.head = nn.Sequential(Gelu(), nn.Conv2d(dim, dim, 1))
 
@@ -95,7 +95,7 @@ class Micro(nn.Module):
         return self.head(x + self.join(skips[0]))
 
 
-class Block(nn.Module):
+class ConvBlock(nn.Module):
     """Residual block: x + a mixture of symmetric convolutions of x, (b, c, h, w) -> the same shape."""
 
     def __init__(self, channels: int) -> None:

@@ -134,7 +134,7 @@ class PreciseNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, weight, bias, self.eps)
 
 
-class Table(nn.Module):
+class EmbeddingTable(nn.Module):
     """Embedding table: learned vectors, one per row; the encoding selects rows.
 
     Args:

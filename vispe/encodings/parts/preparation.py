@@ -11,7 +11,7 @@ from torch import Tensor
 from vispe.attention.backends import reference
 from vispe.attention.call import Call
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.options import Interval, PositiveInt
 

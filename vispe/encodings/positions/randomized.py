@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.encodings.parts.unit_range import ReachSampler
+from vispe.encodings.parts.positions.unit_range import ReachSampler
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.options import PositiveInt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.encodings.parts.unit_range import ReachSampler
+from vispe.encodings.parts.positions.unit_range import ReachSampler
 from vispe.encodings.registry import register
 from vispe.options import Probability
 

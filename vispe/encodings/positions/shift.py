@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.options import NonNegativeInt, PositiveInt

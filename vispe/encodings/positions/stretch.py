@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.options import PositiveFloat

@@ -93,7 +93,7 @@ def head_health(
     model: nn.Module,
     images: Tensor | Iterable[Tensor],
     *,
-    batch: int = 1,
+    batch_size: int = 1,
     thresholds: Thresholds | None = None,
 ) -> HeadHealth:
     """Compute statistics of the attention heads of a ViT on images; the model is not modified.
@@ -103,19 +103,21 @@ def head_health(
     Args:
         model: a ViT of timm or open_clip, converted or not, in evaluation mode.
         images: normalised images (b, 3, H, W), or an iterable of (3, H, W), all of one size.
-        batch: batch size.
+        batch_size: batch size.
         thresholds: lower bounds of the classes.
 
     Raises:
         ShapeError: there are no images, or they differ in size.
-        OptionError: `batch` is below 1, or the model is in training mode.
+        OptionError: `batch_size` is below 1, or the model is in training mode.
         UnsupportedHost: the attention of the model cannot be read.
     """
-    if batch < 1:
-        raise OptionError(f"head_health: batch must be at least 1, got {batch}. Use 1 for the least memory.")
+    if batch_size < 1:
+        raise OptionError(
+            f"head_health: batch_size must be at least 1, got {batch_size}. Use 1 for the least memory."
+        )
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sums = HeadSums()
-    for stacked in _batches(images, batch):
+    for stacked in _batches(images, batch_size):
         record_attention(model, stacked.to(device), sums.add)
     if sums.grid is None:
         raise ShapeError("head_health: no images, got an empty sequence. Pass at least one image.")
@@ -145,7 +147,7 @@ def drifted(
     ]
 
 
-def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
+def _batches(images: Tensor | Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
     pending: list[Tensor] = []
     for image in images:
         if image.ndim != 3:
@@ -159,7 +161,7 @@ def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
                 "Resize or crop them."
             )
         pending.append(image)
-        if len(pending) == batch:
+        if len(pending) == batch_size:
             yield torch.stack(pending)
             pending = []
     if pending:

@@ -29,7 +29,7 @@ Ledger = dict[str, dict[str, Accumulator]]
 
 
 @dataclass(frozen=True)
-class Run:
+class AuditRun:
     """One pass over all images, of the model itself or of a control.
 
     Attributes:
@@ -117,16 +117,16 @@ def audit(
 
 def _runs(
     audited: AuditedModel, measures: tuple[Measure, ...], controls: Sequence[Control], seed: int
-) -> tuple[list[Run], dict[str, str]]:
+) -> tuple[list[AuditRun], dict[str, str]]:
     """Return the runs of the model and of its controls, and the reasons for missing controls."""
-    runs, missing = [Run("own", audited, measures)], {}
+    runs, missing = [AuditRun("own", audited, measures)], {}
     for view in VIEWS:
         requested_by = tuple(m for m in measures if view in (*m.controls, *m.reported_controls))
         if not requested_by or view not in controls:
             continue
         try:
             other = audited.reinitialized(seed) if view == "random" else audited.without()
-            runs.append(Run(view, other, requested_by))
+            runs.append(AuditRun(view, other, requested_by))
             if other.unchanged:  # a model that keeps trained parameters is not a valid control
                 parameters = f"{len(other.unchanged)} parameters, such as {other.unchanged[0]}"
                 missing[f"{view} of {parameters}"] = (
@@ -142,7 +142,7 @@ class _Runner:
 
     def __init__(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[AuditRun],
         images: Sequence[Tensor],
         seed: int,
         processes: Processes,
@@ -198,7 +198,7 @@ class _Runner:
                     self._items(one, measure)
             at += 1
 
-    def _items(self, one: Run, measure: Measure) -> None:
+    def _items(self, one: AuditRun, measure: Measure) -> None:
         """Run a measure on the images that it generates, a part of them in every process."""
         acc = self.ledger[one.view][measure.name]
         for item in self.processes.share(measure.items):
@@ -218,7 +218,7 @@ class _Runner:
             )
         return image
 
-    def _look(self, one: Run, number: int, image: Tensor) -> None:
+    def _look(self, one: AuditRun, number: int, image: Tensor) -> None:
         acc = self.ledger[one.view]
         active = [m for m in one.measures if not m.items]
         for m in active:

@@ -125,17 +125,20 @@ class SceneViT(nn.Module):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ExtrapolationRecipe:
     """Training configuration: grid, steps, batch size, peak learning rate."""
 
     shape: tuple[int, int] = (6, 6)
     steps: int = 600
-    batch: int = 48
-    rate: float = 3e-3
+    batch_size: int = 48
+    lr: float = 3e-3
 
 
 def train(
-    spec: Spec, seed: int, recipe: Recipe | None = None, on_step: Callable[[int, float], None] | None = None
+    spec: Spec,
+    seed: int,
+    recipe: ExtrapolationRecipe | None = None,
+    on_step: Callable[[int, float], None] | None = None,
 ) -> SceneViT:
     """Train a model from scratch on random scenes of one grid.
 
@@ -145,15 +148,15 @@ def train(
         recipe: training configuration; the default takes well under a minute on one core.
         on_step: called with the index of each step and its loss.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or ExtrapolationRecipe()
     torch.manual_seed(seed)
     model = SceneViT(spec, recipe.shape).train()
     generator = torch.Generator().manual_seed(1000 + seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
     for step in range(recipe.steps):
         set_progress(model, step / recipe.steps, seed=Processes().seed(seed, step, POSITIONS))
-        batch = scenes(recipe.batch, recipe.shape, generator)
+        batch = scenes(recipe.batch_size, recipe.shape, generator)
         loss = F.cross_entropy(model(batch.images), batch.answers, ignore_index=-1)
         optimizer.zero_grad()
         loss.backward()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ORIGINAL = "as it is"  # name of the unperturbed image
 
 
-class Step(NamedTuple):
+class CommonStep(NamedTuple):
     """The smallest shift by whole patches of an image and whole cells of its feature map.
 
     Attributes:
@@ -74,7 +74,7 @@ class PerturbedRuns:
         self._run(name, perturbed)
         return self._pooled[name]
 
-    def step(self) -> Step:
+    def step(self) -> CommonStep:
         """Return the smallest shift that maps patches onto patches, or cells of the feature map if patches are unknown.
 
         Raises:
@@ -82,14 +82,14 @@ class PerturbedRuns:
         """
         (high, wide), (h, w) = self.image.shape[-2:], self.maps().shape[-2:]
         side = max(1, high // h)
-        pixels = math.lcm(side, self.audited.patch or 1)
+        pixels = math.lcm(side, self.audited.patch_size or 1)
         if (h * side, w * side) != (high, wide) or high % pixels or wide % pixels:
             raise UnsupportedHost(
                 "content can be shifted by whole patches only where patches and cells of the feature map divide the "
-                f"image, but one of {high} x {wide} px has {h} x {w} cells and patches of {self.audited.patch} px; "
-                "crop the image"
+                f"image, but one of {high} x {wide} px has {h} x {w} cells and patches of {self.audited.patch_size} "
+                "px; crop the image"
             )
-        return Step(pixels, pixels // side, (high // pixels, wide // pixels))
+        return CommonStep(pixels, pixels // side, (high // pixels, wide // pixels))
 
     def set_original(self, outputs: tuple[Tensor, Tensor] | None) -> None:
         """Cache features (1, d, h, w) and descriptor (1, d) of the original image from another pass, if available."""

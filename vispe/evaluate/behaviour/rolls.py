@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.audit.measure import Accumulator
-from vispe.evaluate.behaviour.perturbed_runs import ORIGINAL, PerturbedRuns, Step
+from vispe.evaluate.behaviour.perturbed_runs import ORIGINAL, CommonStep, PerturbedRuns
 
 K = 4
 """Number of strips along each side of an image."""
@@ -15,7 +15,7 @@ K = 4
 Offset = tuple[int, int]
 
 
-def step_or_refusal(acc: Accumulator, runs: PerturbedRuns, least: int = 2) -> Step | None:
+def step_or_refusal(acc: Accumulator, runs: PerturbedRuns, least: int = 2) -> CommonStep | None:
     """Return `runs.step()`, or None after noting the reason for `raise_if_refused`; at least `least` steps per side."""
     try:
         step = runs.step()
@@ -43,29 +43,33 @@ def starts(n: int) -> tuple[int, ...]:
     return tuple(round(k * (n - n // K) / (K - 1)) for k in range(K))
 
 
-def rolls(number: int, step: Step) -> list[Offset]:
+def rolls(number: int, step: CommonStep) -> list[Offset]:
     """Return the offsets in steps that move strip number % K to the position of each of the K strips."""
     rows, cols = map(starts, step.grid)
     return [(r - rows[number % K], c - cols[number % K]) for r, c in zip(rows, cols, strict=True)]
 
 
-def rolled(image: Tensor, step: Step, offset: Offset) -> tuple[str, Tensor]:
+def rolled(image: Tensor, step: CommonStep, offset: Offset) -> tuple[str, Tensor]:
     """Return the name of a roll by an offset in steps, and the rolled image (c, H, W)."""
     down, right = (o * step.pixels for o in offset)
     return f"roll {down},{right}" if down or right else ORIGINAL, image.roll((down, right), (-2, -1))
 
 
-def shuffled(image: Tensor, patch: int, generator: torch.Generator) -> Tensor:
+def shuffled(image: Tensor, patch_size: int, generator: torch.Generator) -> Tensor:
     """Return an image (c, H, W) with its patches in random order.
 
     >>> shuffled(torch.arange(4.0).reshape(1, 2, 2), 1, torch.Generator().manual_seed(0)).sum()
     tensor(6.)
     """
     c = image.shape[0]
-    patches = image.unfold(1, patch, patch).unfold(2, patch, patch)
+    patches = image.unfold(1, patch_size, patch_size).unfold(2, patch_size, patch_size)
     h, w = patches.shape[1:3]
     order = torch.randperm(h * w, generator=generator)
-    mixed = patches.reshape(c, h * w, patch, patch)[:, order].reshape(c, h, w, patch, patch)
+    mixed = patches.reshape(c, h * w, patch_size, patch_size)[:, order].reshape(
+        c, h, w, patch_size, patch_size
+    )
     result = image.clone()  # incomplete patches at the border are unchanged
-    result[:, : h * patch, : w * patch] = mixed.permute(0, 1, 3, 2, 4).reshape(c, h * patch, w * patch)
+    result[:, : h * patch_size, : w * patch_size] = mixed.permute(0, 1, 3, 2, 4).reshape(
+        c, h * patch_size, w * patch_size
+    )
     return result

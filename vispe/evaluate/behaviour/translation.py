@@ -32,7 +32,7 @@ def inside_margin(grid: Offset, offset: Offset, margin: int) -> Tensor:
     return rows[:, None] & cols[None, :]
 
 
-class Shift(Measure):
+class TranslationChange(Measure):
     """Largest change of features over three rolls: three forward passes in addition to the original image.
 
     Our image form of position-shift tests for language models: the same content at other positions. `papers` is empty
@@ -84,7 +84,11 @@ class Shift(Measure):
             "with the seam": acc.column("everywhere").mean(),
             "without the mean feature": acc.column("centred").mean(),
         }
-        note = "" if audited.patch else "The patch size is unknown, so shifts may be by fractions of a patch."
+        note = (
+            ""
+            if audited.patch_size
+            else "The patch size is unknown, so shifts may be by fractions of a patch."
+        )
         return Outcome(
             float(worst.mean()), worst.tolist(), control={"no encoding": 0.0}, note=note, details=details
         )

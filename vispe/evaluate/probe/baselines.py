@@ -50,7 +50,7 @@ def probe_baselines(
     shifts: int = 4,
     rounds: int | None = None,
     mixed: Iterable[Tensor] | Iterable[Features] | None = None,
-    patch: int | None = None,
+    patch_size: int | None = None,
     targets: Sequence[str] = POSITIONS,
     step: int = 6,
     masks_per_image: int = 6,
@@ -79,7 +79,7 @@ def probe_baselines(
         rounds: number of rounds of RASA, clipped to the rank of the features; each round removes two
             directions. By default 32, but at most a quarter of the directions is removed.
         mixed: images (or features) of several kinds, to fit RASA on in an additional row.
-        patch: patch size in pixels; known for models.
+        patch_size: patch size in pixels; known for models.
         targets: names of `vispe.evaluate.probe.targets.ramp`, the headline first.
         step: a fraction 1 / step² of the patches is used for training.
         masks_per_image: number of random training masks per image.
@@ -104,7 +104,7 @@ def probe_baselines(
             "probe_baselines: images can be read only once, but selecting channels needs two passes. Pass a list or "
             "tensor, choose_on, or the channels as blank."
         )
-    side = getattr(f, "patch", None) if patch is None else patch
+    side = getattr(f, "patch_size", None) if patch_size is None else patch_size
     # an iterator allows one pass only, which the scores need, so no images remain for channels and RASA
     others = choose_on if choose_on is not None else () if iter(scored) is scored else scored
     if not isinstance(blank, int):

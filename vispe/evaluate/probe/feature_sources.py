@@ -60,14 +60,14 @@ def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[n
         yield to_numpy(features_of(f, image[None])[0].permute(1, 2, 0))
 
 
-def patch_pixels(image: Tensor, patch: int) -> Tensor:
+def patch_pixels(image: Tensor, patch_size: int) -> Tensor:
     """Return the pixels of every patch as features, (h, w, c·patch²), the control without a model.
 
     Args:
         image: (c, H, W), both sides multiples of the patch size.
-        patch: patch size in pixels.
+        patch_size: patch size in pixels.
     """
-    return nn.functional.pixel_unshuffle(image[None], patch)[0].permute(1, 2, 0)
+    return nn.functional.pixel_unshuffle(image[None], patch_size)[0].permute(1, 2, 0)
 
 
 def black_image(source: Any) -> Tensor | None:

@@ -46,7 +46,7 @@ def shift_lattice(grid: tuple[int, int], shifts: int) -> list[tuple[int, int]]:
 
 
 def transform_averages(
-    f: FeatureFunction, image: Tensor, patch: int, shifts: int = 4
+    f: FeatureFunction, image: Tensor, patch_size: int, shifts: int = 4
 ) -> dict[str, Tensor | str]:
     """Return all transform averages of one image, computed from the same forward passes.
 
@@ -56,7 +56,7 @@ def transform_averages(
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
         image: (c, H, W), both sides multiples of the patch.
-        patch: patch size in pixels.
+        patch_size: patch size in pixels.
         shifts: number along each side, evenly spaced; 1 for none.
 
     Returns:
@@ -68,10 +68,11 @@ def transform_averages(
         ShapeError: the sides of the image are not multiples of the patch size.
     """
     size = tuple(image.shape[-2:])
-    grid = (size[0] // patch, size[1] // patch)
-    if size != (grid[0] * patch, grid[1] * patch):
+    grid = (size[0] // patch_size, size[1] // patch_size)
+    if size != (grid[0] * patch_size, grid[1] * patch_size):
         raise ShapeError(
-            f"transform_averages: image sides must be multiples of patch={patch}, got {size} px. Crop the image."
+            f"transform_averages: image sides must be multiples of patch_size={patch_size}, got {size} px. Crop the "
+            "image."
         )
     lattice = shift_lattice(grid, shifts)
     rotates, refused = True, ""
@@ -82,7 +83,7 @@ def transform_averages(
         sums[name] = sums[name] + value / parts if name in sums else value / parts
 
     for row, col in lattice:
-        moved = torch.roll(image, (row * patch, col * patch), (-2, -1))
+        moved = torch.roll(image, (row * patch_size, col * patch_size), (-2, -1))
         poses = dict(zip(_UPRIGHT, _maps(f, moved, _UPRIGHT, grid), strict=True))
         if rotates:
             try:

@@ -209,5 +209,5 @@ def _each(
     for image in images:
         with torch.no_grad():
             maps = [checked_maps(m, 1)[0].permute(1, 2, 0) for m in f.layers(image[None])]
-        raw = None if f.patch is None else to_numpy(patch_pixels(image, f.patch))
+        raw = None if f.patch_size is None else to_numpy(patch_pixels(image, f.patch_size))
         yield [to_numpy(m) for m in maps], raw

@@ -39,13 +39,13 @@ class RasaFeatures(nn.Module):
         projection: fitted on features of this function.
 
     Attributes:
-        patch: patch size in pixels, that of `features`; None if it has none.
+        patch_size: patch size in pixels, that of `features`; None if it has none.
     """
 
     def __init__(self, features: FeatureFunction, projection: RasaProjection) -> None:
         super().__init__()
         self.features, self.projection = features, projection
-        self.patch: int | None = getattr(features, "patch", None)
+        self.patch_size: int | None = getattr(features, "patch_size", None)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return maps (b, C, h, w) of images (b, 3, H, W)."""
@@ -108,12 +108,12 @@ class FitMaps:
 
     Args:
         f: feature function, None for features.
-        patch: patch size in pixels, None for no averages over poses.
+        patch_size: patch size in pixels, None for no averages over poses.
         halves: whether to separate images 0, 2, ... from 1, 3, ...
     """
 
-    def __init__(self, f: FeatureFunction | None, patch: int | None, halves: bool) -> None:
-        self.f, self.patch, self.halves = f, patch, halves
+    def __init__(self, f: FeatureFunction | None, patch_size: int | None, halves: bool) -> None:
+        self.f, self.patch_size, self.halves = f, patch_size, halves
         self.maps: list[list[Tensor]] = [[], []]
         self.averages: list[list[Tensor | str]] = [[], []]
 
@@ -123,15 +123,15 @@ class FitMaps:
             half = number % 2 if self.halves else 0
             if len(self.maps[half]) < MAX_IMAGES:
                 self.maps[half].append(original)
-                if self.f is not None and self.patch is not None:
+                if self.f is not None and self.patch_size is not None:
                     # with a single shift: 8 forward passes
-                    averages = transform_averages(self.f, image, self.patch, 1)
+                    averages = transform_averages(self.f, image, self.patch_size, 1)
                     self.averages[half].append(averages["d4_average"])
             yield original
 
     def folds(self) -> list[tuple[list[Tensor], list[Tensor | str] | None]]:
         """Return maps and averages to fit on for scored images 0, 2, ... and 1, 3, ... (or for all)."""
-        averages = self.averages if self.f is not None and self.patch is not None else [None, None]
+        averages = self.averages if self.f is not None and self.patch_size is not None else [None, None]
         folds = list(zip(self.maps, averages, strict=True))
         return folds[::-1] if self.halves else folds[:1]
 

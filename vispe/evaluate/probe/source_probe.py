@@ -131,7 +131,13 @@ def probe_source(
         others = load_images(subject, (), noise=_CHOSEN_ON, seed=seed + 1)[0] if single else None
         mixed = load_images(subject, (), noise=_MIXED, textures=_MIXED, seed=seed + 1)[0]
         black = subject.tensor(np.zeros((1, 1, 1), np.float32))
-        fit |= {"blank": blank, "choose_on": others, "mixed": mixed, "black": black, "patch": audited.patch}
+        fit |= {
+            "blank": blank,
+            "choose_on": others,
+            "mixed": mixed,
+            "black": black,
+            "patch_size": audited.patch_size,
+        }
         each = _Reiterable(lambda: shown(images, f"remedies on {source}"))
         baselines = probe_baselines(audited.f, each, shifts=question.shifts, **fit)
     for note in notes:

@@ -21,9 +21,9 @@ from vispe.evaluate.rotation.plan import (
     OF_LABELS,
     QUICK,
     QUICK_ANGLES,
+    ImageBatch,
     Measured,
-    Plan,
-    Step,
+    RotationPlan,
     center_crop,
 )
 from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
@@ -48,7 +48,7 @@ def measure(
     metrics: Sequence[str] | None = None,
     quick: bool = False,
     angles: Sequence[float] | None = None,
-    patch: int | None = None,
+    patch_size: int | None = None,
     size: int | None = None,
     exact: bool = False,
     batch_size: int = 1,
@@ -84,7 +84,7 @@ def measure(
         metrics: names of `vispe.evaluate.rotation.plan.GROUPS`; all applicable ones by default.
         quick: fewer metrics and angles, and, without `size`, a window of 14 patches per side.
         angles: degrees, counter-clockwise; every 15 by default.
-        patch: patch size in pixels; by default that of f, otherwise inferred from its first map.
+        patch_size: patch size in pixels; by default that of f, otherwise inferred from its first map.
         size: max side in pixels of the central window of each image; the full image by default.
         exact: f accepts only images of `size`.
         batch_size: batch size.
@@ -108,7 +108,7 @@ def measure(
 
     Example:
         >>> import torch
-        >>> report = measure(torch.nn.AvgPool2d(4), torch.rand(2, 3, 32, 32), metrics=["d4"], patch=4)
+        >>> report = measure(torch.nn.AvgPool2d(4), torch.rand(2, 3, 32, 32), metrics=["d4"], patch_size=4)
         >>> report.result.find("D4", "error").summary().mean < 1e-6
         True
     """
@@ -124,17 +124,17 @@ def measure(
             )
     groups, skipped = _groups(metrics, quick, f, segmenter, truths)
     if f is not None:
-        patch = patch or getattr(f, "patch", None) or _inferred_patch(f, images[0], size)
-    size = 14 * (patch or 16) if quick and size is None else size
+        patch_size = patch_size or getattr(f, "patch_size", None) or _inferred_patch(f, images[0], size)
+    size = 14 * (patch_size or 16) if quick and size is None else size
     n_classes = _class_count(n_classes, names, segmenter, truths)
     names = [f"class {k + 1}" for k in range(n_classes or 0)] if names is None else list(names)
-    plan = Plan(
+    plan = RotationPlan(
         groups=groups,
         angles=_angles(angles, quick),
-        patch=patch,
+        patch_size=patch_size,
         size=size,
         exact=exact,
-        shifts=_shifts(images[0], patch, size, quick),
+        shifts=_shifts(images[0], patch_size, size, quick),
         n_classes=n_classes,
         names=tuple(names),
         batch_size=batch_size,
@@ -176,7 +176,7 @@ def measure(
 
 def _steps(
     measured: Measured,
-    plan: Plan,
+    plan: RotationPlan,
     images: Sequence[Tensor],
     truths: Sequence[Any] | None,
     processes: Processes,
@@ -190,7 +190,7 @@ def _steps(
     answers: dict[str, list[Piece]] = {}
     notes: list[str] = []
     for done, start in enumerate(starts[k] for k in own):
-        step = Step.of(images, truths, range(start, min(start + plan.batch_size, len(images))), plan)
+        step = ImageBatch.of(images, truths, range(start, min(start + plan.batch_size, len(images))), plan)
         for k, group in enumerate(groups):
             progress(GROUPS[group], (done + k / len(groups)) / len(own))
             for key, pieces in measure_step(measured, plan, step, group).items():
@@ -201,10 +201,10 @@ def _steps(
 
 
 def _fingerprint(
-    f: FeatureFunction, plan: Plan, images: Sequence[Tensor]
+    f: FeatureFunction, plan: RotationPlan, images: Sequence[Tensor]
 ) -> tuple[Fingerprint | None, list[str]]:
     """Return the fingerprint of random windows of the images, and notes."""
-    patch = plan.patch or 1
+    patch_size = plan.patch_size or 1
     numbers = np.unique(np.linspace(0, len(images) - 1, min(len(images), MOST_WINDOWS)).round().astype(int))
     shapes = np.array([images[int(n)].shape[-2:] for n in numbers])
     each = -(-ENOUGH // len(numbers))
@@ -213,9 +213,9 @@ def _fingerprint(
         low = np.minimum(low, plan.size)
     if each > 1 and not plan.exact:
         # smaller windows allow several positions per image
-        low = np.minimum(low, np.maximum(3 * low // 4, 3 * patch))
-    h, w = (int(n) // patch * patch for n in low)
-    if min(h, w) < patch or (plan.exact and {h, w} != {plan.size}):
+        low = np.minimum(low, np.maximum(3 * low // 4, 3 * patch_size))
+    h, w = (int(n) // patch_size * patch_size for n in low)
+    if min(h, w) < patch_size or (plan.exact and {h, w} != {plan.size}):
         return None, ["The images are too small for a fingerprint."]
     if (shapes == (h, w)).all():
         each = 1
@@ -229,10 +229,14 @@ def _fingerprint(
 
 
 def _examples(
-    measured: Measured, plan: Plan, images: Sequence[Tensor], truths: Sequence[Any] | None, show: Shown
+    measured: Measured,
+    plan: RotationPlan,
+    images: Sequence[Tensor],
+    truths: Sequence[Any] | None,
+    show: Shown,
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the first image, its feature maps and its labels in all poses, for figures."""
-    step = Step.of(images, truths, range(1), plan)
+    step = ImageBatch.of(images, truths, range(1), plan)
     image = step.fitted[0]
     poses = {} if measured.f is None else example_maps(measured.f, image)
     labels = {} if set(plan.groups).isdisjoint(OF_LABELS) else example_labels(measured, plan, step)
@@ -286,7 +290,8 @@ def _inferred_patch(f: FeatureFunction, image: Tensor, size: int | None) -> int:
     high, wide = image.shape[-2:]
     if high % h or wide % w or high // h != wide // w:
         raise ShapeError(
-            f"measure: patch cannot be inferred, got {(h, w)} cells for an image of {(high, wide)} px. Pass patch, the "
+            f"measure: patch_size cannot be inferred, got {(h, w)} cells for an image of {(high, wide)} px. Pass "
+            "patch_size, the "
             "pixels per cell."
         )
     return high // h
@@ -320,9 +325,11 @@ def _angles(angles: Sequence[float] | None, quick: bool) -> tuple[float, ...]:
     return tuple(dict.fromkeys(float(a) for a in angles))
 
 
-def _shifts(image: Tensor, patch: int | None, size: int | None, quick: bool) -> tuple[tuple[int, int], ...]:
+def _shifts(
+    image: Tensor, patch_size: int | None, size: int | None, quick: bool
+) -> tuple[tuple[int, int], ...]:
     """Return the shifts for all images, from the grid of the first one."""
-    step = patch or 8
+    step = patch_size or 8
     if quick:
         return tuple(s for s in ((step, 0), (0, step), (step // 2, step // 2)) if s != (0, 0))
     h, w = center_crop(image, step, size)[0].shape[-2:]

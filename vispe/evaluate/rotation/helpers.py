@@ -11,7 +11,7 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, Segmenter
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.distributed import Piece
-from vispe.evaluate.rotation.plan import Measured, Plan, Step, canvas_for, how_of
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan, canvas_for, how_of
 from vispe.evaluate.rotation.record_key import EVERY_POSE
 from vispe.evaluate.rotation.records import Measurement
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter
@@ -27,7 +27,7 @@ Elements = Sequence[Element] | None
 Found = dict[str, list[Piece]]
 """Records of one step, by names that are the same in all steps."""
 
-Answer = Callable[[Measured, Plan, Step], "Rows | Found | None"]
+Answer = Callable[[Measured, RotationPlan, ImageBatch], "Rows | Found | None"]
 """Returns the records of all images of a step, or pieces by name; None if these images have no such records."""
 
 QUESTIONS: dict[str, Answer] = {}
@@ -44,7 +44,12 @@ def question(name: str) -> Callable[[Answer], Answer]:
 
 
 def segmenter_for(
-    measured: Measured, plan: Plan, step: Step, n: int, elements: Elements, canvas: Canvas | None = None
+    measured: Measured,
+    plan: RotationPlan,
+    step: ImageBatch,
+    n: int,
+    elements: Elements,
+    canvas: Canvas | None = None,
 ) -> Segmenter | None:
     """Return the segmenter for image n of a step, or one trained on the truth of that image.
 
@@ -88,7 +93,7 @@ def under(rows: Rows | None, training: str) -> Rows | None:
     return rows and tuple(row.about(training=training) for row in rows)
 
 
-def canvas_of(step: Step, image: Tensor, plan: Plan) -> Canvas | None:
+def canvas_of(step: ImageBatch, image: Tensor, plan: RotationPlan) -> Canvas | None:
     """Return the window of an image (c, H, W) for all angles; None, with a note, if it is too small."""
     canvas = canvas_for(tuple(image.shape[-2:]), plan)
     if canvas is None:
@@ -101,7 +106,7 @@ def canvas_of(step: Step, image: Tensor, plan: Plan) -> Canvas | None:
     return canvas
 
 
-def at_angles(plan: Plan, canvas: Canvas) -> dict[str, Any]:
+def at_angles(plan: RotationPlan, canvas: Canvas) -> dict[str, Any]:
     """Return the arguments of metrics at all angles."""
     return {"angles": plan.angles, "side": canvas.side, "how": how_of(canvas)}
 

@@ -40,13 +40,13 @@ QUICK_ANGLES = (0.0, 45.0, 90.0, 180.0, 270.0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RotationPlan:
     """Settings of a measurement; `asdict` gives JSON values.
 
     Attributes:
         groups: names of `GROUPS`.
         angles: degrees.
-        patch: patch size in pixels; None for a segmenter without patches.
+        patch_size: patch size in pixels; None for a segmenter without patches.
         size: max side in pixels of the central window of each image; None for the full image.
         exact: the model accepts only images of `size`.
         shifts: (dy, dx) in pixels of rolls and crop shifts.
@@ -62,7 +62,7 @@ class Plan:
 
     groups: tuple[str, ...]
     angles: tuple[float, ...] = tuple(float(a) for a in ANGLES)
-    patch: int | None = None
+    patch_size: int | None = None
     size: int | None = None
     exact: bool = False
     shifts: tuple[Shift, ...] = ()
@@ -78,11 +78,13 @@ class Plan:
     @property
     def step(self) -> int:
         """Divisor of window sides, and max shift of labels, in pixels."""
-        return self.patch or 8
+        return self.patch_size or 8
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return {k: [list(s) for s in v] if k == "shifts" else v for k, v in asdict(self).items()}
+        entries = asdict(self)
+        entries["patch"] = entries.pop("patch_size")
+        return entries | {"shifts": [list(shift) for shift in self.shifts]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,7 @@ class Measured:
 
 
 @dataclass(eq=False)
-class Step:
+class ImageBatch:
     """A batch of consecutive images, on which all metrics are computed before the next ones are loaded.
 
     Attributes:
@@ -122,14 +124,16 @@ class Step:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, images: Sequence[Tensor], truths: Sequence[Any] | None, numbers: range, plan: Plan) -> "Step":
+    def of(
+        cls, images: Sequence[Tensor], truths: Sequence[Any] | None, numbers: range, plan: RotationPlan
+    ) -> "ImageBatch":
         """Load the images with these indices and their truths, and crop them."""
         step = cls(numbers.start, [images[n] for n in numbers])
         if truths is not None:
             step.truths = [truth_of_image(truths, n, x) for n, x in zip(numbers, step.whole, strict=True)]
             step.fitted_truths = []
         for k, image in enumerate(step.whole):
-            fitted, note = center_crop(image, plan.patch, plan.size)
+            fitted, note = center_crop(image, plan.patch_size, plan.size)
             if plan.exact and set(fitted.shape[-2:]) != {plan.size}:
                 raise InputError(
                     f"measure: the model accepts only images of {plan.size} x {plan.size} px, got "
@@ -140,7 +144,7 @@ class Step:
             step.notes += [f"Images of {image.shape[-2]} x {image.shape[-1]} px: {note}"] if note else []
             if step.truths is not None and step.fitted_truths is not None:
                 truth = torch.from_numpy(step.truths[k])
-                step.fitted_truths.append(center_crop(truth, plan.patch, plan.size)[0].numpy())
+                step.fitted_truths.append(center_crop(truth, plan.patch_size, plan.size)[0].numpy())
         return step
 
     def shapes(self) -> list[slice]:
@@ -150,17 +154,17 @@ class Step:
         return [slice(a, b) for a, b in pairwise(ends)]
 
 
-def center_crop(image: Tensor, patch: int | None, size: int | None) -> tuple[Tensor, str]:
+def center_crop(image: Tensor, patch_size: int | None, size: int | None) -> tuple[Tensor, str]:
     """Return the central crop of an image (..., H, W), both sides multiples of the patch size, and a remark.
 
     The image is not resized. It is cropped once, before any pose, so that poses rotate about the centre of the crop. If
     the margin is odd, one more pixel is removed at the bottom or right.
     """
     shape = tuple(image.shape[-2:])
-    if patch is not None and min(*shape, size or patch) < patch:
+    if patch_size is not None and min(*shape, size or patch_size) < patch_size:
         raise ShapeError(
-            f"measure: images must have at least one patch of {patch} px, got {shape} px with size={size}. Use larger "
-            "images."
+            f"measure: images must have at least one patch of {patch_size} px, got {shape} px with size={size}. Use "
+            "larger images."
         )
     remarks = []
     for axis in (-2, -1):
@@ -169,18 +173,18 @@ def center_crop(image: Tensor, patch: int | None, size: int | None) -> tuple[Ten
         image = image.narrow(axis, (side - target_side) // 2, target_side)
     if tuple(image.shape[-2:]) != shape:
         remarks.append(f"the middle {image.shape[-2]} x {image.shape[-1]} px were used.")
-    if patch is None:
+    if patch_size is None:
         return image, " ".join(remarks)
     for axis, word in ((-2, "row"), (-1, "column")):
         side = image.shape[axis]
-        if side % patch % 2:
+        if side % patch_size % 2:
             image = image.narrow(axis, 0, side - 1)
             remarks.append(f"the last {word} was removed.")
-    image, done = fit_to_patches(image, patch, "crop")
+    image, done = fit_to_patches(image, patch_size, "crop")
     return image, " ".join([*remarks, *([done[0].lower() + done[1:]] if done else [])])
 
 
-def canvas_for(shape: tuple[int, int], plan: Plan) -> Canvas | None:
+def canvas_for(shape: tuple[int, int], plan: RotationPlan) -> Canvas | None:
     """Return the window for all angles; None if the image is too small.
 
     Windows inside of the image for every angle are preferred to windows that need mirrored pixels.

@@ -1,13 +1,13 @@
 """Benchmark of attention with a position bias: speed, memory and accuracy of vispe and alternatives.
 
-`cases` defines the shapes and modes, `contenders` the implementations, `checks` and `measure` the measurements; `run`
-stores the results in a file and resumes interrupted runs, `targets` compares results with targets, and
+`cases` defines the shapes and modes, `contenders` the implementations, `correctness` and `timing` the measurements;
+`benchmark` stores the results in a file and resumes interrupted runs, `targets` compares results with targets, and
 `report` prints them.
 """
 
 from vispe.evaluate.speed.benchmark import Bench
-from vispe.evaluate.speed.cases import MODES, Case, Plan, plan_for
+from vispe.evaluate.speed.cases import MODES, BenchmarkPlan, Case, plan_for
 from vispe.evaluate.speed.report import table, winners
 from vispe.evaluate.speed.targets import judge
 
-__all__ = ["MODES", "Bench", "Case", "Plan", "judge", "plan_for", "table", "winners"]
+__all__ = ["MODES", "Bench", "BenchmarkPlan", "Case", "judge", "plan_for", "table", "winners"]

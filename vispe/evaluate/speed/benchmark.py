@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from vispe.attention.backends import triton as fused
+from vispe.attention.backends import triton
 from vispe.errors import InputError, VispeError
-from vispe.evaluate.speed.case_inputs import Setup
-from vispe.evaluate.speed.cases import STRUCTURED, Case, Mode, Plan
+from vispe.evaluate.speed.case_inputs import CaseInputs
+from vispe.evaluate.speed.cases import STRUCTURED, BenchmarkPlan, Case, Mode
 from vispe.evaluate.speed.compile_latency import new_grid
 from vispe.evaluate.speed.contenders import Contender, contenders, ours
 from vispe.evaluate.speed.correctness import line, planned_checks, run_check
@@ -58,7 +58,7 @@ class Bench:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BenchmarkPlan,
         device: str,
         path: Path | None = None,
         *,
@@ -131,7 +131,7 @@ class Bench:
         """
         tasks = self.tasks()
         todo = [t for t in tasks if task_key(t) not in self._done()]
-        setup: Setup | Exception | None = None
+        setup: CaseInputs | Exception | None = None
         last: tuple[Case, Mode] | None = None
         for count, (case, mode, rival) in enumerate(todo):
             if time.monotonic() > self.end:
@@ -155,17 +155,17 @@ class Bench:
     def _done(self) -> set[str]:
         return {row_key(r["case"], r["mode"], r["contender"]) for r in self.state["rows"]}
 
-    def _setup(self, case: Case, mode: Mode) -> Setup | Exception:
+    def _setup(self, case: Case, mode: Mode) -> CaseInputs | Exception:
         """Return the inputs of a case, or the out-of-memory error."""
         if not self.plan.dry:
             gc.collect()
         try:
-            return Setup(case, mode, self.device, self.backend, self.plan.dry)
+            return CaseInputs(case, mode, self.device, self.backend, self.plan.dry)
         except torch.OutOfMemoryError as error:
             return error.with_traceback(None)  # the traceback would keep the tensors alive
 
     def _row(
-        self, setup: Setup | Exception | None, case: Case, mode: Mode, rival: Contender
+        self, setup: CaseInputs | Exception | None, case: Case, mode: Mode, rival: Contender
     ) -> dict[str, Any]:
         """Measure one record; failures are stored in it."""
         row: dict[str, Any] = {"case": str(case), "mode": mode, "contender": rival.name}
@@ -182,7 +182,7 @@ class Bench:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
-                if not isinstance(setup, Setup):
+                if not isinstance(setup, CaseInputs):
                     raise setup or VispeError("no inputs")
                 return {**row, **measure(rival, setup, plan)}
             except Exception as error:  # failures are recorded as results
@@ -237,7 +237,7 @@ def environment(device: str) -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    folder = Path(fused.__file__).parent
+    folder = Path(triton.__file__).parent
     source = b"".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in (".py", ".json"))
     facts: dict[str, Any] = {
         "versions": versions, "device": "cpu", "cpu": platform.machine(),

@@ -14,7 +14,7 @@ SETS = 4  # number of sets of inputs, which are used in turn
 ROWS = 1024  # max number of queries of the reference output
 
 
-class Setup:
+class CaseInputs:
     """Inputs of one case and mode. `begin` creates new positions for every contender.
 
     Args:

@@ -89,7 +89,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchmarkPlan:
     """Configuration of a benchmark run.
 
     Args:
@@ -105,7 +105,7 @@ class Plan:
         dry: include all contenders, even those that cannot run on this device; no compilation and no warm-up.
 
     Example:
-        >>> plan = Plan((Case((3, 4), 1, 1, 1, 16),), reps=1, dry=True)
+        >>> plan = BenchmarkPlan((Case((3, 4), 1, 1, 1, 16),), reps=1, dry=True)
         >>> len(plan.cases), plan.check_dtypes
         (1, ('float32', 'float16', 'bfloat16'))
     """
@@ -141,7 +141,7 @@ _FIRST = (
 _CHECKS = (((14, 14), 1, 64), ((37, 37), 5, 64), ((16, 16), 0, 128), ((9, 40), 1, 80), ((64, 64), 0, 64))
 
 
-def protocol() -> Plan:
+def protocol() -> BenchmarkPlan:
     """Return the full protocol for a GPU."""
     every = [
         Case(shape, prefix, batch, heads)
@@ -151,18 +151,18 @@ def protocol() -> Plan:
     ]
     rest = sorted((c for c in every if c not in _FIRST), key=lambda c: c.heads != 12)
     largest = (Case((128, 128), 0, 1, 16), Case((256, 256), 0, 1, 16))
-    return Plan((*_FIRST, *rest), structured=3, largest=largest, check_shapes=_CHECKS)
+    return BenchmarkPlan((*_FIRST, *rest), structured=3, largest=largest, check_shapes=_CHECKS)
 
 
-def protocol_cpu() -> Plan:
+def protocol_cpu() -> BenchmarkPlan:
     """Return the protocol for a CPU, without cases that need a GPU."""
     sizes = (((16, 16), 1), ((32, 32), 1), ((32, 64), 1))
     cases = [Case(s, p, 2, 6, dtype=d) for s, p in sizes for d in ("float32", "bfloat16")]
     shapes = (((14, 14), 1, 64), ((9, 25), 5, 32))
-    return Plan(tuple(cases), structured=2, check_shapes=shapes, warmup=0.0)
+    return BenchmarkPlan(tuple(cases), structured=2, check_shapes=shapes, warmup=0.0)
 
 
-def quick(device: str) -> Plan:
+def quick(device: str) -> BenchmarkPlan:
     """Return a plan of a few minutes: small batches, the main shapes and modes."""
     if device == "cpu":
         plan = protocol_cpu()
@@ -170,17 +170,17 @@ def quick(device: str) -> Plan:
         return replace(plan, **fewer, slow=False, structured=0)
     sizes = (((32, 32), 1, 16), ((16, 16), 1, 64), ((37, 37), 1, 8), ((64, 64), 0, 2))
     cases = tuple(Case(s, p, b, 12) for s, p, b in sizes)
-    return Plan(cases, ("forward", "frozen", "table"), structured=1, check_shapes=_CHECKS[:2])
+    return BenchmarkPlan(cases, ("forward", "frozen", "table"), structured=1, check_shapes=_CHECKS[:2])
 
 
-def dry() -> Plan:
+def dry() -> BenchmarkPlan:
     """Return a plan that runs every code path on tiny tensors; its times are meaningless."""
     cases = (Case((3, 4), 1, 1, 1, 16, "float16"),)
     checks = {"check_shapes": (((3, 5), 1, 16),), "check_dtypes": ("float32",)}
-    return Plan(cases, structured=1, reps=1, largest=cases, **checks, warmup=0.0, dry=True)
+    return BenchmarkPlan(cases, structured=1, reps=1, largest=cases, **checks, warmup=0.0, dry=True)
 
 
-def plan_for(kind: str, device: str) -> Plan:
+def plan_for(kind: str, device: str) -> BenchmarkPlan:
     """Return the plan `kind` ('protocol', 'quick' or 'dry') for a device ('cuda' or 'cpu').
 
     Raises:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from vispe.evaluate.speed.case_inputs import Setup
-from vispe.evaluate.speed.cases import Case, Plan
+from vispe.evaluate.speed.case_inputs import CaseInputs
+from vispe.evaluate.speed.cases import BenchmarkPlan, Case
 from vispe.evaluate.speed.contenders import ours
 from vispe.evaluate.speed.timing import finish
 
@@ -17,7 +17,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-def new_grid(plan: Plan, device: str) -> dict[str, Any]:
+def new_grid(plan: BenchmarkPlan, device: str) -> dict[str, Any]:
     """Return the seconds of the first call on each of several grids, and the number of compiled kernels."""
     from vispe.attention.backends.triton.grid import backward, bias_gradient, forward
 
@@ -26,7 +26,7 @@ def new_grid(plan: Plan, device: str) -> dict[str, Any]:
     rows: dict[str, Any] = {"grids": [], "seconds": [], "compiled": []}
     for shape, prefix in (((3, 4), 1), ((3, 5), 1)) if plan.dry else SHAPES:
         case = Case(shape, prefix, 2, first.heads, first.width, first.dtype)
-        setup = Setup(case, "table", device, "triton")
+        setup = CaseInputs(case, "table", device, "triton")
         attend = ours("mode")(setup)
         before, start = compiled(kernels), time.perf_counter()
         q, k, v, cotangent = setup.sets[0]

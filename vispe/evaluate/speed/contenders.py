@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vispe.attention import attention
 from vispe.attention.backend_selection import Backend
 from vispe.errors import BackendUnavailable
-from vispe.evaluate.speed.case_inputs import Setup
-from vispe.evaluate.speed.cases import GRID_MODES, STRUCTURED, Mode, Plan
+from vispe.evaluate.speed.case_inputs import CaseInputs
+from vispe.evaluate.speed.cases import GRID_MODES, STRUCTURED, BenchmarkPlan, Mode
 from vispe.evaluate.speed.flex_attention import make_flex, maker
 from vispe.evaluate.speed.structured_calls import Attend
 
@@ -47,7 +47,7 @@ class Contender:
 
     name: str
     bias: str | None
-    make: Callable[[Setup], Attend]
+    make: Callable[[CaseInputs], Attend]
     modes: tuple[Mode, ...] = GRID_MODES
     slow: bool = False
     exact: bool = True
@@ -58,7 +58,7 @@ class Contender:
         return ("table" if mode == "table" else "distance") if self.bias == "mode" else self.bias
 
 
-def contenders(plan: Plan, device: str) -> list[Contender]:
+def contenders(plan: BenchmarkPlan, device: str) -> list[Contender]:
     """Return the implementations for a device, fast ones first."""
     modes: tuple[Mode, ...] = ("forward", "frozen")
     every = [
@@ -101,7 +101,7 @@ def contenders(plan: Plan, device: str) -> list[Contender]:
 
 
 @maker
-def ours(setup: Setup, kind: str | None, backend: Backend | None = None) -> Attend:
+def ours(setup: CaseInputs, kind: str | None, backend: Backend | None = None) -> Attend:
     """Return `vispe.attention` with the bias of the mode, a table, or none."""
     if backend == "flex" and setup.dry:
         raise BackendUnavailable("FlexAttention is not compiled in a dry run.")
@@ -114,13 +114,13 @@ def ours(setup: Setup, kind: str | None, backend: Backend | None = None) -> Atte
 
 
 @maker
-def structured(setup: Setup, backend: Backend | None = None) -> Attend:
+def structured(setup: CaseInputs, backend: Backend | None = None) -> Attend:
     """Return `vispe.attention` with the bias, rotation or mask of a mode of `STRUCTURED`."""
     return lambda *qkv: setup.structured().attend(*qkv, backend or setup.backend)
 
 
 @maker
-def plain(setup: Setup, kernel: str) -> Attend:
+def plain(setup: CaseInputs, kernel: str) -> Attend:
     """Return SDPA without a bias, by one kernel."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def plain(setup: Setup, kernel: str) -> Attend:
 
 
 @maker
-def dense(setup: Setup, kernel: str | None, cached: bool) -> Attend:
+def dense(setup: CaseInputs, kernel: str | None, cached: bool) -> Attend:
     """Return SDPA with a dense bias (1, h, n, n) in the dtype of q, built once or in every call."""
     dtype = setup.case.torch_dtype
     mask = setup.bias().dense().to(dtype) if cached else None
@@ -145,7 +145,7 @@ def dense(setup: Setup, kernel: str | None, cached: bool) -> Attend:
     return call
 
 
-def eager(setup: Setup) -> Attend:
+def eager(setup: CaseInputs) -> Attend:
     """Return attention by explicit matrix products and a softmax; a fixed bias is cached."""
     if setup.case.tokens > EAGER_LIMIT:
         raise BackendUnavailable(f"not tried above {EAGER_LIMIT} tokens: it writes b h n^2 numbers.")
@@ -160,7 +160,7 @@ def eager(setup: Setup) -> Attend:
 
 
 @maker
-def columns(setup: Setup, rank: int) -> Attend:
+def columns(setup: CaseInputs, rank: int) -> Attend:
     """Return SDPA with the distance bias as extra columns of q and k, from its largest singular values."""
     dtype, width = setup.case.torch_dtype, setup.case.width
     y, x, has_position = setup.cells()
@@ -185,7 +185,7 @@ def columns(setup: Setup, rank: int) -> Attend:
     return call
 
 
-def flash3(setup: Setup) -> Attend:
+def flash3(setup: CaseInputs) -> Attend:
     """Return the kernels of flash-attention 3 without a bias, if that package is installed."""
     if find_spec("flash_attn_interface") is None:
         raise BackendUnavailable("the package flash_attn_interface (flash-attention 3) is not installed.")
@@ -199,7 +199,7 @@ def flash3(setup: Setup) -> Attend:
     return call
 
 
-def flex_flash(setup: Setup) -> Attend:
+def flex_flash(setup: CaseInputs) -> Attend:
     """Return FlexAttention by the kernels of flash-attention 4, if that package is installed."""
     if find_spec("flash_attn") is None or find_spec("flash_attn.cute") is None:
         raise BackendUnavailable("the package flash_attn.cute is not installed.")

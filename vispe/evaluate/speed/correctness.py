@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention import attention
-from vispe.evaluate.speed.cases import Plan
+from vispe.evaluate.speed.cases import BenchmarkPlan
 from vispe.evaluate.speed.structured_calls import KINDS, Attend, Structured
 from vispe.grid import Grid
 
@@ -22,7 +22,7 @@ GRID_KINDS = ("none", "distance", "slopes", "table", "padding")
 BATCH, HEADS, SLOPES = 2, 3, (0.004, 0.1, 1.0)
 
 
-def planned_checks(plan: Plan, flex: bool = False) -> list[dict[str, Any]]:
+def planned_checks(plan: BenchmarkPlan, flex: bool = False) -> list[dict[str, Any]]:
     """Return dtype, grid, head_dim and bias of every check; together they cover every compiled kernel.
 
     `flex` adds a table by FlexAttention to the checks of a long run.

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from vispe.evaluate.speed.case_inputs import Setup
+from vispe.evaluate.speed.case_inputs import CaseInputs
 from vispe.evaluate.speed.structured_calls import Attend
 
 
-def maker(function: Callable[..., Attend]) -> Callable[..., Callable[[Setup], Attend]]:
+def maker(function: Callable[..., Attend]) -> Callable[..., Callable[[CaseInputs], Attend]]:
     """Curry a function of a setup and options: called with the options, returns a function of the setup."""
     return lambda *options: lambda setup: function(setup, *options)
 
 
 @maker
 def make_flex(
-    setup: Setup, kind: str, options: dict[str, Any] | None = None, mode: str | None = None
+    setup: CaseInputs, kind: str, options: dict[str, Any] | None = None, mode: str | None = None
 ) -> Attend:
     """Return FlexAttention.
 
@@ -42,7 +42,7 @@ def make_flex(
     return partial(compiled, score_mod=score, kernel_options=options)
 
 
-def _distance(setup: Setup) -> Any:
+def _distance(setup: CaseInputs) -> Any:
     y, x, has_position = setup.cells()
     y, x, slopes = y.float(), x.float(), setup.slopes
 
@@ -54,7 +54,7 @@ def _distance(setup: Setup) -> Any:
     return score_mod
 
 
-def _table(setup: Setup) -> Any:
+def _table(setup: CaseInputs) -> Any:
     y, x, has_position = setup.cells()
     y, x, table = y.to(torch.int32), x.to(torch.int32), setup.table
     rows, cols = setup.case.shape

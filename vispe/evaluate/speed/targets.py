@@ -17,7 +17,7 @@ OURS = ("vispe", "vispe, table")
 Row = dict[str, Any]
 
 
-class Rows:
+class BenchmarkRecords:
     """Lookup of the records of a run."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -58,7 +58,7 @@ def judge(state: dict[str, Any]) -> list[Row]:
         >>> judge({"environment": {"device": "cpu"}, "rows": []})[0]["verdict"]
         'not measured'
     """
-    rows = Rows(state["rows"])
+    rows = BenchmarkRecords(state["rows"])
     if state["environment"]["device"] == "cpu":
         return _cpu(rows)
     own, learned = ("vispe, no bias",), ("slopes", "table")
@@ -90,7 +90,7 @@ def _verdict(name: str, words: str, must: float, stretch: float, value: tuple[fl
     return {**row, "found": value[0], "at": value[1], "verdict": verdict}
 
 
-def _memory(rows: Rows) -> Row:
+def _memory(rows: BenchmarkRecords) -> Row:
     """Check the extra memory against the strip, 8 bytes per query, and 8 bytes per token once."""
     words = "extra memory / (strip + 8 bytes per query), forward and frozen; never n x n"
     ratios, square = [], []
@@ -140,7 +140,7 @@ def _latency(state: dict[str, Any]) -> Row:
     return {**_verdict("T12", words, 0, 0, (count, at)), "verdict": "missed" if count else "stretch"}
 
 
-def _cpu(rows: Rows) -> list[Row]:
+def _cpu(rows: BenchmarkRecords) -> list[Row]:
     """Check the CPU path: time of SDPA without a bias divided by ours, in eval mode."""
     base = SDPA[:1]
     short = rows.ratio(base, tokens=257)

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.evaluate.speed.case_inputs import SETS, Setup
-from vispe.evaluate.speed.cases import Plan, is_forward
+from vispe.evaluate.speed.case_inputs import SETS, CaseInputs
+from vispe.evaluate.speed.cases import BenchmarkPlan, is_forward
 from vispe.evaluate.speed.contenders import Contender
 
 MIB = 1 << 20
 
 
-def measure(contender: Contender, setup: Setup, plan: Plan) -> dict[str, Any]:
+def measure(contender: Contender, setup: CaseInputs, plan: BenchmarkPlan) -> dict[str, Any]:
     """Measure one contender and return a record.
 
-    `ms` is the median and `spread_ms` the quartiles of at least `Plan.reps` calls with four sets of inputs in rotation;
-    `host_ms` is the CPU time to launch a call (shorter kernels wait for it); `cold_s` the first call, including
-    compilation; `extra_mib` the peak memory of a later call in addition to inputs, outputs and gradients, and
+    `ms` is the median and `spread_ms` the quartiles of at least `BenchmarkPlan.reps` calls with four sets of inputs in
+    rotation; `host_ms` is the CPU time to launch a call (shorter kernels wait for it); `cold_s` the first call,
+    including compilation; `extra_mib` the peak memory of a later call in addition to inputs, outputs and gradients, and
     `extra_first_mib` the additional peak memory of the first call (both including caches).
     """
     setup.begin()
@@ -52,7 +52,7 @@ def measure(contender: Contender, setup: Setup, plan: Plan) -> dict[str, Any]:
     return row
 
 
-def stepper(contender: Contender, setup: Setup) -> Callable[[int], tuple[Tensor, ...]]:
+def stepper(contender: Contender, setup: CaseInputs) -> Callable[[int], tuple[Tensor, ...]]:
     """Return the timed function: one call, with gradients if the mode has any."""
     attend = contender.make(setup)
     leaves = setup.leaves

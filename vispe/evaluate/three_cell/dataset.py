@@ -200,14 +200,14 @@ def sample_cells(
     return cells
 
 
-def images(cells: Tensor, grid: int = 14, patch: int = 16) -> Tensor:
+def images(cells: Tensor, grid: int = 14, patch_size: int = 16) -> Tensor:
     """Return images (n, 3, grid * patch, grid * patch) float32 in [0, 1] of cells (n, 3, 2).
 
     Raises:
         ShapeError: the cells have another shape or type, or lie outside of the grid.
 
     Example:
-        >>> images(torch.tensor([[[0, 0], [3, 0], [0, 2]]]), grid=4, patch=2).shape
+        >>> images(torch.tensor([[[0, 0], [3, 0], [0, 2]]]), grid=4, patch_size=2).shape
         torch.Size([1, 3, 8, 8])
     """
     labels(cells, grid)  # checks them
@@ -215,7 +215,7 @@ def images(cells: Tensor, grid: int = 14, patch: int = 16) -> Tensor:
     n = torch.arange(len(cells), device=cells.device)
     for colour in range(3):
         rendered[n, colour, cells[:, colour, 1], cells[:, colour, 0]] = 1.0
-    return rendered.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+    return rendered.repeat_interleave(patch_size, 2).repeat_interleave(patch_size, 3)
 
 
 def _draw(high: int, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

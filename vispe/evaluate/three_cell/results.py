@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.three_cell.trainer import Recipe, ThreeCellViT, train
+from vispe.evaluate.three_cell.trainer import ThreeCellRecipe, ThreeCellViT, train
 from vispe.files import atomic_path
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
 from vispe.report.html_page import Page
@@ -31,10 +30,10 @@ Row = dict[str, Any]
 def compare(
     encodings: Sequence[str],
     seeds: int,
-    recipe: Recipe,
+    recipe: ThreeCellRecipe,
     *,
     file: Path | None = None,
-    workers: int = 0,
+    num_workers: int = 0,
     also: Mapping[str, Any] | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
 ) -> list[Row]:
@@ -45,7 +44,7 @@ def compare(
         seeds: number of runs per encoding.
         recipe: training configuration.
         file: JSON file of all results; its folder is created.
-        workers: number of processes with one thread each; 0 trains in this process.
+        num_workers: number of processes with one thread each; 0 trains in this process.
         also: additional entries of the file.
         progress: called with a description of the run and the completed fraction of all steps.
 
@@ -66,10 +65,10 @@ def compare(
 
     rows = []
     for row in run_missing(
-        encodings, range(seeds), recipe, file=file, workers=workers, also=also, on_step=follow
+        encodings, range(seeds), recipe, file=file, num_workers=num_workers, also=also, on_step=follow
     ):
         rows.append(row)
-        done += recipe.steps if workers else 0
+        done += recipe.steps if num_workers else 0
         progress(f"{row['encoding']}, seed {row['seed']}", done / total)
     if file is None:
         return rows
@@ -79,10 +78,10 @@ def compare(
 def run_missing(
     encodings: Sequence[str],
     seeds: Sequence[int],
-    recipe: Recipe | None = None,
+    recipe: ThreeCellRecipe | None = None,
     *,
     file: str | Path | None = None,
-    workers: int = 0,
+    num_workers: int = 0,
     also: Mapping[str, Any] | None = None,
     on_step: Callable[[str, int, int, float], None] | None = None,
 ) -> Iterator[Row]:
@@ -93,38 +92,38 @@ def run_missing(
     Args:
         encodings: specs as text.
         seeds: random seeds of the weights and the training images.
-        recipe: training configuration; `Recipe()` by default.
+        recipe: training configuration; `ThreeCellRecipe()` by default.
         file: JSON file of all results; None stores nothing.
-        workers: number of processes with one thread each; 0 trains in this process, with its threads.
+        num_workers: number of processes with one thread each; 0 trains in this process, with its threads.
         also: additional entries of the file, such as the environment.
         on_step: called with encoding, seed, step and loss; ignored with workers.
 
     Raises:
         InputError: the file was written with another recipe, or is not a results file.
-        OptionError: duplicate encodings or seeds, or negative `workers`.
+        OptionError: duplicate encodings or seeds, or negative `num_workers`.
     """
-    recipe = recipe or Recipe()
-    if len(set(encodings)) < len(encodings) or len(set(seeds)) < len(seeds) or workers < 0:
+    recipe = recipe or ThreeCellRecipe()
+    if len(set(encodings)) < len(encodings) or len(set(seeds)) < len(seeds) or num_workers < 0:
         raise OptionError(
-            f"Give each encoding and seed once, and workers of 0 or more; got {', '.join(encodings)}, seeds "
-            f"{', '.join(map(str, seeds))} and workers={workers}."
+            f"Give each encoding and seed once, and num_workers of 0 or more; got {', '.join(encodings)}, seeds "
+            f"{', '.join(map(str, seeds))} and num_workers={num_workers}."
         )
     file = None if file is None else Path(file)
     rows = read_rows(file, recipe)
     done = {(r["encoding"], r["seed"]) for r in rows}
     jobs = [(e, s) for s in seeds for e in encodings if (e, s) not in done]
-    for row in _results(jobs, recipe, file, workers, on_step):
+    for row in _results(jobs, recipe, file, num_workers, on_step):
         rows.append(row)
         rows.sort(key=lambda r: (r["encoding"], r["seed"]))
         if file is not None:
-            content = {**(also or {}), "recipe": asdict(recipe), "rows": rows}
+            content = {**(also or {}), "recipe": recipe.to_dict(), "rows": rows}
             with atomic_path(file, force=True) as part:
                 part.write_text(json.dumps(content, indent=1) + "\n")
             _checkpoint(file, row["encoding"], row["seed"]).unlink(missing_ok=True)
         yield row
 
 
-def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row]:
+def read_rows(file: str | Path | None, recipe: ThreeCellRecipe | None = None) -> list[Row]:
     """Return the results in a file, [] if it does not exist.
 
     Raises:
@@ -137,8 +136,8 @@ def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row
         rows, used = content_["rows"], content_["recipe"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is not a file of three-cell scores; choose another one.") from error
-    if recipe is not None and used != asdict(recipe):
-        differ = [k for k, v in asdict(recipe).items() if used.get(k) != v]
+    if recipe is not None and used != recipe.to_dict():
+        differ = [k for k, v in recipe.to_dict().items() if used.get(k) != v]
         raise InputError(
             f"{file} was made with another recipe ({', '.join(f'{k} {used.get(k)}' for k in differ)}); choose another "
             f"file, or ask for the same."
@@ -272,16 +271,16 @@ def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where t
 
 def _results(
     jobs: Sequence[tuple[str, int]],
-    recipe: Recipe,
+    recipe: ThreeCellRecipe,
     file: Path | None,
-    workers: int,
+    num_workers: int,
     on_step: Callable[[str, int, int, float], None] | None,
 ) -> Iterator[Row]:
-    if not workers:
+    if not num_workers:
         for encoding, seed in jobs:
             yield _one(encoding, seed, recipe, file, on_step)
         return
-    with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         started = [pool.submit(_one, *job, recipe, file) for job in jobs]
         for future in as_completed(started):
             yield future.result()
@@ -290,7 +289,7 @@ def _results(
 def _one(
     encoding: str,
     seed: int,
-    recipe: Recipe,
+    recipe: ThreeCellRecipe,
     file: Path | None,
     on_step: Callable[[str, int, int, float], None] | None = None,
 ) -> Row:

@@ -34,7 +34,7 @@ TEST_SEED = 2025  # all models are evaluated on the same images
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ThreeCellRecipe:
     """Model and training configuration.
 
     Attributes:
@@ -45,8 +45,8 @@ class Recipe:
         mlp_ratio: width of the MLP in a block, in widths of the tokens.
         hidden: width of the MLP that reads the three tokens.
         steps: number of training steps.
-        batch: images per training step.
-        rate: peak learning rate, after a warm-up of a tenth of the steps and before a cosine decay.
+        batch_size: images per training step.
+        lr: peak learning rate, after a warm-up of a tenth of the steps and before a cosine decay.
         test: number of test images.
     """
 
@@ -57,9 +57,14 @@ class Recipe:
     mlp_ratio: float = 2.0
     hidden: int = 256
     steps: int = 500
-    batch: int = 16
-    rate: float = 1e-3
+    batch_size: int = 16
+    lr: float = 1e-3
     test: int = 2000
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, with the keys of result files and checkpoints."""
+        keys = {"batch_size": "batch", "lr": "rate"}
+        return {keys.get(name, name): value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,11 @@ class ThreeCellRun:
     scores: ThreeCellScores
     majority: ThreeCellScores
     cpu_s: float
-    recipe: Recipe
+    recipe: ThreeCellRecipe
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, scores rounded to two decimals."""
-        entries = asdict(self) | {"cpu_s": round(self.cpu_s, 1)}
+        entries = asdict(self) | {"cpu_s": round(self.cpu_s, 1), "recipe": self.recipe.to_dict()}
         for key in ("scores", "majority"):
             entries[key] = {name: round(value, 2) for name, value in entries[key].items()}
         return entries
@@ -98,9 +103,9 @@ class ThreeCellViT(nn.Module):
         recipe: configuration of the model.
     """
 
-    def __init__(self, spec: Spec, recipe: Recipe | None = None) -> None:
+    def __init__(self, spec: Spec, recipe: ThreeCellRecipe | None = None) -> None:
         super().__init__()
-        recipe = recipe or Recipe()
+        recipe = recipe or ThreeCellRecipe()
         self.body = VisionTransformer(
             img_size=recipe.grid,
             patch_size=1,
@@ -138,7 +143,7 @@ class ThreeCellViT(nn.Module):
 def train(
     spec: Spec,
     seed: int = 0,
-    recipe: Recipe | None = None,
+    recipe: ThreeCellRecipe | None = None,
     *,
     checkpoint: str | Path | None = None,
     every: int = 100,
@@ -151,7 +156,7 @@ def train(
     Args:
         spec: positional encoding.
         seed: random seed of the weights and the training images; the test images are always the same.
-        recipe: configuration; `Recipe()` by default.
+        recipe: configuration; `ThreeCellRecipe()` by default.
         checkpoint: checkpoint file, from which an interrupted training resumes; it is not deleted.
         every: steps between two checkpoints.
         on_step: called with the index of each step and its loss.
@@ -161,14 +166,14 @@ def train(
         InputError: the checkpoint belongs to another encoding, seed or recipe, or the file is not a
             checkpoint.
     """
-    recipe = recipe or Recipe()
-    if min(recipe.steps, recipe.batch, recipe.test, every) < 1:
+    recipe = recipe or ThreeCellRecipe()
+    if min(recipe.steps, recipe.batch_size, recipe.test, every) < 1:
         raise OptionError(
             f"Training needs at least one step, image per step, test image and step between checkpoints, got "
-            f"steps={recipe.steps}, batch={recipe.batch}, test={recipe.test}, every={every}."
+            f"steps={recipe.steps}, batch_size={recipe.batch_size}, test={recipe.test}, every={every}."
         )
     name = str(spec) if isinstance(spec, str) else " + ".join(str(term) for term in parse_spec(spec))
-    run = {"encoding": name, "seed": seed, "recipe": asdict(recipe)}
+    run = {"encoding": name, "seed": seed, "recipe": recipe.to_dict()}
     file = None if checkpoint is None else Path(checkpoint)
     restored = _read(file, run)
     start = time.process_time() - (restored["cpu_s"] if restored else 0.0)
@@ -177,7 +182,7 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ThreeCellViT(spec, recipe).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, recipe.steps))
         stateful = {"model": model, "optimizer": optimizer, "schedule": schedule}
         if restored:
@@ -186,9 +191,9 @@ def train(
             torch.set_rng_state(restored["rng"])
         for step in range(restored["step"] if restored else 0, recipe.steps):
             set_progress(model, step / recipe.steps, seed=Processes().seed(seed, step, POSITIONS))
-            batch = cells[step * recipe.batch : (step + 1) * recipe.batch]
+            batch = cells[step * recipe.batch_size : (step + 1) * recipe.batch_size]
             bits = dataset.labels(batch, recipe.grid).float()
-            rendered = dataset.images(batch, recipe.grid, patch=1)
+            rendered = dataset.images(batch, recipe.grid, patch_size=1)
             loss = F.binary_cross_entropy_with_logits(model(rendered), bits)
             optimizer.zero_grad()
             loss.backward()
@@ -209,16 +214,16 @@ def train(
 
 
 @torch.inference_mode()
-def logits(model: nn.Module, cells: Tensor, grid: int = 14, batch: int = 100) -> Tensor:
+def logits(model: nn.Module, cells: Tensor, grid: int = 14, batch_size: int = 100) -> Tensor:
     """Return the logits (n, 6) of a model for images with one pixel per cell.
 
     Args:
         model: maps images (b, 3, grid, grid) to logits (b, 6).
         cells: (x, y) of red, green and blue, (n, 3, 2).
         grid: cells per side.
-        batch: images at once.
+        batch_size: images per forward pass.
     """
-    return torch.cat([model(dataset.images(part, grid, patch=1)) for part in cells.split(batch)])
+    return torch.cat([model(dataset.images(part, grid, patch_size=1)) for part in cells.split(batch_size)])
 
 
 def _share(step: int, steps: int) -> float:
@@ -229,9 +234,9 @@ def _share(step: int, steps: int) -> float:
     return 0.5 + 0.5 * math.cos(math.pi * (step - warm) / max(1, steps - warm))
 
 
-def _training_cells(recipe: Recipe, seed: int, test: Tensor) -> Tensor:
+def _training_cells(recipe: ThreeCellRecipe, seed: int, test: Tensor) -> Tensor:
     """Return the cells of all steps (steps * batch, 3, 2), excluding test images."""
-    count, generator = recipe.steps * recipe.batch, torch.Generator().manual_seed(seed)
+    count, generator = recipe.steps * recipe.batch_size, torch.Generator().manual_seed(seed)
     parts: list[Tensor] = []
     while sum(map(len, parts)) < count:
         drawn = dataset.sample_cells(count, recipe.grid, generator)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
-from vispe.encodings.parts.rope import BaseTooSmall, RopeBase
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
+from vispe.encodings.parts.rotary.rope import BaseTooSmall, RopeBase
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
 
@@ -66,7 +66,7 @@ def check_outside(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> Non
 
 
 def check_part(e: Encoding, family: Any, stock: type[Any], axes: int, keep_rope: bool) -> None:
-    """Raise `UnsupportedCombination` if no model of a `Family` supports an encoding, for any attention layers."""
+    """Raise `UnsupportedCombination` if no model of a `HostFamily` supports an encoding, for any attention layers."""
     check_axes(e, axes, stock)
     if isinstance(e, Mixing) and not family.has_block_hook:
         raise UnsupportedCombination(

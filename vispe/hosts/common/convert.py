@@ -2,14 +2,14 @@
 
 All checks run before the first change. Encodings shared by all blocks are registered as `pos_enc` of the model, those
 with parameters per layer as `pos_enc` of the attention layer; all other parameters keep their names. Differences
-between libraries are methods of a `Family`.
+between libraries are methods of a `HostFamily`.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
-from vispe.encodings.parts.head_basis import HeadBasis, describe_bases
+from vispe.encodings.parts.rotary.head_basis import HeadBasis, describe_bases
 from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.common.checks import (
@@ -30,133 +30,10 @@ from vispe.hosts.common.checks import (
     refuse_patched,
 )
 from vispe.hosts.common.context import HostState, backend_text
+from vispe.hosts.common.host_family import HostFamily
 from vispe.hosts.common.host_spec import HostSpec
 from vispe.hosts.common.layer_access import refuse_parametrized
 from vispe.hosts.common.sampler_checks import aliased_rotations, check_sampled, ineffective_samplers
-
-Layers = Sequence[tuple[int, str, nn.Module]]  # block, path and module of every attention layer
-
-
-class Family:
-    """Access to the parts of a model that a conversion changes; each library derives its own families.
-
-    Attributes:
-        title: prefix of class names in descriptions and messages.
-        noun: noun for such a model in messages.
-        builder: the call that builds the stock model, for messages.
-        unfused: reason why attention layers are not fused, for descriptions.
-        known: classes of attention layers and blocks that can be converted.
-        overridden: methods that the converted class of a model replaces.
-        patchable: methods that the converted classes of its layers and blocks replace.
-        always_inside: whether attention layers are converted for every encoding.
-        per_layer: whether every attention layer has its own encodings, for models in which heads and grids
-            differ between layers.
-        has_block_hook: whether the forward pass calls encodings between blocks.
-        has_late_prefix: whether prefix tokens can be excluded from the first blocks.
-        table_keyword: value of the library's own constructor argument for an absolute table, with which a
-            model is built if the table stays in use. None if there is no such argument.
-    """
-
-    title = ""
-    noun = "model"
-    builder = ""
-    unfused = "fused attention is off"
-    known: Iterable[type[nn.Module]] = ()
-    overridden: tuple[str, ...] = ("forward",)
-    patchable: tuple[str, ...] = ("forward",)
-    always_inside = False
-    per_layer = False
-    has_block_hook = True
-    has_late_prefix = False
-    table_keyword: str | None = None
-
-    def converted_class(self, stock: type[Any]) -> type[Any]:
-        """Return the converted class of a model class; raise `UnsupportedHost` if there is none."""
-        raise NotImplementedError
-
-    def stock_type(self, module: nn.Module) -> type[Any]:
-        """Return the library's class of a layer or block, converted or not."""
-        raise NotImplementedError
-
-    def attentions(self, model: Any) -> Iterator[tuple[int, str, nn.Module]]:
-        """Yield (block, path, module) of every attention layer."""
-        raise NotImplementedError
-
-    def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any] | None]]:
-        """Yield (path, module, converted class) of every module that an encoding inside attention converts."""
-        raise NotImplementedError
-
-    def reference(self, model: Any) -> tuple[int, ...] | None:
-        """Return the grid of pretraining if the model stores one; None means the grid of the model."""
-        del model
-        return None
-
-    def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
-        """Return the arguments of encodings: dim, num_heads, head_dim, depth and the training grid."""
-        raise NotImplementedError
-
-    def layer_facts(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the encodings of one attention layer, from `facts` of the model."""
-        del model, attention
-        return facts
-
-    def grid_text(self, model: Any) -> str:
-        """Return grid and prefix tokens of a converted model, human-readable."""
-        raise NotImplementedError
-
-    def has_absolute_table(self, model: Any) -> bool:
-        """Return whether an absolute table is currently in use."""
-        raise NotImplementedError
-
-    def detach_table(self, model: Any) -> Any:
-        """Remove the absolute table and return the argument of `attach_table`."""
-        raise NotImplementedError
-
-    def attach_table(self, model: Any, detached: Any) -> None:
-        """Restore the absolute table, for the current grid, device and dtype of the model."""
-        raise NotImplementedError
-
-    def has_rope(self, model: Any) -> bool:
-        """Return whether a rotary embedding of the model's own is currently in use."""
-        del model
-        return False
-
-    def detach_rope(self, model: Any) -> Any:
-        """Remove the rotary embedding and return the argument of `attach_rope`."""
-
-    def attach_rope(self, model: Any, detached: Any) -> None:
-        """Restore the rotary embedding."""
-
-    def check_widths(self, terms: Sequence[dict[str, Any]], layers: Layers) -> None:
-        """Raise an error if `head_dim` differs between layers, and a term is built for one `head_dim`."""
-
-    def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
-        """Raise an error if the model does not support conversion or a term, before anything is built."""
-
-    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: Layers) -> None:
-        """Raise an error if the model does not support an encoding."""
-
-    def check_inside(self, model: Any) -> None:
-        """Raise an error if a `Context` would not reach the attention layers."""
-
-    def check_detached(self, model: Any, table: Any) -> None:
-        """Raise an error if a detached table cannot be restored."""
-
-    def resolved(
-        self, terms: list[dict[str, Any]], parts: Sequence[Encoding], grid: Any
-    ) -> list[dict[str, Any]]:
-        """Return the spec from which an equal model is built; empty if it equals `terms`."""
-        del terms, parts, grid
-        return []
-
-    def after_convert(self, model: Any, old: HostState | None) -> None:
-        """Run library-specific steps after a conversion; `old` is the state of a previous conversion."""
-
-    def before_strip(self, model: Any) -> None:
-        """Undo `after_convert` before the encodings are removed."""
-
-    def after_restore(self, model: Any, state: HostState) -> None:
-        """Run library-specific steps after the original classes, table and rotary embedding are restored."""
 
 
 class _Plan(NamedTuple):
@@ -192,7 +69,7 @@ def converted_models(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if state_of(module)]
 
 
-def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = False) -> None:
+def convert_model(model: Any, family: HostFamily, spec: HostSpec, built: bool = False) -> None:
     """Convert a model in place, or replace the encoding of a converted one.
 
     Args:
@@ -270,7 +147,7 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
     family.after_convert(model, old)
 
 
-def restore_model(model: Any, family: Family | None) -> None:
+def restore_model(model: Any, family: HostFamily | None) -> None:
     """Restore the original classes, absolute table and rotary embedding of a converted model, in place.
 
     Raises:
@@ -297,7 +174,7 @@ def restore_model(model: Any, family: Family | None) -> None:
     family.after_restore(model, state)
 
 
-def describe_model(model: Any, family: Family) -> str:
+def describe_model(model: Any, family: HostFamily) -> str:
     """Return a summary of a converted model: spec, grid, own position information, encodings, backend."""
     state: HostState = model.vispe
     table = "in use" if state.keep_abs else "taken out" if state.table is not None else "none"
@@ -337,7 +214,7 @@ def _count(encodings: Sequence[Encoding]) -> int:
 
 
 def _planned(
-    model: Any, family: Family, spec: HostSpec, stock: type[Any], keep_abs: bool, keep_rope: bool
+    model: Any, family: HostFamily, spec: HostSpec, stock: type[Any], keep_abs: bool, keep_rope: bool
 ) -> _Plan:
     """Run all checks and build the encodings, without changing the model."""
     cls = family.converted_class(stock)
@@ -391,7 +268,7 @@ def _planned(
     return _Plan(cls, parts, shared, of_layers, inside, facts["grid"], reference)
 
 
-def _swappable(model: Any, family: Family) -> bool:
+def _swappable(model: Any, family: HostFamily) -> bool:
     """Return whether attention layers can be converted, for encodings that do not require their conversion."""
     try:
         family.check_inside(model)
@@ -401,7 +278,7 @@ def _swappable(model: Any, family: Family) -> bool:
     return True
 
 
-def _check_swaps(model: Any, family: Family) -> None:
+def _check_swaps(model: Any, family: HostFamily) -> None:
     """Raise `UnsupportedHost` if a module has no converted class, or has patched methods or parametrized weights."""
     for path, module, cls in family.swaps(model):
         if cls is None:
@@ -413,7 +290,7 @@ def _check_swaps(model: Any, family: Family) -> None:
         refuse_parametrized(path, module)
 
 
-def _strip(model: Any, family: Family) -> None:
+def _strip(model: Any, family: HostFamily) -> None:
     """Remove the encodings and restore the original classes; absolute table and rope are not changed."""
     state = model.vispe
     family.before_strip(model)
@@ -444,7 +321,9 @@ def _use_or_detach(
     return None
 
 
-def _raise_missing(family: Family, stock: type[Any], verb: str, name: str, lost: Sequence[str]) -> NoReturn:
+def _raise_missing(
+    family: HostFamily, stock: type[Any], verb: str, name: str, lost: Sequence[str]
+) -> NoReturn:
     """Raise an error: the stock model's own table or RoPE does not exist, so it cannot be preserved or restored."""
     reason = f"{family.title}{stock.__name__} has none. Do not request it."
     if lost:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.encodings.base import Biased, Encoding, Rotary
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.parts.preparation import check_samplers, prepare
-from vispe.encodings.parts.rope import RopeBase
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Grid
 

@@ -15,7 +15,7 @@ import torch.fx
 from torch import nn
 
 from vispe.encodings.base import Encoding
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import plain_terms
 from vispe.encodings.saved_spec import check_same_spec, keep, named, saved_grid, saved_terms
 from vispe.errors import EncodingMismatch, UnsupportedCombination, UnsupportedHost

@@ -22,6 +22,7 @@ from vispe.errors import UnsupportedHost
 from vispe.hosts.common import convert
 from vispe.hosts.common.checks import table_like
 from vispe.hosts.common.context import HostState
+from vispe.hosts.common.host_family import HostFamily, Layers
 from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
 from vispe.hosts.common.layer_access import block_in
 from vispe.hosts.common.state_dict_loading import encodings_of
@@ -30,7 +31,7 @@ from vispe.hosts.open_clip.tower import OVERRIDDEN, converted_class, resampled
 from vispe.hosts.timm.convert import convert_timm, restore_timm
 
 
-class _Tower(convert.Family):
+class _Tower(HostFamily):
     """open_clip's own image tower."""
 
     title = "open_clip "
@@ -50,7 +51,7 @@ class _Tower(convert.Family):
             yield at, block, SWAPS.get(stock_type(block))
             yield path, attention, SWAPS.get(stock_type(attention))
 
-    def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
+    def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
         return {
             "dim": model.conv1.out_channels,
             "num_heads": getattr(layers[0][2], "num_heads", None) if layers else None,

@@ -20,7 +20,7 @@ from typing import Any
 import open_clip
 import timm
 import torch
-from open_clip import pretrained as tags
+from open_clip import pretrained
 from open_clip.transformer import VisionTransformer
 from timm.models import register_model
 
@@ -83,8 +83,8 @@ def register_alias(base: str, spec: Spec, *, name: str | None = None) -> str:
         install()
         vision[_OPTION] = spec
     _add(name, config)
-    if base in tags._PRETRAINED:  # open_clip has no public function for this
-        tags._PRETRAINED[name] = tags._PRETRAINED[base]
+    if base in pretrained._PRETRAINED:  # open_clip has no public function for this
+        pretrained._PRETRAINED[name] = pretrained._PRETRAINED[base]
     _aliases[name] = (base, text)
     return name
 

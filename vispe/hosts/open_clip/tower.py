@@ -27,7 +27,7 @@ from vispe.hosts.open_clip.attention import LAYERS, attentions
 OVERRIDDEN = ("forward", "_embeds", "forward_intermediates", "lock", "_load_from_state_dict")
 
 
-class ConvertedTower(LoadsWeights, VisionTransformer):
+class ConvertedClipTower(LoadsWeights, VisionTransformer):
     """Mixin of converted image towers of open_clip."""
 
     vispe_attentions = attentions
@@ -182,13 +182,15 @@ def _new_converted(stock: type[VisionTransformer]) -> nn.Module:
 
 
 @cache
-def converted_class(stock: type[VisionTransformer]) -> type[ConvertedTower]:
+def converted_class(stock: type[VisionTransformer]) -> type[ConvertedClipTower]:
     """Return the converted class of an image tower's class.
 
     Raises:
         UnsupportedHost: the class is a subclass of open_clip's that overrides methods replaced by vispe.
     """
-    return make_converted_class(ConvertedTower, stock, VisionTransformer, OVERRIDDEN, "open_clip", "tower")
+    return make_converted_class(
+        ConvertedClipTower, stock, VisionTransformer, OVERRIDDEN, "open_clip", "tower"
+    )
 
 
 VispeVisionTransformer = converted_class(VisionTransformer)

@@ -18,16 +18,16 @@ from vispe.encodings.base import Additive, Biased, Encoding
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
-from vispe.hosts.common import convert
 from vispe.hosts.common.checks import table_like, with_training_grid
 from vispe.hosts.common.context import HostState
+from vispe.hosts.common.host_family import HostFamily, Layers
 from vispe.hosts.common.layer_access import layer_in
 from vispe.hosts.timm import eva, naflex, vit
 from vispe.hosts.timm.attention import SWAPS, attentions, stock_type
 
 
 @dataclass(frozen=True)
-class _Timm(convert.Family):
+class _Timm(HostFamily):
     """A family of timm models; the defaults are those of plain ViTs.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Timm(convert.Family):
         shape = getattr(getattr(model, "rope", None), "ref_feat_shape", None)
         return None if shape is None else tuple(shape)
 
-    def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
+    def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
         return {
             "dim": model.embed_dim,
             "num_heads": getattr(layers[0][2], "num_heads", None) if layers else None,
@@ -117,7 +117,7 @@ class _Timm(convert.Family):
                 rope.update_feat_shape(grid)
         model.rope = rope.train(model.training)
 
-    def check_widths(self, terms: Sequence[dict[str, Any]], layers: convert.Layers) -> None:
+    def check_widths(self, terms: Sequence[dict[str, Any]], layers: Layers) -> None:
         """Raise an error if `head_dim` differs between layers, and a term is built for one `head_dim`."""
         widths = {m.head_dim: path for _, path, m in layers if hasattr(m, "head_dim")}
         for term in terms if len(widths) > 1 else ():
@@ -135,7 +135,7 @@ class _Timm(convert.Family):
                 "img_size."
             )
 
-    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: convert.Layers) -> None:
+    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: Layers) -> None:
         """Raise where relative values would be added to values wider than queries, as in differential attention."""
         pos = Grid(self.grid(model)).positions(next(model.parameters()).device)
         wide = [m for m in layers if isinstance(m[2], DiffAttention | DiffParallelScalingBlock)]

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.encodings.base import Additive, Encoding
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.parts.preparation import prepare
-from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import InputError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves

@@ -48,7 +48,7 @@ _FILTERS = (vision_transformer, deit) if _RELEASE < (1, 0, 31) else ()
 _BUILDER = "build_model_with_cfg"
 
 
-class Recipe(NamedTuple):
+class LoadingRecipe(NamedTuple):
     """How timm loads the weights of an architecture.
 
     Attributes:
@@ -60,7 +60,7 @@ class Recipe(NamedTuple):
     strict: bool
 
 
-Recipes = list[tuple[nn.Module, Recipe]]
+Recipes = list[tuple[nn.Module, LoadingRecipe]]
 _recipes: ContextVar[Recipes | None] = ContextVar("noted", default=None)
 
 
@@ -199,7 +199,7 @@ def _checking(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             raise UnsupportedHost(f"pos_embed={spec!r} is not supported. {refusal(model_cls)}")
         model = original(model_cls, *args, **kwargs)
         if (recipes := _recipes.get()) is not None:
-            recipe = Recipe(kwargs.get("pretrained_filter_fn"), kwargs.get("pretrained_strict", True))
+            recipe = LoadingRecipe(kwargs.get("pretrained_filter_fn"), kwargs.get("pretrained_strict", True))
             recipes.append((model, recipe))
         return model
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vispe.encodings.registry import Spec, list_encodings
+from vispe.encodings.metadata import list_encodings
+from vispe.encodings.registry import Spec
 from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
 from vispe.hosts.transformers.diagnosis import names_of, names_scheme, refusal
 from vispe.hosts.transformers.language.convert import (

@@ -25,7 +25,7 @@ from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.saving import config_record
 from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.per_layer import scheme_of
-from vispe.multimodal.serving import Rows, Table, install, table_of
+from vispe.multimodal.serving import RotaryTable, TableRows, install, table_of
 from vispe.version import __version__
 
 POSITIONS, TABLE = "positions.json", "table.safetensors"
@@ -41,8 +41,8 @@ class ServedPositions:
         config: configuration of the model, which names its image tokens.
     """
 
-    rows: Rows
-    table: Table
+    rows: TableRows
+    table: RotaryTable
     config: Any
 
     def positions(
@@ -130,7 +130,7 @@ def serve_positions(
     scheme: str | Scheme | None = None,
     *,
     positions: int = 32768,
-    picture: tuple[int, int, int] = (64, 64, 64),
+    grid_thw: tuple[int, int, int] = (64, 64, 64),
     nearest: bool = False,
 ) -> ServedPositions:
     """Return the positions and tables for serving a vision-language model with a position scheme.
@@ -140,7 +140,7 @@ def serve_positions(
             stock model is served with its own scheme.
         scheme: position scheme that replaces that of the model.
         positions: number of integer coordinates from 0 in the table, an upper bound of prompt plus answer.
-        picture: frames, rows and columns of the largest video, in tokens, which determine the negative and fractional
+        grid_thw: frames, rows and columns of the largest video, in tokens, which determine the negative and fractional
             coordinates in the table.
         nearest: round coordinates of schemes without a common denominator.
 
@@ -195,7 +195,7 @@ def serve_positions(
     with torch.device("cpu"):
         holder = SimpleNamespace(rotary_emb=type(text.rotary_emb)(text.config))
         rates = rotary.rates(holder).float()
-        rows = Rows.reaching(chosen, positions, picture, nearest)
+        rows = TableRows.reaching(chosen, positions, grid_thw, nearest)
         return ServedPositions(rows, table_of(rows, rates, rotary.scaling(holder)), config)
 
 
@@ -213,9 +213,9 @@ def load_positions(folder: str | Path) -> ServedPositions:
     entries = json.loads((folder / POSITIONS).read_text())
     tensors = load_file(folder / TABLE)
     scheme = create_scheme(entries["scheme"])
-    rows = Rows(scheme, entries["positions"], entries["below"], entries["parts"], entries["nearest"])
+    rows = TableRows(scheme, entries["positions"], entries["below"], entries["parts"], entries["nearest"])
     sections = entries["mrope_section"]
-    table = Table(
+    table = RotaryTable(
         tensors["cos_sin_cache"], tensors["axis_of_pair"],
         None if sections is None else tuple(sections), entries["mrope_interleaved"],
     )  # fmt: skip

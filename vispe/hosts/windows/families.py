@@ -19,9 +19,9 @@ from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedHost
 from vispe.grid import Grid
-from vispe.hosts.common import convert
 from vispe.hosts.common.checks import check_outside, table_like
 from vispe.hosts.common.context import HostState
+from vispe.hosts.common.host_family import HostFamily, Layers
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.position_embeddings import WithoutTable
@@ -91,7 +91,7 @@ class AnySizePatches(nn.Module):
         return self.projection(pixel_values).permute(0, 2, 3, 1)
 
 
-class _Windows(convert.Family):
+class _Windows(HostFamily):
     """The models of `MODELS`."""
 
     builder = "its own constructor"
@@ -113,7 +113,7 @@ class _Windows(convert.Family):
             if name_of(module) in PARTS:
                 yield path, module, converted_subclass(stock_type(module), PARTS[name_of(module)])
 
-    def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
+    def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
         return self.layer_facts(model, layers[0][2], {"depth": len(layers)})
 
     def layer_facts(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class _Windows(convert.Family):
                 "it without patch_drop_rate."
             )
 
-    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: convert.Layers) -> None:
+    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: Layers) -> None:
         """Run the encodings once, so that those that need inputs the model does not supply raise their errors."""
         heads, inner = heads_of(layers[0][2])
         like = next(model.parameters())
@@ -244,7 +244,7 @@ class _Windows(convert.Family):
 WINDOWS = _Windows()
 
 
-def family_of(model: nn.Module) -> convert.Family | None:
+def family_of(model: nn.Module) -> HostFamily | None:
     """Return `WINDOWS` for a supported model, None for others."""
     return WINDOWS if known(type(model)) else None
 

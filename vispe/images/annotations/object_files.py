@@ -16,7 +16,11 @@ from vispe.images.annotations.vectorize import checked_instances, vectorize
 
 ObjectKind = Literal["geojson", "rois", "coco"]
 
-ENDINGS: dict[str, str] = {"geojson": "_objects.geojson", "rois": "_RoiSet.zip", "coco": "_coco.json"}
+ANNOTATION_ENDINGS: dict[str, str] = {
+    "geojson": "_objects.geojson",
+    "rois": "_RoiSet.zip",
+    "coco": "_coco.json",
+}
 """Suffix of the file name, after the stem of the image, for each kind of file."""
 
 
@@ -69,7 +73,7 @@ def write_objects(
         )
     checked = checked_instances(instances)
     class_of = _classes(checked, classes, len(names))
-    targets = {kind: Path(folder) / f"{stem}{ENDINGS[kind]}" for kind in kinds}
+    targets = {kind: Path(folder) / f"{stem}{ANNOTATION_ENDINGS[kind]}" for kind in kinds}
     check_writable(list(targets.values()), force)
     polygons = vectorize(checked)
     plain = [(int(r), int(g), int(b)) for r, g, b in np.asarray(colors).tolist()]
@@ -88,9 +92,10 @@ def write_objects(
 def checked_kinds(kinds: Sequence[str]) -> None:
     """Raise OptionError for an unknown or repeated kind of file."""
     for kind in kinds:
-        if kind not in ENDINGS:
+        if kind not in ANNOTATION_ENDINGS:
             raise OptionError(
-                f"objects_as must be one of {', '.join(ENDINGS)}, got {kind!r}.{did_you_mean(kind, ENDINGS)}"
+                f"objects_as must be one of {', '.join(ANNOTATION_ENDINGS)}, got "
+                f"{kind!r}.{did_you_mean(kind, ANNOTATION_ENDINGS)}"
             )
     if len(set(kinds)) < len(kinds):
         raise OptionError(f"objects_as has repeated kinds, got {','.join(kinds)}. Write each kind once.")

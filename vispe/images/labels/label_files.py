@@ -4,7 +4,7 @@ Convention: 0 = unlabelled, 1..K = classes. Label images are never resized. If g
 class numbers, a note contains the mapping.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from vispe.errors import InputError, OptionError
 from vispe.images.annotations.shapes import Shape
 from vispe.images.formats.decode import decode
 from vispe.images.formats.decoded_image import Decoded
-from vispe.images.labels.class_values import Level, Naming, describe, named_classes, read_names
+from vispe.images.labels.class_values import Level, Naming, named_classes, read_names
 from vispe.images.labels.scribbles import draw_strokes, read_strokes
-from vispe.images.labels.shape_labels import draw_shapes, draw_truth, holds_shapes, shape_set
-from vispe.images.labels.unlabelled_values import counts_up, find_void_jointly, void_level
+from vispe.images.labels.shape_labels import draw_shapes, shape_set
+from vispe.images.labels.unlabelled_values import find_void_jointly
 from vispe.images.orientation import Frame
 
 MIN_PIXELS_PER_CLASS = 10
@@ -158,87 +158,6 @@ def read_label_set(
         ]
         out.append(Labels(values, names, tuple(notes), colors))
     return out
-
-
-def read_truth(
-    path: str | Path,
-    shape: tuple[int, int, int],
-    *,
-    zero_is: str = "class",
-    n_classes: int | None = None,
-    page: int | None = None,
-    names: Sequence[str] | None = None,
-    image: str | Path | None = None,
-    note: Callable[[str], None] | None = None,
-    frame: Frame | None = None,
-) -> np.ndarray:
-    """Read a ground-truth mask, or annotation shapes, as (z, h, w) int32 with 1..K and 0 = ignored in the score.
-
-    `zero_is` selects the convention of masks:
-
-    - 'class': pixel values are class indices from 0, as in most published masks; value v becomes v + 1, and every
-      pixel is scored.
-    - 'ignore': the label convention; values are 1..K, and 0 is ignored.
-
-    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked; 255 in addition to two or more
-    consecutive class numbers is ignored, as in Cityscapes and PASCAL VOC. Shapes of GeoJSON, ImageJ and COCO have
-    class names; pixels outside of all shapes are ignored for any `zero_is`.
-
-    Args:
-        path: PNG, TIFF or BMP of one channel (or three equal ones), a palette image (read by index), or a file of
-            shapes as in `read_labels`.
-        shape: (z, h, w) of the image.
-        zero_is: 'class' or 'ignore'.
-        n_classes: K if known; larger class numbers are an error.
-        page: page (from 0) of a single-page mask if the image has several pages; the other pages are 0.
-        names: names of the classes 1..K, which must include the classes of shapes; None numbers the classes
-            of shapes in natural order.
-        image: the image file, as in `read_labels`.
-        note: called with notes for the user.
-        frame: see `read_labels`.
-
-    Raises:
-        InputError: the file is unreadable, lossy or coloured, its size or page count differs from the image,
-            or names or values are not classes.
-        OptionError: unknown `zero_is`.
-    """
-    if zero_is not in ("class", "ignore"):
-        raise OptionError(f"read_truth: zero_is must be 'class' or 'ignore', got {zero_is!r}.")
-    path = Path(path)
-    if holds_shapes(path):
-        return draw_truth(path, None if image is None else Path(image), shape, names, page, note, frame)
-    decoded = decoded_labels(path, shape[1:]).as_pages(shape[0], page)
-    codes, is_colour, unlabelled = label_codes(path, decoded, by_index=True)
-    if is_colour:
-        raise InputError(f"{path}: ground-truth masks must have one channel of class numbers, got colours.")
-    frame = frame or Frame()
-    codes, notes = frame.fitted(path, np.where(unlabelled, -1, codes), decoded.orientation, shape[1:])
-    codes = _placed(path, codes, shape, page, "truth", frame.hint())
-    first = 0 if zero_is == "class" else 1
-    levels = _distinct(codes)
-    levels = levels[levels >= first]
-    limit = (n_classes or 255) - 1 + first
-    other_levels = [(int(v),) for v in levels[:-1]]
-    if counts_up(other_levels) and other_levels[-1][0] <= limit and void_level([(int(levels[-1]),)]):
-        percentage = 100 * float((codes == levels[-1]).mean())
-        notes.append(
-            f"{path}: {levels[-1]} ({percentage:.3g} % of the pixels) is not a class and is ignored in the score."
-        )
-        codes = np.where(codes == levels[-1], -1, codes)
-        levels = levels[:-1]
-    for text in notes:
-        if note is not None:
-            note(text)
-    if levels.size and levels[-1] > limit:
-        if n_classes is None or levels.size != n_classes:
-            count = f"n_classes={n_classes}" if n_classes else "at most 255 classes"
-            raise InputError(
-                f"{path}: values must be {first} to {limit} with {count} and zero_is={zero_is}, got "
-                f"{describe([(int(v),) for v in levels])}. Renumber the mask."
-            )
-        out = np.searchsorted(levels, codes) + 1
-        return np.where(codes < first, 0, out).astype(np.int32)
-    return np.where(codes < first, 0, codes + 1 - first).astype(np.int32)
 
 
 def _read_levels(

@@ -5,8 +5,8 @@ rows = Rows.reaching(create_scheme("videorope"), 32768)
 table = table_of(rows, frequencies)  # .cache, .axis_of_pair, .sections
 """
 
-from vispe.multimodal.serving.table import Table, table_of
+from vispe.multimodal.serving.table import RotaryTable, table_of
 from vispe.multimodal.serving.table_rotary import TableRotary, install
-from vispe.multimodal.serving.table_rows import Request, Rows
+from vispe.multimodal.serving.table_rows import ServedRequest, TableRows
 
-__all__ = ["Request", "Rows", "Table", "TableRotary", "install", "table_of"]
+__all__ = ["RotaryTable", "ServedRequest", "TableRotary", "TableRows", "install", "table_of"]

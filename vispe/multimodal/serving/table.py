@@ -10,13 +10,13 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal import allocation
 from vispe.multimodal.rotary import tables
-from vispe.multimodal.serving.table_rows import Rows
+from vispe.multimodal.serving.table_rows import TableRows
 
 HEADS = 64  # number of key heads passed to `allocation`; irrelevant for allocations shared by heads
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class RotaryTable:
     """Cosines and sines of every row, and the axis of each pair.
 
     Attributes:
@@ -34,7 +34,7 @@ class Table:
     interleaved: bool
 
 
-def table_of(rows: Rows, frequencies: Tensor, scaling: float = 1.0) -> Table:
+def table_of(rows: TableRows, frequencies: Tensor, scaling: float = 1.0) -> RotaryTable:
     """Return the table of a scheme.
 
     Args:
@@ -64,7 +64,7 @@ def table_of(rows: Rows, frequencies: Tensor, scaling: float = 1.0) -> Table:
     cos, sin = tables(rows.values()[None, None], rotated_frequencies, one, scaling)
     axis = torch.where(no_rotation, 0, axis)
     sections, interleaved = _sections(axis)
-    return Table(torch.cat([cos[0], sin[0]], 1), axis, sections, interleaved)
+    return RotaryTable(torch.cat([cos[0], sin[0]], 1), axis, sections, interleaved)
 
 
 def _sections(axis: Tensor) -> tuple[tuple[int, int, int] | None, bool]:

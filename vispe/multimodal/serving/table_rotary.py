@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import InputError, ShapeError
-from vispe.multimodal.serving.table import Table
+from vispe.multimodal.serving.table import RotaryTable
 
 ENGINE = "MRotaryEmbedding"  # class of vLLM and SGLang that supports sections of axes
 
@@ -31,7 +31,7 @@ class TableRotary(nn.Module):
         ShapeError: a head has fewer channels than are rotated.
     """
 
-    def __init__(self, table: Table, head_size: int, layout: Layout = "half") -> None:
+    def __init__(self, table: RotaryTable, head_size: int, layout: Layout = "half") -> None:
         super().__init__()
         self.head_size = head_size
         self.layout: Layout = layout
@@ -69,7 +69,7 @@ class TableRotary(nn.Module):
         return rotated[0].transpose(0, 1).reshape(x.shape)
 
 
-def install(model: nn.Module, table: Table) -> list[str]:
+def install(model: nn.Module, table: RotaryTable) -> list[str]:
     """Install a table in the rotary layers of an engine's model, and return the names of these layers.
 
     Layers of the class `MRotaryEmbedding`, of vLLM or SGLang, keep their kernels if sections define the axis of each
@@ -101,7 +101,7 @@ def install(model: nn.Module, table: Table) -> list[str]:
     return [path for _, _, path in layers]
 
 
-def _fitted(layer: Any, table: Table, path: str) -> nn.Module:
+def _fitted(layer: Any, table: RotaryTable, path: str) -> nn.Module:
     """Return a layer with the table: the layer itself if its kernel supports the table, else a new layer."""
     if layer.rotary_dim != table.cache.shape[1]:
         raise ShapeError(

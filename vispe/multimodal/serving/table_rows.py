@@ -23,7 +23,7 @@ NEAR = 1e-9  # tolerance in steps; float64 errors of fractions such as 1/3 are s
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class ServedRequest:
     """State that an engine stores for a prompt.
 
     Attributes:
@@ -39,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Numbering of coordinates, the same for every request of a server.
 
     A coordinate ``p + j / parts`` has row ``j * (positions + below) + p``; negative p count from the end of their
@@ -53,14 +53,14 @@ class Rows:
             smaller.
         below: number of integer coordinates below 0, for schemes that centre images.
         parts: rows per integer coordinate, for schemes with fractions.
-        nearest: round coordinates to the nearest row instead of raising an error; see `Request.error`.
+        nearest: round coordinates to the nearest row instead of raising an error; see `ServedRequest.error`.
 
     Raises:
         UnsupportedCombination: text of the scheme does not advance by one on all axes per token.
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text, create_scheme
-        >>> rows = Rows(create_scheme("videorope"), positions=16, below=2)
+        >>> rows = TableRows(create_scheme("videorope"), positions=16, below=2)
         >>> (found,) = rows.requests(Stream.of([[Text(1), Image(3, 5), Text(2)]]))
         >>> found.ids[2].tolist()
         [0, 17, 0, 1, 2, 3, 17, 0, 1, 2, 3, 17, 0, 1, 2, 3, 2, 3]
@@ -83,22 +83,22 @@ class Rows:
         cls,
         scheme: Scheme,
         positions: int,
-        picture: tuple[int, int, int] = (64, 64, 64),
+        grid_thw: tuple[int, int, int] = (64, 64, 64),
         nearest: bool = False,
-    ) -> Rows:
+    ) -> TableRows:
         """Return the numbering for images up to a size: with the necessary negative rows and parts.
 
         Args:
             scheme: position scheme.
             positions: number of integer coordinates from 0 on.
-            picture: frames, rows and columns of the largest video or image, in tokens.
+            grid_thw: frames, rows and columns of the largest video or image, in tokens.
             nearest: round coordinates to 64 parts if no number of parts suffices.
 
         Raises:
             InputError: coordinates are not fractions of up to 64 parts, and `nearest` is false.
         """
         check_counted_on(scheme)
-        frames, height, width = picture
+        frames, height, width = grid_thw
         # odd and even sizes, and some with coprime numbers of tokens, to reveal all fractions
         sizes = {(max(1, height - h), max(1, width - w)) for h in (0, 1) for w in (0, 1)}
         sizes |= {(min(h, height), min(w, width)) for h, w in ((1, 1), (3, 5), (7, 11), (13, 17))}
@@ -159,8 +159,7 @@ class Rows:
         if distance > NEAR and not self.nearest:
             raise InputError(
                 f"{self.scheme} gives coordinates up to {distance:.3g} steps from the nearest of {self.parts} "
-                f"parts. Set "
-                "parts to a common denominator, or use nearest=True."
+                f"parts. Set parts to a common denominator, or use nearest=True."
             )
         place = (number / self.parts).floor()
         low, high = (int(place.min()), int(place.max())) if fine.numel() else (0, 0)
@@ -175,8 +174,8 @@ class Rows:
         part = number - place * self.parts
         return (part * self.length + place % self.length).long(), distance
 
-    def requests(self, stream: Stream) -> list[Request]:
-        """Return the `Request` of each row of a stream, one prompt each, without padding.
+    def requests(self, stream: Stream) -> list[ServedRequest]:
+        """Return the `ServedRequest` of each row of a stream, one prompt each, without padding.
 
         Raises:
             InputError: as `numbers`, also for generated tokens.
@@ -196,14 +195,14 @@ class Rows:
                 )
         coordinates = self.scheme.coordinates(stream)
         axes = max(self.scheme.axes, 3)
-        made: list[Request] = []
+        made: list[ServedRequest] = []
         for row, mask in enumerate(stream.mask):
             ids, distance = self.numbers(coordinates.ids[:, row, mask])
             following, off = self.numbers(coordinates.next[row])
             ids = ids.expand(axes, -1).clone() if self.scheme.axes == 1 else ids
             if len(ids) < axes:
                 raise OptionError(f"Engines need one or three axes, got {len(ids)} of {self.scheme}.")
-            made.append(Request(ids, int(following) - ids.shape[1], max(distance, off)))
+            made.append(ServedRequest(ids, int(following) - ids.shape[1], max(distance, off)))
         return made
 
 

@@ -83,16 +83,16 @@ class TokenModel:
         self._model = self._features.model.requires_grad_(False).to(self.device)
         # hierarchical models: the last stage has a larger stride than the patch embedding
         stages = getattr(self._model, "feature_info", None)
-        self.patch = int(stages[-1]["reduction"]) if stages else self._features.patch
+        self.patch_size = int(stages[-1]["reduction"]) if stages else self._features.patch_size
         self.flexible, self.size = not self._features.exact, image_size(self._model)
-        if stride is not None and self._features.patch != self.patch:
+        if stride is not None and self._features.patch_size != self.patch_size:
             raise UnsupportedHost(
                 f"{name} has feature maps of several sizes, so token_stride={stride} does not apply. Omit it, or "
                 "use a plain ViT."
             )
-        self.stride = stride or self.patch
+        self.stride = stride or self.patch_size
         # chosen on synthetic tasks, see docs/explanation/vispe-micro.md
-        interleaved = self._features.patch == self.patch and self.stride % 2 == 0
+        interleaved = self._features.patch_size == self.patch_size and self.stride % 2 == 0
         self.shifts = (2 if interleaved else 1) if shifts is None else shifts
         if self.stride % self.shifts:
             raise OptionError(
@@ -107,18 +107,18 @@ class TokenModel:
     @property
     def rim(self) -> float:
         """Pixels at the border of a tile before the first cell and after the last one."""
-        return (self.patch - self.pitch) / 2
+        return (self.patch_size - self.pitch) / 2
 
     @property
     def tile(self) -> int:
         """Default side of a tile in pixels, a multiple of the patch; at most `MAX_TOKENS` tokens per pass."""
-        most = (math.isqrt(MAX_TOKENS) - 1) * self.stride + self.patch
-        return max(min(TILE, most) // self.patch, 1) * self.patch
+        most = (math.isqrt(MAX_TOKENS) - 1) * self.stride + self.patch_size
+        return max(min(TILE, most) // self.patch_size, 1) * self.patch_size
 
     def tokens(self, height: int, width: int) -> int:
         """Return the number of tokens of one pass; sides in pixels, multiples of the patch."""
         # a patch starts at every stride, and the last one ends inside the image
-        rows, columns = ((side - self.patch) // self.stride + 1 for side in (height, width))
+        rows, columns = ((side - self.patch_size) // self.stride + 1 for side in (height, width))
         return rows * columns
 
     def fingerprint(self) -> str:
@@ -245,7 +245,7 @@ def token_maps(
             most `MAX_TOKENS` tokens per pass, else `TokenModel.tile`. Models with a fixed input size use that size.
         basis: principal components, if already fitted.
     """
-    step = model.patch
+    step = model.patch_size
     framed, pads, notes = padded_page(page, step, (1, 1) if model.flexible else model.size)
     side = model.size
     if model.flexible:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
+class FeatureSettings:
     """Settings that determine the cached features; any change invalidates them.
 
     Attributes:
@@ -46,7 +46,7 @@ class Setup:
     classifier: str = "logistic"
     model: Model | None = None
 
-    def is_equivalent(self, other: Setup | None) -> bool:
+    def is_equivalent(self, other: FeatureSettings | None) -> bool:
         """Return whether the cache of `other` is valid for these settings, too."""
         if other is None or self.image is not other.image or self.model is not other.model:
             return False
@@ -55,7 +55,7 @@ class Setup:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class WorkItem:
     """A unit of work.
 
     Attributes:
@@ -69,7 +69,7 @@ class Request:
         suggest: suggest locations for the next scribbles on the page.
     """
 
-    setup: Setup
+    setup: FeatureSettings
     page: int = 0
     names: Sequence[str] = ()
     labels: np.ndarray | None = None
@@ -115,7 +115,7 @@ class Session:
     """Processes requests one by one, with the features of the last page cached."""
 
     def __init__(self) -> None:
-        self._setup: Setup | None = None
+        self._setup: FeatureSettings | None = None
         self._live: Live | None = None
 
     @property
@@ -132,7 +132,7 @@ class Session:
         """Clear the cache."""
         self._setup = self._live = None
 
-    def answer(self, request: Request, step: Callable[[float], None] | None = None) -> Answer:
+    def answer(self, request: WorkItem, step: Callable[[float], None] | None = None) -> Answer:
         """Process a request; errors are returned in `Answer.error` and never raised.
 
         Args:
@@ -156,7 +156,7 @@ class Session:
         answer.seconds = time.perf_counter() - start
         return answer
 
-    def _answer(self, request: Request, step: Callable[[float], None] | None) -> Answer:
+    def _answer(self, request: WorkItem, step: Callable[[float], None] | None) -> Answer:
         live = self._ready(request)
         has_labels = request.labels is not None and (request.setup.model is None or request.labels.any())
         if has_labels:
@@ -182,7 +182,7 @@ class Session:
         answer.notes = tuple(dict.fromkeys(notes))
         return answer
 
-    def _ready(self, request: Request) -> Live:
+    def _ready(self, request: WorkItem) -> Live:
         """Return the live session with the features of the requested page."""
         setup = request.setup
         if self._live is None or not setup.is_equivalent(self._setup):

@@ -20,7 +20,7 @@ from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.napari import layers
 from vispe.segment.napari.panel import Panel
 from vispe.segment.napari.results import show_disagreement, show_pages, show_suggestions, suggestion_text
-from vispe.segment.napari.session import Answer, Request, Session, Setup
+from vispe.segment.napari.session import Answer, FeatureSettings, Session, WorkItem
 
 if TYPE_CHECKING:
     from napari.viewer import Viewer
@@ -208,7 +208,7 @@ class SegmentWidget(QWidget):
 
     def _request(
         self, *, explicit: bool, every: bool = False, trust: bool = False, suggest: bool = False
-    ) -> Request | None:
+    ) -> WorkItem | None:
         """Collect a request; None if nothing has changed and `explicit` is False.
 
         Raises:
@@ -219,7 +219,7 @@ class SegmentWidget(QWidget):
             raise VispeError("open an image first.")
         micrograph = self._micrograph(image)
         page = layers.page_at(image, self.viewer.dims.point)
-        setup = Setup(
+        setup = FeatureSettings(
             micrograph, self.panel.features.currentText(), self.panel.classifier.currentText(), self._model
         )
         label_array = None
@@ -238,7 +238,7 @@ class SegmentWidget(QWidget):
         if not explicit and self._same(state):
             return None
         self._last = state
-        return Request(setup, page, names, label_array, every, trust, suggest)
+        return WorkItem(setup, page, names, label_array, every, trust, suggest)
 
     def _same(self, state: tuple[Any, ...]) -> bool:
         """Return whether the last request was equal."""
@@ -256,7 +256,7 @@ class SegmentWidget(QWidget):
             self._image = layer, layer.data, layers.image_of(layer)
         return self._image[2]
 
-    def _start(self, collect: Callable[[], Request | None], quiet: bool = False) -> None:
+    def _start(self, collect: Callable[[], WorkItem | None], quiet: bool = False) -> None:
         """Start a request in a thread; while one is running, the latest one waits."""
         if self.busy:
             if not quiet or self._next is None:
@@ -289,7 +289,7 @@ class SegmentWidget(QWidget):
         """Increase the displayed progress; called in the worker thread."""
         self._progress += fraction
 
-    def _show(self, request: Request, image: Image, answer: Answer) -> None:
+    def _show(self, request: WorkItem, image: Image, answer: Answer) -> None:
         if answer.error is not None:
             self._last = None
             self._say(answer.error, error=True)

@@ -8,8 +8,7 @@ import numpy as np
 
 from vispe.errors import OptionError
 from vispe.files import atomic_path, csv_cell
-from vispe.images.annotations.object_files import ENDINGS as EXCHANGED
-from vispe.images.annotations.object_files import write_objects
+from vispe.images.annotations.object_files import ANNOTATION_ENDINGS, write_objects
 from vispe.images.annotations.shapes import Color
 from vispe.images.read import Micrograph
 from vispe.images.write import write_instances, write_png
@@ -74,7 +73,7 @@ def write_image_objects(
 
 def file_suffixes(options: ObjectOptions | None) -> tuple[str, ...]:
     """Return the suffixes of the files that the objects of an image are written to."""
-    return () if options is None else (*ENDINGS, *(EXCHANGED[kind] for kind in options.kinds))
+    return () if options is None else (*ENDINGS, *(ANNOTATION_ENDINGS[kind] for kind in options.kinds))
 
 
 def _exchanged(

@@ -25,7 +25,7 @@ _STEPS = [step for step in product((-1, 0, 1), repeat=3) if step < (0, 0, 0)]
 
 
 @dataclass(frozen=True)
-class Source:
+class RegionSource:
     """Access to an image and its label map by region; z counts pages.
 
     Attributes:
@@ -56,7 +56,7 @@ class BlockComponents:
 
 
 def find_in_blocks(
-    source: Source,
+    source: RegionSource,
     regions: Sequence[Region],
     names: Sequence[str],
     options: ObjectOptions,
@@ -109,7 +109,7 @@ def find_in_blocks(
 
 
 def _label(
-    source: Source, regions: Sequence[Region], numbers: Sequence[int], volumes: int | None
+    source: RegionSource, regions: Sequence[Region], numbers: Sequence[int], volumes: int | None
 ) -> BlockComponents:
     """Label the components of each block, and list pairs to be merged."""
     from scipy.ndimage import find_objects
@@ -184,7 +184,7 @@ def _joined(
 
 
 def _patch(
-    source: Source,
+    source: RegionSource,
     depth: int,
     first: int,
     box: tuple[int, int, int, int, int, int],

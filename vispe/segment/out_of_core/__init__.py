@@ -89,10 +89,10 @@ def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> l
     """Exclude stores that belong to another one by name, such as results, unless they are named explicitly."""
     from vispe.images.sidecars import companions
 
-    companion_names = companions(map(stem, stores))
+    companion_names = companions(map(output_stem, stores))
     all_patterns = [patterns] if isinstance(patterns, str | Path) else patterns
     named = {str(pattern).rstrip("/") for pattern in all_patterns}
-    excluded = [path for path in stores if stem(path) in companion_names and str(path) not in named]
+    excluded = [path for path in stores if output_stem(path) in companion_names and str(path) not in named]
     if excluded:
         listed = ", ".join(path.name for path in excluded[:5]) + (" ..." if len(excluded) > 5 else "")
         warnings.warn(
@@ -103,7 +103,7 @@ def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> l
     return [path for path in stores if path not in excluded]
 
 
-def stem(path: str | Path) -> str:
+def output_stem(path: str | Path) -> str:
     """Return the name of an image without `.zarr`, `.ome.zarr`, `.tif` or `.ome.tif`."""
     name = Path(path).resolve().name
     for ending in (".zarr", ".tiff", ".tif"):

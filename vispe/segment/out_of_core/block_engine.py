@@ -19,8 +19,8 @@ from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import Model, load_model
 from vispe.segment.out_of_core.image_source import open_image
-from vispe.segment.out_of_core.job import _ONE, Block, Job
-from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, Window
+from vispe.segment.out_of_core.job import _ONE, Job, PredictedBlock
+from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, PageWindow
 from vispe.segment.run.prediction import assemble, piece_threads
 
 
@@ -41,9 +41,9 @@ class Engine:
         self.model = load_model(job.model)
         self.image = open_image(job.image, channel=job.channel, z=job.z, axes=job.axes)
         self.features = open_features(self.model, job.weights, job.tile, job.device)
-        self._page: tuple[int, Window, PreparedPage, np.ndarray] | None = None
+        self._page: tuple[int, PageWindow, PreparedPage, np.ndarray] | None = None
 
-    def block(self, page: int, region: Region) -> Block:
+    def block(self, page: int, region: Region) -> PredictedBlock:
         """Compute the probabilities of a region of a page."""
         window, prepared, bounds = self._pages(page)
         classifier = self.model.classifier
@@ -61,18 +61,18 @@ class Engine:
         empty = np.zeros(region.shape, bool)
         twice, differ = (empty, empty) if blend is None else blend.overlap_masks
         thumbnail = _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.picture else None
-        return Block(prob, twice, differ, thumbnail, feature_grid)
+        return PredictedBlock(prob, twice, differ, thumbnail, feature_grid)
 
-    def _pages(self, page: int) -> tuple[Window, PreparedPage, np.ndarray]:
+    def _pages(self, page: int) -> tuple[PageWindow, PreparedPage, np.ndarray]:
         if self._page is None or self._page[0] != page:
-            window = Window(self.image, page, self.job.limits[page])
+            window = PageWindow(self.image, page, self.job.limits[page])
             prepared = prepare_page(self.features, window)
             bounds = np.array([(p.top, p.bottom, p.left, p.right) for p in prepared.pieces])
             self._page = page, window, prepared, bounds
         return self._page[1:]
 
 
-def prepare_page(features: Features, window: Window) -> PreparedPage:
+def prepare_page(features: Features, window: PageWindow) -> PreparedPage:
     """Prepare a page that is read through a window, with the same pieces as the complete page."""
     return features.prepare(LazyPage(window), LazyValid(window))  # type: ignore[arg-type] - indexed like arrays
 

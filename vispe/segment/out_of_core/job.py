@@ -71,7 +71,7 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class PredictedBlock:
     """Output of the classifier for a region.
 
     Attributes:

@@ -12,7 +12,7 @@ from vispe.segment.out_of_core.intensity_limits import Limits
 _ROWS = 64  # rows scaled per step
 
 
-class Window:
+class PageWindow:
     """Reader of normalised grey levels of one page, with a cache of one region.
 
     Args:
@@ -63,7 +63,7 @@ class LazyPage:
     `page[rows, columns]` returns (rows, columns, c) float32 and `page[..., c]` one channel with the same indexing.
     """
 
-    window: Window
+    window: PageWindow
     value: float = 0.0
 
     @property
@@ -106,7 +106,7 @@ class LazyChannel:
 class LazyValid:
     """Array-like view (h, w) of the mask of pixels with data."""
 
-    window: Window
+    window: PageWindow
 
     @property
     def shape(self) -> tuple[int, int]:

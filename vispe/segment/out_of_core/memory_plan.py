@@ -31,7 +31,7 @@ _PICTURE = 2048  # longest side of the overlay in pixels
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """Sizes that fit into the memory limit.
 
     Attributes:
@@ -74,7 +74,7 @@ def make_plan(
     *,
     chunk: int | None = None,
     parts: int = 1,
-) -> Plan:
+) -> MemoryPlan:
     """Return the largest block whose estimated memory is within `memory`.
 
     Args:
@@ -105,7 +105,9 @@ def make_plan(
                 chunk_text = chunk or max(
                     c for c in _SIDES if c <= CHUNK and side % c == 0 and c & (c - 1) == 0
                 )
-                return Plan(side, chunk_text, count, least, _reduction(image, chunk_text, memory - _OWN))
+                return MemoryPlan(
+                    side, chunk_text, count, least, _reduction(image, chunk_text, memory - _OWN)
+                )
     chunk_text = "" if chunk is None else f" of {chunk} px, the chunks of the unfinished result,"
     hint = "Increase it, or reduce tile"
     if image.chunk_bytes > memory // 4:

@@ -21,7 +21,7 @@ from vispe.files import MARK, check_no_link, remove, write_json
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.out_of_core import zarr_store
 from vispe.segment.out_of_core.image_source import OutOfCoreImage
-from vispe.segment.out_of_core.job import Block, Job
+from vispe.segment.out_of_core.job import Job, PredictedBlock
 
 RUN = "unfinished.json"
 DONE, SETTLED = "done", "settled"
@@ -153,7 +153,7 @@ def read_raw(work: Path, page: int, region: Region) -> np.ndarray:
     return np.asarray(zarr.open_array(str(work / "raw"), mode="r")[(page, slice(None), *region.slices)])
 
 
-def write_block(job: Job, page: int, region: Region, block: Block) -> None:
+def write_block(job: Job, page: int, region: Region, block: PredictedBlock) -> None:
     """Write the pixels of a block, then the records of its chunks; called in the process that computed it."""
     import zarr
 

@@ -15,8 +15,7 @@ from vispe.images.labels.shape_labels import level_of, shape_pixels, shape_set
 from vispe.images.labels.unlabelled_values import find_void_jointly
 from vispe.images.sidecars import match_labels
 from vispe.segment.features.tiles import Region
-from vispe.segment.out_of_core import is_store
-from vispe.segment.out_of_core import stem as stem_of
+from vispe.segment.out_of_core import is_store, output_stem
 from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.run.request import LabelOptions
 
@@ -40,7 +39,7 @@ def match_store_labels(
     labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]
 ) -> dict[Path, Path]:
     """Assign each label file or store to its image, by name."""
-    matched, unmatched = match_labels(images, labels, "labels", stem_of)
+    matched, unmatched = match_labels(images, labels, "labels", output_stem)
     for label in unmatched:
         note(f"{label} matches no image and is ignored.")
     if not matched:

@@ -14,15 +14,14 @@ from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.model.model_file import Model, save_model, versions
 from vispe.segment.objects.object_files import COMBINED, ENDINGS, write_combined
-from vispe.segment.out_of_core import progress, zarr_store
-from vispe.segment.out_of_core import stem as stem_of
+from vispe.segment.out_of_core import output_stem, progress, zarr_store
 from vispe.segment.out_of_core.block_engine import engine, file_digest, open_features, prepare_page, run_block
 from vispe.segment.out_of_core.finalize import area_of_page, finalize_block
 from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.intensity_limits import Limits, find_limits
 from vispe.segment.out_of_core.job import Job
-from vispe.segment.out_of_core.lazy_page import Window
-from vispe.segment.out_of_core.memory_plan import DEFAULT, Plan, make_plan, parse_memory
+from vispe.segment.out_of_core.lazy_page import PageWindow
+from vispe.segment.out_of_core.memory_plan import DEFAULT, MemoryPlan, make_plan, parse_memory
 from vispe.segment.out_of_core.scribbles import match_store_labels
 from vispe.segment.out_of_core.summary import draw, objects_of_store, summary
 from vispe.segment.run.disk_space import DiskFull, disk_space_guard
@@ -82,7 +81,7 @@ class OutOfCoreRun(Run):
                 self.images[path] = open_image(path, channel=reading.channel, z=reading.z, axes=reading.axes)
             except (VispeError, OSError) as error:
                 self.fail(path, error, len(images))
-        stems = [stem_of(path) for path in self.images]
+        stems = [output_stem(path) for path in self.images]
         if len(set(stems)) < len(stems):
             duplicate = next(s for s in stems if stems.count(s) > 1)
             raise InputError(f"two images are named {duplicate}. Rename one or use separate folders.")
@@ -101,7 +100,7 @@ class OutOfCoreRun(Run):
 
     def _discard(self) -> None:
         """Remove the files of a run without a finished block."""
-        works = [progress.partial(self.out, stem_of(path)) for path in self.images]
+        works = [progress.partial(self.out, output_stem(path)) for path in self.images]
         if any(next((work / "done").glob("*.json"), None) for work in works):
             return
         for work in works:
@@ -121,7 +120,7 @@ class OutOfCoreRun(Run):
         """Skip an image after an error; re-raise if it is the only one."""
         if count == 1:
             raise error
-        work = progress.partial(self.out, stem_of(path))
+        work = progress.partial(self.out, output_stem(path))
         if self._fresh and not next((work / "done").glob("*.json"), None):
             remove(work, self.out)
         self.images.pop(path, None)
@@ -156,7 +155,7 @@ class OutOfCoreRun(Run):
                 )
             for target in folders:
                 progress.check_result(target)
-            stems = [stem_of(path) for path in self.images]
+            stems = [output_stem(path) for path in self.images]
             for stem in stems:
                 progress.check_partial(progress.partial(self.out, stem))
             for stem in stems:
@@ -167,14 +166,14 @@ class OutOfCoreRun(Run):
             self._fresh = True
             return False
         for path in self.images:
-            progress.check_partial(progress.partial(self.out, stem_of(path)))
+            progress.check_partial(progress.partial(self.out, output_stem(path)))
         self._records = finished
         self.note(f"resuming the unfinished run in {self.out}.")
         return True
 
     def limits(self, path: Path, reading: ReadOptions) -> tuple[list[Limits], int, list[str]]:
         """Compute the grey limits of an image, or load them."""
-        image, work = self.images[path], progress.partial(self.out, stem_of(path))
+        image, work = self.images[path], progress.partial(self.out, output_stem(path))
         cache_file = work / "limits.json"
         if cache_file.is_file():
             cached = json.loads(cache_file.read_text())
@@ -208,7 +207,7 @@ class OutOfCoreRun(Run):
                 progress.write_journal(
                     self.out, self._facts, self.report.images, progress.trained_model(self.out)
                 )
-                remove(progress.partial(self.out, stem_of(path)), self.out)
+                remove(progress.partial(self.out, output_stem(path)), self.out)
             self.report.write(self.out)
             if self.request.objects is not None:
                 write_combined(self.out, [r["files"]["objects_table"] for r in self.report.images])
@@ -222,13 +221,13 @@ class OutOfCoreRun(Run):
     def _one(self, path: Path, model: Model, features: Features) -> dict[str, Any]:
         """Segment one image from its store into the result store, and return its record."""
         image, files, clock = self.images[path], self._files(path), Clock()
-        work = progress.partial(self.out, stem_of(path))
+        work = progress.partial(self.out, output_stem(path))
         if (earlier := self._earlier(path, work, files)) is not None:
             return earlier
         check_channels(path, image.channels, model)
         reading = replace(self.reading, normalize=model.normalize, clip=model.clip)
         limits, data, notes = self.limits(path, reading)
-        prepared = prepare_page(features, Window(image, 0, None))
+        prepared = prepare_page(features, PageWindow(image, 0, None))
         notes = [*image.notes, *notes, *prepared.notes]
         job, plan = self._job(path, model, features, limits, prepared.pieces)
         regions = blocks(*image.shape, plan.side)
@@ -307,9 +306,9 @@ class OutOfCoreRun(Run):
 
     def _job(
         self, path: Path, model: Model, features: Features, limits: Sequence[Limits], pieces: list[Region]
-    ) -> tuple[Job, Plan]:
+    ) -> tuple[Job, MemoryPlan]:
         """Plan the blocks, and create the empty result if needed."""
-        image, work = self.images[path], progress.partial(self.out, stem_of(path))
+        image, work = self.images[path], progress.partial(self.out, output_stem(path))
         job_file = work / "job.json"
         chunk = json.loads(job_file.read_text())["chunk"] if job_file.is_file() else None
         plan_options = {"chunk": chunk, "parts": 16 if self.request.scheduler else 1}
@@ -353,7 +352,7 @@ class OutOfCoreRun(Run):
             yield
 
     def _files(self, path: Path) -> dict[str, Path]:
-        name = stem_of(path)
+        name = output_stem(path)
         files = {"overlay": self.out / f"{name}_overlay.png", "labels": self.out / f"{name}_seg.ome.zarr"}
         return files | (
             {"objects_table": self.out / f"{name}{ENDINGS[1]}"} if self.request.objects is not None else {}

@@ -12,9 +12,9 @@ from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.model.model_file import Model
 from vispe.segment.objects.object_files import notes, pages_per_volume, spacing_of, write_table
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.objects.out_of_core_objects import Source, find_in_blocks
+from vispe.segment.objects.out_of_core_objects import RegionSource, find_in_blocks
 from vispe.segment.objects.sizes import summarize_image
-from vispe.segment.out_of_core import stem, zarr_store
+from vispe.segment.out_of_core import output_stem, zarr_store
 from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.overlays import overlay
@@ -82,7 +82,7 @@ def draw(
     full = Region(0, level_array.shape[-2], 0, level_array.shape[-1])
     labels = np.asarray(level_array[zarr_store.array_index(image, job.picture, full, False)])
     stride = step >> level
-    name = stem(image.path)
+    name = output_stem(image.path)
     figure = overlay(
         grey,
         labels[::stride, ::stride],
@@ -138,7 +138,7 @@ def objects_of_store(
     def read(page: int, region: Region) -> np.ndarray:
         return np.asarray(classes[zarr_store.array_index(image, page, region, False)])
 
-    source = Source(shape, read, prob, image.read, marks, paint)
+    source = RegionSource(shape, read, prob, image.read, marks, paint)
     volumes = pages_per_volume(image.axis_lengths)
     spacing = spacing_of(image.pixel_size, image.z_step, volumes)
     # a multiple of the chunk size, as large as memory allows

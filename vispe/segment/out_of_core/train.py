@@ -13,7 +13,7 @@ from vispe.segment.model.model_file import Model
 from vispe.segment.out_of_core.block_engine import prepare_page
 from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.intensity_limits import Limits
-from vispe.segment.out_of_core.lazy_page import LazyValid, Window
+from vispe.segment.out_of_core.lazy_page import LazyValid, PageWindow
 from vispe.segment.out_of_core.scribbles import read_scribbles
 from vispe.segment.out_of_core.store_run import OutOfCoreRun
 from vispe.segment.run.out_of_distribution import summarize_pages
@@ -45,7 +45,7 @@ def train(run: OutOfCoreRun, features: Features) -> Model:
                 scribbles.classes[page_slice],
             )
             if len(indices):
-                window = Window(image, page, grey_limits[page])
+                window = PageWindow(image, page, grey_limits[page])
                 has_data = _with_data(LazyValid(window), indices, image.chunk)
                 n_without_data += int((~has_data).sum())
                 indices, page_classes = indices[has_data], page_classes[has_data]
@@ -73,7 +73,7 @@ def train(run: OutOfCoreRun, features: Features) -> Model:
     fields = {"classifier": classifier, "names": names, "colors": colors, "channels": channels}
 
     def sample_page(page: tuple[OutOfCoreImage, int, Limits], most: int) -> Sample | None:
-        window = Window(*page)
+        window = PageWindow(*page)
         return sample(prepare_page(features, window), LazyValid(window), most)
 
     fields |= {"domain": summarize_pages(labelled_pages, sample_page)}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.images.labels.label_files import read_truth
+from vispe.images.labels.truth_files import read_truth
 from vispe.images.orientation import Frame
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
 from vispe.segment.run.inputs import Paths

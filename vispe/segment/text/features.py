@@ -93,7 +93,7 @@ class TextFeatures:
             InputError: similarities that are not finite.
         """
         filled = page if valid.all() else np.where(valid[..., None], page, np.float32(0))
-        step = self._tower.patch
+        step = self._tower.patch_size
         framed, pads, notes = padded_page(filled, step)
         sides = [max((self.tile or side) // step, 1) * step for side in self._tower.size]
         sides = [min(side, length) for side, length in zip(sides, framed.shape, strict=False)]

@@ -35,7 +35,7 @@ class Tower(ABC):
         readout: computation of the last block.
 
     Attributes:
-        patch: side of a patch in pixels.
+        patch_size: side of a patch in pixels.
         size: height and width of the training images, in pixels.
 
     Raises:
@@ -46,18 +46,18 @@ class Tower(ABC):
     blocks: nn.ModuleList
 
     def __init__(
-        self, visual: nn.Module, readout: Readout, patch: tuple[int, int], size: tuple[int, int]
+        self, visual: nn.Module, readout: Readout, patch_size: tuple[int, int], size: tuple[int, int]
     ) -> None:
-        if patch[0] != patch[1]:
+        if patch_size[0] != patch_size[1]:
             raise UnsupportedHost(
-                f"The image tower has patches of {patch} pixels, but square patches are required."
+                f"The image tower has patches of {patch_size} pixels, but square patches are required."
             )
         self.visual, self.readout = visual, readout
-        self.patch, self.size = int(patch[0]), (int(size[0]), int(size[1]))
+        self.patch_size, self.size = int(patch_size[0]), (int(size[0]), int(size[1]))
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        """Return embeddings (b, rows, columns, e), float32, of images (b, 3, h, w), sides multiples of `patch`."""
+        """Return embeddings (b, rows, columns, e), float32, of images (b, 3, h, w), sides multiples of `patch_size`."""
         x, context, shape = self.embed(images)
         last = len(self.blocks) - 1
         for i in range(last):
@@ -165,7 +165,10 @@ class TimmTower(Tower):
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
         """Return tokens, context and shape of the grid."""
-        rope, shape = getattr(self.trunk, "rope", None), [side // self.patch for side in images.shape[-2:]]
+        rope, shape = (
+            getattr(self.trunk, "rope", None),
+            [side // self.patch_size for side in images.shape[-2:]],
+        )
         if getattr(rope, "feat_shape", None) is not None and list(rope.feat_shape) != shape:
             rope.update_feat_shape(shape)  # timm precomputes the rotations of one grid
         return self.trunk._vispe_embed(images, None, False)

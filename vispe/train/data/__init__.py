@@ -9,7 +9,7 @@ windows of large images as one sequence.
 
 from vispe.train.data.augmentation import Augment
 from vispe.train.data.dataloader import Batches
-from vispe.train.data.dataset import Concat, Mixture, Source
+from vispe.train.data.dataset import ConcatSource, Mixture, Source
 from vispe.train.data.hub_dataset import HubSource
 from vispe.train.data.image_folder import FolderSource
 from vispe.train.data.source_config import from_config
@@ -20,7 +20,7 @@ from vispe.train.data.window_sequences import segments
 __all__ = [
     "Augment",
     "Batches",
-    "Concat",
+    "ConcatSource",
     "FolderSource",
     "HubSource",
     "Mixture",

@@ -62,11 +62,11 @@ class Source(ABC):
         return (self[i] for i in range(len(self)))
 
 
-class Concat(Source):
+class ConcatSource(Source):
     """Concatenation of sources: every image has the same frequency.
 
     >>> from vispe.train.data import SyntheticSource
-    >>> len(Concat([SyntheticSource(3), SyntheticSource(4, seed=1)]))
+    >>> len(ConcatSource([SyntheticSource(3), SyntheticSource(4, seed=1)]))
     7
 
     Raises:
@@ -115,7 +115,7 @@ class Concat(Source):
         return digest("concat", *(s.fingerprint() for s in self.sources))
 
 
-class Mixture(Concat):
+class Mixture(ConcatSource):
     """Mixture of sources in exact proportions, regardless of their sizes.
 
     With weights 2 and 1, every aligned block of `period` rows has two thirds of its rows from the first source and one

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vispe.errors import OptionError, did_you_mean
-from vispe.train.data.dataset import Concat, Mixture, Source
+from vispe.train.data.dataset import ConcatSource, Mixture, Source
 from vispe.train.data.hub_dataset import HubSource
 from vispe.train.data.image_folder import FolderSource
 from vispe.train.data.synthetic import SyntheticSource
@@ -52,7 +52,7 @@ def from_config(entries: Sequence[Mapping[str, Any]]) -> Source:
     if set_weights:
         mixture = Mixture(sources, set_weights)
         return mixture if len(sources) > 1 else sources[0]
-    return Concat(sources) if len(sources) > 1 else sources[0]
+    return ConcatSource(sources) if len(sources) > 1 else sources[0]
 
 
 def _parse_entry(number: int, entry: Mapping[str, Any]) -> tuple[Source, Any]:

@@ -7,7 +7,7 @@ positions on the grid of the large image, as with patch dropout.
 >>> import torch
 >>> from vispe import Attention
 >>> images = torch.randn(2, 3, 112, 168, generator=torch.Generator().manual_seed(0))
->>> taken = segments(images, patch=14, count=3, length=2, generator=np.random.default_rng(0))
+>>> taken = segments(images, patch_size=14, count=3, length=2, generator=np.random.default_rng(0))
 >>> taken.patches.shape, taken.positions.grid.shape, taken.positions.index.shape
 (torch.Size([2, 12, 3, 14, 14]), (8, 12), torch.Size([2, 12]))
 
@@ -31,7 +31,7 @@ from vispe.grid import Grid, Positions
 
 
 @dataclass(frozen=True, eq=False)
-class Segments:
+class WindowSequences:
     """Patches of windows, one sequence per image.
 
     Attributes:
@@ -45,19 +45,19 @@ class Segments:
 
 def segments(
     images: Tensor,
-    patch: int,
+    patch_size: int,
     *,
     count: int,
     length: int,
     generator: np.random.Generator,
     prefix: int = 0,
     reference: tuple[int, int] | None = None,
-) -> Segments:
+) -> WindowSequences:
     """Extract random non-overlapping windows, different ones from each image.
 
     Args:
-        images: (b, c, H, W), with sides divisible by `patch`.
-        patch: patch size in pixels.
+        images: (b, c, H, W), with sides divisible by `patch_size`.
+        patch_size: patch size in pixels.
         count: number of windows per image.
         length: side of a window in patches.
         generator: random generator.
@@ -65,24 +65,24 @@ def segments(
         reference: grid of the training resolution, for encodings that rescale.
 
     Raises:
-        ShapeError: sides that are not divisible by `patch`.
+        ShapeError: sides that are not divisible by `patch_size`.
         OptionError: more windows than fit without overlap.
     """
-    if images.ndim != 4 or patch < 1 or any(n % patch or not n for n in images.shape[-2:]):
+    if images.ndim != 4 or patch_size < 1 or any(n % patch_size or not n for n in images.shape[-2:]):
         raise ShapeError(
-            f"segments: images must be (b, c, H, W) with H and W divisible by patch={patch}, got "
+            f"segments: images must be (b, c, H, W) with H and W divisible by patch_size={patch_size}, got "
             f"{tuple(images.shape)}. Crop or resize them first."
         )
-    h, w = (n // patch for n in images.shape[-2:])
+    h, w = (n // patch_size for n in images.shape[-2:])
     numbers = [window_patches((h, w), count, length, generator) for _ in images]
     keep = torch.from_numpy(np.stack(numbers)).to(images.device)
-    tiles = images.unflatten(2, (h, patch)).unflatten(4, (w, patch))  # (b, c, h, p, w, p)
+    tiles = images.unflatten(2, (h, patch_size)).unflatten(4, (w, patch_size))  # (b, c, h, p, w, p)
     tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (b, h w, c, p, p)
     rows = torch.arange(len(images), device=images.device)[:, None]
     positions = Grid((h, w), prefix=prefix, reference=reference).positions(images.device)
     # prefix tokens come first in the sequence, so patch indices are shifted by their number
     first = torch.arange(prefix, device=images.device).expand(len(images), -1)
-    return Segments(tiles[rows, keep], positions.gather(torch.cat([first, keep + prefix], 1)))
+    return WindowSequences(tiles[rows, keep], positions.gather(torch.cat([first, keep + prefix], 1)))
 
 
 def window_patches(

@@ -21,7 +21,7 @@ from vispe.evaluate.rotation.evaluation import measure
 from vispe.evaluate.rotation.metrics.fingerprint import fingerprint
 from vispe.train.evaluate.mask_scores import FilterFeatures, score_masks
 from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
-from vispe.train.evaluate.probe_images import Noise, Settings, Textures, Windows, probe_step
+from vispe.train.evaluate.probe_images import CentreWindows, Noise, Settings, Textures, probe_step
 from vispe.train.evaluate.result import ModelMeasurements, RetrofitReport
 
 MAX_PROBED = 8
@@ -77,7 +77,7 @@ def evaluate(
     n_classes: int | None = None,
     classes: Sequence[str] | None = None,
     image_names: Sequence[str] | None = None,
-    size: int | None = None,
+    img_size: int | None = None,
     settings: Settings | None = None,
     subject: str = "retrofit",
     facts: Mapping[str, Any] | None = None,
@@ -87,8 +87,8 @@ def evaluate(
 ) -> RetrofitReport:
     """Evaluate a model before and after a retrofit.
 
-    Images are not resized: the central window of at most `size` pixels per side is used, cropped to complete patches.
-    Noise and textures are generated, so images are optional; images and masks add further measurements.
+    Images are not resized: the central window of at most `img_size` pixels per side is used, cropped to complete
+    patches. Noise and textures are generated, so images are optional; images and masks add further measurements.
 
     Memory: one image and its maps for both models, and the textures; for segmentation, a few feature vectors per image.
 
@@ -102,7 +102,7 @@ def evaluate(
         n_classes: K; required with `truths`.
         classes: names of the classes.
         image_names: names of the images; default 'image 0' ...
-        size: side of the windows, noise and textures in pixels; default the input size of the teacher.
+        img_size: side of the windows, noise and textures in pixels; default the input size of the teacher.
         settings: patch size and normalisation; required for functions.
         subject: title.
         facts: JSON-serialisable entries that are stored with the settings.
@@ -120,10 +120,10 @@ def evaluate(
     """
     amount = Extent(**extent)
     input_settings = settings or Settings.of(before)
-    patch = input_settings.patch
-    side = (size or input_settings.size) // patch * patch
+    patch_size = input_settings.patch_size
+    side = (img_size or input_settings.size) // patch_size * patch_size
     _check(images, image_names, truths, n_classes)
-    windows = Windows(images, patch, side)
+    windows = CentreWindows(images, patch_size, side)
     noise = Noise(amount.noise, side, input_settings, amount.seed)
     textures = Textures(amount.textures, side, input_settings, amount.seed)
     pair = ModelPair(feature_function(before), feature_function(after), list(channels))
@@ -134,7 +134,7 @@ def evaluate(
     if len(images):
         kinds["images"] = content = windows
         names = [f"image {k}" for k in range(len(images))] if image_names is None else list(image_names)
-    step = amount.step or probe_step(side // patch)
+    step = amount.step or probe_step(side // patch_size)
     functions, sides = pair.functions(), {key: {} for key in SIDES}
     for key, function in functions.items():
         progress(f"position, {key}", 0.0)
@@ -149,7 +149,7 @@ def evaluate(
             progress(f"rotated images, {key}", 0.0)
             options = {
                 "metrics": ("d4",),
-                "patch": patch,
+                "patch": patch_size,
                 "batch_size": amount.batch_size,
                 "seed": amount.seed,
             }
@@ -171,7 +171,7 @@ def evaluate(
                 "filters": FilterFeatures(input_settings.mean, input_settings.std),
             },
             windows,
-            Windows(truths, patch, side),
+            CentreWindows(truths, patch_size, side),
             int(n_classes or 0),
             budget=amount.budget,
             seed=amount.seed,
@@ -194,7 +194,7 @@ def evaluate(
         classes=tuple(classes or (f"class {k + 1}" for k in range(n_classes or 0))),
         settings={
             "size": side,
-            "patch": patch,
+            "patch": patch_size,
             "noise": amount.noise,
             "textures": amount.textures,
             "probe_step": step,

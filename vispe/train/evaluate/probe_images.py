@@ -24,13 +24,13 @@ class Settings:
     """Input settings of a model.
 
     Attributes:
-        patch: patch size in pixels.
+        patch_size: patch size in pixels.
         size: side of the images in pixels.
         mean: (3, 1, 1), subtracted from images in [0, 1].
         std: (3, 1, 1), by which images are divided.
     """
 
-    patch: int
+    patch_size: int
     size: int
     mean: Tensor
     std: Tensor
@@ -44,12 +44,12 @@ class Settings:
         """
         model = model.model if isinstance(model, VisionModel) else model
         tower = getattr(model, "visual", model)
-        patch = VisionModel(tower).patch if isinstance(tower, nn.Module) else None
-        if patch is None:
+        patch_size = VisionModel(tower).patch_size if isinstance(tower, nn.Module) else None
+        if patch_size is None:
             raise OptionError(
                 f"patch, size and normalisation of a {type(model).__name__} are unknown. Set `settings`."
             )
-        return cls(patch, *input_settings(tower))
+        return cls(patch_size, *input_settings(tower))
 
     def normalized(self, image: Tensor) -> Tensor:
         """Return an image (1 or 3, H, W) in [0, 1] as the normalised input of the model, (3, H, W)."""
@@ -133,21 +133,21 @@ class Textures(_Synthetic):
         return self._cache[number]
 
 
-class Windows(_Lazy):
+class CentreWindows(_Lazy):
     """Central window of images or label maps, cropped to complete patches without resizing.
 
     Args:
         images: (..., H, W) each, tensors or arrays.
-        patch: patch size in pixels.
+        patch_size: patch size in pixels.
         side: largest side of a window in pixels.
 
     Attributes:
         notes: notes on cropping, added when images are read.
     """
 
-    def __init__(self, images: Sequence[Any], patch: int, side: int) -> None:
+    def __init__(self, images: Sequence[Any], patch_size: int, side: int) -> None:
         super().__init__(range(len(images)))
-        self._images, self._patch, self._side = images, patch, side
+        self._images, self._patch, self._side = images, patch_size, side
         self.notes: list[str] = []
 
     def _make(self, number: int) -> Tensor:

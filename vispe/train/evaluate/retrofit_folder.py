@@ -29,7 +29,7 @@ def evaluate_checkpoint(
     *,
     zero: str = "class",
     classes: Sequence[str] | None = None,
-    size: int | None = None,
+    img_size: int | None = None,
     device: str = "auto",
     force: bool = False,
     progress: Progress = lambda part, share: None,
@@ -44,8 +44,8 @@ def evaluate_checkpoint(
         out: output folder for report.html and report.json; None writes no files.
         zero: whether the value 0 in a mask is the first class, or ignored.
         classes: names of the classes.
-        size: side of the windows in pixels; default the largest size of the training, or the fixed input size of the
-            teacher.
+        img_size: side of the windows in pixels; default the largest size of the training, or the fixed input size of
+            the teacher.
         device: 'auto', 'cpu', 'cuda' ...
         force: overwrite existing files.
         progress: called before each part with its name and the completed fraction of it.
@@ -65,7 +65,9 @@ def evaluate_checkpoint(
     check_writable(files, force, protect=[*image_files, *mask_files])
     student, teacher, card = load_student(checkpoint)
     config = card["config"]
-    side = size or (teacher.size if teacher.exact else max(stage["img_size"] for stage in config["stages"]))
+    side = img_size or (
+        teacher.size if teacher.exact else max(stage["img_size"] for stage in config["stages"])
+    )
     check_size(side, teacher, "the teacher")
     torch_device = choose_device(device)
     for model in (student.model, teacher.model):
@@ -92,8 +94,8 @@ def evaluate_checkpoint(
         n_classes=None if truths is None else truths.n_classes,
         classes=classes,
         image_names=file_images.names,
-        size=side,
-        settings=Settings(teacher.patch, side, teacher.mean, teacher.std),
+        img_size=side,
+        settings=Settings(teacher.patch_size, side, teacher.mean, teacher.std),
         subject=f"{config['teacher']['name']} + {config['student']['pos_embed']}",
         facts=facts,
         notes=(*file_images.notes, *(truths.notes if truths else ())),

@@ -68,7 +68,7 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
         model = LinearSegmenter(backbone, train_part.pairs.n_classes, **options)
     model.to(device).train()
     train(task, model, train_part, device, folder, progress)
-    metrics = score(model, val_part, backbone.patch, task.img_size)
+    metrics = score(model, val_part, backbone.patch_size, task.img_size)
     metrics |= {
         "n_classes": train_part.pairs.n_classes,
         "learnt_from": train_part.names,

@@ -67,7 +67,7 @@ class LinearSegmenter(nn.Module):
 
 
 @torch.no_grad()
-def labels_of_image(model: LinearSegmenter, image: Tensor, patch: int, size: int) -> np.ndarray:
+def labels_of_image(model: LinearSegmenter, image: Tensor, patch_size: int, size: int) -> np.ndarray:
     """Return the classes (H, W) of an image of any size, 1..K, from overlapping windows of the training size.
 
     The image is padded by reflection to a multiple of the patch size; probabilities of overlapping windows are blended.
@@ -75,30 +75,30 @@ def labels_of_image(model: LinearSegmenter, image: Tensor, patch: int, size: int
     Args:
         model: model in evaluation mode.
         image: (3, H, W), normalised.
-        patch: patch size in pixels.
+        patch_size: patch size in pixels.
         size: side of a window in pixels, a multiple of the patch size.
     """
     device = model.classifier.weight.device
     h, w = image.shape[-2:]
-    top, bottom, left, right = padding(h, w, patch, (size, size))
+    top, bottom, left, right = padding(h, w, patch_size, (size, size))
     padded = np.pad(image.numpy(), ((0, 0), (top, bottom), (left, right)), mode="symmetric")
     height, width = padded.shape[1:]
     k = model.classifier.out_channels
     blend = Blend(height, width, k)
-    for region in tiles(height, width, (size, size), patch):
+    for region in tiles(height, width, (size, size), patch_size):
         crop = torch.from_numpy(np.ascontiguousarray(padded[(slice(None), *region.slices)]))
         scores = model(crop[None].to(device))[0].softmax(0)
         blend.add(region, scores.permute(1, 2, 0).cpu().numpy(), window(size, size))
     return blend.result()[:, top : top + h, left : left + w].argmax(0) + 1
 
 
-def score(model: LinearSegmenter, part: Part, patch: int, size: int) -> dict[str, Any]:
+def score(model: LinearSegmenter, part: Part, patch_size: int, size: int) -> dict[str, Any]:
     """Return the dataset mIoU: intersections and unions are summed over all images before the division.
 
     Args:
         model: model in any mode; it is evaluated in evaluation mode.
         part: images and masks to score.
-        patch: patch size in pixels.
+        patch_size: patch size in pixels.
         size: side of a window in pixels.
 
     Returns:
@@ -112,7 +112,7 @@ def score(model: LinearSegmenter, part: Part, patch: int, size: int) -> dict[str
     images = {}
     for number, name in zip(part.numbers, part.names, strict=True):
         image, mask = part.pairs.read(number)
-        matrix = confusion(mask.numpy() + 1, labels_of_image(model, image, patch, size), k)
+        matrix = confusion(mask.numpy() + 1, labels_of_image(model, image, patch_size, size), k)
         images[name] = json_list([miou(matrix)])[0]
         total += matrix
     model.train(mode)

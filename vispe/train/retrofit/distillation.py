@@ -142,7 +142,7 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
         "kind": "vispe retrofit",
         "config": config.to_dict(),
         "encoding": describe(student),
-        "patch": teacher.patch,
+        "patch": teacher.patch_size,
         "channels": channels,
         "blanked": blank,
         "probe": report,
@@ -213,7 +213,7 @@ def _make_crops(
             if ready % every == 0 or ready == count:
                 say(f"features of {ready} of {count} windows, {time.perf_counter() - start:.0f} s")
 
-        grid = (teacher.channels, teacher.patch)
+        grid = (teacher.channels, teacher.patch_size)
         crops.make(
             teacher.model, windows, *grid, identity, processes, lambda: autocast(config, processes), report
         )

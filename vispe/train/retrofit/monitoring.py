@@ -43,7 +43,7 @@ def probe_images(teacher: VisionModel, probe: Probe, size: int, seed: int) -> di
         seed: seed of the images.
     """
     side = probe.img_size or size
-    settings = Settings(teacher.patch, side, teacher.mean, teacher.std)
+    settings = Settings(teacher.patch_size, side, teacher.mean, teacher.std)
     kinds = {"noise": Noise(probe.noise, side, settings, seed)}
     kinds |= {"textures": Textures(probe.textures, side, settings, seed)}
     return {kind: images for kind, images in kinds.items() if len(images)}

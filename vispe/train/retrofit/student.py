@@ -86,18 +86,18 @@ def check_models(config: Retrofit) -> int:
 
 def _problems(config: Retrofit, teacher: VisionModel) -> Iterator[str]:
     """Yield a message for each setting that does not match the teacher."""
-    name, patch = config.teacher.name, teacher.patch
+    name, patch_size = config.teacher.name, teacher.patch_size
     sizes = {f"stages[{k}].img_size": stage.img_size for k, stage in enumerate(config.stages)}
     if config.probe.img_size is not None:
         sizes["probe.img_size"] = config.probe.img_size
     for key, size in sizes.items():
-        if size % patch:
-            nearest = f"{max(1, size // patch) * patch} or {(size // patch + 1) * patch}"
-            yield f"{key} must be a multiple of the patch size of {name}, {patch} px, got {size}. Use {nearest}."
+        if size % patch_size:
+            nearest = f"{max(1, size // patch_size) * patch_size} or {(size // patch_size + 1) * patch_size}"
+            yield f"{key} must be a multiple of the patch size of {name}, {patch_size} px, got {size}. Use {nearest}."
         if teacher.exact and size != teacher.size:
             yield f"{key} must be {teacher.size} px for {name}, got {size}. Set teacher.img_size to {size}."
     for k, stage in enumerate(config.stages):
-        grid, canvas = stage.img_size // patch, config.augment.place
+        grid, canvas = stage.img_size // patch_size, config.augment.place
         if canvas and (canvas == grid or 2 * canvas <= grid):
             reason = (
                 "images cannot be moved" if canvas == grid else "two such windows may have no patch in common"
@@ -127,8 +127,8 @@ def check_size(size: int, backbone: VisionModel, name: str) -> None:
     Raises:
         OptionError: the size is not supported.
     """
-    if size % backbone.patch or (backbone.exact and size != backbone.size):
-        required = f"{backbone.size}" if backbone.exact else f"a multiple of {backbone.patch}"
+    if size % backbone.patch_size or (backbone.exact and size != backbone.size):
+        required = f"{backbone.size}" if backbone.exact else f"a multiple of {backbone.patch_size}"
         raise OptionError(f"img_size must be {required} for {name}, got {size}.")
 
 

@@ -45,10 +45,10 @@ def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Vi
     if conv.in_channels != 3:
         raise ShapeError(f"{name}: a retrofit needs 3 input channels, got {conv.in_channels}.")
     model = VisionModel(net.requires_grad_(False), mean=_column(config.mean), std=_column(config.std))
-    if model.size % model.patch and config.img_size:
+    if model.size % model.patch_size and config.img_size:
         raise OptionError(
-            f"teacher.img_size must be a multiple of the patch size of {name}, {model.patch} px, got "
-            f"{config.img_size}. Use {max(1, round(config.img_size / model.patch)) * model.patch}."
+            f"teacher.img_size must be a multiple of the patch size of {name}, {model.patch_size} px, got "
+            f"{config.img_size}. Use {max(1, round(config.img_size / model.patch_size)) * model.patch_size}."
         )
     return model
 

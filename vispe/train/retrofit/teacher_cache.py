@@ -50,7 +50,7 @@ class Crops:
         teacher: nn.Module,
         batches: Batches,
         channels: int,
-        patch: int,
+        patch_size: int,
         identity: Mapping[str, Any],
         processes: Processes,
         autocast: Callable[[], AbstractContextManager[Any]],
@@ -62,7 +62,7 @@ class Crops:
             teacher: teacher on the device of the processes.
             batches: batches of one process, whose first rows are the windows.
             channels: d.
-            patch: patch size in pixels.
+            patch_size: patch size in pixels.
             identity: JSON values that determine the contents of the files.
             processes: processes of the training.
             autocast: context manager of the teacher's precision.
@@ -84,7 +84,9 @@ class Crops:
             self.folder.mkdir(parents=True, exist_ok=True)
             _write_note(state_file, expected, 0)
             open_memmap(self._images, "w+", np.uint8, (self.count, 3, *sides))
-            open_memmap(self._features, "w+", np.int16, (self.count, channels, *(n // patch for n in sides)))
+            open_memmap(
+                self._features, "w+", np.int16, (self.count, channels, *(n // patch_size for n in sides))
+            )
         processes.wait()
         images, features = self.arrays("r+")
         steps = range(processes.rank, -(-self.count // batches.batch_size), processes.count)

@@ -36,10 +36,10 @@ class LoraRecipe:
         scheme: position scheme, with options.
         steps: number of training steps.
         batch_size: samples per step and process.
-        length: tokens per row, into which several samples are packed.
+        max_length: tokens per row, into which several samples are packed.
         lr: learning rate.
         rank: rank of the low-rank updates.
-        layers: linear layers of the language model with updates, by the last component of their names.
+        target_modules: linear layers of the language model with updates, by the last component of their names.
         save_steps: training steps between two checkpoints.
         seed: seed of all random numbers.
 
@@ -51,16 +51,16 @@ class LoraRecipe:
     scheme: str = "mrope_i"
     steps: int = 1000
     batch_size: int = 8
-    length: int = 4096
+    max_length: int = 4096
     lr: float = 1e-4
     rank: int = 16
-    layers: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    target_modules: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     save_steps: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
         create_scheme(self.scheme)
-        for name in ("steps", "batch_size", "length", "rank", "save_steps"):
+        for name in ("steps", "batch_size", "max_length", "rank", "save_steps"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not self.lr > 0 or self.seed < 0:
@@ -107,9 +107,9 @@ def finetune_scheme(
     last_checkpoint = _resumed(out, recipe)
     check_layers(language_model_of(model_inside(model)), "finetune_scheme")
     convert(model, recipe.scheme)
-    packing = Packing(model, recipe.length, training=True, seed=recipe.seed)
+    packing = Packing(model, recipe.max_length, training=True, seed=recipe.seed)
     packing.rows([s.inputs["input_ids"].shape[1] for s in samples])  # raises for samples that are too long
-    names = _names(model, recipe.layers)
+    names = _names(model, recipe.target_modules)
     torch.manual_seed(recipe.seed)
     tuned = get_peft_model(model, LoraConfig(r=recipe.rank, lora_alpha=recipe.rank, target_modules=names))
     arguments = TrainingArguments(
@@ -154,14 +154,16 @@ def load_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
 
 
 @torch.no_grad()
-def accuracy(model: Any, samples: Sequence[OrderedPrompt], *, length: int = 1024, batch: int = 64) -> float:
+def accuracy(
+    model: Any, samples: Sequence[OrderedPrompt], *, max_length: int = 1024, batch_size: int = 64
+) -> float:
     """Return the fraction of samples whose answer is predicted exactly (greedy, every token correct).
 
     Args:
         model: converted model, with or without an adapter, in evaluation mode.
         samples: samples to evaluate.
-        length: tokens per row; the length of the longest sample if that is larger.
-        batch: samples per forward pass.
+        max_length: tokens per row; the length of the longest sample if that is larger.
+        batch_size: samples per forward pass.
 
     Raises:
         OptionError: no samples, or the model is not converted.
@@ -170,10 +172,10 @@ def accuracy(model: Any, samples: Sequence[OrderedPrompt], *, length: int = 1024
         raise OptionError("accuracy: needs samples, got none.")
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     longest = max(s.inputs["input_ids"].shape[1] for s in samples)
-    packing, device = Packing(base, max(length, longest)), next(model.parameters()).device
+    packing, device = Packing(base, max(max_length, longest)), next(model.parameters()).device
     correct = 0
-    for first in range(0, len(samples), batch):
-        inputs = {k: v.to(device) for k, v in packing(samples[first : first + batch]).items()}
+    for first in range(0, len(samples), batch_size):
+        inputs = {k: v.to(device) for k, v in packing(samples[first : first + batch_size]).items()}
         labels, keys = inputs.pop("labels"), inputs["position_ids"][0]
         predicted = model(**inputs, use_cache=False).logits[:, :-1].argmax(-1)
         is_answer = labels[:, 1:] != IGNORED
@@ -203,7 +205,9 @@ def _names(model: nn.Module, layers: Sequence[str]) -> list[str]:
 
 def _identity(recipe: LoraRecipe) -> dict[str, Any]:
     """Return the settings that must not change when a run resumes."""
-    values = asdict(recipe) | {"layers": list(recipe.layers)}
+    values = asdict(recipe)
+    # keys of the file
+    values |= {"length": values.pop("max_length"), "layers": list(values.pop("target_modules"))}
     return {name: value for name, value in values.items() if name not in ("steps", "save_steps")}
 
 

@@ -90,9 +90,9 @@ def fine_tune(task: LoraTask) -> dict[str, Any]:
     )
     recipe = LoraRecipe(**{f.name: getattr(task, f.name) for f in fields(LoraRecipe)})
     tuned: Any = finetune_scheme(model, training, recipe, Path(task.out), device=task.device)
-    after = accuracy(tuned, held_out, length=task.length, batch=task.batch_size)
+    after = accuracy(tuned, held_out, max_length=task.max_length, batch_size=task.batch_size)
     with tuned.disable_adapter():
-        before = accuracy(tuned, held_out, length=task.length, batch=task.batch_size)
+        before = accuracy(tuned, held_out, max_length=task.max_length, batch_size=task.batch_size)
     results = {"before": before, "after": after, "held_out": len(held_out), "learnt_from": len(training)}
     results["task"] = asdict(task)
     processor.save_pretrained(task.out)

@@ -41,7 +41,7 @@ class OrderRecipe:
         batch_size: prompts per step, each in its own random order.
         lr: learning rate.
         rank: rank of the low-rank updates.
-        layers: linear layers of the language model with updates, by the last component of their names.
+        target_modules: linear layers of the language model with updates, by the last component of their names.
         even: weight of the penalty on unequal attention; 0 disables it.
         seed: seed of all random numbers.
 
@@ -53,7 +53,7 @@ class OrderRecipe:
     batch_size: int = 8
     lr: float = 1e-4
     rank: int = 8
-    layers: Sequence[str] = ("q_proj", "k_proj")
+    target_modules: Sequence[str] = ("q_proj", "k_proj")
     even: float = 0.1
     seed: int = 0
 
@@ -108,11 +108,13 @@ def train_order_invariance(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(recipe.seed)
         model.requires_grad_(False)
-        add_lora(language, recipe.rank, recipe.layers)
+        add_lora(language, recipe.rank, recipe.target_modules)
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=recipe.lr, weight_decay=0.0)
         model.train()
-        identity = {"recipe": asdict(recipe), "prompts": _digest(prompts)}
+        settings = asdict(recipe)
+        settings["layers"] = settings.pop("target_modules")  # key of the checkpoint
+        identity = {"recipe": settings, "prompts": _digest(prompts)}
         for step in range(_resumed(state, identity, trained, optimizer), recipe.steps):
             # zeros instead of None: processes without a prompt take part in the sum
             for p in trained:

@@ -61,7 +61,7 @@ def test_windows_say_what_the_buckets_say(prefix):
         weights = torch.zeros(1, bias.weights.shape[1], 8)
         weights[0, bucket] = 1
         one = ContextBias(weights, bias.buckets, "query", False, pos, known=bias.known)
-        way = windows.Windows(one, windows_of(one), torch.float32)
+        way = windows.WindowTable(one, windows_of(one), torch.float32)
         ask = content_cpu.DenseRequest(None, None, torch.ones(1, 1, pos.tokens, 8), None, 1.0, slice(None))
         made = way.rows(way.read(ask, 0), slice(0, 1), slice(0, pos.tokens))[0]
         assert torch.equal(made, 8.0 * (buckets == bucket))

@@ -213,7 +213,7 @@ def test_translation_orders_shifts_and_marks_whole_patches():
     )
     assert [t.get_text() for t in bare.get_xticklabels()] == ["3"]
     assert bare.get_ylim()[0] == 0
-    again = record_figures.plot_translation(result(made.shift_rows()), axes(), patch=3)
+    again = record_figures.plot_translation(result(made.shift_rows()), axes(), patch_size=3)
     (marked,) = [c for c in again.containers if c.get_label() == "whole patches"]
     assert [round(p.get_x() + p.get_width() / 2) for p in marked.patches] == [2, 4]
 

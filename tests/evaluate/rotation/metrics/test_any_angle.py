@@ -84,7 +84,7 @@ def test_windows_that_do_not_fit_are_refused():
         Canvas.fit((64, 64), 4, 60)
     with pytest.raises(ShapeError, match="at least 3 patches per side"):
         Canvas.fit((20, 64), 7)
-    with pytest.raises(ShapeError, match=r"multiple of patch=4 px .* got 30 px"):
+    with pytest.raises(ShapeError, match=r"multiple of patch_size=4 px .* got 30 px"):
         Canvas.fit((64, 64), 4, 30)
     with pytest.raises(OptionError, match="how must be 'crop' or 'disc', got how='fill'"):
         Canvas.fit((64, 64), 4, how="fill")
@@ -120,7 +120,7 @@ def test_blur_takes_the_spectrum_of_the_other_image():
 
 def test_raw_intensity_is_equivariant_up_to_sampling_at_every_angle():
     rows = angle_equivariance(
-        raw_intensity, [field((48, 48)), field((48, 48), 1), field((45, 52), 2)], patch=1
+        raw_intensity, [field((48, 48)), field((48, 48), 1), field((45, 52), 2)], patch_size=1
     )
     assert len(rows) == 25
     for found in rows:
@@ -145,7 +145,7 @@ def test_a_planted_bias_is_measured_with_its_size_at_every_angle(how):
     def biased(images):
         return torch.ones_like(images) * strength * u  # nothing but a ramp along columns
 
-    rows = angle_equivariance(biased, [noise((n, n))], angles=(0, 10, 90, 135, 180), patch=1, how=how)
+    rows = angle_equivariance(biased, [noise((n, n))], angles=(0, 10, 90, 135, 180), patch_size=1, how=how)
     for degrees in (0, 10, 90, 135, 180):
         # the ramp turned back is cos·u ± sin·v, and u and v have equal spread on a disc
         wanted = math.sqrt(2 - 2 * math.cos(math.radians(degrees)))
@@ -162,7 +162,7 @@ def test_bias_and_content_add_up():
     def biased(images):
         return images + strength * u
 
-    (found,) = angle_equivariance(biased, [x], angles=(degrees,), patch=1)[1:]
+    (found,) = angle_equivariance(biased, [x], angles=(degrees,), patch_size=1)[1:]
     disc = canvas.tokens()
     f = biased(canvas.pose(x[None], 0))[0][:, disc]
     power = (f - f.mean(1, keepdim=True)).square().sum()
@@ -184,10 +184,12 @@ def test_a_position_code_shows_above_the_floor_and_an_isotropic_one_less():
 
 def test_batches_and_sizes_do_not_change_numbers():
     images = [field((50, 50), k) for k in range(3)]
-    alone = angle_equivariance(raw_intensity, images, angles=(25, 180), patch=2 - 1)
-    together = angle_equivariance(raw_intensity, images, angles=(25, 180), patch=1, batch_size=2)
+    alone = angle_equivariance(raw_intensity, images, angles=(25, 180), patch_size=2 - 1)
+    together = angle_equivariance(raw_intensity, images, angles=(25, 180), patch_size=1, batch_size=2)
     for a, b in zip(alone, together, strict=True):
         np.testing.assert_allclose(a.values, b.values, rtol=1e-12, atol=0)
         np.testing.assert_allclose(a.floor, b.floor, rtol=1e-9, atol=0)
-    with pytest.raises(ShapeError, match=r"gave a map of \(36, 36\) tokens, expected 18 a side for patch=2"):
-        angle_equivariance(raw_intensity, [noise((60, 60))], angles=(0,), patch=2, side=36)
+    with pytest.raises(
+        ShapeError, match=r"gave a map of \(36, 36\) tokens, expected 18 a side for patch_size=2"
+    ):
+        angle_equivariance(raw_intensity, [noise((60, 60))], angles=(0,), patch_size=2, side=36)

@@ -126,7 +126,7 @@ def test_full_and_position_errors_on_images_that_are_not_square():
 
 def test_the_mean_over_the_orbit_is_exact_for_any_model():
     f = orbit_average(VisionModel(vit("learn", False)))
-    assert f.patch == 7
+    assert f.patch_size == 7
     rows = equivariance(f, [noise((42, 42))], measures=["error", "invariant_share"], controls=False)
     assert get(rows, "D4", "error") < 1e-13
     np.testing.assert_allclose(get(rows, "D4", "invariant_share"), 1, rtol=1e-12)
@@ -312,7 +312,7 @@ def test_an_image_tower_of_open_clip():
         image_size=28, patch_size=7, width=32, layers=2, heads=2, mlp_ratio=2, output_dim=8
     )
     f = VisionModel(tower.double().eval())
-    assert (f.patch, f.depth) == (7, 2)
+    assert (f.patch_size, f.depth) == (7, 2)
     x = noise((28, 28))
     assert f(x[None]).shape == (1, 32, 4, 4)
     assert get(equivariance(f, [x], measures=["error"]), "D4", "error") > 0.1

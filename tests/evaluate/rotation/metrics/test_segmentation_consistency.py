@@ -254,5 +254,7 @@ def test_segmentations_that_cannot_be_used_are_refused():
         OptionError, match="expected 2 names and at least one angle, got 1 names and 1 angles"
     ):
         across_poses(bright, [x], 2, angles=(0,), names=["a"])
-    with pytest.raises(OptionError, match="patch must be at least 2 and phases at least 1, got patch=1"):
+    with pytest.raises(
+        OptionError, match="patch_size must be at least 2 and phases at least 1, got patch_size=1"
+    ):
         phase_consistency(bright, [x], 2, 1)

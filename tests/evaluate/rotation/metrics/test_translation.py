@@ -22,9 +22,11 @@ def test_the_nearest_number_of_tokens():
 
 
 def test_raw_intensity_moves_with_the_image():
-    rows = roll_equivariance(raw_intensity, [noise((5, 8)), noise((5, 8), 1)], patch=1, batch_size=2)
+    rows = roll_equivariance(raw_intensity, [noise((5, 8)), noise((5, 8), 1)], patch_size=1, batch_size=2)
     assert values(rows, "roll, whole patches").tolist() == [0, 0]
-    rows = crop_shift(raw_intensity, [noise((9, 12))], (5, 8), shifts=[(1, 0), (-2, 3), (4, -4)], patch=1)
+    rows = crop_shift(
+        raw_intensity, [noise((9, 12))], (5, 8), shifts=[(1, 0), (-2, 3), (4, -4)], patch_size=1
+    )
     assert [r.values[0] for r in rows] == [0] * 8
 
 
@@ -48,7 +50,7 @@ def test_rolls_by_whole_patches_are_exact_without_position_and_for_wrapped_bias(
 def test_a_planted_bias_is_measured_with_its_size():
     pattern = torch.tensor([1.0, -1.0, 0, 0]).double().expand(4, 4)
     x = noise((4, 4), channels=1) * 0 + torch.tensor([[1.0], [-1], [1], [-1]]).double()
-    rows = roll_equivariance(lambda v: v + pattern / 2, [x], shifts=[(0, 1), (0, 2), (2, 0)], patch=1)
+    rows = roll_equivariance(lambda v: v + pattern / 2, [x], shifts=[(0, 1), (0, 2), (2, 0)], patch_size=1)
     signal = np.sqrt(16 + 8 / 4)
     for shift, apart in {"(0, 1)": 6, "(0, 2)": 4, "(2, 0)": 0}.items():
         wanted = 0.5 * np.sqrt(4 * apart) / signal
@@ -63,11 +65,11 @@ def test_crop_shift_compares_the_same_places():
         return torch.nn.functional.avg_pool2d(images, 4)
 
     image = field((41, 46))
-    rows = crop_shift(pooled, [image], (24, 32), shifts=[(8, -4), (-8, 4), (0, 4)], patch=4, margin=1)
+    rows = crop_shift(pooled, [image], (24, 32), shifts=[(8, -4), (-8, 4), (0, 4)], patch_size=4, margin=1)
     assert max(r.values[0] for r in rows) < 1e-14
     first, second = seen[:2]
     assert torch.equal(first[0, :, 8:, :28], second[0, :, :16, 4:])
-    partly = crop_shift(pooled, [image], (24, 32), patch=4)
+    partly = crop_shift(pooled, [image], (24, 32), patch_size=4)
     assert [r.transform for r in partly if r.metric == "error"][:2] == [
         "crop shift, whole patches", "crop shift, parts of a patch",
     ]  # fmt: skip
@@ -80,13 +82,13 @@ def test_what_cannot_be_shifted_is_refused():
     x = noise((8, 8))
     with pytest.raises(OptionError, match="must be the number of pixels per token"):
         roll_equivariance(raw_intensity, [x])
-    with pytest.raises(ShapeError, match=r"patch=2 does not match a map of \(8, 8\) tokens"):
-        roll_equivariance(raw_intensity, [x], patch=2)
+    with pytest.raises(ShapeError, match=r"patch_size=2 does not match a map of \(8, 8\) tokens"):
+        roll_equivariance(raw_intensity, [x], patch_size=2)
     with pytest.raises(
         ShapeError, match=r"size=\(8, 8\) with shift \(1, 0\) must fit into the image, got \(8, 8\) px"
     ):
-        crop_shift(raw_intensity, [x], (8, 8), shifts=[(1, 0)], patch=1)
+        crop_shift(raw_intensity, [x], (8, 8), shifts=[(1, 0)], patch_size=1)
     with pytest.raises(ShapeError, match="must overlap, got margin=2"):
-        crop_shift(raw_intensity, [x], (4, 4), shifts=[(1, 0)], patch=1, margin=2)
+        crop_shift(raw_intensity, [x], (4, 4), shifts=[(1, 0)], patch_size=1, margin=2)
     with pytest.raises(OptionError, match="'invariant_share' is defined for groups of poses, got shifts"):
-        roll_equivariance(raw_intensity, [x], patch=1, measures=["invariant_share"])
+        roll_equivariance(raw_intensity, [x], patch_size=1, measures=["invariant_share"])

@@ -12,7 +12,7 @@ from tests.hosts.transformers.reference import converted, stock
 from tests.hosts.transformers.tiny import batch
 from vispe.errors import InputError
 from vispe.hosts.transformers.language import traced_positions
-from vispe.hosts.transformers.language.call import Call
+from vispe.hosts.transformers.language.call import LanguageCall
 from vispe.hosts.transformers.language.kv_cache import prompt_token_index
 from vispe.multimodal import alternating
 
@@ -36,7 +36,7 @@ def test_the_operator_gives_what_the_code_gives(family, spec, rows):
     model = converted(family, spec).model
     tensors, kwargs = requested(model, batch(family, *rows).inputs)
     actual = traced_positions.coordinates(model, tensors, kwargs)
-    expected = Call(model, tensors[0], None, None, None, None, kwargs).coordinates(
+    expected = LanguageCall(model, tensors[0], None, None, None, None, kwargs).coordinates(
         tensors[3], tensors[4], None
     )
     assert torch.equal(actual.ids, expected.ids)

@@ -10,7 +10,7 @@ from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.more import OMNI
 from tests.hosts.transformers.samples import EVERY, RECURRENT, inputs_of, model_of
 from vispe.hosts.transformers.language.families import family_of
-from vispe.hosts.transformers.language.position_assignment import Step
+from vispe.hosts.transformers.language.position_assignment import DecodingStep
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]
@@ -95,7 +95,7 @@ def test_the_own_scheme_is_the_stock_model_with_images_too(family, kind):
 
 def rows(positions):
     """Token indices and coordinates (1 + axes, b, s) of a language model, for a prompt or for one decoded token."""
-    if isinstance(positions, Step):
+    if isinstance(positions, DecodingStep):
         coordinates = positions.scheme.continue_text(positions.token_index, positions.offset)
     else:
         coordinates = positions.coordinates

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from vispe.attention.backends.content_cpu.lookup import Lookup, Method
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
-from vispe.attention.backends.content_cpu.windows import Windows, windows_of
+from vispe.attention.backends.content_cpu.windows import WindowTable, windows_of
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
@@ -147,7 +147,7 @@ def supports(call: Call, terms: list[ContextBias]) -> bool:
 
 
 def _methods(terms: list[ContextBias], dtype: torch.dtype) -> list[Method]:
-    """Return the fastest method to compute the rows of each table; all `Windows` are on one grid."""
+    """Return the fastest method to compute the rows of each table; all `WindowTable` are on one grid."""
     methods: list[Method] = []
     grid = None
     for term in terms:
@@ -157,7 +157,7 @@ def _methods(terms: list[ContextBias], dtype: torch.dtype) -> list[Method]:
             methods.append(Runs(term, pattern, dtype))
         elif offsets is not None and grid in (None, offsets.grid):
             grid = offsets.grid
-            methods.append(Windows(term, offsets, dtype))
+            methods.append(WindowTable(term, offsets, dtype))
         else:
             methods.append(Lookup(term, dtype))
     return methods
@@ -165,8 +165,8 @@ def _methods(terms: list[ContextBias], dtype: torch.dtype) -> list[Method]:
 
 def _blocks(methods: list[Method], tokens: int, size: int) -> list[slice]:
     """Return slices of about `size` queries of nearly equal length, as a small last block would be slow."""
-    grid = next((method.offsets.grid for method in methods if isinstance(method, Windows)), None)
-    # `Windows` needs whole grid rows; prefix tokens are in the first block
+    grid = next((method.offsets.grid for method in methods if isinstance(method, WindowTable)), None)
+    # `WindowTable` needs whole grid rows; prefix tokens are in the first block
     prefix, length = (0, 1) if grid is None else (grid.prefix, grid.shape[-1])
     lines = (tokens - prefix) // length
     count = max(1, min(tokens // size, lines))

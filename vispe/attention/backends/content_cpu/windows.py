@@ -41,7 +41,7 @@ class Offsets(NamedTuple):
     grid: Grid
 
 
-class Windows:
+class WindowTable:
     """A table with one vector per offset.
 
     Args:

@@ -14,8 +14,7 @@ from torch import Tensor
 from vispe.attention.backends.triton.content import content_dispatch
 from vispe.attention.backends.triton.content.content_dispatch import content_unsupported_reason, reads_content
 from vispe.attention.backends.triton.coords.operands import attend_coords, coords_unsupported_reason
-from vispe.attention.backends.triton.device import device_unsupported_reason as _no_device
-from vispe.attention.backends.triton.device import failure_reason
+from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.float16_strip import fits_float16, pack_with_copy
 from vispe.attention.bias.lower_to_table import (
@@ -38,7 +37,7 @@ MAX_HEAD_DIM = 128  # maximum head_dim
 def unsupported_reason(call: Call) -> str | None:
     """Return why this backend does not support `call`, or None."""
     q, k, v = call.q, call.k, call.v
-    unavailable = _no_device(q) or differentiation_unsupported_reason()
+    unavailable = device_unsupported_reason(q) or differentiation_unsupported_reason()
     if unavailable:
         return unavailable
     for excluded, why in (

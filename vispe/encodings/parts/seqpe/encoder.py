@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, no_autocast
-from vispe.encodings.parts.layers import PreciseLinear, PreciseNorm, Table
+from vispe.encodings.parts.layers import EmbeddingTable, PreciseLinear, PreciseNorm
 
 Direction = Literal["causal", "bi"]
 
@@ -143,8 +143,8 @@ class DigitEncoder(nn.Module):
         self.axes, self.max_digits, self.base = axes, max_digits, base
         self.direction: Direction = direction
         self.mask_padding, self.class_token, self.temperature = mask_padding, class_token, temperature
-        self.token_of_seqpe_embed = Table(base, width)
-        self.pos_of_seqpe_embed = Table(axes * max_digits, width)
+        self.token_of_seqpe_embed = EmbeddingTable(base, width)
+        self.pos_of_seqpe_embed = EmbeddingTable(axes * max_digits, width)
         self.dim_token_embed = nn.Parameter(torch.empty(axes, 1, width)) if axes > 1 else None
         self.cls_token_embed = nn.Parameter(torch.empty(1, 1, width)) if class_token else None
         self.transformers = nn.ModuleList(DigitBlock(width, heads, eps) for _ in range(layers))

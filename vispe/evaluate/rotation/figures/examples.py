@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, features_of, labels_of
 from vispe.evaluate.rotation.helpers import segmenter_for
-from vispe.evaluate.rotation.plan import Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.symmetry.d4 import D4, IDENTITY
 
 Shown = Callable[[Tensor], np.ndarray]
@@ -51,7 +51,7 @@ def example_maps(f: FeatureFunction, image: Tensor) -> dict[str, np.ndarray]:
     return colours
 
 
-def example_labels(measured: Measured, plan: Plan, step: Step) -> dict[str, np.ndarray]:
+def example_labels(measured: Measured, plan: RotationPlan, step: ImageBatch) -> dict[str, np.ndarray]:
     """Return the labels (H, W) of the first image of a step in every pose, undone; {} without a segmenter."""
     s = segmenter_for(measured, plan, step, 0, None if measured.segmenter else (IDENTITY,))
     if s is None:

@@ -119,7 +119,9 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: int | None = None) -> Axes:
+def plot_translation(
+    result: RotationResult, ax: Axes | None = None, *, patch_size: int | None = None
+) -> Axes:
     """Plot the centred error by shift in pixels, for rolls and moved windows, with integer patches marked.
 
     Shifts are ordered, not to scale; shifts of equal length, such as down, right and both, are separate dots, with a
@@ -128,7 +130,7 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     Args:
         result: with rows of `roll_equivariance` or `crop_shift`.
         ax: where to draw; a new figure by default.
-        patch: patch size in pixels; by default the setting 'patch' of the result.
+        patch_size: patch size in pixels; by default the setting 'patch' of the result.
 
     Raises:
         InputError: there are no such rows.
@@ -138,9 +140,9 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
         series.setdefault(row.key.question, []).append(row)
     figure_style.require_records(list(series), "rows of shifts", "roll_equivariance or crop_shift")
     ax = figure_style.axes(ax, 8.4, 4.4)
-    patch = result.settings.get("patch") if patch is None else patch
+    patch_size = result.settings.get("patch") if patch_size is None else patch_size
     lengths = sorted({_length(row) for rows in series.values() for row in rows})
-    integer = [k for k, d in enumerate(lengths) if patch and d % patch == 0]
+    integer = [k for k, d in enumerate(lengths) if patch_size and d % patch_size == 0]
     ax.bar(integer, [1] * len(integer), 0.9, transform=ax.get_xaxis_transform(), color=figure_style.SHADE, linewidth=0,
            label="whole patches", zorder=0)  # fmt: skip
     styles = {

@@ -12,7 +12,7 @@ from vispe.evaluate.rotation.metrics import (
     segmentation_consistency,
     translation,
 )
-from vispe.evaluate.rotation.plan import Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 
 FILES = (
     d4,
@@ -28,7 +28,7 @@ FILES = (
 """Modules in the order of the results."""
 
 
-def measure_step(measured: Measured, plan: Plan, step: Step, name: str) -> Found:
+def measure_step(measured: Measured, plan: RotationPlan, step: ImageBatch, name: str) -> Found:
     """Compute one metric on one step; reasons for skipped records are in `step.notes`."""
     answer = QUESTIONS[name](measured, plan, step)
     return answer if isinstance(answer, dict) else {name: [(len(step.whole), answer)]}

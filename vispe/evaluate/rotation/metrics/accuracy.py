@@ -23,7 +23,7 @@ from vispe.evaluate.rotation.helpers import (
     trainings,
     under,
 )
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step, truth_of_image
+from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan, truth_of_image
 from vispe.evaluate.rotation.record_key import ALL_POSES, ANGLE, FULL, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.segment.metrics import class_percentages, mean_iou, without_borders
@@ -151,7 +151,7 @@ def _area_rows(area: np.ndarray, truth: np.ndarray | None, names: Sequence[str])
 
 
 @question("poses")
-def poses(measured: Measured, plan: Plan, step: Step) -> Found:
+def poses(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Found:
     """Evaluate each image at all angles of the plan, for every training set of its segmenter."""
     pieces: Found = {}
     for training, elements in trainings(measured):

@@ -23,7 +23,7 @@ from vispe.backbones.batching import FeatureFunction, features_of, patch_of
 from vispe.errors import ShapeError
 from vispe.evaluate.rotation.comparison import Pair, compared, error
 from vispe.evaluate.rotation.helpers import Found, at_angles, canvas_of, features, question
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import ALL_ANGLES, ANGLE, FULL, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.symmetry.warp import Canvas, match_spectrum, rotate
@@ -37,7 +37,7 @@ def angle_equivariance(
     images: Iterable[Tensor],
     *,
     angles: Sequence[float] = ANGLES,
-    patch: int | None = None,
+    patch_size: int | None = None,
     side: int | None = None,
     how: Literal["crop", "disc"] = "crop",
     batch_size: int = 1,
@@ -54,7 +54,7 @@ def angle_equivariance(
         f: images (b, c, side, side) -> maps (b, d, side/patch, side/patch).
         images: (c, H, W) each, of any size that contains the window.
         angles: degrees, counter-clockwise.
-        patch: patch size in pixels; `f.patch` by default.
+        patch_size: patch size in pixels; `f.patch_size` by default.
         side: side of the window in pixels; the largest by default.
         how: 'crop': only pixels of the image are shown, which must be √2 times larger than the window; 'disc': pixels
             outside the image are mirrored.
@@ -73,11 +73,11 @@ def angle_equivariance(
 
     Example:
         >>> import torch
-        >>> (row,) = angle_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 64, 64), angles=[90], patch=4)
+        >>> (row,) = angle_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 64, 64), angles=[90], patch_size=4)
         >>> row.transform, row.summary().mean < 1e-6
         ('90°', True)
     """
-    size = patch_of(f, patch)
+    size = patch_of(f, patch_size)
 
     def pairs(batch: Tensor) -> Iterator[Pair]:
         canvas = Canvas.fit(tuple(batch.shape[-2:]), size, side, how)
@@ -86,7 +86,7 @@ def angle_equivariance(
         if tuple(first.shape[-2:]) != (canvas.grid, canvas.grid):
             raise ShapeError(
                 f"A window of {canvas.side} px gave a map of {tuple(first.shape[-2:])} tokens, expected {canvas.grid} "
-                f"a side for patch={size}; check patch=."
+                f"a side for patch_size={size}; check patch_size."
             )
         valid = canvas.tokens()
         still_tokens = _inside(first, valid)
@@ -133,13 +133,13 @@ def _row(key: Key, values: np.ndarray) -> Measurement:
 
 
 @question("angles")
-def angles(measured: Measured, plan: Plan, step: Step) -> Found:
+def angles(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Found:
     """Compare features at all angles of the plan, images of one size at a time."""
     f, pieces = features(measured), []
     for part in step.shapes():
         images = step.whole[part]
         canvas = canvas_of(step, images[0], plan)
-        options = {"patch": plan.step, "batch_size": plan.batch_size}
+        options = {"patch_size": plan.step, "batch_size": plan.batch_size}
         rows = canvas and angle_equivariance(f, images, **options, **at_angles(plan, canvas))
         pieces.append((len(images), rows))
     return {"angles": pieces}

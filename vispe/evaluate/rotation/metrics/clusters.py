@@ -17,7 +17,7 @@ from vispe.evaluate.rotation.comparison import Pair, compared, poses_of
 from vispe.evaluate.rotation.distributed import Piece
 from vispe.evaluate.rotation.helpers import Found, features, question
 from vispe.evaluate.rotation.metrics.segmentation_consistency import agreement, pose_rows
-from vispe.evaluate.rotation.plan import Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import FITTED_ONCE, REFITTED
 from vispe.evaluate.rotation.records import Measurement
 from vispe.segment.metrics import apply_mapping, match_clusters
@@ -115,7 +115,7 @@ def _matched(labels: np.ndarray, own: np.ndarray, clusters: int) -> np.ndarray:
 
 
 @question("clusters")
-def clusters(measured: Measured, plan: Plan, step: Step) -> Found:
+def clusters(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Found:
     """Compare clusters of each image; images with too few distinct tokens are skipped."""
     f = features(measured)
     pieces: list[Piece] = []

@@ -4,11 +4,11 @@ from vispe.backbones.vision_model import VisionModel, patch_projection
 from vispe.evaluate.rotation.helpers import Rows, features, question
 from vispe.evaluate.rotation.metrics.controls import control_rows
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance
-from vispe.evaluate.rotation.plan import Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 
 
 @question("d4")
-def d4(measured: Measured, plan: Plan, step: Step) -> Rows:
+def d4(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows:
     """Compare features in the eight poses, also for the position code alone, with controls."""
     f, images, size = features(measured), step.fitted, plan.batch_size
     rows = equivariance(f, images, batch_size=size, seed=plan.seed, first=step.first)

@@ -152,9 +152,9 @@ def orbit_average(f: FeatureFunction, elements: Sequence[Element] = D4) -> Featu
     def averaged(images: Tensor) -> Tensor:
         return sum(g.undo(f(g.apply(images))) for g in elements) / len(elements)
 
-    patch = getattr(f, "patch", None)
-    if patch is not None:
-        averaged.patch = patch
+    patch_size = getattr(f, "patch_size", None)
+    if patch_size is not None:
+        averaged.patch_size = patch_size
     return averaged
 
 

@@ -13,7 +13,7 @@ from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.targets import ramp
 from vispe.evaluate.rotation.comparison import Pair, compared, error, label_of, poses_of, shuffled
 from vispe.evaluate.rotation.helpers import Rows, features, question
-from vispe.evaluate.rotation.plan import Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import POSITION_CODE, SHUFFLED_POSITIONS, UNMOVED, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.symmetry.d4 import D4, Element
@@ -162,13 +162,13 @@ def _r2(features: Tensor, masks: Sequence[np.ndarray]) -> float:
 
 
 @question("position")
-def position(measured: Measured, plan: Plan, step: Step) -> Rows:
+def position(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows:
     """Probe the position of tokens linearly."""
     return position_r2(features(measured), step.fitted, masks=plan.probe_masks, **_draws(plan, step))
 
 
 @question("layers")
-def layers(measured: Measured, plan: Plan, step: Step) -> Rows | None:
+def layers(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows | None:
     """Measure error and probe after every block of a model."""
     f, images = features(measured), step.fitted
     if not isinstance(f, VisionModel):
@@ -181,5 +181,5 @@ def layers(measured: Measured, plan: Plan, step: Step) -> Rows | None:
     return rows
 
 
-def _draws(plan: Plan, step: Step) -> dict[str, int]:
+def _draws(plan: RotationPlan, step: ImageBatch) -> dict[str, int]:
     return {"batch_size": plan.batch_size, "seed": plan.seed, "first": step.first}

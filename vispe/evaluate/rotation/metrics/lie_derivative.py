@@ -25,7 +25,7 @@ from vispe.backbones.batching import FeatureFunction, batches, checked_maps
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.evaluate.rotation.helpers import Rows, features, question
-from vispe.evaluate.rotation.plan import Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import FULL, Key
 from vispe.evaluate.rotation.records import Measurement
 
@@ -208,7 +208,7 @@ def _stride(images: Tensor, value: Tensor) -> tuple[float, float]:
 
 
 @question("lie")
-def lie(measured: Measured, plan: Plan, step: Step) -> Rows | None:
+def lie(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows | None:
     """Measure the Lie derivatives of differentiable features."""
     f, images = features(measured), step.fitted
     try:

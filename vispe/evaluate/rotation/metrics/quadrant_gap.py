@@ -13,7 +13,7 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, batches, checked_labels, features_of
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.helpers import Rows, features, question, scribbles
-from vispe.evaluate.rotation.plan import Measured, Plan, Step, truth_of_image
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan, truth_of_image
 from vispe.evaluate.rotation.record_key import FOUR_CORNERS, SPREAD, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter
@@ -162,7 +162,7 @@ def _mean_known(values: np.ndarray) -> np.ndarray:
 
 
 @question("quadrant")
-def quadrant(measured: Measured, plan: Plan, step: Step) -> Rows | None:
+def quadrant(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows | None:
     """Train on each quadrant of images with a mask and evaluate the others."""
     if step.fitted_truths is None or plan.n_classes is None:
         return None

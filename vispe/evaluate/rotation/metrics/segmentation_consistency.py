@@ -24,7 +24,7 @@ from vispe.evaluate.rotation.helpers import (
     trainings,
     under,
 )
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import ALL_PHASES, ANGLE, FULL, IDENTICAL, RANDOM_PHASES, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.segment.metrics import adjusted_rand_index, mean_iou
@@ -162,7 +162,7 @@ def phase_consistency(
     s: Segmenter,
     images: Iterable[Tensor],
     n_classes: int,
-    patch: int,
+    patch_size: int,
     *,
     phases: int | None = 8,
     seed: int = 0,
@@ -174,7 +174,7 @@ def phase_consistency(
         s: image (c, H, W) -> labels (H, W).
         images: (c, H, W) each.
         n_classes: K.
-        patch: patch size in pixels; there are patch² phases.
+        patch_size: patch size in pixels; there are patch_size² phases.
         phases: number of random phases except (0, 0); None uses all of them.
         seed: random seed of the random phases.
         part: part of the records, see `Measurement`.
@@ -193,11 +193,12 @@ def phase_consistency(
         >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
         [1.0, 1.0]
     """
-    if patch < 2 or (phases is not None and phases < 1):
+    if patch_size < 2 or (phases is not None and phases < 1):
         raise OptionError(
-            f"phase_consistency: patch must be at least 2 and phases at least 1, got {patch=}, {phases=}. Use 8 phases."
+            f"phase_consistency: patch_size must be at least 2 and phases at least 1, got {patch_size=}, {phases=}. "
+            "Use 8 phases."
         )
-    every = np.arange(1, patch**2)
+    every = np.arange(1, patch_size**2)
     rng = np.random.default_rng(seed)
     drawn = (
         every if phases is None or phases >= len(every) else np.sort(rng.choice(every, phases, replace=False))
@@ -206,7 +207,7 @@ def phase_consistency(
     def pairs(batch: Tensor) -> Iterator[Pair]:
         still = [labels_of(s, batch[0])]
         for phase in drawn:
-            dy, dx = divmod(int(phase), patch)
+            dy, dx = divmod(int(phase), patch_size)
             moved = labels_of(s, torch.roll(batch[0], (dy, dx), (-2, -1)))
             yield phase, still, [np.roll(moved, (-dy, -dx), (0, 1))]
 
@@ -218,7 +219,7 @@ def phase_consistency(
 
 
 @question("segmentation")
-def segmentation(measured: Measured, plan: Plan, step: Step) -> Found:
+def segmentation(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Found:
     """Compare labels in the eight poses, and, for segmenters trained on the original pose, at angles and phases."""
     k = plan.n_classes or 1
     pieces: Found = {}

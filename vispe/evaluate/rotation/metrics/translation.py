@@ -18,12 +18,12 @@ from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.comparison import Pair, compared, measures_named
 from vispe.evaluate.rotation.distributed import Piece
 from vispe.evaluate.rotation.helpers import Found, features, question, size_of
-from vispe.evaluate.rotation.plan import Measured, Plan, Shift, Step
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan, Shift
 from vispe.evaluate.rotation.record_key import CROP_SHIFT, FULL, PARTS, ROLL, WHOLE, Key
 from vispe.evaluate.rotation.records import Measurement
 
 
-def default_shifts(patch: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
+def default_shifts(patch_size: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
     """Return the default shifts (dy, dx) in pixels.
 
     One patch down, right and both; half of the grid; and all fractions of a patch along the diagonal.
@@ -31,19 +31,19 @@ def default_shifts(patch: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
     >>> default_shifts(2, (6, 6))
     ((2, 0), (0, 2), (2, 2), (6, 6), (1, 1))
     """
-    far = (grid[0] // 2 * patch, grid[1] // 2 * patch)
-    whole = [(patch, 0), (0, patch), (patch, patch), far]
-    return tuple(dict.fromkeys([s for s in whole if s != (0, 0)] + [(d, d) for d in range(1, patch)]))
+    far = (grid[0] // 2 * patch_size, grid[1] // 2 * patch_size)
+    whole = [(patch_size, 0), (0, patch_size), (patch_size, patch_size), far]
+    return tuple(dict.fromkeys([s for s in whole if s != (0, 0)] + [(d, d) for d in range(1, patch_size)]))
 
 
-def tokens_of(pixels: int, patch: int) -> int:
+def tokens_of(pixels: int, patch_size: int) -> int:
     """Return the shift in pixels rounded to an integer number of tokens, halves towards 0.
 
     >>> [tokens_of(d, 4) for d in (2, 3, 5, -7)]
     [0, 1, 1, -2]
     """
-    whole, rest = divmod(abs(pixels), patch)
-    return (whole + (2 * rest > patch)) * (1 if pixels >= 0 else -1)
+    whole, rest = divmod(abs(pixels), patch_size)
+    return (whole + (2 * rest > patch_size)) * (1 if pixels >= 0 else -1)
 
 
 def roll_equivariance(
@@ -51,7 +51,7 @@ def roll_equivariance(
     images: Iterable[Tensor],
     *,
     shifts: Sequence[Shift] | None = None,
-    patch: int | None = None,
+    patch_size: int | None = None,
     measures: Sequence[str] = ("error", "error_uncentred"),
     batch_size: int = 1,
     part: str = FULL,
@@ -62,7 +62,7 @@ def roll_equivariance(
         f: images (b, c, H, W) -> maps (b, d, h, w).
         images: (c, H, W) each, both sides multiples of the patch size.
         shifts: (dy, dx) in pixels; `default_shifts` of the first image by default.
-        patch: patch size in pixels; `f.patch` by default.
+        patch_size: patch size in pixels; `f.patch_size` by default.
         measures: names in `vispe.evaluate.rotation.comparison.MEASURES`.
         batch_size: max number of images of equal size per batch.
         part: part of the records, see `Measurement`.
@@ -77,11 +77,11 @@ def roll_equivariance(
         ShapeError: a map does not match the patch size.
 
     Example:
-        >>> rows = roll_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 16, 16), shifts=[(4, 0)], patch=4)
+        >>> rows = roll_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 16, 16), shifts=[(4, 0)], patch_size=4)
         >>> [(row.transform, row.summary().mean) for row in rows if row.metric == "error"]
         [('roll, whole patches', 0.0), ('roll (4, 0) px', 0.0)]
     """
-    size, scores = patch_of(f, patch), _scores(measures)
+    size, scores = patch_of(f, patch_size), _scores(measures)
 
     def pairs(batch: Tensor) -> Iterator[Pair]:
         nonlocal shifts
@@ -101,7 +101,7 @@ def crop_shift(
     size: tuple[int, int],
     *,
     shifts: Sequence[Shift] | None = None,
-    patch: int | None = None,
+    patch_size: int | None = None,
     measures: Sequence[str] = ("error", "error_uncentred"),
     batch_size: int = 1,
     margin: int = 0,
@@ -116,7 +116,7 @@ def crop_shift(
         images: (c, H, W) each, larger than the window by the largest shift.
         size: window (height, width) in pixels, multiples of the patch size.
         shifts: (dy, dx) in pixels; `default_shifts` without the half grid by default.
-        patch: patch size in pixels; `f.patch` by default.
+        patch_size: patch size in pixels; `f.patch_size` by default.
         measures: names in `vispe.evaluate.rotation.comparison.MEASURES`.
         batch_size: max number of images of equal size per batch.
         margin: tokens excluded at the border of both windows.
@@ -128,11 +128,11 @@ def crop_shift(
         InputError: there are no images, or an image or a map has values that are not finite.
 
     Example:
-        >>> rows = crop_shift(torch.nn.AvgPool2d(4), torch.rand(1, 3, 24, 24), (16, 16), shifts=[(4, 0)], patch=4)
+        >>> rows = crop_shift(torch.nn.AvgPool2d(4), torch.rand(1, 3, 24, 24), (16, 16), shifts=[(4, 0)], patch_size=4)
         >>> rows[0].transform, rows[0].values.tolist()
         ('crop shift, whole patches', [0.0])
     """
-    p, scores = patch_of(f, patch), _scores(measures)
+    p, scores = patch_of(f, patch_size), _scores(measures)
     if shifts is None:
         shifts = [s for s in default_shifts(p, (2, 2)) if max(s) <= p]
 
@@ -185,22 +185,23 @@ def _common(maps: Tensor, ty: int, tx: int, margin: int) -> Tensor:
     return common
 
 
-def _check_grid(images: Tensor, maps: Tensor, patch: int) -> None:
+def _check_grid(images: Tensor, maps: Tensor, patch_size: int) -> None:
     size, grid = tuple(images.shape[-2:]), tuple(maps.shape[-2:])
-    if (grid[0] * patch, grid[1] * patch) != size:
+    if (grid[0] * patch_size, grid[1] * patch_size) != size:
         raise ShapeError(
-            f"shift: patch={patch} does not match a map of {grid} tokens, got an image of {size} px. Check patch, and "
+            f"shift: patch_size={patch_size} does not match a map of {grid} tokens, got an image of {size} px. Check "
+            "patch_size, and "
             "use fit_to_patches."
         )
 
 
 def _rows(
-    values: Mapping[tuple[Shift, str], np.ndarray], patch: int, word: str, part: str
+    values: Mapping[tuple[Shift, str], np.ndarray], patch_size: int, word: str, part: str
 ) -> tuple[Measurement, ...]:
     """Return the means over shifts by integer and by fractional patches, and a record for each shift."""
     groups: dict[tuple[str, str], list[np.ndarray]] = {}
     for (shift, m), numbers in values.items():
-        kind = WHOLE if all(d % patch == 0 for d in shift) else PARTS
+        kind = WHOLE if all(d % patch_size == 0 for d in shift) else PARTS
         groups.setdefault((kind, m), []).append(numbers)
     means = [
         Measurement.of(Key(f"{word}, {kind}", m, part), np.mean(v, 0)) for (kind, m), v in groups.items()
@@ -210,21 +211,24 @@ def _rows(
 
 
 @question("shift")
-def shifts(measured: Measured, plan: Plan, step: Step) -> Found:
+def shifts(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Found:
     """Compare features of rolled images, and of two windows of each image if it is large enough."""
-    f, patch = features(measured), plan.step
-    options = {"patch": patch, "batch_size": plan.batch_size}
-    near = [s for s in plan.shifts if max(map(abs, s)) <= patch]
+    f, patch_size = features(measured), plan.step
+    options = {"patch_size": patch_size, "batch_size": plan.batch_size}
+    near = [s for s in plan.shifts if max(map(abs, s)) <= patch_size]
     crops: list[Piece] = []
     for part in step.shapes():
         images = step.whole[part]
         # the second window is shifted by up to a patch
-        h, w = (min(side - patch, plan.size or side) // patch * patch for side in images[0].shape[-2:])
+        h, w = (
+            min(side - patch_size, plan.size or side) // patch_size * patch_size
+            for side in images[0].shape[-2:]
+        )
         rows = None
-        if min(h, w) < 3 * patch or (plan.exact and {h, w} != {plan.size}):
+        if min(h, w) < 3 * patch_size or (plan.exact and {h, w} != {plan.size}):
             step.notes.append(
-                f"{size_of(images[0])} are too small for two windows shifted by up to {patch} px, so crop_shift was "
-                "not measured."
+                f"{size_of(images[0])} are too small for two windows shifted by up to {patch_size} px, so crop_shift "
+                "was not measured."
             )
         else:
             rows = crop_shift(f, images, (h, w), shifts=near, **options)

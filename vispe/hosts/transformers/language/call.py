@@ -62,7 +62,7 @@ def passed(kwargs: dict[str, Any], *names: str) -> list[str]:
 
 
 @dataclass(eq=False)
-class Call:
+class LanguageCall:
     """Arguments of a call that determine the positions of its tokens.
 
     Attributes:
@@ -155,7 +155,7 @@ def _untraced(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, An
         raise InputError(
             "The coordinates of a prompt need token indices and a mask of valid tokens, got None."
         )
-    call = Call(model, ids, embeds, types, None, None, kwargs)
+    call = LanguageCall(model, ids, embeds, types, None, None, kwargs)
     return model.vispe_scheme.coordinates(call.stream(token_index, valid), start=start)
 
 
@@ -180,7 +180,7 @@ class CallPositions:
     packed: bool = False
 
 
-def positions_of_call(call: Call, position_ids: Tensor | None) -> CallPositions:
+def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPositions:
     """Return the positions of the tokens of a call.
 
     Raises:
@@ -256,7 +256,7 @@ def positions_of_call(call: Call, position_ids: Tensor | None) -> CallPositions:
     return CallPositions(token_index, ids, state, after, call.token_attributes, packed)
 
 
-def text_call_positions(call: Call, position_ids: Tensor | None) -> CallPositions:
+def text_call_positions(call: LanguageCall, position_ids: Tensor | None) -> CallPositions:
     """Return positions of a call of the language model alone; all tokens are text, unless coordinates are passed.
 
     Raises:
@@ -287,7 +287,9 @@ def text_call_positions(call: Call, position_ids: Tensor | None) -> CallPosition
     return CallPositions(token_index, ids, state, after, token_attributes, packed)
 
 
-def _split(call: Call, tokens: Any, position_ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _split(
+    call: LanguageCall, tokens: Any, position_ids: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
     """Return token indices and coordinates from the position ids of the caller, see `split_ids`."""
     if position_ids is None:
         return None, None
@@ -295,7 +297,11 @@ def _split(call: Call, tokens: Any, position_ids: Tensor | None) -> tuple[Tensor
 
 
 def _check_layout(
-    call: Call, position_ids: Tensor, token_index: Tensor, state: SequenceState | None, alone: bool = False
+    call: LanguageCall,
+    position_ids: Tensor,
+    token_index: Tensor,
+    state: SequenceState | None,
+    alone: bool = False,
 ) -> None:
     """Raise `ShapeError` if coordinates certainly have the layout (b, axes, s), see `check_layout`."""
     scheme = call.model.vispe_scheme
@@ -320,7 +326,7 @@ def _check_layout(
     check_layout(scheme, position_ids, token_index, text, expected, valid)
 
 
-def _check_members(call: Call, parallel: str | None, tokens: Tensor) -> None:
+def _check_members(call: LanguageCall, parallel: str | None, tokens: Tensor) -> None:
     """Raise `InputError` if `parallel_ids` have no effect or another shape than the tokens."""
     members = call.kwargs.get(IDS)
     if members is None:
@@ -337,7 +343,7 @@ def _check_members(call: Call, parallel: str | None, tokens: Tensor) -> None:
 
 
 def token_index_of(
-    call: Call, tokens: Tensor, token_index: Tensor | None, state: SequenceState | None, images: bool
+    call: LanguageCall, tokens: Tensor, token_index: Tensor | None, state: SequenceState | None, images: bool
 ) -> tuple[Tensor, bool]:
     """Return the token indices (b, s), and whether they exclude padding."""
     rows, length = tokens.shape[:2]
@@ -350,7 +356,9 @@ def token_index_of(
     return token_index.expand(rows, length), counted
 
 
-def _after_ids(call: Call, token_index: Tensor, ids: Tensor, state: SequenceState | None) -> SequenceState:
+def _after_ids(
+    call: LanguageCall, token_index: Tensor, ids: Tensor, state: SequenceState | None
+) -> SequenceState:
     """Return the state after coordinates of the caller."""
     if state is not None:
         return state
@@ -360,7 +368,12 @@ def _after_ids(call: Call, token_index: Tensor, ids: Tensor, state: SequenceStat
 
 
 def _from_table(
-    call: Call, token_index: Tensor, table: Tensor, span: Tensor, offset: Tensor, state: SequenceState | None
+    call: LanguageCall,
+    token_index: Tensor,
+    table: Tensor,
+    span: Tensor,
+    offset: Tensor,
+    state: SequenceState | None,
 ) -> tuple[Tensor, SequenceState]:
     """Return the coordinates of a call of `generate`, from the table of the prompt."""
     scheme = call.model.vispe_scheme
@@ -377,7 +390,7 @@ def _from_table(
 
 
 def _of_text(
-    call: Call, token_index: Tensor, counted: bool, state: SequenceState | None
+    call: LanguageCall, token_index: Tensor, counted: bool, state: SequenceState | None
 ) -> tuple[Tensor, SequenceState]:
     """Return the coordinates of text, at the start of a sequence or after cached tokens."""
     after = state
@@ -394,7 +407,7 @@ def _of_text(
 
 
 def _of_images(
-    call: Call, token_index: Tensor, counted: bool, state: SequenceState | None
+    call: LanguageCall, token_index: Tensor, counted: bool, state: SequenceState | None
 ) -> tuple[Tensor, SequenceState]:
     """Return the coordinates of tokens that contain images or videos."""
     valid = valid_tokens(token_index, call.mask)

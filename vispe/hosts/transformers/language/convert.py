@@ -39,7 +39,7 @@ from vispe.hosts.transformers.language.rope_index import (
     PositionedIndex,
     PositionedIndexGeneration,
 )
-from vispe.hosts.transformers.language.rotary_detection import Rotary, kinds_of, rotaries_of
+from vispe.hosts.transformers.language.rotary_detection import DetectedRotary, kinds_of, rotaries_of
 from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
 from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme
@@ -157,7 +157,7 @@ def convert_vlm(
 
 
 def _check_by_channel(
-    scheme: Scheme, allocated: dict[str, Tensor], rotaries: dict[str, Rotary], late_rotation: bool
+    scheme: Scheme, allocated: dict[str, Tensor], rotaries: dict[str, DetectedRotary], late_rotation: bool
 ) -> None:
     """Raise an error if a scheme has an axis for each channel, and the model needs one for each pair."""
     pairs = max(rotary.pairs for rotary in rotaries.values())
@@ -175,7 +175,7 @@ def _check_by_channel(
         )
 
 
-def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
+def _log_cast(text: Any, rotaries: dict[str, DetectedRotary]) -> None:
     """Log a warning if the frequencies of a model were cast to half precision before the conversion."""
     for rotary in rotaries.values():
         rates = rotary.rates(text)
@@ -217,7 +217,7 @@ def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
     return scheme.layers.of_layer
 
 
-def _sectioned(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
+def _sectioned(scheme: Scheme, inner: Any, rotaries: dict[str, DetectedRotary]) -> Scheme:
     """Return the scheme after `with_host_sections`, applied to the scheme of each layer."""
     if not isinstance(scheme, ConcatenatedScheme):
         return with_host_sections(scheme, inner, rotaries)
@@ -226,7 +226,7 @@ def _sectioned(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Schem
 
 
 def _allocations(
-    scheme: Scheme, rotaries: dict[str, Rotary], heads: dict[str, int]
+    scheme: Scheme, rotaries: dict[str, DetectedRotary], heads: dict[str, int]
 ) -> tuple[dict[str, Tensor], bool]:
     """Return the axis of each channel pair in each kind of layers, and whether text is encoded as before."""
     allocated: dict[str, Tensor] = {}
@@ -239,7 +239,7 @@ def _allocations(
     return allocated, unchanged
 
 
-def _allocated(scheme: Scheme, rotary: Rotary, heads: int) -> Tensor:
+def _allocated(scheme: Scheme, rotary: DetectedRotary, heads: int) -> Tensor:
     """Return the axis of each pair; `ZERO` for pairs that the model does not rotate."""
     axes = scheme.allocation(rotary.num_rotated, heads)
     if not rotary.still:
@@ -265,7 +265,7 @@ def _grouping(self_extend: Any, parallel: Any) -> tuple[int, int]:
     return int(self_extend[0]), int(self_extend[1])
 
 
-def _check_text(text: Any) -> tuple[dict[str, Rotary], dict[str, int]]:
+def _check_text(text: Any) -> tuple[dict[str, DetectedRotary], dict[str, int]]:
     """Return the rotary embedding and the number of key heads for each kind of layers of a language model."""
     rotaries, layers = rotaries_of(text), getattr(text, "layers", None)
     if not layers:
@@ -284,7 +284,7 @@ def _check_text(text: Any) -> tuple[dict[str, Rotary], dict[str, int]]:
     return rotaries, {kind: int(config.num_key_value_heads) for kind, config in configs.items()}
 
 
-def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
+def _check_halves(text: Any, rotary: DetectedRotary, what: str) -> None:
     """Raise `UnsupportedHost` unless all channels of a head are rotated, in the layout of halves."""
     config = text.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -295,7 +295,7 @@ def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
         )
 
 
-def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
+def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, DetectedRotary]) -> Scheme:
     """Return the scheme with the sections of the host, if these have the same meaning."""
     host = getattr(language_model_of(inner).rotary_emb, "mrope_section", None)
     pairs = next(iter(rotaries.values())).pairs

@@ -23,8 +23,8 @@ from vispe.hosts.transformers.language.call import (
     PIXELS,
     SPAN,
     TABLE,
-    Call,
     CallPositions,
+    LanguageCall,
     passed,
     positions_of_call,
     text_call_positions,
@@ -51,8 +51,8 @@ from vispe.hosts.transformers.language.parallel_sets import (
 from vispe.hosts.transformers.language.position_assignment import (
     OWN,
     STEPS,
+    DecodingStep,
     DeferredPositions,
-    Step,
     cache_class,
     call_of,
     is_deferred,
@@ -62,7 +62,7 @@ from vispe.hosts.transformers.language.position_assignment import (
 )
 from vispe.hosts.transformers.language.position_ids import TokenPositions
 from vispe.hosts.transformers.language.rope_in_attention import LATE, LateRotation, ensure_late_rotation
-from vispe.hosts.transformers.language.rotary_detection import Rotary
+from vispe.hosts.transformers.language.rotary_detection import DetectedRotary
 from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.packed_samples import (
     SAMPLES,
@@ -161,13 +161,15 @@ class PositionedGeneration:
         )
         return {**updated, "position_ids": ids}
 
-    def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], cached: int, length: int) -> Call:
+    def _call_of(
+        self, inputs: Tensor, model_kwargs: dict[str, Any], cached: int, length: int
+    ) -> LanguageCall:
         """Return the first call of generation, with the last `length` tokens."""
         ids, embeds = (inputs, None) if inputs.ndim == 2 else (None, inputs)
         if embeds is not None and (named := model_kwargs.get("input_ids")) is not None and named.shape[1]:
             ids = named
         types, mask = (model_kwargs.get(name) for name in ("mm_token_type_ids", "attention_mask"))
-        return Call(
+        return LanguageCall(
             self.model,  # type: ignore[attr-defined]
             None if ids is None else ids[:, -length:],
             None if embeds is None else embeds[:, -length:],
@@ -275,7 +277,7 @@ class PositionedText:
     vispe_allocation: dict[str, list[Any]]  # values of the buffer of each kind of layers, as plain numbers
     vispe_late_rotation: bool
     vispe_given_scheme: Scheme
-    vispe_rotary: dict[str, Rotary]  # for each kind of layers
+    vispe_rotary: dict[str, DetectedRotary]  # for each kind of layers
     vispe_parallel: Parallel | None
     vispe_extend: tuple[int, int] | None
     vispe_cache_class: ClassVar[
@@ -338,7 +340,7 @@ class PositionedText:
         if self.vispe_late_rotation:
             ensure_late_rotation(self)
         positions, computed, cache = kwargs.pop(POSITIONS, position_ids), None, cache_of(kwargs)
-        if isinstance(positions, Step):
+        if isinstance(positions, DecodingStep):
             kwargs[ROTATION] = self._rotation_of_step(positions, kwargs["inputs_embeds"])
             return super().forward(*args, position_ids=self._host_ids(positions.token_index), **kwargs)  # type: ignore[misc]
         # only ids of the caller can restart, that is, pack several samples into a row
@@ -381,7 +383,7 @@ class PositionedText:
         rows = next(iter(self.vispe_rotary.values())).rows
         return token_index if rows == 1 else token_index.expand(rows, *token_index.shape)
 
-    def _rotation_of_step(self, step: Step, embeds: Tensor) -> Any:
+    def _rotation_of_step(self, step: DecodingStep, embeds: Tensor) -> Any:
         """Return the cosines and sines of one text token for each kind of layers, computed for `STEPS` tokens."""
         cached = step.upcoming()
         if cached is None or any(

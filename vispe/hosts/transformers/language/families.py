@@ -24,7 +24,7 @@ and tiles, with one thumbnail (`'tiles'`, and with an upper bound `'one_vision'`
 
 
 @dataclass(frozen=True)
-class Family:
+class LanguageFamily:
     """A family of models.
 
     Attributes:
@@ -66,12 +66,12 @@ def _clocked(name: str) -> Callable[[Any], Scheme]:
     return lambda config: create_scheme(name, tokens_per_second=float(config.position_id_per_seconds))
 
 
-_QWEN3 = Family("grids", _of("mrope_i"), separate_frames=True)
-_GLM = Family("grids", _of("mrope"), separate_frames=True, framed=True)
+_QWEN3 = LanguageFamily("grids", _of("mrope_i"), separate_frames=True)
+_GLM = LanguageFamily("grids", _of("mrope"), separate_frames=True, framed=True)
 
-FAMILIES: dict[str, Family] = {
-    "qwen2_vl": Family("grids", _of("mrope")),
-    "qwen2_5_vl": Family("grids", _timed),
+FAMILIES: dict[str, LanguageFamily] = {
+    "qwen2_vl": LanguageFamily("grids", _of("mrope")),
+    "qwen2_5_vl": LanguageFamily("grids", _timed),
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
     "qwen3_5": _QWEN3,
@@ -81,32 +81,32 @@ FAMILIES: dict[str, Family] = {
     "glm46v": _GLM,
     "glmga": _GLM,
     "glm_ocr": _GLM,
-    "ernie4_5_vl_moe": Family("grids", _ernie),
-    "paddleocr_vl": Family("grids", _of("mrope")),
-    "hunyuan_vl": Family("newline_grids", _hunyuan),
-    "qwen2_5_omni_thinker": Family("grids", _clocked("tmrope")),
-    "qwen3_omni_moe_thinker": Family("grids", _clocked("tmrope_i")),
-    "llava": Family("sizes"),
-    "lighton_ocr": Family("sizes"),
-    "mistral3": Family("sizes"),
-    "vipllava": Family("squares"),
-    "internvl": Family("squares"),
-    "aya_vision": Family("runs"),
-    "cohere2_vision": Family("runs"),
-    "deepseek_vl": Family("runs"),
-    "got_ocr2": Family("runs"),
-    "idefics3": Family("runs"),
-    "ovis2": Family("runs"),
-    "pp_chart2table": Family("runs"),
-    "qianfan_ocr": Family("runs"),
-    "smolvlm": Family("runs"),
-    "gemma3": Family("runs", masks=True),
-    "gemma3n": Family("runs"),
-    "gemma4": Family("patch_positions", masks=True),
-    "minicpmv4_6": Family("patches"),
-    "molmo2": Family("regions", masks=True),
-    "llava_next": Family("tiles"),
-    "llava_onevision": Family("one_vision"),
+    "ernie4_5_vl_moe": LanguageFamily("grids", _ernie),
+    "paddleocr_vl": LanguageFamily("grids", _of("mrope")),
+    "hunyuan_vl": LanguageFamily("newline_grids", _hunyuan),
+    "qwen2_5_omni_thinker": LanguageFamily("grids", _clocked("tmrope")),
+    "qwen3_omni_moe_thinker": LanguageFamily("grids", _clocked("tmrope_i")),
+    "llava": LanguageFamily("sizes"),
+    "lighton_ocr": LanguageFamily("sizes"),
+    "mistral3": LanguageFamily("sizes"),
+    "vipllava": LanguageFamily("squares"),
+    "internvl": LanguageFamily("squares"),
+    "aya_vision": LanguageFamily("runs"),
+    "cohere2_vision": LanguageFamily("runs"),
+    "deepseek_vl": LanguageFamily("runs"),
+    "got_ocr2": LanguageFamily("runs"),
+    "idefics3": LanguageFamily("runs"),
+    "ovis2": LanguageFamily("runs"),
+    "pp_chart2table": LanguageFamily("runs"),
+    "qianfan_ocr": LanguageFamily("runs"),
+    "smolvlm": LanguageFamily("runs"),
+    "gemma3": LanguageFamily("runs", masks=True),
+    "gemma3n": LanguageFamily("runs"),
+    "gemma4": LanguageFamily("patch_positions", masks=True),
+    "minicpmv4_6": LanguageFamily("patches"),
+    "molmo2": LanguageFamily("regions", masks=True),
+    "llava_next": LanguageFamily("tiles"),
+    "llava_onevision": LanguageFamily("one_vision"),
 }
 
 
@@ -124,6 +124,6 @@ def model_inside(model: Any) -> Any:
     return model.model if language_model_of(getattr(model, "model", None)) is not None else model
 
 
-def family_of(config: Any) -> Family:
+def family_of(config: Any) -> LanguageFamily:
     """Return the family, one of `FAMILIES`, for the configuration of a model without its head."""
     return FAMILIES[config.model_type]

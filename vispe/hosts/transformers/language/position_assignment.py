@@ -19,8 +19,8 @@ from vispe.hosts.transformers.language.call import (
     PIXELS,
     SPAN,
     TABLE,
-    Call,
     CallPositions,
+    LanguageCall,
     passed,
     positions_of_call,
     token_index_of,
@@ -54,7 +54,7 @@ class DeferredPositions:
         computed: whether they were computed, successfully or not.
     """
 
-    call: Call
+    call: LanguageCall
     position_ids: Tensor | None
     computed: bool = False
 
@@ -65,7 +65,7 @@ class DeferredPositions:
 
 
 @dataclass(eq=False)
-class Step:
+class DecodingStep:
     """A decoding step with one text token per row, passed to the language model as its position ids.
 
     Attributes:
@@ -96,7 +96,7 @@ class Step:
         return cached if fits and same else None
 
 
-def step_of(call: Call, position_ids: Tensor | None) -> Step | None:
+def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | None:
     """Return a decoding step of one text token per row, whose rotation can be precomputed; None for other calls."""
     if torch.compiler.is_compiling() or exporting() or language_model_of(call.model).vispe_late_rotation:
         return None
@@ -122,7 +122,7 @@ def step_of(call: Call, position_ids: Tensor | None) -> Step | None:
         return None  # reading the value would synchronise the device
     token_index, _ = token_index_of(call, call.input_ids, position_ids, state, False)
     offset = call.kwargs.get(OFFSET)
-    step = Step(
+    step = DecodingStep(
         token_index, state.offset if offset is None else offset, int(length), state, call.model.vispe_scheme
     )
     if step.upcoming() is None:
@@ -134,8 +134,8 @@ def step_of(call: Call, position_ids: Tensor | None) -> Step | None:
     return step
 
 
-def call_of(model: Any, named: dict[str, Any]) -> Call:
-    """Return the `Call` of a model, from its arguments by name."""
+def call_of(model: Any, named: dict[str, Any]) -> LanguageCall:
+    """Return the `LanguageCall` of a model, from its arguments by name."""
     ids, embeds, types, mask = (named.get(name) for name in READ)
     masked = mask is not None
     if ids is None and _types_of_text_only(types, embeds):
@@ -144,7 +144,7 @@ def call_of(model: Any, named: dict[str, Any]) -> Call:
     others = {
         n: v for n, v in named.items() if n not in READ and n not in CACHE_NAMES and n != "position_ids"
     }
-    return Call(model, ids, embeds, types, mask, cache_of(named), others, masked=masked)
+    return LanguageCall(model, ids, embeds, types, mask, cache_of(named), others, masked=masked)
 
 
 def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:
@@ -154,7 +154,7 @@ def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:
     return types.ndim == 2 and types.shape[1] < embeds.shape[1] and not bool(types.any())
 
 
-def is_deferred(call: Call, position_ids: Tensor | None) -> bool:
+def is_deferred(call: LanguageCall, position_ids: Tensor | None) -> bool:
     """Return whether the language model computes the positions: while compiling, if nothing else needs them."""
     if not torch.compiler.is_compiling() or exporting():
         return False

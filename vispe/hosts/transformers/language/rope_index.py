@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.hosts.transformers.language.call import Call
+from vispe.hosts.transformers.language.call import LanguageCall
 from vispe.hosts.transformers.language.converted_classes import PositionedGeneration, PositionedModel
 from vispe.hosts.transformers.language.kv_cache import (
     SequenceState,
@@ -147,7 +147,7 @@ class PositionedIndex(PositionedModel):
     def _indexed(self, input_ids: Tensor, mask: Tensor | None, grids: dict[str, Any]) -> Coordinates:
         """Return the coordinates of a batch of complete prompts."""
         token_index = prompt_token_index(input_ids.shape[1], len(input_ids), mask, input_ids.device)
-        call = Call(self, input_ids, None, None, mask, None, grids)
+        call = LanguageCall(self, input_ids, None, None, mask, None, grids)
         return call.coordinates(token_index, valid_tokens(token_index, mask), None)
 
 

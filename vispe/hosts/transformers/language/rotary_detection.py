@@ -25,7 +25,7 @@ WITHOUT_ORDINARY_ROW = ("hunyuan_vl_text",)
 
 
 @dataclass(frozen=True)
-class Rotary:
+class DetectedRotary:
     """The rotary embedding of a language model, or of one kind of its layers.
 
     Attributes:
@@ -115,7 +115,7 @@ def _kind_argument(text: Any, rotary: Any, kind: str) -> tuple[tuple[str, ...], 
     return (kind,), {}
 
 
-def rotaries_of(text: Any) -> dict[str, Rotary]:
+def rotaries_of(text: Any) -> dict[str, DetectedRotary]:
     """Return the rotary embedding of each kind of layers of a language model.
 
     Raises:
@@ -128,7 +128,7 @@ def rotaries_of(text: Any) -> dict[str, Rotary]:
     return {kind: rotary_of(text, kind=kind) for kind in kinds}
 
 
-def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
+def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> DetectedRotary:
     """Return the rotary embedding of a language model, for all layers or one kind of them.
 
     Raises:
@@ -192,6 +192,6 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
             f"{type(rotary).__name__} are not those of its frequencies `inv_freq`."
         )
     still = tuple((rates[order] == 0).nonzero()[:, 0].tolist())
-    return Rotary(
+    return DetectedRotary(
         len(rates), tuple(order), interleaved, 4 if ordinary_row else 1, still, module, prefix, full
     )

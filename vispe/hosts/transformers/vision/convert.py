@@ -24,6 +24,7 @@ from vispe.grid import Grid
 from vispe.hosts.common import convert
 from vispe.hosts.common.checks import check_outside, refuse_patched
 from vispe.hosts.common.equivalent_models import advice
+from vispe.hosts.common.host_family import HostFamily, Layers
 from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
 from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.transformers.subclasses import converted_subclass
@@ -62,7 +63,7 @@ _ATTRIBUTES = (
 )
 
 
-class _Tower(convert.Family):
+class _Tower(HostFamily):
     """The towers of transformers; `family_of` returns the paths of their modules."""
 
     title = "transformers "
@@ -83,7 +84,7 @@ class _Tower(convert.Family):
         for path, module, mixin in swapped(model):
             yield path, module, converted_subclass(stock_type(module), mixin)
 
-    def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
+    def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
         heads, width = heads_of(layers[0][2])
         return {
             "dim": width_of(layers[0][2]),
@@ -112,7 +113,7 @@ class _Tower(convert.Family):
         for term in terms:
             _check_kind(term, reference_of(model), stock)
 
-    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: convert.Layers) -> None:
+    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: Layers) -> None:
         """Run the encodings once, so that those that need inputs the tower does not supply raise their errors."""
         heads, width = heads_of(layers[0][2])
         like = next(model.parameters())

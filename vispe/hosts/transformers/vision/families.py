@@ -13,7 +13,7 @@ from vispe.hosts.transformers.subclasses import stock_of
 
 
 @dataclass(frozen=True)
-class Family:
+class VisionFamily:
     """Layout of the towers of one class.
 
     Attributes:
@@ -65,50 +65,52 @@ _BEIT = _VIT | {"bare": True}
 _BEIT["tables"] = (*_VIT["tables"], "layers.*.relative_position_bias", "shared_position_bias")
 VIDEO_KINDS = ("film", "jepa")  # kinds whose grids have frames, rows and columns
 FAMILIES = (
-    Family("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
-    Family("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionAttention"),
-    Family("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionAttention", **_QWEN3),
-    Family("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", **_QWEN3),
-    Family("clip", "CLIPVisionModel", "CLIPAttention", prefix=1, **_CLIP),
-    Family("siglip", "SiglipVisionModel", "SiglipAttention", **_CLIP),
-    Family("siglip2", "Siglip2VisionModel", "Siglip2Attention", **_CLIP | {"kind": "patches"}),
-    Family("internvl", "InternVLVisionModel", "InternVLVisionAttention", prefix=1, **_INTERN),
-    Family("vit", "ViTModel", "ViTAttention", **_VIT),
-    Family("deit", "DeiTModel", "DeiTAttention", **_VIT | {"prefix": 2}),
-    Family("vit_msn", "ViTMSNModel", "ViTMSNAttention", **_VIT),
-    Family("vit_mae", "ViTMAEModel", "ViTMAEAttention", **_VIT | {"kind": "masked"}),
-    Family("ijepa", "IJepaModel", "IJepaAttention", **_VIT | {"prefix": 0}),
-    Family("pixio", "PixioModel", "PixioAttention", **_VIT | {"prefix": 0, "more_prefix": "n_cls_tokens"}),
-    Family("beit", "BeitModel", "BeitAttention", **_BEIT),
-    Family("dinov2", "Dinov2Model", "Dinov2Attention", **_DINO),
-    Family("dinov2", "Dinov2Backbone", "Dinov2Attention", **_DINO),
-    Family(
+    VisionFamily("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
+    VisionFamily("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionAttention"),
+    VisionFamily("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionAttention", **_QWEN3),
+    VisionFamily("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", **_QWEN3),
+    VisionFamily("clip", "CLIPVisionModel", "CLIPAttention", prefix=1, **_CLIP),
+    VisionFamily("siglip", "SiglipVisionModel", "SiglipAttention", **_CLIP),
+    VisionFamily("siglip2", "Siglip2VisionModel", "Siglip2Attention", **_CLIP | {"kind": "patches"}),
+    VisionFamily("internvl", "InternVLVisionModel", "InternVLVisionAttention", prefix=1, **_INTERN),
+    VisionFamily("vit", "ViTModel", "ViTAttention", **_VIT),
+    VisionFamily("deit", "DeiTModel", "DeiTAttention", **_VIT | {"prefix": 2}),
+    VisionFamily("vit_msn", "ViTMSNModel", "ViTMSNAttention", **_VIT),
+    VisionFamily("vit_mae", "ViTMAEModel", "ViTMAEAttention", **_VIT | {"kind": "masked"}),
+    VisionFamily("ijepa", "IJepaModel", "IJepaAttention", **_VIT | {"prefix": 0}),
+    VisionFamily(
+        "pixio", "PixioModel", "PixioAttention", **_VIT | {"prefix": 0, "more_prefix": "n_cls_tokens"}
+    ),
+    VisionFamily("beit", "BeitModel", "BeitAttention", **_BEIT),
+    VisionFamily("dinov2", "Dinov2Model", "Dinov2Attention", **_DINO),
+    VisionFamily("dinov2", "Dinov2Backbone", "Dinov2Attention", **_DINO),
+    VisionFamily(
         "dinov2_with_registers",
         "Dinov2WithRegistersModel",
         "Dinov2WithRegistersAttention",
         **_REGISTERS,
     ),
-    Family(
+    VisionFamily(
         "dinov2_with_registers",
         "Dinov2WithRegistersBackbone",
         "Dinov2WithRegistersAttention",
         **_REGISTERS,
     ),
-    Family("dinov3_vit", "DINOv3ViTModel", "DINOv3ViTAttention", **_DINO3),
-    Family("dinov3_vit", "DINOv3ViTBackbone", "DINOv3ViTAttention", **_DINO3),
-    Family("videomae", "VideoMAEModel", "VideoMAESelfAttention", **_VIDEOMAE),
-    Family(
+    VisionFamily("dinov3_vit", "DINOv3ViTModel", "DINOv3ViTAttention", **_DINO3),
+    VisionFamily("dinov3_vit", "DINOv3ViTBackbone", "DINOv3ViTAttention", **_DINO3),
+    VisionFamily("videomae", "VideoMAEModel", "VideoMAESelfAttention", **_VIDEOMAE),
+    VisionFamily(
         "vjepa2", "VJEPA2Model", "VJEPA2RopeAttention", kind="jepa", blocks="encoder.layer", attn="attention"
     ),
 )
 
 
-def family_of(tower: nn.Module) -> Family | None:
+def family_of(tower: nn.Module) -> VisionFamily | None:
     """Return the family of a tower; None if its class is not supported."""
     return family_of_class(type(tower))
 
 
-def family_of_class(cls: type[Any]) -> Family | None:
+def family_of_class(cls: type[Any]) -> VisionFamily | None:
     """Return the family of a class of towers; None if it is not supported."""
     names = {(c.__module__, c.__name__) for c in cls.__mro__}
     return next((f for f in FAMILIES if (f.path, f.tower) in names), None)

@@ -23,7 +23,7 @@ from vispe.grid import Grid, Positions
 from vispe.hosts.common.context import Context
 
 
-class Group:
+class ChunkGroup:
     """Chunks of equal size on grids of equal shape.
 
     Args:
@@ -53,7 +53,7 @@ class Chunks:
 
     __slots__ = ("groups", "inverse")
 
-    def __init__(self, groups: Sequence[Group], inverse: Tensor | None) -> None:
+    def __init__(self, groups: Sequence[ChunkGroup], inverse: Tensor | None) -> None:
         self.groups, self.inverse = tuple(groups), inverse
 
     def attend(
@@ -150,7 +150,7 @@ def split_chunks(
         if end > start:
             _, h, w = grids[bisect_right(last, start)]
             starts.setdefault((end - start, h, w), []).append(start)
-    groups: list[Group] = []
+    groups: list[ChunkGroup] = []
     order: list[Tensor] = []
     for (n, h, w), of_group in starts.items():
         # token indices of the chunks (b, n)
@@ -158,7 +158,7 @@ def split_chunks(
         pos = _positions(cells[index], Grid((h, w), reference=reference), device)
         order.append(index.flatten())
         one_group = len(starts) == 1
-        groups.append(Group(None if one_group else index.to(device), len(of_group), bound(pos)))
+        groups.append(ChunkGroup(None if one_group else index.to(device), len(of_group), bound(pos)))
     inverse = None if len(groups) == 1 else torch.cat(order).argsort().to(device)
     return Chunks(groups, inverse)
 

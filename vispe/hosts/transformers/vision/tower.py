@@ -40,7 +40,7 @@ from vispe.hosts.transformers.vision.packed_tokens import PackedContext, seeded_
 from vispe.hosts.transformers.vision.position_embeddings import DetachedTable, table_names
 
 
-class ConvertedTower(LoadsWeights):
+class ConvertedVisionTower(LoadsWeights):
     """Base class of converted vision towers."""
 
     vispe_attentions = attentions
@@ -70,7 +70,7 @@ def _loaded(parameter: Tensor) -> bool:
     return getattr(parameter, "_is_hf_initialized", False)
 
 
-class PackedTower(ConvertedTower):
+class PackedTower(ConvertedVisionTower):
     """The towers of the Qwen family."""
 
     def forward(self, hidden_states: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
@@ -100,7 +100,7 @@ class PackedTower(ConvertedTower):
         return super().forward(hidden_states, grid_thw, vispe_context=context, **kwargs)
 
 
-class GridTower(ConvertedTower):
+class GridTower(ConvertedVisionTower):
     """Towers with a batch of images of one size, and patches in row-major order."""
 
     def _vispe_context(self, pixel_values: Tensor, keep: Tensor | None = None) -> Context:
@@ -153,7 +153,7 @@ class ClipTower(GridTower):
         return super().forward(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
 
 
-class PatchesTower(ConvertedTower):
+class PatchesTower(ConvertedVisionTower):
     """The tower of SigLIP 2, with a separate grid for each image, and padding after its patches."""
 
     def forward(
@@ -178,7 +178,7 @@ class PatchesTower(ConvertedTower):
         )
 
 
-class VideoTower(ConvertedTower):
+class VideoTower(ConvertedVisionTower):
     """Towers with videos of one size, and tokens of several frames, rows and columns each (tubelets)."""
 
     def _vispe_video_positions(self, frames: int, height: int, width: int, like: Tensor) -> Positions:
@@ -245,7 +245,9 @@ class InternTower(GridTower):
 
 _INTERN = (("encoder", InternEncoder), ("encoder.layer.*", InternLayer))
 # kind of a family: mixins of the tower, of its attention layers, and of other modules by path
-SWAPS: dict[str, tuple[type[ConvertedTower], type[nn.Module], tuple[tuple[str, type[nn.Module]], ...]]] = {
+SWAPS: dict[
+    str, tuple[type[ConvertedVisionTower], type[nn.Module], tuple[tuple[str, type[nn.Module]], ...]]
+] = {
     "packed": (PackedTower, PackedAttention, ()),
     "clip": (ClipTower, ClipAttention, ()),
     "grid": (PlainTower, GridAttention, ()),

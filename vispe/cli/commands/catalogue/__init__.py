@@ -1,0 +1,1 @@
+"""Commands that list, describe, draw and cite encodings and position schemes."""

@@ -1,0 +1,1 @@
+"""Commands that retrofit, convert, export and inspect models."""

@@ -1,0 +1,1 @@
+"""Codes that are fixed functions of the coordinates."""

@@ -1,0 +1,1 @@
+"""Codes with learned tables or networks."""

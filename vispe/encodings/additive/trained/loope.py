@@ -1,0 +1,312 @@
+"""Sine-cosine encoding of the patch order along a space-filling curve (LOOPE, arXiv 2504.14386)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.precision import at_least_float32, fixed_size, same_grid
+from vispe.encodings.base import Additive
+from vispe.encodings.parts.additive.curves import (
+    ImageShift,
+    ReleasedShift,
+    curve_indices,
+    curve_order,
+    traced_indices,
+)
+from vispe.encodings.parts.additive.fourier import ProgressiveBands, with_first
+from vispe.encodings.parts.coords import exact_device
+from vispe.encodings.parts.resample import training_grid
+from vispe.encodings.registry import register
+from vispe.errors import EncodingMismatch, OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
+
+_logger = logging.getLogger(__name__)
+Order = Literal["gilbert", "raster"]
+Start = Literal["width", "longer", "even"]
+Context = Literal["image", "released", "cells", "none"]
+First = Literal["learned", "origin", "zero"]
+
+
+@register
+class Loope(ProgressiveBands, Additive):
+    """Adds sines and cosines of each patch's index along a space-filling curve, with image-dependent shifts.
+
+    [sin(X w_i), cos(X w_i)] interleaved, w_i = temperature^(-2i / d), X = curve index + shift        arXiv 2504.14386
+
+    The index counts along the generalised Hilbert ("Gilbert") curve from 1; a shift in (-1, 1) may exchange neighbours.
+    Bare ``loope`` predicts the shift from the image by convolutions that support any grid and start at 0.
+    ``loope.static`` has only the curve, ``loope.cells`` a learned order, one shift per cell for all images,
+    and ``loope.released`` the network of the authors' code.
+
+    Args:
+        dim: width of the tokens, d; even.
+        grid: shape of the model's grid, (h, w).
+        order: 'gilbert' or 'raster' (row by row).
+        start: the side along which the curve starts: 'width' (the authors' code), 'longer' (their supplement: the
+            height if that is larger), 'even' (the height if only it is even: then no step is diagonal).
+        context: the shift: 'image', 'released', 'cells' or 'none', as above.
+        class_token: vector of the first prefix token: 'learned', initially 0; 'origin', the encoding of X = 0,
+            as the authors' static tables have it; or 'zero'. No effect in a model without prefix tokens.
+        rescale: multiply X by the ratio of the cells of the training grid to those of the grid, to keep its range.
+        reference: shape of the training grid for `rescale`; that of the host by default.
+        temperature: approximate ratio of the longest to the shortest wavelength.
+        exact: reduce angles in float64; False rounds frequencies and angles to float32, as the
+            authors' code does, with errors of 1e-5 at 200 cells and 1e-4 at 1000.
+        in_chans: channels of the image that context='image' or 'released' reads.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
+
+    Shapes: pos of a grid (h, w) and images (b, in_chans, height, width) -> (1 or b, n, d) float32; prefix tokens get 0,
+        except with `class_token`.
+    New resolution: the curve of the new grid; see `rescale`. 'cells' resamples its shifts and 'released' the image to
+        its training grid and the shifts back, both bilinear.
+    Cost: none without context; 'image' 3 k parameters and a second, small patch embedding, 'cells' h w, 'released' 58 k
+        and (h w)^2; tables per image are (b, n, d).
+    Invariant to: nothing.
+    Raises: ShapeError if `pos` does not come from a 2-axis grid, or the image is missing; OptionError for
+        incompatible options.
+    Differs from the reference: 'image' has no batch norm, no activation after the last layer and no matrix over all
+        cells, so it supports any grid, images of a batch are independent, and it starts at the static
+        order; 'released' has all of these. See `exact`.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("loope.static", dim=16)
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
+    """
+
+    name = "loope"
+    paper = (
+        "LOOPE: Learnable Optimal Patch Order in Positional Embeddings for Vision Transformers, "
+        "https://arxiv.org/abs/2504.14386"
+    )
+    year = 2025
+    encodes = ("position", "content")
+    formula = (
+        r"\left[ \sin X \omega_i, \; \cos X \omega_i \right], \quad \omega_i = T^{-2i / d}, \quad X = "
+        r"\mathrm{index} + \mathrm{shift}"
+    )
+    tested_options = (
+        "order=raster,context=none",
+        "start=even,context=none,rescale=true,reference=[2,5]",
+        "start=longer,context=cells",
+        "context=none,class_token=zero,temperature=100",
+        "context=none,class_token=origin",
+        "context=released,rescale=true",
+        "context=none,exact=false",
+        "context=cells,exact=false,rescale=true",
+    )
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "static": {"context": "none"},
+        "cells": {"context": "cells"},
+        "released": {"context": "released"},
+    }
+
+    dim: PositiveEvenInt
+    grid: tuple[PositiveInt, PositiveInt] | None = None
+    order: Order = "gilbert"
+    start: Start = "width"
+    context: Context = "image"
+    class_token: First = "learned"
+    rescale: bool = False
+    reference: tuple[PositiveInt, ...] | None = None
+    temperature: PositiveFloat = 10000.0
+    exact: bool = True
+    in_chans: PositiveInt = 3
+
+    def __post_init__(self) -> None:
+        self.reference = training_grid(self.reference, 2, self.rescale, "rescale=false")
+        self._check_together()
+        self.network = None
+        if self.context == "image":
+            self.network = ImageShift(self.in_chans)
+        elif self.context == "released" and self.grid is not None:
+            self.network = ReleasedShift(self.in_chans, self.grid)
+        cells = self.context == "cells" and self.grid is not None
+        self.offset = nn.Parameter(torch.empty(self.grid)) if cells else None
+        self.vector = nn.Parameter(torch.empty(1, self.dim)) if self.class_token == "learned" else None
+        self.reset_parameters()
+
+    def _check_together(self) -> None:
+        context = self.context
+        if self.order == "raster" and self.start != "width":
+            raise OptionError(f"start={self.start!r} has no effect with order='raster'. Omit it.")
+        if context in ("none", "cells") and self.in_chans != 3:
+            raise OptionError(
+                f"in_chans={self.in_chans} has no effect with context={context!r}, which reads no image. Omit it."
+            )
+        if context in ("released", "cells") and self.grid is None:
+            raise OptionError(
+                f"loope with context={context!r} needs grid=(h, w), the grid of the training images."
+            )
+
+    def reset_parameters(self) -> None:
+        """Initialise the network; the shifts of cells and the class token's vector are 0."""
+        if self.network is not None:
+            self.network.reset_parameters()
+        for parameter in (self.offset, self.vector):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename ``art_conv.*`` and ``cls_token`` of the released module, if its prefix is `prefix`."""
+        del parent_prefix
+        if self.context != "released" or f"{prefix}art_conv.0.weight" not in state_dict:
+            return
+        # layers without parameters are at the odd indices of the released sequence
+        names = {f"art_conv.{2 * i}": f"network.convs.{i}" for i in range(5)}
+        names |= {"art_conv.10": "network.norm", "art_conv.12": "network.linear"}
+        # a counter of torch.nn.BatchNorm2d without a counterpart here
+        state_dict.pop(f"{prefix}art_conv.10.num_batches_tracked", None)
+        for name in [n for n in state_dict if n.startswith(f"{prefix}art_conv.")]:
+            module, _, last = name.removeprefix(prefix).rpartition(".")
+            state_dict[f"{prefix}{names[module]}.{last}"] = state_dict.pop(name)
+        if self.vector is not None and f"{prefix}cls_token" in state_dict:
+            state_dict[f"{prefix}vector"] = state_dict.pop(f"{prefix}cls_token").reshape(1, -1)
+
+    def resample_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
+    ) -> None:
+        """Resample the cell shifts of another grid, as `shift` does; a matrix over cells cannot be resampled."""
+        offset, ours = state_dict.get(f"{prefix}offset"), self.offset
+        if offset is not None and ours is not None and offset.ndim == 2 and offset.shape != ours.shape:
+            exact = at_least_float32(offset)[None, None]
+            resampled = F.interpolate(exact, size=ours.shape, mode="bilinear", align_corners=False)
+            state_dict[f"{prefix}offset"] = resampled[0, 0].to(offset.dtype)
+            _logger.info(
+                "%soffset is resampled from the grid %s to %s.", prefix, tuple(offset.shape), self.grid
+            )
+        matrix = state_dict.get(f"{prefix}network.linear.weight")
+        if self.grid is None or not isinstance(self.network, ReleasedShift) or matrix is None:
+            return
+        if matrix.shape[0] != self.grid[0] * self.grid[1] or (grid is not None and grid != self.grid):
+            trained = f" {grid}" if grid else ""
+            raise EncodingMismatch(
+                f"{prefix}network.linear.weight is a matrix over the {matrix.shape[0]} cells of the grid{trained} that "
+                f"loope was trained on, but the model has {self.grid} and a matrix cannot be resampled. Use that "
+                "grid as grid=[h,w]: loope then resamples the output of the matrix."
+            )
+
+    def static(self, pos: Positions) -> Tensor:
+        """Return the index of each cell along the order, from 1, (h w,), float64 if available."""
+        h, w = self._shape(pos)
+
+        def make() -> Tensor:
+            device = exact_device(pos.coords)
+            if self.order == "raster":
+                return torch.arange(1, h * w + 1, dtype=torch.float64, device=device)
+            return self._along_curve(h, w, device)
+
+        return pos.remember((self.name, self.order, self.start), make)
+
+    def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
+        # ONNX and TorchScript do not support the custom operator of vispe
+        onnx = torch.onnx.is_in_onnx_export()
+        # symbolic sizes need operators of the graph instead of numpy
+        if onnx and not (fixed_size(h) and fixed_size(w)):
+            return traced_indices(h, w, self.start, device)
+        if onnx or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
+        return curve_indices(h, w, self.start, device)
+
+    def shift(self, pos: Positions, image: Tensor | None = None) -> Tensor | None:
+        """Return the shift of each cell, (1 or b, h w) in (-1, 1); None without context."""
+        shape = self._shape(pos)
+        if self.offset is not None:
+            offset = at_least_float32(self.offset)
+            if self.grid is None or not same_grid(self.grid, shape):
+                offset = F.interpolate(offset[None, None], size=shape, mode="bilinear", align_corners=False)
+            # resampled before tanh, so that shifts remain in (-1, 1)
+            return offset.reshape(1, -1).tanh()
+        if self.network is None:
+            return None
+        if image is None or image.ndim != 4 or image.shape[1] != self.in_chans:
+            shape_found = "none" if image is None else tuple(image.shape)
+            raise ShapeError(
+                f"loope needs images (b, {self.in_chans}, height, width) for its shift, got {shape_found}. Pass "
+                f"them to "
+                "`table`, set in_chans, or use 'loope.static'."
+            )
+        return self.network(image, shape).flatten(1)
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the encoding of every token, (1 or b, n, d) in float32 or better."""
+        shape = self._shape(pos)
+        trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid
+        trained = trained if self.rescale else None
+        # indices of a larger grid are compressed to the range of the training grid
+        scale = 1.0 if trained is None else trained[0] * trained[1] / (shape[0] * shape[1])
+
+        shift = self.shift(pos, image)
+        angle = (
+            self._angles(pos, shift, scale, trained)
+            if self.exact
+            else self._rounded_angles(pos, shift, scale)
+        )
+        table = self._opened(self._tokens(angle, pos))
+        if self.vector is not None:
+            return with_first(table, self.vector, pos)
+        if self.class_token == "origin":
+            return with_first(table, self._opened(_waves(torch.zeros_like(angle[0, :1]))), pos)
+        return table
+
+    def _opened(self, waves: Tensor) -> Tensor:
+        return self.with_band_weights(waves, self.dim // 2, interleaved=True)
+
+    def _angles(
+        self, pos: Positions, shift: Tensor | None, scale: float, trained: tuple[int, ...] | None
+    ) -> Tensor:
+        def make() -> Tensor:
+            static = self.static(pos)[None, :, None] * scale
+            # reduced in float64: float32 would lose the phase at thousands of cells
+            return (static * self._rates(static)).remainder(2 * torch.pi).to(pos.coords)
+
+        # key by `trained`, as the scale may be symbolic and unhashable
+        key = (self.name, self.dim, self.order, self.start, self.temperature, trained)
+        angle = pos.remember(key, make)
+        if shift is None:
+            return angle
+        # shifts depend on the image, so they are added after the cache
+        return angle.to(shift.dtype) + (shift * scale)[..., None] * self._rates(shift)
+
+    def _rounded_angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
+        index = (self.static(pos)[None] * scale).to(pos.coords.device, torch.float32)
+        if shift is not None:
+            index = index + (shift * scale).float()
+        powers = torch.arange(0, self.dim, 2, dtype=torch.float32, device=index.device)
+        # float32 in every step, as in the released code
+        return index[..., None] * (powers * -(math.log(self.temperature) / self.dim)).exp()
+
+    def _tokens(self, angle: Tensor, pos: Positions) -> Tensor:
+        """Return the waves of the tokens of `pos`, from the angles of all cells (1 or b, h w, d / 2)."""
+        waves = _waves(angle)
+        prefix = pos.grid.prefix if pos.grid else 0
+        if pos.regular:
+            return F.pad(waves, (0, 0, prefix, 0))
+        numbers = pos.numbers()
+        b = max(len(waves), len(numbers), len(pos.spatial))
+        index = torch.where(pos.spatial, numbers, 0).expand(b, -1)
+        # (b, h w, d) -> (b, n, d)
+        gathered = waves.expand(b, -1, -1).gather(1, index[..., None].expand(-1, -1, self.dim))
+        return gathered * pos.spatial[..., None]
+
+    def _rates(self, like: Tensor) -> Tensor:
+        powers = torch.arange(0, self.dim, 2, dtype=like.dtype, device=like.device) / self.dim
+        return self.temperature**-powers
+
+    def _shape(self, pos: Positions) -> tuple[int, int]:
+        rows, columns = self._need_grid(pos, "It orders the cells of the grid.").shape
+        return rows, columns
+
+
+def _waves(angle: Tensor) -> Tensor:
+    # (..., d / 2, 2) -> (..., d), sine and cosine alternating
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)

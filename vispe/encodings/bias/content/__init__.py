@@ -1,0 +1,1 @@
+"""Biases that depend on the content of tokens or on the logits."""

@@ -1,0 +1,1 @@
+"""Biases that decay with distance: slopes, kernels and Gaussian priors."""

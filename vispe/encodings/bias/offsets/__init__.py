@@ -1,0 +1,1 @@
+"""Biases with learned entries per offset: tables, buckets and relative vectors."""

@@ -1,0 +1,1 @@
+"""Waves, Fourier features and curves shared by additive encodings."""

@@ -1,0 +1,1 @@
+"""Slopes, priors, buckets and tables shared by attention biases."""

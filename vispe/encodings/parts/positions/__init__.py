@@ -1,0 +1,1 @@
+"""Base class and ranges shared by position samplers."""

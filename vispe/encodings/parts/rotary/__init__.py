@@ -1,0 +1,1 @@
+"""Frequencies, angles and generators shared by rotary encodings."""

@@ -1,0 +1,84 @@
+"""Base of rotary encodings that start from RoPE angles, with channels divided evenly among the axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vispe.attention.transform.abstract_transform import Layout
+from vispe.encodings.base import Rotary
+from vispe.encodings.parts.coords import exact_device
+from vispe.encodings.parts.rotary.rope import axial_angles
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.options import PositiveFloat, PositiveInt, Spacing
+
+
+class AxialRotary(Rotary):
+    """Rotary encoding based on RoPE angles, with the pairs divided evenly among the axes, the last axis (x) first.
+
+    Subclasses compute their transform from `angles`.
+    """
+
+    ndim = (1, 2, 3)
+
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    base: PositiveFloat = 100.0
+    layout: Layout = "half"
+    spacing: Spacing | None = None
+
+    def __post_init__(self) -> None:
+        self.pairs = self._pair_count()
+        spacing = self.spacing
+        # without spacing: every number of axes with at least one pair each
+        self._accept(*(n for n in self.ndim if (n <= self.pairs if spacing is None else n == len(spacing))))
+
+    def _pair_count(self) -> int:
+        """Return the number of channel pairs per head; raise `OptionError` for an odd head_dim."""
+        width = self._resolve_head_dim()
+        if width % 2:
+            raise OptionError(
+                f"{self.name} needs pairs of channels, got head_dim={width} (dim={self.dim}, num_heads="
+                f"{self.num_heads}). Choose another num_heads."
+            )
+        return width // 2
+
+    def _need_axes(self, pos: Positions) -> None:
+        if pos.axes in self.ndim:
+            return
+        if pos.axes in type(self).ndim:
+            raise ShapeError(
+                f"{self.name} needs {' or '.join(map(str, self.ndim))} axes, for its {self.pairs} pairs with "
+                f"spacing={self.spacing}, got {pos.axes} axes ({pos})."
+            )
+        super()._need_axes(pos)
+
+    def angles(self, pos: Positions) -> Tensor:
+        """Return the angles of RoPE (b or 1, 1, n, pairs) in float32 or better, 0 for tokens without a position."""
+        scaled = pos if self.spacing is None else pos.with_spacing(self.spacing)
+        counts = even_counts(self.pairs, pos.axes)
+        return spread_angles(scaled, counts, self.base) * pos.spatial[:, None, :, None]
+
+
+def even_counts(total: int, axes: int) -> list[int]:
+    """Divide `total` among the axes as evenly as possible; the first axes get the remainder."""
+    return [total // axes + (i < total % axes) for i in range(axes)]
+
+
+def spread_angles(pos: Positions, counts: Sequence[int], base: float) -> Tensor:
+    """Return coordinates times frequencies (b or 1, 1, n, sum of counts), the last axis first.
+
+    Args:
+        pos: positions.
+        counts: number of frequencies per axis, first axis first; frequency c of C is ``base ** (-c / C)``.
+        base: ratio of the first to the (C + 1)-th frequency.
+    """
+    # float64 powers: a rounding error of the frequency grows with the coordinate
+    exact = exact_device(pos.coords)
+    freqs = [inverse_frequencies(2 * n, base, torch.float64)[None].to(exact) for n in counts]
+    return axial_angles(pos.coords, freqs, [*reversed(range(pos.axes))], sum(counts))

@@ -1,0 +1,142 @@
+"""Group representations of `gta`: the action of a geometric attribute on a group of channels (arXiv 2310.10375)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.attention.precision import exact_product
+from vispe.attention.transform.blocks import BlockTransform
+from vispe.encodings.parts.rotary.cameras import inverse
+
+
+class ChannelGroup(NamedTuple):
+    """Group of channels of a head.
+
+    Attributes:
+        name: representation: triv, se3, so3, so2 or t2.
+        size: number of channels.
+        block: channels that one copy of the representation acts on.
+    """
+
+    name: str
+    size: int
+    block: int
+
+
+class Matrices(NamedTuple):
+    """The matrices (b or 1, n, copies, s, s) of one group for queries, keys (and values), and the output."""
+
+    q: Tensor
+    k: Tensor
+    out: Tensor
+
+
+def poses(extrinsic: Tensor, scale: Tensor) -> Matrices:
+    """Return the matrices of SE(3): inverse pose for keys, transposed pose for queries, translations scaled.
+
+    Args:
+        extrinsic: (b or 1, n, 4, 4).
+        scale: factor of the translations, (1,).
+    """
+    dtype = torch.promote_types(extrinsic.dtype, scale.dtype)
+    pose = extrinsic.to(dtype)
+    ones = torch.ones(4, 4, dtype=dtype, device=pose.device)
+    column = F.pad(ones[:3, :1], (3, 0, 0, 1))  # 1 at the translation entries
+    factor = ones + (scale.to(dtype) - 1) * column
+    forward, backward = pose * factor, inverse(pose) * factor
+    return Matrices(forward.mT[:, :, None], backward[:, :, None], forward[:, :, None])
+
+
+def rotations(extrinsic: Tensor, spatial: Tensor, degree: int) -> Matrices:
+    """Return the matrices of SO(3) in its representations of degree 1 .. `degree` (1 or 2): 3 or 8 channels."""
+    rotation = extrinsic[..., :3, :3].detach().mT  # the rotation of the inverse pose
+    matrices = rotation
+    if degree > 1:  # degree 2: traceless symmetric matrices, S -> R S R^T
+        basis = _traceless(rotation)
+        moved = exact_product(exact_product(rotation[..., None, :, :], basis), rotation.mT[..., None, :, :])
+        # (b, n, 5, 5): entry (i, j) is the inner product of basis matrix i and the image of j
+        second = exact_product(basis.flatten(-2), moved.flatten(-2).mT)
+        # block diagonal: 3 channels of degree 1, then 5 of degree 2
+        matrices = F.pad(rotation, (0, 5, 0, 5)) + F.pad(second, (3, 0, 3, 0))
+    eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    matrices = torch.where(spatial[..., None, None], matrices, eye)
+    # the inverse of a rotation is its transpose
+    return Matrices(matrices[:, :, None], matrices[:, :, None], matrices.mT[:, :, None])
+
+
+def _traceless(like: Tensor) -> Tensor:
+    """Return an orthonormal basis (5, 3, 3) of traceless symmetric matrices."""
+    half, third = 0.5**0.5, 6**-0.5
+    basis = torch.zeros(5, 3, 3, dtype=like.dtype, device=like.device)
+    for i, (a, b) in enumerate(((0, 1), (1, 2), (0, 2))):
+        basis[i, a, b] = basis[i, b, a] = half
+    basis[3] = torch.diag(basis.new_tensor([-third, -third, 2 * third]))
+    basis[4] = torch.diag(basis.new_tensor([half, -half, 0.0]))
+    return basis
+
+
+def circle(angles: Tensor) -> Tensor:
+    """Return rotations (..., pairs, 2, 2) by `angles` (..., pairs)."""
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
+
+
+def shifts(coordinates: Tensor) -> Matrices:
+    """Return the matrices of 2D translations (b, n, 2) on triples of channels (homogeneous coordinates)."""
+    eye = torch.eye(3, dtype=coordinates.dtype, device=coordinates.device)
+    # (b, n, 2) -> (b, n, 3, 3) with the translation in the last row; its inverse has the opposite sign
+    row = F.pad(coordinates[..., None, :], (0, 1, 2, 0))
+    forward, backward = eye + row, eye - row
+    return Matrices(backward.mT[:, :, None], forward[:, :, None], backward[:, :, None])
+
+
+def angles_of(coordinates: Tensor, freqs: Tensor, top: Tensor) -> Tensor:
+    """Return 2 pi top x f (b, n, freqs * axes), axes innermost, for x (b, n, axes), f (freqs,), top (axes,)."""
+    # (b, n, 1, axes) * (freqs, 1) -> (b, n, freqs * axes)
+    return (2 * math.pi * (coordinates * top)[..., None, :] * freqs[:, None]).flatten(-2)
+
+
+def joined(groups: list[tuple[ChannelGroup, Matrices | None]], values: bool) -> BlockTransform:
+    """Return one block transform of all groups in order, with the smallest blocks that align with the groups.
+
+    Args:
+        groups: each group with its matrices, None for the identity.
+        values: whether values and outputs are transformed as well.
+    """
+    known = [m.k for _, m in groups if m is not None]
+    batch, tokens = (max(k.shape[i] for k in known) for i in (0, 1))
+    total = sum(g.size for g, _ in groups)
+    block = math.lcm(*(g.block for g, _ in groups))
+    aligned = all(g.size % block == 0 for g, _ in groups)
+    # blocks of the common size if it divides all groups, else one block for the whole head
+    sides: list[Tensor] = []
+    for side in range(3 if values else 2):
+        parts: list[Tensor] = []
+        start = 0
+        for group, matrices in groups:
+            one = known[0].new_ones(1, 1, group.size, 1, 1) if matrices is None else matrices[side]
+            one = one.expand(batch, tokens, -1, -1, -1)
+            part = _diagonal(one, (block if aligned else group.size) // group.block)
+            end = start + group.size
+            parts.append(part if aligned else F.pad(part, (start, total - end, start, total - end)))
+            start = end
+        whole = torch.cat(parts, 2) if aligned else torch.stack(parts).sum(0)
+        sides.append(whole[:, None])
+    q, k = sides[:2]
+    return BlockTransform(q=q, k=k, v=k, out=sides[2]) if values else BlockTransform(q=q, k=k)
+
+
+def _diagonal(matrices: Tensor, count: int) -> Tensor:
+    """Return (b, n, c / count, s count, s count) with `count` successive matrices of (b, n, c, s, s) as blocks."""
+    if count == 1:
+        return matrices
+    eye = torch.eye(count, dtype=matrices.dtype, device=matrices.device)
+    b, n, c, s, _ = matrices.shape
+    # one matrix per diagonal block, zeros elsewhere
+    spread = matrices.reshape(b, n, c // count, count, s, 1, s) * eye[:, None, :, None]
+    return spread.reshape(b, n, c // count, count * s, count * s)

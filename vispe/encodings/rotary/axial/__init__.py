@@ -1,0 +1,1 @@
+"""Rotary embeddings with frequencies per axis of the grid."""

@@ -1,0 +1,1 @@
+"""Rotations by learned or geometric generators, such as Lie groups and cameras."""

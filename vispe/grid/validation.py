@@ -1,0 +1,60 @@
+"""Checks of grid shapes, offsets and spacings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError, ShapeError
+
+
+def as_offset(offset: Iterable[Any], axes: int) -> tuple[float, ...]:
+    """Return `offset` as finite floats, one per axis; `OptionError` otherwise."""
+    values = tuple(offset)
+    numbers = [float(v) for v in values if not isinstance(v, bool) and isinstance(v, Real)]
+    if len(values) != axes or len(numbers) != axes or not all(map(math.isfinite, numbers)):
+        raise OptionError(f"offset must be one finite number for each of {axes} axes, got offset={offset!r}.")
+    return tuple(numbers)
+
+
+def as_shape(shape: Iterable[Any], name: str) -> tuple[int, ...]:
+    """Return `shape` as 1 to 3 positive integers; `ShapeError` otherwise."""
+    sizes = tuple(shape)
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        # sizes are tensors while tracing; torch warns that the trace fixes their values
+        sizes = tuple(int(n) if isinstance(n, Tensor) else n for n in sizes)
+    if not 1 <= len(sizes) <= 3 or not all(is_size(n) for n in sizes):
+        raise ShapeError(f"Grid needs 1 to 3 integers as {name}, got {name}={sizes}.")
+    if any(n < 1 for n in sizes):
+        raise ShapeError(f"Grid needs at least one token per axis, got {name}={sizes}.")
+    integers: list[Any] = [n if isinstance(n, torch.SymInt) else int(n) for n in sizes]
+    return tuple(integers)
+
+
+def is_size(n: Any) -> bool:
+    """Return whether `n` is an integer, also a symbolic one of a compiled model."""
+    return not isinstance(n, bool) and isinstance(n, Integral | torch.SymInt)
+
+
+def as_spacing(spacing: object, axes: int) -> tuple[float, ...]:
+    """Return `spacing` as a tuple of floats, one per axis.
+
+    Raises:
+        OptionError: `spacing` is not one positive number per axis.
+
+    Example:
+        >>> as_spacing([1, 0.5], axes=2)
+        (1.0, 0.5)
+    """
+    values = tuple(cast("Iterable[object]", spacing)) if isinstance(spacing, Iterable) else (spacing,)
+    numbers = [float(s) for s in values if not isinstance(s, bool) and isinstance(s, Real)]
+    if len(values) != axes or len(numbers) != axes or any(not 0 < s < float("inf") for s in numbers):
+        raise OptionError(
+            f"spacing must be one positive number for each of {axes} axes, got spacing={spacing!r}."
+        )
+    return tuple(numbers)
