@@ -12,7 +12,6 @@ from torch import nn
 from vispe import convert, create_encoding
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.saliency import PositionRelevance
 from vispe.evaluate.behaviour.saliency_attention import RelevanceContext, RelevanceSums
@@ -23,6 +22,7 @@ from vispe.evaluate.behaviour.saliency_rules import (
     through_rotation,
     through_softmax,
 )
+from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.grid import Grid
 from vispe.hosts.common.context import Context
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.measure import Accumulator
-from vispe.evaluate.audit.verdict import judge
 from vispe.evaluate.features.latent_dimensions import IntrinsicProbe, bits, cells, moments
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.verdict import judge
 
 
 def found(maps):
@@ -44,13 +44,13 @@ def test_planted_row_and_column_are_chosen_first():
     outcome = found(maps)
     assert set(outcome.details["dimensions"][:2]) == {2, 7}
     assert outcome.value > 1.0
-    assert judge("latent", outcome, {}).verdict == "yes"
+    assert judge(0.05, outcome, {}).verdict == "yes"
 
 
 def test_noise_holds_no_place():
     outcome = found(random(1))
     assert outcome.value < 0.1
-    assert judge("latent", outcome, {}).verdict == "no"
+    assert judge(0.05, outcome, {}).verdict == "no"
     assert torch.isnan(torch.tensor(found(random(2, n=1)).value))
 
 

@@ -7,11 +7,11 @@ import torch
 import vispe
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.features.mlp_units import MlpUnits, content, information
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
 def test_information_of_known_tables():

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vispe.evaluate.audit.findings import Audit, Comparison, Finding
-from vispe.evaluate.audit.measure import FAMILIES
-from vispe.evaluate.audit.verdict import limit
+from vispe.evaluate.measure.base import FAMILIES
 from vispe.report.figure_style import (
     BLUE,
     FAINT,
@@ -124,10 +123,10 @@ def _overview(ax: Axes, audit: Audit, title: str) -> None:
     ax.set_xscale("symlog", linthresh=1.0)
     ax.axvspan(1, FAR, color=FAINT, zorder=0)
     for k, f in enumerate(audit.findings):
-        value = (f.value - f.largest) / limit(f.name)
+        value = (f.value - f.largest) / f.limit
         color = COLOURS[f.verdict]
         if f.margin is not None:
-            low, high = (np.clip(bound / limit(f.name), -FAR, FAR) for bound in f.margin)
+            low, high = (np.clip(bound / f.limit, -FAR, FAR) for bound in f.margin)
             ax.hlines(k, low, high, color=color, linewidth=2.2)
         if np.isfinite(value):
             ax.plot(np.clip(value, -FAR, FAR), k, "o", color=color, markersize=6)

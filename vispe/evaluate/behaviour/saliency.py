@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 from torch import Tensor
 
 from vispe.backbones.model_access import image_tower
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import raise_if_refused
 from vispe.evaluate.behaviour.saliency_backward import Relevance, Rule, relevance
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 RULES: tuple[Rule, ...] = ("epsilon", "ratio")
 
@@ -23,20 +21,18 @@ class PositionRelevance(Measure):
     Follows PA-LRP (positional-aware LRP, arXiv 2506.02138).
     """
 
-    name: ClassVar[str] = "relevance"
-    family: ClassVar[Family] = "behaviour"
-    asks: ClassVar[str] = "How much of the output is attributed to positions rather than to content?"
-    number: ClassVar[str] = "absolute relevance of positions, relative to that of positions and content"
-    misleads: ClassVar[str] = (
+    name = "relevance"
+    family = "behaviour"
+    asks = "How much of the output is attributed to positions rather than to content?"
+    number = "absolute relevance of positions, relative to that of positions and content"
+    misleads = (
         "Relevance is a convention: positions get half of every rotation, and the rules for sums disagree where terms "
         "cancel; compare models by one rule, and do not interpret the fraction causally."
     )
-    papers: ClassVar[tuple[str, ...]] = (
-        "PA-LRP (positional-aware layer-wise relevance propagation), https://arxiv.org/abs/2506.02138",
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({"attention"})
-    controls: ClassVar[tuple[Control, ...]] = ("random",)
-    default: ClassVar[Literal[False]] = False
+    papers = ("PA-LRP (positional-aware layer-wise relevance propagation), https://arxiv.org/abs/2506.02138",)
+    needs = frozenset({"attention"})
+    controls = ("random",)
+    default = False
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Propagate the output by both rules; store the fractions, and the maps of the first image."""

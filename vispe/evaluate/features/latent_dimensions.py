@@ -8,15 +8,13 @@ encodes position in a separate subspace.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import GROUPS, Accumulator, Control, Family, Measure, Outcome
 from vispe.evaluate.behaviour.rolls import raise_if_refused
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import GROUPS, Accumulator, Measure, Outcome
 
 CELLS = 4  # per side
 MOST = 16  # max number of selected dimensions
@@ -101,19 +99,15 @@ class IntrinsicProbe(Measure):
     Follows "Intrinsic Probing through Dimension Selection" (Torroba Hennigen et al., 2020).
     """
 
-    name: ClassVar[str] = "latent"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "How many dimensions encode the position?"
-    number: ClassVar[str] = (
-        "bits, of 4, about which of 16 cells contains a patch, at the best number of dimensions"
-    )
-    misleads: ClassVar[str] = (
-        "Images with a common layout predict the cell too; a position spread over all dimensions is not found."
-    )
-    papers: ClassVar[tuple[str, ...]] = ("Intrinsic Probing through Dimension Selection",)
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[Control, ...]] = ("none",)
-    default: ClassVar[bool] = False
+    name = "latent"
+    family = "features"
+    asks = "How many dimensions encode the position?"
+    number = "bits, of 4, about which of 16 cells contains a patch, at the best number of dimensions"
+    misleads = "Images with a common layout predict the cell too; a position spread over all dimensions is not found."
+    papers = ("Intrinsic Probing through Dimension Selection",)
+    needs = frozenset({"maps"})
+    controls = ("none",)
+    default = False
 
     def on_features(self, acc: Accumulator, maps: Tensor) -> None:
         """Add the centred map of the image to the sum of its group."""

@@ -10,17 +10,17 @@ The thresholds are ours.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import GROUPS, Accumulator, Control, Family, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.features.latent_dimensions import CELLS, cells
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import GROUPS, Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 BITS = 0.05  # min bits above the level for shuffled positions
 EXPLAINED = 0.5  # min R² of a unit explained by content
@@ -64,18 +64,18 @@ class MlpUnits(Measure):
     Follows "Neurons in Large Language Models: Dead, N-gram, Positional" (Voita et al.).
     """
 
-    name: ClassVar[str] = "units"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Do units of the MLPs encode the position?"
-    number: ClassVar[str] = "fraction of units whose activity has information about the cell of the grid"
-    misleads: ClassVar[str] = (
+    name = "units"
+    family = "features"
+    asks = "Do units of the MLPs encode the position?"
+    number = "fraction of units whose activity has information about the cell of the grid"
+    misleads = (
         "With a common layout of images, content units predict the cell too; compare with the model without its "
         "encoding."
     )
-    papers: ClassVar[tuple[str, ...]] = ("Neurons in Large Language Models: Dead, N-gram, Positional",)
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[Control, ...]] = ("none",)
-    default: ClassVar[bool] = False
+    papers = ("Neurons in Large Language Models: Dead, N-gram, Positional",)
+    needs = frozenset({"maps"})
+    controls = ("none",)
+    default = False
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Count the activity of the units of every block by cell, and its products with the content features."""

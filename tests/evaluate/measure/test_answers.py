@@ -12,12 +12,12 @@ from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.tiny import END, IMAGE, PATCH, START
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.audit.answers import ChatAnswers, ClipAnswers, _image
-from vispe.evaluate.audit.audited_model import AuditedModel, as_audited_model
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.behaviour.answer_order import OrderSensitivity
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.evaluated import load_evaluated_model
+from vispe.evaluate.measure.answers import ChatAnswers, ClipAnswers, _image
+from vispe.evaluate.measure.audited_model import AuditedModel, as_audited_model
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
 def clip():

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.probe_images import load_images
 from vispe.evaluate.evaluated import load_evaluated_model
+from vispe.evaluate.measure.probe_images import load_images
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import Tensor
 from vispe.errors import OptionError, UnsupportedHost
 
 if TYPE_CHECKING:
-    from vispe.evaluate.audit.audited_model import AuditedModel
+    from vispe.evaluate.measure.audited_model import AuditedModel
 
 ORIGINAL = "as it is"  # name of the unperturbed image
 

@@ -16,8 +16,8 @@ from vispe.backbones.model_access import final_tokens, image_tower
 from vispe.backbones.user_callables import D4Segmenter
 from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
-from vispe.evaluate.audit.answers import answers_of
 from vispe.evaluate.evaluated import EvaluatedModel
+from vispe.evaluate.measure.answers import answers_of
 from vispe.evaluate.probe.feature_sources import feature_function
 
 Need = Literal["attention", "maps", "pooled", "answers", "several", "causal"]
@@ -221,7 +221,7 @@ def as_audited_model(
         model: return value of `load_evaluated_model`; a model in evaluation mode, including causal language models of
             transformers; or a function of images (b, c, H, W) -> maps (b, d, h, w).
         title: human-readable name; by default that of the subject, or the name of the class.
-        answers: scores of answers, such as `vispe.evaluate.audit.answers.ChatAnswers`; text-aligned subjects have a
+        answers: scores of answers, such as `vispe.evaluate.measure.answers.ChatAnswers`; text-aligned subjects have a
             default.
 
     Raises:

@@ -5,8 +5,8 @@ import timm
 import torch
 
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns, Step
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns, Step
 
 
 def test_maps_and_descriptor_of_a_picture_are_one_pass():

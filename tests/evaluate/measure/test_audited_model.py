@@ -7,10 +7,10 @@ import torch
 
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.attention.causal_mask import CausalMask
-from vispe.evaluate.audit.audited_model import as_audited_model
-from vispe.evaluate.audit.measure import choose
+from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.evaluated import EvaluatedModel, load_evaluated_model
+from vispe.evaluate.measure.audited_model import as_audited_model
 
 
 def test_subject_and_model_give_the_same_host():

@@ -7,35 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from vispe.evaluate.audit.measure import Outcome
+from vispe.evaluate.measure.base import Outcome
 from vispe.report.statistics import MIN_IMAGES
 
 Verdict = Literal["yes", "no", "not decided"]
 
 DRAWS = 1000
-
-LIMITS: dict[str, float] = {
-    # min excess over the largest control for a verdict of yes; chosen by us, above the values of random weights
-    # without an encoding
-    "probe": 0.1,
-    "pattern": 0.05,
-    "neighbours": 0.05,
-    "spectrum": 0.1,
-    "channels": 0.02,
-    "read_or_used": 0.2,
-    "heads": 0.1,
-    "place_in_logits": 0.05,
-    "bands": 0.2,
-    "prior": 0.1,
-    "mask": 0.1,
-    "shift": 0.05,
-    "turn": 0.15,
-    "strips": 0.05,
-    "order": 0.1,
-    "sides": 0.1,
-    "crop": 0.01,
-}
-OTHER = 0.05  # limit of measures that are not in the table
 
 
 @dataclass(frozen=True)
@@ -53,11 +30,6 @@ class Judgement:
     verdict: Verdict
 
 
-def limit(name: str) -> float:
-    """Return the min excess of a measure over its largest control for a verdict of yes."""
-    return LIMITS.get(name, OTHER)
-
-
 def draws(outcome: Outcome, seed: int = 0) -> np.ndarray | None:
     """Return the value for 1,000 bootstrap draws of units; None for fewer than 5 units.
 
@@ -69,11 +41,11 @@ def draws(outcome: Outcome, seed: int = 0) -> np.ndarray | None:
     return outcome.drawn(picks)
 
 
-def judge(name: str, outcome: Outcome, controls: dict[str, Outcome], seed: int = 0) -> Judgement:
+def judge(limit: float, outcome: Outcome, controls: dict[str, Outcome], seed: int = 0) -> Judgement:
     """Return intervals and verdict of an outcome.
 
     Args:
-        name: name of the measure.
+        limit: `limit` of the measure.
         outcome: outcome of the run of the model itself.
         controls: outcomes of the control runs, by name; closed forms are in `outcome.control`.
         seed: random seed of the bootstrap draws.
@@ -90,8 +62,7 @@ def judge(name: str, outcome: Outcome, controls: dict[str, Outcome], seed: int =
     if not others:  # no verdict without a control
         return Judgement(bounds(values), None, "not decided")
     margin = bounds(values - np.max(others, axis=0))
-    threshold = limit(name)
-    verdict: Verdict = "yes" if margin[0] > threshold else "no" if margin[1] < threshold else "not decided"
+    verdict: Verdict = "yes" if margin[0] > limit else "no" if margin[1] < limit else "not decided"
     return Judgement(bounds(values), margin, verdict)
 
 

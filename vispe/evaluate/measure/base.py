@@ -1,29 +1,26 @@
 """Interface of measures: `Measure`, the `Accumulator` of its sums over images, and its `Outcome`.
 
 A measure is a file in `vispe/evaluate/attention`, `features` or `behaviour`: pure functions of tensors,
-followed by a subclass of `Measure`, which is found by its folder. `papers` lists the papers that it follows.
-Controls run the same measure on another model (random weights, or without the encoding), so they need no code.
+followed by a subclass of `Measure`, which `vispe.evaluate.audit.measures` finds by its folder. `papers` lists
+the papers that it follows. Controls run the same measure on another model (random weights, or without the
+encoding), so they need no code.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import UnknownName, did_you_mean
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.measure.audited_model import AuditedModel, Need
 
 if TYPE_CHECKING:
     from vispe.backbones.attention_recorder import LayerAttention
-    from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+    from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 Family = Literal["attention", "features", "behaviour"]
 Control = Literal["random", "none"]
@@ -139,6 +136,9 @@ class Measure:
         layered: whether `on_layer` only adds a curve over layers, which control runs can skip.
         default: whether `vispe audit` runs the measure by default.
         items: number of images that the measure generates itself; 0 to use the images of the audit.
+        order: position in the report, within the family; measures without one come last, by name.
+        limit: min excess over the largest control for a verdict of yes; chosen by us, above the values of random
+            weights without an encoding.
     """
 
     name: ClassVar[str]
@@ -153,6 +153,8 @@ class Measure:
     layered: ClassVar[bool] = False
     default: ClassVar[bool] = True
     items: ClassVar[int] = 0
+    order: ClassVar[int] = 100
+    limit: ClassVar[float] = 0.05
 
     def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Accumulate one attention layer in the forward pass of one image."""
@@ -170,48 +172,6 @@ class Measure:
             UnsupportedHost: the measure is not defined for the model or the images.
         """
         raise NotImplementedError
-
-
-@cache
-def all_measures() -> dict[str, type[Measure]]:
-    """Return all measures by name, in the order of the report: by family, then by `ORDER`."""
-    for family in FAMILIES:
-        package = importlib.import_module(f"vispe.evaluate.{family}")
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package.__name__}.{module.name}")
-    by_name = {kind.name: kind for kind in Measure.__subclasses__() if kind.__module__.startswith("vispe.")}
-    rank = {name: k for k, name in enumerate(ORDER)}
-    ranked = sorted(by_name, key=lambda n: (FAMILIES.index(by_name[n].family), rank.get(n, len(rank)), n))
-    return {name: by_name[name] for name in ranked}
-
-
-ORDER = (
-    *("probe", "pattern", "neighbours", "spectrum", "channels", "read_or_used"),
-    *("heads", "place_in_logits", "bands", "prior", "mask"),
-    *("shift", "turn", "strips", "order", "sides"),
-)
-
-
-def choose(only: Sequence[str] | None = None) -> list[Measure]:
-    """Return the requested measures: by names or families, or by default those of the report.
-
-    Raises:
-        UnknownName: a measure or family does not exist.
-
-    >>> [m.name for m in choose(["probe"])]
-    ['probe']
-    """
-    known = all_measures()
-    if only is None:
-        return [kind() for kind in known.values() if kind.default]
-    for name in only:
-        if name not in known and name not in FAMILIES:
-            names = [*FAMILIES, *known]
-            raise UnknownName(
-                f"choose: unknown measure or family, got {name!r}.{did_you_mean(name, names)} Use one of "
-                f"{', '.join(names)}."
-            )
-    return [k() for k in known.values() if k.name in only or (k.family in only and k.default)]
 
 
 def _plain(value: Any) -> Any:
