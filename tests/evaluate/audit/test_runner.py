@@ -110,7 +110,7 @@ def test_every_measure_has_its_row_controls_and_layers(whole):
     assert len(layers.outcome.per_layer) == 2
     assert own.value == 6
     assert len(own.outcome.per_image) == 6
-    assert whole.rows()[1][0] == "Do features rise?"
+    assert whole.table()[1][0] == "Do features rise?"
     assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
 
 

@@ -13,7 +13,8 @@ from vispe.errors import ShapeError
 from vispe.evaluate.measure.base import Measure, Outcome
 from vispe.evaluate.measure.verdict import Judgement, Verdict, bounds, draws
 from vispe.report.html_page import Tone
-from vispe.report.table import interval, json_entries, json_value, markdown_table, number
+from vispe.report.result import Result
+from vispe.report.table import interval, json_entries, json_value, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,7 @@ class Finding:
 
 
 @dataclass(frozen=True, eq=False)
-class Audit:
+class Audit(Result):
     """Findings for one model.
 
     Attributes:
@@ -96,6 +97,8 @@ class Audit:
         images: number of images.
         missing: controls that could not be run, with the reason.
     """
+
+    left = None
 
     title: str
     findings: tuple[Finding, ...]
@@ -129,15 +132,11 @@ class Audit:
             )
         return tuple(notes)
 
-    def rows(self) -> list[list[str]]:
+    def table(self) -> list[list[str]]:
         """Return the table as text, header first; unsupported measures come last, with the reason."""
         head = ["question", "number", "95 % interval", "control", "verdict"]
         refused = [[asks, "-", "", f"not measured: {why}", "-"] for asks, why in self.refused.values()]
         return [head, *(f.row() for f in self.findings), *refused]
-
-    def to_markdown(self) -> str:
-        """Return the table as aligned Markdown."""
-        return markdown_table(self.rows(), left=(0, 1, 2, 3, 4))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -153,7 +152,7 @@ class Audit:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Result):
     """Comparison of two models on the same images, by paired differences.
 
     Attributes:
@@ -179,7 +178,7 @@ class Comparison:
                 "them on the same images."
             )
 
-    def rows(self) -> list[list[str]]:
+    def table(self) -> list[list[str]]:
         """Return the table of differences as text, header first."""
         head = ["question", self.first.title, self.second.title, "difference", "95 % interval"]
         rows = [head]
@@ -199,10 +198,6 @@ class Comparison:
             },
             "heads": {"why": self.heads_reason} if self.heads is None else {"nats": self.heads.tolist()},
         }
-
-    def to_markdown(self) -> str:
-        """Return the table of differences as Markdown."""
-        return markdown_table(self.rows())
 
     def _pairs(self) -> list[tuple[Finding, Finding]]:
         by_name = {g.name: g for g in self.second.findings}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ from vispe.errors import InputError, OptionError
 from vispe.evaluate.three_cell.trainer import Recipe, ThreeCellViT, train
 from vispe.files import atomic_path
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
-from vispe.report.html_page import Page
-from vispe.report.table import markdown_table
+from vispe.report.html_page import Page, Tone
+from vispe.report.result import Drawing, Note, Result, Rows, Section, report_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -184,40 +184,56 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
+@dataclass(frozen=True)
+class Scores(Result):
+    """Scores of all runs; `rows` are those of `compare`."""
+
+    rows: Sequence[Row]
+
+    @property
+    def blind(self) -> list[str]:
+        """Encodings at the level of the best constant answer."""
+        means = summary(self.rows)
+        return [r["encoding"] for r in means if r["mean"]["average"] < r["majority"]["average"] + BLIND]
+
+    @property
+    def verdict(self) -> str:
+        """Verdict in one sentence: the best encoding."""
+        means = summary(self.rows)
+        if len(self.blind) == len(means):
+            return f"No encoding beats the best constant answer ({means[0]['majority']['average']:.0f} %)."
+        return f"Best: {means[0]['encoding']}, {means[0]['mean']['average']:.0f} % correct on average."
+
+    def table(self) -> list[list[str]]:
+        """Return the table of `table`."""
+        return table(self.rows)
+
+
 def to_markdown(rows: Sequence[Row]) -> str:
     """Return `table` as aligned Markdown."""
-    return markdown_table(table(rows))
+    return Scores(rows).to_markdown()
 
 
 def report(rows: Sequence[Row]) -> Page:
     """Return the HTML report: best encoding, encodings at the level of a constant answer, table and figure."""
-    means = summary(rows)
-    figure = plot_table(rows)
-    blind = [r["encoding"] for r in means if r["mean"]["average"] < r["majority"]["average"] + BLIND]
-    best, tone = means[0], "plain"
-    verdict = f"Best: {best['encoding']}, {best['mean']['average']:.0f} % correct on average."
-    if len(blind) == len(means):
-        verdict = f"No encoding beats the best constant answer ({best['majority']['average']:.0f} %)."
-        tone = "bad"
-    page = Page("three cells", "What positions can be read", verdict, tone)
-    page.text(
+    scores = Scores(rows)
+    blind, lines = scores.blind, scores.table()
+    intro = Section(
+        "",
         "Each image has one red, one green and one blue cell on black. The model predicts whether green or blue is "
         "nearer to red, the orientation of the three, the larger of two areas, and whether their vector sum is outside "
-        "of the grid. Without position the best prediction is constant, so compare with the last row, not with 50 %."
+        "of the grid. Without position the best prediction is constant, so compare with the last row, not with 50 %.",
+        f"Within {BLIND:g} points of the constant answer: {', '.join(blind)}." if blind else None,
+        Drawing(plot_table(rows), "Percent correct on test images, by task"),
     )
-    if blind:
-        page.text(f"Within {BLIND:g} points of the constant answer: {', '.join(blind)}.")
-    page.figure(figure, "Percent correct on test images, by task")
-    page.section("Scores")
-    lines = table(rows)
-    page.table(lines, quiet=(len(lines) - 2,))
-    page.text(
+    words = (
         "Distance exact, area exact: both bits correct; balanced: balanced accuracy averaged over bits. ± is the "
         "standard deviation over seeds. The models are small and trained briefly: a low score means hard to learn with "
-        "this recipe, not impossible.",
-        soft=True,
+        "this recipe, not impossible."
     )
-    return page
+    sections = [intro, Section("Scores", Rows(lines, quiet=(len(lines) - 2,)), Note(words))]
+    tone: Tone = "bad" if len(blind) == len(lines) - 2 else "plain"
+    return report_page("three cells", "What positions can be read", scores.verdict, tone, sections)
 
 
 def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where they are?") -> Figure:
