@@ -16,7 +16,7 @@ from pathlib import Path
 import checkout  # noqa: F401  (finds vispe)
 
 import vispe
-from vispe.evaluate.three_cell.results import plot_table, read_rows, run_missing, to_markdown
+from vispe.experimental.three_cell.results import plot_table, read_rows, run_missing, to_markdown
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment

@@ -8,6 +8,7 @@ from collections import defaultdict
 import pytest
 
 import vispe
+import vispe.experimental.measures
 from tests.cli.test_main import failed
 from vispe.cli.main import main
 from vispe.evaluate.audit.measures import all_measures

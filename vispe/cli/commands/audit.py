@@ -69,6 +69,8 @@ def audit(
     from vispe.evaluate.measure.probe_images import load_images
     from vispe.files import remove
 
+    if only:
+        import vispe.experimental.measures  # noqa: F401  (can be requested by name)
     paths, measures = find(images), choose(only)
     output = Output(out, ["report.html", "report.json", "audit.png"], force, paths)
     processes = Processes.started()

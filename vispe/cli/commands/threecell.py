@@ -35,8 +35,8 @@ def threecell(
     """
     from vispe.cli.common import Output, progress_bar, versions
     from vispe.errors import OptionError
-    from vispe.evaluate.three_cell.results import compare, plot_table, read_rows, report, to_markdown
-    from vispe.evaluate.three_cell.trainer import Recipe
+    from vispe.experimental.three_cell.results import compare, plot_table, read_rows, report, to_markdown
+    from vispe.experimental.three_cell.trainer import Recipe
 
     if seeds < 1:
         raise OptionError(f"threecell: --seeds must be 1 or more, got {seeds}.")
