@@ -64,7 +64,7 @@ ALLOWED = (  # files, words, reason
         "text of prompts; keys; MirroredPair.pictures",
     ),
     ("vispe/evaluate/evaluated.py", "picture", "EvaluatedModel.picture"),
-    ("vispe/evaluate/features/*.py", "place places pictures", "keys of the results of an audit"),
+    ("vispe/evaluate/features/*.py", "place pictures", "keys of the results of an audit"),
     ("vispe/evaluate/rotation/report.py", "picture", "RotationReport.picture"),
     ("vispe/experimental/measures/*.py", "place places", "keys of results"),
     ("vispe/experimental/speed/*.py", "kept", "names of the rows in results of benchmarks"),
