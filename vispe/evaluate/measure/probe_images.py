@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from vispe.errors import OptionError
 from vispe.evaluate.evaluated import EvaluatedModel
-from vispe.evaluate.image_sources import Concat
 from vispe.images.sequences import FileImages, TextureImages
 
 PLAIN = 224  # side in pixels for subjects without an input size
@@ -78,4 +78,4 @@ def load_images(
     if textures:
         generated = TextureImages(textures, subject.tensor, side=side, seed=seed)
         parts, names = [*parts, generated], (*names, *generated.names)
-    return Concat(*parts), names, files.notes
+    return ConcatDataset(parts), names, files.notes
