@@ -35,7 +35,7 @@ def threecell(
     """
     from vispe.cli.common import Output, progress_bar, versions
     from vispe.errors import OptionError
-    from vispe.experimental.three_cell.results import compare, plot_table, read_rows, report, to_markdown
+    from vispe.experimental.three_cell.results import Scores, compare, plot_table, read_rows, report
     from vispe.experimental.three_cell.trainer import Recipe
 
     if seeds < 1:
@@ -51,4 +51,4 @@ def threecell(
         all_records = read_rows(file, recipe)
         return {"three_cell.png": plot_table(all_records), "report.html": report(all_records)}
 
-    output.finish(json, records, lambda: to_markdown(records), contents, indent=1)
+    output.finish(json, records, Scores(records).to_markdown, contents, indent=1)

@@ -171,19 +171,6 @@ def _summed(rows: Sequence[Row]) -> Row:
     }
 
 
-def table(rows: Sequence[Row]) -> list[list[str]]:
-    """Return `summary` as text in percent: header, encodings, and the best constant answer in the last row."""
-    means = summary(rows)
-    names = (*PUBLISHED, *OURS)
-    lines = [["encoding", *(n.replace("_", " ") for n in names), "seeds", "CPU s"]]
-    for r in means:
-        cells = [f"{r['mean'][n]:.1f}" + (f" ± {r['std'][n]:.1f}" if r["seeds"] > 1 else "") for n in names]
-        lines.append([r["encoding"], *cells, str(r["seeds"]), f"{r['cpu_s']:.0f}"])
-    constant = [f"{np.mean([r['majority'][n] for r in means]):.1f}" for n in names]
-    lines.append(["(best constant answer)", *constant, "", ""])
-    return lines
-
-
 @dataclass(frozen=True)
 class Scores(Result):
     """Scores of all runs; `rows` are those of `compare`."""
@@ -205,13 +192,20 @@ class Scores(Result):
         return f"Best: {means[0]['encoding']}, {means[0]['mean']['average']:.0f} % correct on average."
 
     def table(self) -> list[list[str]]:
-        """Return the table of `table`."""
-        return table(self.rows)
+        """Return `summary` as text in percent: header, encodings, and the best constant answer in the last row."""
+        means, names = summary(self.rows), (*PUBLISHED, *OURS)
+        lines = [["encoding", *(n.replace("_", " ") for n in names), "seeds", "CPU s"]]
+        for r in means:
+            cells = [
+                f"{r['mean'][n]:.1f}" + (f" ± {r['std'][n]:.1f}" if r["seeds"] > 1 else "") for n in names
+            ]
+            lines.append([r["encoding"], *cells, str(r["seeds"]), f"{r['cpu_s']:.0f}"])
+        constant = [f"{np.mean([r['majority'][n] for r in means]):.1f}" for n in names]
+        return [*lines, ["(best constant answer)", *constant, "", ""]]
 
-
-def to_markdown(rows: Sequence[Row]) -> str:
-    """Return `table` as aligned Markdown."""
-    return Scores(rows).to_markdown()
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values: all runs."""
+        return {"rows": list(self.rows)}
 
 
 def report(rows: Sequence[Row]) -> Page:
