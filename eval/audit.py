@@ -22,10 +22,10 @@ import timm
 import torch
 
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.findings import Audit
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.extrapolation import PATCH, ExtrapolationRecipe, train
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.experimental.measures.extrapolation import PATCH, ExtrapolationRecipe, train
 from vispe.files import write_json
 from vispe.hosts.convert import convert
 from vispe.images.textures import disc_packing, random_field, voronoi

@@ -3,7 +3,7 @@
     python eval/extrapolation.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--num-workers 2]
 
 Writes eval/results/extrapolation.json after every model, and resumes after an interruption. The task is that of
-`vispe.evaluate.behaviour.extrapolation`. `python eval/figures.py` plots the result.
+`vispe.experimental.measures.extrapolation`. `python eval/figures.py` plots the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import checkout  # noqa: F401  (finds vispe)
 import torch
 
 import vispe
-from vispe.evaluate.behaviour.extrapolation import ExtrapolationRecipe, score, train
+from vispe.experimental.measures.extrapolation import ExtrapolationRecipe, score, train
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment

@@ -4,9 +4,9 @@
     python eval/schemes.py draw
 
 Each is a Qwen2-VL of two decoder layers and random weights, without any block in its vision tower, so that nothing but
-the scheme says where a patch is. It learns the three tasks of `vispe.train.vlm.synthetic_tasks` at once, packed by
-`vispe.train.vlm.packing`, and is then asked at lengths of training and beyond. Writes eval/results/schemes.json after
-every model, and goes on where it was stopped; `draw` makes docs/figures/schemes-tasks.png.
+the scheme says where a patch is. It learns the three tasks of `vispe.experimental.vlm.synthetic_tasks` at once, packed
+by `vispe.train.vlm.packing`, and is then asked at lengths of training and beyond. Writes eval/results/schemes.json
+after every model, and goes on where it was stopped; `draw` makes docs/figures/schemes-tasks.png.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import checkout  # noqa: F401  (finds vispe)
 import torch
 
 import vispe
+from vispe.experimental.vlm.synthetic_tasks import TASKS, Words, draw
 from vispe.train.vlm.lora import accuracy
 from vispe.train.vlm.packing import Packing
 from vispe.train.vlm.prompts import OrderedPrompt
-from vispe.train.vlm.synthetic_tasks import TASKS, Words, draw
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment

@@ -62,9 +62,11 @@ ALLOWED = (  # files, words, reason
         "text of prompts; keys; MirroredPair.pictures",
     ),
     ("vispe/evaluate/evaluated.py", "picture", "EvaluatedModel.picture"),
-    ("vispe/evaluate/features/*.py", "place places pictures", "keys of the results of an audit"),
+    ("vispe/evaluate/features/*.py", "place pictures", "keys of the results of an audit"),
     ("vispe/evaluate/rotation/report.py", "picture", "RotationReport.picture"),
-    ("vispe/evaluate/speed/*.py", "kept", "names of the rows in results of benchmarks"),
+    ("vispe/experimental/measures/*.py", "place places", "keys of results"),
+    ("vispe/experimental/speed/*.py", "kept", "names of the rows in results of benchmarks"),
+    ("vispe/experimental/vlm/*.py", "place picture pictures", "names of tasks; MirroredPairs.pictures"),
     ("vispe/hosts/common/sampler_checks.py", "kept", "option spacing=kept of samplers"),
     ("vispe/multimodal/sampling.py", "places", "keyword of sampled"),
     ("vispe/multimodal/schemes/v2pe.py", "picture", "v2pe(per=picture)"),
@@ -79,11 +81,7 @@ ALLOWED = (  # files, words, reason
     ("vispe/symmetry/translations.py", "seen", "Placement.seen"),
     ("vispe/train/data/*.py", "place pictures", "augment.place; key of a fingerprint"),
     ("vispe/train/retrofit/*.py", "place pictures", "loss.place, augment.place; key of the report"),
-    (
-        "vispe/train/vlm/*.py",
-        "place picture pictures wanted",
-        "names of tasks; MirroredPairs.pictures; Sample.wanted",
-    ),
+    ("vispe/train/vlm/*.py", "wanted", "Sample.wanted"),
 )
 
 PROSE = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None))

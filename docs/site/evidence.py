@@ -81,20 +81,22 @@ def samplers_table(path: Path = RESULTS / "extrapolation.json") -> str:
 
 def measures_table() -> str:
     """Return one row for each measure of an audit, default measures first."""
-    from vispe.evaluate.audit.measure import all_measures
-    from vispe.evaluate.audit.verdict import limit
+    import vispe.experimental.measures  # noqa: F401  (adds its measures)
+    from vispe.evaluate.audit.measures import all_measures
 
     rows = ["| name | family | question | number | compared with | limit |", "|---|---|---|---|---|--:|"]
     for m in sorted(all_measures().values(), key=lambda m: not m.default):
         compared = ", ".join(m.controls) or "a known value"
-        name = f"`{m.name}`" + ("" if m.default else " (on request)")
-        rows.append(f"| {name} | {m.family} | {m.asks} | {m.number} | {compared} | {limit(m.name)} |")
+        kind = "experimental, " * m.__module__.startswith("vispe.experimental") + "on request"
+        name = f"`{m.name}`" + ("" if m.default else f" ({kind})")
+        rows.append(f"| {name} | {m.family} | {m.asks} | {m.number} | {compared} | {m.limit} |")
     return "\n".join(rows)
 
 
 def misleads_list() -> str:
     """Return when the number of each measure is misleading or harmless."""
-    from vispe.evaluate.audit.measure import all_measures
+    import vispe.experimental.measures  # noqa: F401  (adds its measures)
+    from vispe.evaluate.audit.measures import all_measures
 
     return "\n".join(f"- `{m.name}`: {m.misleads}" for m in all_measures().values())
 
@@ -116,7 +118,7 @@ def audits_table(path: Path = RESULTS / "audit" / "small.json") -> str:
 
 def against_table(path: Path = RESULTS / "audit" / "dinov2.json") -> str:
     """Return the audit of a pretrained model and of its retrofit, with paired differences."""
-    from vispe.evaluate.audit.measure import all_measures
+    from vispe.evaluate.audit.measures import all_measures
 
     report, measures = json.loads(path.read_text()), all_measures()
     after = {f["name"]: f for f in report["against"]["audit"]["findings"]}

@@ -21,7 +21,7 @@ import torch
 from timing import environment
 
 import vispe
-from vispe.evaluate.speed import Bench, judge, plan_for, table
+from vispe.experimental.speed import Bench, judge, plan_for, table
 
 RESULTS = Path(__file__).parents[1] / "results"
 

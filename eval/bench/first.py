@@ -32,7 +32,7 @@ from timing import environment
 from tune import WORK, milliseconds, strips, work
 
 from vispe import Grid
-from vispe.evaluate.speed.correctness import check
+from vispe.experimental.speed.correctness import check
 
 HERE = Path(__file__)
 SECONDS = {"facts": 20, "precompile": 180, "ceilings": 30, "quick": 250, "sanitizer": 120, "kernels": 60,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import vispe
 from vispe import Grid
 from vispe.attention import DistanceBias, TableBias
-from vispe.evaluate.speed.timing import quartiles, timed, warm
+from vispe.experimental.speed.timing import quartiles, timed, warm
 
 GRIDS = (Grid((14, 14), 1), Grid((16, 16), 1), Grid((32, 32), 1), Grid((37, 37), 1))
 MODELS = (

@@ -19,12 +19,12 @@ from stages import Results
 from tune import ODD, strips, work
 
 from vispe import Grid
-from vispe.evaluate.speed import plan_for
-from vispe.evaluate.speed.case_inputs import CaseInputs
-from vispe.evaluate.speed.cases import STRUCTURED
-from vispe.evaluate.speed.contenders import contenders
-from vispe.evaluate.speed.correctness import check, planned_checks, run_check
-from vispe.evaluate.speed.timing import stepper
+from vispe.experimental.speed import plan_for
+from vispe.experimental.speed.case_inputs import CaseInputs
+from vispe.experimental.speed.cases import STRUCTURED
+from vispe.experimental.speed.contenders import contenders
+from vispe.experimental.speed.correctness import check, planned_checks, run_check
+from vispe.experimental.speed.timing import stepper
 
 KERNELS = (
     "forward",

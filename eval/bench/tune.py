@@ -28,8 +28,8 @@ from timing import version
 from vispe import Grid
 from vispe.attention.backends.triton import tiles
 from vispe.attention.bias import float16_strip, strip
-from vispe.evaluate.speed.correctness import LIMITS, check
-from vispe.evaluate.speed.timing import timed, warm
+from vispe.experimental.speed.correctness import LIMITS, check
+from vispe.experimental.speed.timing import timed, warm
 
 KERNELS = ("forward", "grad_q", "grad_kv", "grad_bias")
 WIDTHS = (64, 96, 128)

@@ -5,10 +5,10 @@ import torch
 
 from vispe.attention import DenseBias, PairRotation, attention
 from vispe.attention.call import Call
-from vispe.attention.extended_mind import ExternalMemory, attend_with_external_memory, external_memory_bias
 from vispe.attention.pairwise_rope.pine import PineScores
 from vispe.attention.pairwise_rope.self_extend import SelfExtendScores, self_extend
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.experimental.extended_mind import ExternalMemory, attend_with_external_memory, external_memory_bias
 from vispe.multimodal import Parallel, Stream, Text, create_scheme
 
 RATES = torch.tensor([[[1.0, 0.3, 0.05]]], dtype=torch.float64)

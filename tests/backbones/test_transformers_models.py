@@ -7,8 +7,8 @@ from vispe.backbones.attention_recorder import attention_layers, attention_map, 
 from vispe.backbones.local.transformers_model import TransformersModel
 from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.errors import InputError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import as_audited_model
 from vispe.evaluate.evaluated import load_evaluated_model
+from vispe.evaluate.measure.audited_model import as_audited_model
 
 transformers = pytest.importorskip("transformers")
 KINDS = {"ViT": "ViTModel", "Dinov2": "Dinov2Model", "CLIPVision": "CLIPVisionModel"}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from vispe.cli.main import main
-from vispe.evaluate import speed as attention_bench
-from vispe.evaluate.speed import BenchmarkPlan, Case, benchmark
+from vispe.experimental import speed as attention_bench
+from vispe.experimental.speed import Case, benchmark
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from collections import defaultdict
 import pytest
 
 import vispe
+import vispe.experimental.measures
 from tests.cli.test_main import failed
 from vispe.cli.main import main
-from vispe.evaluate.audit.measure import all_measures
+from vispe.evaluate.audit.measures import all_measures
 from vispe.multimodal import list_schemes, scheme_info
 from vispe.train.recipe_papers import RECIPE_PAPERS
 

@@ -11,7 +11,7 @@ QUICK = ["--steps", "2", "--seeds", "1"]
 @pytest.fixture
 def small(monkeypatch):
     """Make the default recipe a tiny one."""
-    from vispe.evaluate.three_cell import trainer
+    from vispe.experimental.three_cell import trainer
 
     defaults = (5, 32, 1, 2, 1.0, 8, 2, 4, 1e-3, 20)
     monkeypatch.setattr(trainer.ThreeCellRecipe.__init__, "__defaults__", defaults)

@@ -86,9 +86,9 @@ def together(out: str) -> None:
 
 def slots(out: str) -> None:
     """Save loss, weights and gradient of this process's share of a batch; the first has more samples."""
-    from tests.train.vlm.test_slot_distillation import batch
+    from tests.experimental.vlm.test_slot_distillation import batch
     from vispe.backbones.distributed import Processes
-    from vispe.train.vlm.slot_distillation import slot_distillation
+    from vispe.experimental.vlm.slot_distillation import slot_distillation
 
     processes = Processes.started()
     mine = slice(0, 4) if processes.main else slice(4, None)

@@ -7,33 +7,11 @@ from pathlib import Path
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from vispe.errors import OptionError
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.images.sequences import FileImages, FileMasks, TextureImages
-
-
-class Concat(Sequence):
-    """Lazy concatenation of sequences.
-
-    >>> Concat("ab", [1, 2])[2]
-    1
-    """
-
-    def __init__(self, *parts: Sequence) -> None:
-        self._parts = parts
-
-    def __len__(self) -> int:
-        """Return the total number of items."""
-        return sum(map(len, self._parts))
-
-    def __getitem__(self, number: int):
-        """Return one item."""
-        for part in self._parts:
-            if number < len(part):
-                return part[number]
-            number -= len(part)
-        raise IndexError(number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +83,10 @@ def load_sources(
     elif paths and truths is None:
         remarks.append("The images have no masks, so those of the textures were ignored as well.")
     else:
-        masks_, n_classes = Concat(*([truths] if paths else []), generated.masks), max(n_classes or 2, 2)
+        masks_, n_classes = (
+            ConcatDataset([*([truths] if paths else []), generated.masks]),
+            max(n_classes or 2, 2),
+        )
         class_names = class_names or (None if paths else generated.classes)
     names = (*files.names, *generated.names)
-    return ImageSources(Concat(files, generated), masks_, names, class_names, n_classes, notes)
+    return ImageSources(ConcatDataset([files, generated]), masks_, names, class_names, n_classes, notes)

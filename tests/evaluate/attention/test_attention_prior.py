@@ -10,10 +10,10 @@ import torch
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.attention.attention_prior import DUMMIES, AttentionPrior, asymmetry, held_out_spread
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.hosts.convert import convert
 from vispe.hosts.slot_calibration import calibrate, psi, slot_curve, slot_spread
 

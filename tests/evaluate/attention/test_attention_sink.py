@@ -8,9 +8,9 @@ from vispe.backbones.attention_recorder import record_attention
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.attention.attention_sink import AttentionSink
 from vispe.evaluate.attention.head_health import head_health
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
 
 
 def small(seed=0):

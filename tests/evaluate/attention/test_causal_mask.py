@@ -7,9 +7,9 @@ import torch
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.attention.causal_mask import CausalMask, stack_scores, variance_slope, without_offsets
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import GROUPS, Accumulator
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import GROUPS, Accumulator
 from vispe.hosts.convert import convert
 
 

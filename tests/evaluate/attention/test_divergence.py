@@ -16,7 +16,7 @@ from vispe.evaluate.attention.divergence import (
     strongest,
     symmetric_kl,
 )
-from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.measure.audited_model import AuditedModel
 
 
 def maps(heads, tokens=5, seed=0, causal=False):

@@ -17,8 +17,8 @@ from vispe.backbones.attention_recorder import attention_layers, attention_map, 
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.attention import head_statistics
 from vispe.evaluate.attention.head_health import Thresholds, drifted, head_health, language_scores
-from vispe.evaluate.attention.head_reinitialization import reinit_heads
 from vispe.evaluate.attention.head_statistics import by_offset, pairs, radii, reach
+from vispe.experimental.measures.head_reinitialization import reinit_heads
 from vispe.grid import Grid
 
 SIZE = (3, 24, 40)  # 3 x 5 patches of 8 pixels

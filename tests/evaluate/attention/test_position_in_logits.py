@@ -16,9 +16,9 @@ from vispe.evaluate.attention import attention_prior, head_statistics
 from vispe.evaluate.attention.head_health import head_health
 from vispe.evaluate.attention.head_statistics import radii
 from vispe.evaluate.attention.position_in_logits import PositionInLogits, distance_rho, pair_tables, quarters
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
 from vispe.grid import Grid
 
 GRID = Grid((3, 4))

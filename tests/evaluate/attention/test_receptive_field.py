@@ -10,8 +10,8 @@ import vispe
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError
 from vispe.evaluate.attention.receptive_field import ReceptiveField, decay, one_sided, plane
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure.audited_model import AuditedModel
 
 
 def naive(values, eps):

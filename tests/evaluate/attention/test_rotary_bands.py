@@ -20,9 +20,9 @@ from vispe.evaluate.attention.rotary_bands import (
     rotated,
     turning,
 )
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
 from vispe.grid import Grid
 
 

@@ -6,8 +6,8 @@ import torch
 
 import vispe
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure.audited_model import AuditedModel
 
 PATCH, SIDE = 8, 12
 MIX = torch.randn(32, 3 * PATCH**2, generator=torch.Generator().manual_seed(0)) / 14

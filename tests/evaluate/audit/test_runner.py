@@ -10,12 +10,13 @@ import torch
 from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.findings import Comparison
-from vispe.evaluate.audit.measure import GROUPS, Accumulator, Measure, Outcome, choose
+from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.audit.verdict import judge
 from vispe.evaluate.behaviour.rolls import shuffled
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import GROUPS, Accumulator, Measure, Outcome
+from vispe.evaluate.measure.verdict import judge
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def test_every_measure_has_its_row_controls_and_layers(whole):
     assert len(layers.outcome.per_layer) == 2
     assert own.value == 6
     assert len(own.outcome.per_image) == 6
-    assert whole.rows()[1][0] == "Do features rise?"
+    assert whole.table()[1][0] == "Do features rise?"
     assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
 
 
@@ -266,11 +267,11 @@ def test_shuffled_patches_are_the_same_patches_elsewhere():
     ],
 )
 def test_a_verdict_needs_an_interval_beyond_the_limit(values, control, verdict):
-    assert judge("probe", Outcome(np.mean(values), values, control={"c": control}), {}).verdict == verdict
+    assert judge(0.1, Outcome(np.mean(values), values, control={"c": control}), {}).verdict == verdict
 
 
 def test_without_any_control_nothing_is_decided():
-    judged = judge("spectrum", Outcome(0.9, [0.9] * 6), {})
+    judged = judge(0.1, Outcome(0.9, [0.9] * 6), {})
     assert judged.verdict == "not decided"
     assert judged.margin is None
     assert judged.interval == pytest.approx((0.9, 0.9))
@@ -279,7 +280,7 @@ def test_without_any_control_nothing_is_decided():
 def test_controls_of_the_same_images_are_compared_in_pairs():
     noise = np.random.default_rng(0).normal(size=30) * 3
     own, other = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)
-    judged = judge("probe", own, {"random": other})
+    judged = judge(0.1, own, {"random": other})
     assert judged.verdict == "yes"
     assert judged.margin == pytest.approx((1.0, 1.0))
     assert judged.interval[1] - judged.interval[0] > 1

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vispe.errors import OptionError
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.behaviour.left_right import LeftRight, draw_sides, flips, head_margins
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
 def knows(pictures, question, answers):

@@ -7,14 +7,14 @@ import torch
 
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.audit.verdict import judge
 from vispe.evaluate.behaviour.occlusion import FILLINGS, Occlusion, excess, mirrored, occlude
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import K
 from vispe.evaluate.behaviour.translation import TranslationChange
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
+from vispe.evaluate.measure.verdict import judge
 
 
 def found(f, images, patch_size=1, **options):
@@ -134,7 +134,7 @@ def test_noise_alone_is_taken_for_no_effect():
             acc.note(**{word: rng.exponential(size=K) for word in words})
             acc.note(centre=rng.exponential(size=2), filling=number % 3)
         outcome = Occlusion().summarize(acc, AuditedModel(top, "noise"))
-        numbers.append(judge("strips", outcome, {}).verdict)
+        numbers.append(judge(Occlusion.limit, outcome, {}).verdict)
     assert numbers.count("yes") <= 2
 
 

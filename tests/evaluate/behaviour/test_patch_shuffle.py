@@ -6,10 +6,10 @@ import torch
 
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import choose
+from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.patch_shuffle import PatchShuffle
+from vispe.evaluate.measure.audited_model import AuditedModel
 
 
 def found(f, images, **options):

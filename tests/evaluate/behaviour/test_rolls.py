@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
-from vispe.evaluate.behaviour.perturbed_runs import CommonStep, PerturbedRuns
 from vispe.evaluate.behaviour.rolls import K, raise_if_refused, rolled, rolls, starts, step_or_refusal
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import CommonStep, PerturbedRuns
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (5, 8), (37, 37)])

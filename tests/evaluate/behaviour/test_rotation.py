@@ -8,9 +8,9 @@ import torch
 
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.rotation import POSES, Equivariance
+from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance
 from vispe.symmetry.d4 import element
 

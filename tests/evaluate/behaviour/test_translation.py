@@ -6,11 +6,11 @@ import torch
 
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.translation import TranslationChange, inside_margin
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
 def vit(encoding=None, size=64):

@@ -8,10 +8,7 @@ from torch.nn.functional import avg_pool2d, pad
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.features.context_crop import (
     ContextCrop,
     border_distance,
@@ -19,6 +16,9 @@ from vispe.evaluate.features.context_crop import (
     by_distance,
     change,
 )
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
 def images(n=6, side=16, seed=0):

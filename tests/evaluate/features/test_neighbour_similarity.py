@@ -8,9 +8,9 @@ import torch
 import vispe
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.features.neighbour_similarity import NeighbourSimilarity, index, profile
+from vispe.evaluate.measure.audited_model import AuditedModel
 
 
 def test_the_profile_is_that_of_a_loop():

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.audit.measure import GROUPS, Accumulator
 from vispe.evaluate.features.position_channels import (
     PositionalChannels,
     held_out_residual,
@@ -14,6 +13,7 @@ from vispe.evaluate.features.position_channels import (
     search,
     surface,
 )
+from vispe.evaluate.measure.base import GROUPS, Accumulator
 
 
 def accumulated(maps):

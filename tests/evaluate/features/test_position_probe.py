@@ -6,9 +6,9 @@ import timm
 import torch
 
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.features.position_probe import PositionProbe, step_for
+from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.splits import Trials
 from vispe.evaluate.probe.targets import ramp

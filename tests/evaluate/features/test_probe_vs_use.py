@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.features.probe_vs_use import ProbeVersusUse, probe_hits, render_squares
+from vispe.evaluate.measure.audited_model import AuditedModel
 
 
 def knows(images):

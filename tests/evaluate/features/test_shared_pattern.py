@@ -8,10 +8,10 @@ import torch
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.features.shared_pattern import SharedPattern, map_share
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
 
 
 def pictures(n, side=8, channels=3, seed=0):

@@ -9,8 +9,6 @@ import torch
 
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.features.spectrum import (
     Spectrum,
@@ -21,6 +19,8 @@ from vispe.evaluate.features.spectrum import (
     stable_rank,
     width,
 )
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator
 
 
 def test_rankme_and_stable_rank_of_known_spectra():

@@ -4,9 +4,9 @@ import torch
 from torch.nn import functional as F
 
 from vispe.attention.call import Call
-from vispe.attention.extended_mind import ExternalMemory, attend_with_external_memory, external_memory_bias
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.bias.slopes import fixed_slopes
+from vispe.experimental.extended_mind import ExternalMemory, attend_with_external_memory, external_memory_bias
 from vispe.grid.frequencies import inverse_frequencies
 
 

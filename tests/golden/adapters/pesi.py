@@ -1,6 +1,6 @@
 """Golden cases of the PESI scores."""
 
-from vispe.evaluate.features.pesi import pesi
+from vispe.experimental.measures.pesi import pesi
 
 
 def run(case):

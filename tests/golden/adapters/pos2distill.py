@@ -1,6 +1,6 @@
 """Golden cases of slot distillation: divergence of each sample, and the loss with its gradient."""
 
-from vispe.train.vlm.slot_distillation import slot_distillation
+from vispe.experimental.vlm.slot_distillation import slot_distillation
 
 
 def run(case):

@@ -1,6 +1,6 @@
 """Golden cases of the rules by which relevance is split between tokens and positions."""
 
-from vispe.evaluate.behaviour.saliency_rules import (
+from vispe.experimental.measures.saliency_rules import (
     rotated,
     split_epsilon,
     split_ratio,

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from vispe.encodings.tape import TapeBlock, tape_state
+from vispe.experimental.tape import TapeBlock, tape_state
 
 NAMES = {
     "norm1.weight": "input_layernorm.weight",

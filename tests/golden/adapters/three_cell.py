@@ -1,6 +1,6 @@
 """Golden cases of the three-cell benchmark: labels and scores."""
 
-from vispe.evaluate.three_cell import dataset
+from vispe.experimental.three_cell import dataset
 
 
 def run(case):

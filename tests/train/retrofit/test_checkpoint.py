@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tests.train.tiny import Pictures, config
 from tests.train.worker import killed_config
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.audit.audited_model import as_audited_model
 from vispe.evaluate.evaluated import load_evaluated_model
+from vispe.evaluate.measure.audited_model import as_audited_model
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.config import Stage, Student, Target
 from vispe.train.retrofit.distillation import retrofit

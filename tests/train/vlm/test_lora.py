@@ -11,11 +11,11 @@ from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.processors import llava_processor
 from tests.hosts.transformers.tiny import END, IMAGE, START, VIDEO, make
 from vispe.errors import InputError, OptionError, UnsupportedHost
+from vispe.experimental.vlm.synthetic_tasks import COLOURS, TASKS, Words, draw
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme, load_adapter
 from vispe.train.vlm.lora_command import LoraTask, fine_tune, main, read_task
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import OrderedPrompt
-from vispe.train.vlm.synthetic_tasks import COLOURS, TASKS, Words, draw
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft", reason="peft is not installed")

@@ -9,7 +9,6 @@ evaluated on the remaining one. So the expected spread without a prior is 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,14 +16,14 @@ from torch import Tensor
 
 from vispe.backbones.attention_recorder import LayerAttention, attention_map, prefix_names
 from vispe.evaluate.attention.head_statistics import groups, rows_of
-from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.grid import Grid
 from vispe.hosts.slot_calibration import psi, slot_spread
 from vispe.symmetry.d4 import D4
 
 if TYPE_CHECKING:
-    from vispe.evaluate.audit.audited_model import AuditedModel
-    from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+    from vispe.evaluate.measure.audited_model import AuditedModel
+    from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 DUMMIES = 6
 """Number of content-free images: one of the mean colour, the others of noise."""
@@ -56,7 +55,6 @@ def asymmetry(table: Tensor) -> float:
     return 1 - invariant / variance if variance > 1e-12 * float(table.mean()) ** 2 else 0.0
 
 
-@dataclass(frozen=True)
 class AttentionPrior(Measure):
     """Spread of the attention over positions on content-free images.
 
@@ -65,6 +63,8 @@ class AttentionPrior(Measure):
 
     name = "prior"
     family = "attention"
+    order = 3
+    limit = 0.1
     asks = "Is attention uneven over positions when the image has no content?"
     number = "attention on the strongest position minus that on the weakest, relative to the mean"
     misleads = (

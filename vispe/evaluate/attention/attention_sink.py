@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -11,11 +10,10 @@ from vispe.backbones.attention_recorder import LayerAttention, prefix_names
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.head_result import PATTERNS, Thresholds
 from vispe.evaluate.attention.head_statistics import local_mass, reach, sums_of
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 
 
-@dataclass(frozen=True)
 class AttentionSink(Measure):
     """Largest fraction of attention on one token, averaged over heads.
 
@@ -25,6 +23,8 @@ class AttentionSink(Measure):
 
     name = "heads"
     family = "attention"
+    order = 0
+    limit = 0.1
     asks = "Do heads collapse onto one token?"
     number = "attention on the strongest token"
     misleads = "A softmax has to put its mass somewhere; a sink on a class or register token is harmless."

@@ -10,7 +10,6 @@ to a relative encoding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -20,10 +19,10 @@ from torch.nn.functional import layer_norm
 
 from vispe.backbones.attention_recorder import LayerAttention, attention_map
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 
 if TYPE_CHECKING:
-    from vispe.evaluate.audit.audited_model import AuditedModel
+    from vispe.evaluate.measure.audited_model import AuditedModel
 
 MOST = 128
 """Max number of patches whose logits are stored; larger grids are subsampled by an integer step."""
@@ -95,7 +94,6 @@ def variance_slope(variance: Tensor) -> Tensor:
     return variance.double().log() @ x / (x @ x)
 
 
-@dataclass(frozen=True)
 class CausalMask(Measure):
     """Fraction of the variance of mean logits of a causal model that is not explained by offsets.
 
@@ -104,6 +102,8 @@ class CausalMask(Measure):
 
     name = "mask"
     family = "attention"
+    order = 4
+    limit = 0.1
     asks = "Does the causal mask bring absolute positions into the logits?"
     number = "fraction of the variance of mean logits not explained by offsets"
     misleads = (

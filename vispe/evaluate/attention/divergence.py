@@ -16,8 +16,8 @@ from vispe.backbones.attention_recorder import LayerAttention, attention_map
 from vispe.errors import ShapeError, UnsupportedHost
 
 if TYPE_CHECKING:
-    from vispe.evaluate.audit.audited_model import AuditedModel
-    from vispe.evaluate.audit.measure import Measure
+    from vispe.evaluate.measure.audited_model import AuditedModel
+    from vispe.evaluate.measure.base import Measure
 
 QUERIES = 64
 """Queries per attention map that are compared, evenly spaced."""

@@ -7,6 +7,7 @@ import numpy as np
 from vispe.evaluate.attention.head_health import PATTERNS, HeadHealth
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
 from vispe.report.html_page import Page
+from vispe.report.result import Drawing, Note, Rows, Section, report_page
 from vispe.report.table import capitalize
 
 if TYPE_CHECKING:
@@ -77,32 +78,31 @@ def health_page(result: HeadHealth, title: str, figure: "Figure") -> Page:
         title: such as the name of the model.
         figure: return value of `plot_health`.
     """
-    tone = "mild" if result.collapsed > 0 else "good"
-    page = Page(title, "Attention heads", f"{capitalize(result.verdict)}.", tone)
-    page.text(
+    intro = (
         "A head that puts most of its attention on one token adds nearly the same vector everywhere. On a class or "
         "register token this is common and harmless; on a patch, or in most heads of a layer, inspect it."
     )
-    for note in result.notes:
-        page.text(note)
-    page.figure(figure, f"Classes of heads, their reach, and their profiles: {result.verdict}.")
-    page.section("Layers")
-    page.text(
+    columns = (
         "Heads per class; means over the heads of a layer. Entropy: 1 is uniform. Position: fraction of the variance "
-        "of the logits explained by the offset. Reach: distance in patches that contains 95 % of the attention.",
-        soft=True,
+        "of the logits explained by the offset. Reach: distance in patches that contains 95 % of the attention."
     )
-    page.table(result.rows())
-    collapsed = sorted(result.heads("sink", "dead"), key=lambda head: -result.sink_mass[head])
-    if collapsed:
-        page.section("Collapsed heads")
-        rows = [["layer", "head", "class", "onto", "of its attention", "same token in"]]
-        for head in collapsed:
-            kind, token = PATTERNS[result.pattern[head]], result.tokens[result.sink_token[head]]
-            mass, agreement = (f"{100 * v[head]:.0f} %" for v in (result.sink_mass, result.sink_agreement))
-            rows.append([*map(str, head), kind, token, mass, f"{agreement} of images"])
-        page.table(rows, left=(2, 3), folded="" if len(rows) <= 25 else f"all {len(rows) - 1} heads")
-    return page
+    caption = f"Classes of heads, their reach, and their profiles: {result.verdict}."
+    sections = [
+        Section("", intro, *result.notes, Drawing(figure, caption)),
+        Section("Layers", Note(columns), Rows(result.table())),
+        _collapsed(result),
+    ]
+    return report_page(title, "Attention heads", f"{result.verdict}.", result.tone, sections)
+
+
+def _collapsed(result: HeadHealth) -> Section | None:
+    rows = [["layer", "head", "class", "onto", "of its attention", "same token in"]]
+    for head in sorted(result.heads("sink", "dead"), key=lambda head: -result.sink_mass[head]):
+        kind, token = PATTERNS[result.pattern[head]], result.tokens[result.sink_token[head]]
+        mass, agreement = (f"{100 * v[head]:.0f} %" for v in (result.sink_mass, result.sink_agreement))
+        rows.append([*map(str, head), kind, token, mass, f"{agreement} of images"])
+    folded = "" if len(rows) <= 25 else f"all {len(rows) - 1} heads"
+    return Section("Collapsed heads", Rows(rows, (2, 3), folded=folded)) if len(rows) > 1 else None
 
 
 def plot_head_map(result: HeadHealth, ax: "Axes") -> "Axes":

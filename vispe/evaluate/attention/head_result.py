@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.report.table import json_entries, markdown_table
+from vispe.report.html_page import Tone
+from vispe.report.result import Result
+from vispe.report.table import json_entries
 
 PATTERNS = ("distributed", "local", "sink", "dead")  # codes 0 to 3
 
@@ -37,7 +39,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadHealth:
+class HeadHealth(Result):
     """Statistics of attention heads; arrays are (layers, heads) unless stated otherwise.
 
     Attributes:
@@ -72,6 +74,8 @@ class HeadHealth:
             common counts as position.
         thresholds: lower bounds of the classes.
     """
+
+    left = ()
 
     paths: tuple[str, ...]
     tokens: tuple[str, ...]
@@ -152,7 +156,12 @@ class HeadHealth:
             **json_entries(self, "massive", *names),
         }
 
-    def rows(self) -> list[list[str]]:
+    @property
+    def tone(self) -> Tone:
+        """Colour of the verdict in the report."""
+        return "mild" if self.collapsed > 0 else "good"
+
+    def table(self) -> list[list[str]]:
         """Return the table of layers as text, header first."""
         head = ["layer", *PATTERNS, "sink mass", "entropy", "local", "position", "95 % reach", "of the bias"]
         rows = [head]
@@ -163,10 +172,6 @@ class HeadHealth:
             far = [f"{r[1, i].mean():.1f}" for r in (self.reach, self.bias_reach)]
             rows.append([str(i), *counts, *numbers, *("-" if t == "nan" else t for t in far)])
         return rows
-
-    def to_markdown(self) -> str:
-        """Return the table of layers as aligned Markdown."""
-        return markdown_table(self.rows(), left=())
 
 
 def _a(kind: str) -> str:

@@ -6,8 +6,6 @@ the correlation of each rotary pair with the distance and the R² by offset are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,8 +15,8 @@ from vispe.backbones.attention_recorder import LayerAttention
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.head_statistics import by_distance, logit_sums_of, pairs, position_share
 from vispe.evaluate.attention.rotary_bands import band_shares, pairs_of, rotated, turning
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.grid import Grid
 
 
@@ -75,7 +73,6 @@ def distance_rho(tables: Tensor, grid: Grid) -> Tensor:
     return ((rank @ step) / (step @ step)).unflatten(0, tables.shape[:2])
 
 
-@dataclass(frozen=True)
 class PositionInLogits(Measure):
     """Fraction of the variance of logits explained by the offset between patches.
 
@@ -85,6 +82,8 @@ class PositionInLogits(Measure):
 
     name = "place_in_logits"
     family = "attention"
+    order = 1
+    limit = 0.05
     asks = "Do heads attend by position rather than by content?"
     number = "R2 of the logits from the offset"
     misleads = (

@@ -17,8 +17,8 @@ from torch import Tensor
 from vispe.backbones.attention_recorder import LayerAttention
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.attention.head_statistics import bias_tables, radii, reach, sums_of
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.grid import Grid
 
 Form = Literal["alibi", "power"]

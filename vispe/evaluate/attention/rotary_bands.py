@@ -11,7 +11,6 @@ unrotated.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,8 +23,8 @@ from vispe.backbones.attention_recorder import LayerAttention
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.attention.head_health import massive
 from vispe.evaluate.attention.head_statistics import sums_of
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.grid import Grid
 
 TOP = 8  # largest eigenvalues per head; with a single one the effective rank is always 1
@@ -116,7 +115,6 @@ def turning(rotation: PairRotation, grid: Grid) -> Tensor:
     return torch.stack([down, right], -1)
 
 
-@dataclass(frozen=True)
 class RotaryBands(Measure):
     """Ranks of rotary pairs, nearly unrotated pairs, and massive channels.
 
@@ -126,6 +124,8 @@ class RotaryBands(Measure):
 
     name = "bands"
     family = "attention"
+    order = 2
+    limit = 0.2
     asks = "Do low-frequency rotary bands cause an attention sink?"
     number = "fraction of the logit bound in bands with collinear keys, in the head where it is largest"
     misleads = (

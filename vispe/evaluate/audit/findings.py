@@ -10,10 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.measure import Measure, Outcome
-from vispe.evaluate.audit.verdict import Judgement, Verdict, bounds, draws, limit
+from vispe.evaluate.measure.base import Measure, Outcome
+from vispe.evaluate.measure.verdict import Judgement, Verdict, bounds, draws
 from vispe.report.html_page import Tone
-from vispe.report.table import interval, json_value, markdown_table, number
+from vispe.report.result import Result
+from vispe.report.table import interval, json_entries, json_value, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Finding:
         control: values without the effect, by name.
         largest: largest control that counts for the verdict.
         verdict: yes, no or not decided.
+        limit: min excess over the largest control for a verdict of yes.
         outcome: the result of the model itself, with per-image values.
         control_layers: values after every layer, for controls with such values.
     """
@@ -47,6 +49,7 @@ class Finding:
     control: dict[str, float]
     largest: float
     verdict: Verdict
+    limit: float
     outcome: Outcome
     control_layers: dict[str, Sequence[float]] = field(default_factory=dict)
 
@@ -62,35 +65,20 @@ class Finding:
             own.control | {view: o.value for view, o in others.items()},
             max((c for c in counted.values() if np.isfinite(c)), default=0.0),
             judged.verdict,
+            measure.limit,
             own,
             {view: o.per_layer for view, o in others.items() if len(o.per_layer)},
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, including those of every image."""
-        attributes = (
-            "name",
-            "family",
-            "asks",
-            "number",
-            "misleads",
-            "value",
-            "interval",
-            "margin",
-            "control",
-            "verdict",
-        )
-        return json_value(
-            {name: getattr(self, name) for name in attributes}
-            | {
-                "limit": limit(self.name),
-                "note": self.outcome.note,
-                "per_image": list(self.outcome.per_image),
-                "per_layer": list(self.outcome.per_layer),
-                "control_layers": {view: list(v) for view, v in self.control_layers.items()},
-                "details": self.outcome.details,
-            }
-        )
+        return {
+            **json_entries(self, "name", "family", "asks", "number", "misleads"),
+            **json_entries(self, "value", "interval", "margin", "control", "verdict", "limit"),
+            **json_entries(self.outcome, "note", "per_image", "per_layer"),
+            **json_entries(self, "control_layers"),
+            **json_entries(self.outcome, "details"),
+        }
 
     def row(self) -> list[str]:
         """Return the row of the table: question, number, interval, control, verdict."""
@@ -99,7 +87,7 @@ class Finding:
 
 
 @dataclass(frozen=True, eq=False)
-class Audit:
+class Audit(Result):
     """Findings for one model.
 
     Attributes:
@@ -109,6 +97,8 @@ class Audit:
         images: number of images.
         missing: controls that could not be run, with the reason.
     """
+
+    left = None
 
     title: str
     findings: tuple[Finding, ...]
@@ -142,15 +132,11 @@ class Audit:
             )
         return tuple(notes)
 
-    def rows(self) -> list[list[str]]:
+    def table(self) -> list[list[str]]:
         """Return the table as text, header first; unsupported measures come last, with the reason."""
         head = ["question", "number", "95 % interval", "control", "verdict"]
         refused = [[asks, "-", "", f"not measured: {why}", "-"] for asks, why in self.refused.values()]
         return [head, *(f.row() for f in self.findings), *refused]
-
-    def to_markdown(self) -> str:
-        """Return the table as aligned Markdown."""
-        return markdown_table(self.rows(), left=(0, 1, 2, 3, 4))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -166,7 +152,7 @@ class Audit:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Result):
     """Comparison of two models on the same images, by paired differences.
 
     Attributes:
@@ -192,7 +178,7 @@ class Comparison:
                 "them on the same images."
             )
 
-    def rows(self) -> list[list[str]]:
+    def table(self) -> list[list[str]]:
         """Return the table of differences as text, header first."""
         head = ["question", self.first.title, self.second.title, "difference", "95 % interval"]
         rows = [head]
@@ -212,10 +198,6 @@ class Comparison:
             },
             "heads": {"why": self.heads_reason} if self.heads is None else {"nats": self.heads.tolist()},
         }
-
-    def to_markdown(self) -> str:
-        """Return the table of differences as Markdown."""
-        return markdown_table(self.rows())
 
     def _pairs(self) -> list[tuple[Finding, Finding]]:
         by_name = {g.name: g for g in self.second.findings}

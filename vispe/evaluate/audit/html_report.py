@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vispe.evaluate.audit.findings import Audit, Comparison, Finding
-from vispe.evaluate.audit.measure import FAMILIES
-from vispe.evaluate.audit.verdict import limit
+from vispe.evaluate.measure.base import FAMILIES
 from vispe.report.figure_style import (
     BLUE,
     FAINT,
@@ -23,6 +22,7 @@ from vispe.report.figure_style import (
     scale,
 )
 from vispe.report.html_page import Page
+from vispe.report.result import Drawing, Note, Part, Rows, Section, report_page
 from vispe.report.table import capitalize, number
 
 if TYPE_CHECKING:
@@ -60,46 +60,46 @@ def audit_page(audit: Audit, figure: Figure, against: Comparison | None = None) 
         figure: return value of `plot_audit`.
         against: comparison with another model, if available.
     """
-    page = Page(audit.title, "Audit of positions", capitalize(audit.verdict), audit.tone)
-    for note in audit.notes:
-        page.text(note, soft=True)
-    page.text(
-        f"{audit.images} image(s). The verdict is yes if the 95 % interval of the number minus its largest control is "
-        "above the limit, no if it is below, and not decided otherwise."
-    )
-    quiet = [k for k, row in enumerate(audit.rows()[1:]) if row[-1] != "yes"]
+    quiet = [k for k, row in enumerate(audit.table()[1:]) if row[-1] != "yes"]
     values = {f.asks: f"{number(f.value)} ({f.number})" for f in audit.findings}
-    rows = [[row[0], values.get(row[0], row[1]), *row[2:]] for row in audit.rows()]
-    page.table(rows, left=(0, 1, 2, 3, 4), quiet=quiet)
-    caption = (
-        "Top: each number minus its largest control, in units of its limit, with 95 % intervals over images; above 1 "
-        "means yes. Bottom: the number after every layer (solid) and for the controls (dashed)."
+    rows = [[row[0], values.get(row[0], row[1]), *row[2:]] for row in audit.table()]
+    overview = Section(
+        "",
+        *map(Note, audit.notes),
+        f"{audit.images} image(s). The verdict is yes if the 95 % interval of the number minus its largest control is "
+        "above the limit, no if it is below, and not decided otherwise.",
+        Rows(rows, (0, 1, 2, 3, 4), quiet),
+        Drawing(
+            figure,
+            "Top: each number minus its largest control, in units of its limit, with 95 % intervals over images; above "
+            "1 means yes. Bottom: the number after every layer (solid) and for the controls (dashed).",
+        ),
     )
-    page.figure(figure, caption)
-    if against is not None:
-        page.section(f"Comparison with {against.second.title}")
-        page.text("Both models on the same images; a difference is significant if its interval excludes 0.")
-        page.table(against.rows())
-        if against.heads is None:
-            page.text(f"Heads of the two models were not compared: {against.heads_reason}.", soft=True)
-        else:
-            caption = (
-                "Divergence between the heads of two layers: minimum over pairs of heads of the Jensen-Shannon "
-                "divergence of attention, averaged over images, from 0 (identical) to 0.69 nats (disjoint). A dark "
-                "diagonal means that layers attend to the same tokens as before."
-            )
-            page.figure(plot_heads(against), caption)
-    page.section("Caveats of each number")
-    for family in FAMILIES:
-        for f in (f for f in audit.findings if f.family == family):
-            page.text(f"{capitalize(f.name.replace('_', ' '))}: {f.misleads} {f.outcome.note}".strip())
-    page.section("Next steps")
-    page.text(
+    findings = sorted(audit.findings, key=lambda f: FAMILIES.index(f.family))
+    caveats = (
+        f"{capitalize(f.name.replace('_', ' '))}: {f.misleads} {f.outcome.note}".strip() for f in findings
+    )
+    next_steps = (
         "vispe probe decodes the position after every block and after debiasing; vispe rotate measures rotations, "
         "shifts and segmentations; vispe health inspects every head; vispe threecell trains an encoding on a task of "
         "relative positions."
     )
-    return page
+    sections = [overview, None if against is None else _comparison(against)]
+    sections += [Section("Caveats of each number", *caveats), Section("Next steps", next_steps)]
+    return report_page(audit.title, "Audit of positions", audit.verdict, audit.tone, sections)
+
+
+def _comparison(against: Comparison) -> Section:
+    heads: Part = Note(f"Heads of the two models were not compared: {against.heads_reason}.")
+    if against.heads is not None:
+        heads = Drawing(
+            plot_heads(against),
+            "Divergence between the heads of two layers: minimum over pairs of heads of the Jensen-Shannon "
+            "divergence of attention, averaged over images, from 0 (identical) to 0.69 nats (disjoint). A dark "
+            "diagonal means that layers attend to the same tokens as before.",
+        )
+    words = "Both models on the same images; a difference is significant if its interval excludes 0."
+    return Section(f"Comparison with {against.second.title}", words, Rows(against.table()), heads)
 
 
 def plot_heads(against: Comparison) -> Figure:
@@ -124,10 +124,10 @@ def _overview(ax: Axes, audit: Audit, title: str) -> None:
     ax.set_xscale("symlog", linthresh=1.0)
     ax.axvspan(1, FAR, color=FAINT, zorder=0)
     for k, f in enumerate(audit.findings):
-        value = (f.value - f.largest) / limit(f.name)
+        value = (f.value - f.largest) / f.limit
         color = COLOURS[f.verdict]
         if f.margin is not None:
-            low, high = (np.clip(bound / limit(f.name), -FAR, FAR) for bound in f.margin)
+            low, high = (np.clip(bound / f.limit, -FAR, FAR) for bound in f.margin)
             ax.hlines(k, low, high, color=color, linewidth=2.2)
         if np.isfinite(value):
             ax.plot(np.clip(value, -FAR, FAR), k, "o", color=color, markersize=6)

@@ -14,11 +14,12 @@ from torch import Tensor
 from vispe.backbones.attention_recorder import LayerAttention
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.findings import Audit, Finding
-from vispe.evaluate.audit.measure import Accumulator, Control, Measure, choose
-from vispe.evaluate.audit.verdict import judge
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.audit.measures import choose
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Control, Measure
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
+from vispe.evaluate.measure.verdict import judge
 from vispe.files import atomic_path
 
 SAVE_EVERY = 20.0  # seconds between two checkpoints
@@ -103,7 +104,7 @@ def audit(
                 others[p.view] = measure.summarize(ledger[p.view][measure.name], p.audited)
             except UnsupportedHost as error:
                 missing[f"{p.view} of {measure.name}"] = str(error).rstrip(".")
-        judged = judge(measure.name, own, {v: o for v, o in others.items() if v in measure.controls}, seed)
+        judged = judge(measure.limit, own, {v: o for v, o in others.items() if v in measure.controls}, seed)
         findings.append(Finding.of(measure, own, others, judged))
     order = {m.name: k for k, m in enumerate(measures)}
     return Audit(

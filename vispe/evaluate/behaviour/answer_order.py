@@ -7,18 +7,16 @@ Position Bias of Language Models: A Mechanistic Approach" (PINE, arXiv 2407.0110
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import permutations
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 COLOURS = ("red", "green", "blue")
 
@@ -55,7 +53,6 @@ def order_share(scores: Tensor) -> float:
     return float((within / (within + between).clamp_min(1e-30)).sqrt())
 
 
-@dataclass(frozen=True)
 class OrderSensitivity(Measure):
     """Dependence of answers about three images on their order; 0 for order-invariant models.
 
@@ -65,6 +62,8 @@ class OrderSensitivity(Measure):
 
     name = "order"
     family = "behaviour"
+    order = 3
+    limit = 0.1
     asks = "Does an answer depend on the order of the images?"
     number = "standard deviation over orders, relative to the total"
     misleads = "If answers to all prompts are nearly equal, the ratio can be large although the spread is negligible."
@@ -78,7 +77,7 @@ class OrderSensitivity(Measure):
     )
     needs = frozenset({"answers", "several"})
     items = 16
-    count: ClassVar[int] = 3
+    count = 3
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Ask in every order whether one of the images shows a disc of a colour; true for every second prompt."""

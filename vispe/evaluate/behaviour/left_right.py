@@ -7,7 +7,6 @@ flips with the image; a model that always answers "left" is correct half of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.errors import OptionError
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 SIDE = 224
 WORDS = (("left of", "right of"), ("above", "below"))
@@ -131,7 +130,6 @@ def head_margins(features: Tensor, truth: Tensor) -> Tensor:
     return margins
 
 
-@dataclass(frozen=True)
 class LeftRight(Measure):
     """Fraction of mirrored pairs with both answers correct; 0.25 at chance.
 
@@ -142,6 +140,8 @@ class LeftRight(Measure):
 
     name = "sides"
     family = "behaviour"
+    order = 4
+    limit = 0.1
     asks = "Does the model distinguish left from right and above from below?"
     number = "fraction of mirrored pairs with both answers correct"
     misleads = (

@@ -11,17 +11,16 @@ all positions the same weight.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import K, raise_if_refused, rolled, rolls, starts, step_or_refusal
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.hosts.slot_calibration import psi
 
 FILLINGS = ("mean", "mirror", "noise")
@@ -93,15 +92,17 @@ class Occlusion(Measure):
     Myopic Trap" (position sensitivity index), which insert, remove and group passages of text.
     """
 
-    name: ClassVar[str] = "strips"
-    family: ClassVar[Family] = "behaviour"
-    asks: ClassVar[str] = "Does the descriptor favour a part of the image?"
-    number: ClassVar[str] = "1 - min / max importance of a strip over positions (PSI), minus the chance level"
-    misleads: ClassVar[str] = (
+    name = "strips"
+    family = "behaviour"
+    order = 2
+    limit = 0.05
+    asks = "Does the descriptor favour a part of the image?"
+    number = "1 - min / max importance of a strip over positions (PSI), minus the chance level"
+    misleads = (
         "Occluded images are out of distribution, so the importance depends on the filling; images get one of three "
         "fillings in rotation, and the details report each."
     )
-    papers: ClassVar[tuple[str, ...]] = (
+    papers = (
         "Quantifying Positional Biases in Text Embedding Models",
         "Dwell in the Beginning: How Language Models Embed Long Documents for Dense Retrieval",
         "Benchmarking the Myopic Trap: Positional Bias in Information Retrieval",

@@ -6,15 +6,13 @@ Street: Multilingual Probing with Controllable Perturbations" (word order pertur
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Need, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import raise_if_refused, shuffled, step_or_refusal
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.rotation.comparison import cosine
 
 BLOCKS = (1, 2, 4, 8)
@@ -26,22 +24,20 @@ class PatchShuffle(Measure):
     Follows "Intriguing Properties of Vision Transformers" and "Shaking Syntactic Trees on the Sesame Street".
     """
 
-    name: ClassVar[str] = "shuffle"
-    family: ClassVar[Family] = "behaviour"
-    asks: ClassVar[str] = "Do features depend on the arrangement of the patches?"
-    number: ClassVar[str] = "1 - cosine when single patches are shuffled; 0 for a bag of patches"
-    misleads: ClassVar[str] = (
-        "Shuffling destroys objects as well, so a model that uses the layout of a scene is expected to score high."
-    )
-    papers: ClassVar[tuple[str, ...]] = (
+    name = "shuffle"
+    family = "behaviour"
+    asks = "Do features depend on the arrangement of the patches?"
+    number = "1 - cosine when single patches are shuffled; 0 for a bag of patches"
+    misleads = "Shuffling destroys objects as well, so a model that uses the layout of a scene is expected to score high."
+    papers = (
         "Intriguing Properties of Vision Transformers",
         (
             "Shaking Syntactic Trees on the Sesame Street: Multilingual Probing with Controllable "
             "Perturbations"
         ),
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    default: ClassVar[bool] = False
+    needs = frozenset({"maps"})
+    default = False
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Shuffle blocks of the image, for block sizes with at least two blocks per side."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.measure import Accumulator
-from vispe.evaluate.behaviour.perturbed_runs import ORIGINAL, CommonStep, PerturbedRuns
+from vispe.evaluate.measure.base import Accumulator
+from vispe.evaluate.measure.perturbed_runs import ORIGINAL, CommonStep, PerturbedRuns
 
 K = 4
 """Number of strips along each side of an image."""

@@ -8,16 +8,14 @@ but not on position.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 
 from vispe.backbones.model_access import patch_projection
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Need, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.rotation.comparison import error
 from vispe.symmetry.d4 import element
 
@@ -32,20 +30,18 @@ class Equivariance(Measure):
     2210.02984).
     """
 
-    name: ClassVar[str] = "turn"
-    family: ClassVar[Family] = "behaviour"
-    asks: ClassVar[str] = "Do features change when the image is rotated or reflected?"
-    number: ClassVar[str] = (
-        "equivariance error over two rotations and a reflection, of the encoding alone if known"
-    )
-    misleads: ClassVar[str] = (
+    name = "turn"
+    family = "behaviour"
+    order = 1
+    limit = 0.15
+    asks = "Do features change when the image is rotated or reflected?"
+    number = "equivariance error over two rotations and a reflection, of the encoding alone if known"
+    misleads = (
         "Rotated photographs are out of distribution, so the number then includes the canonical orientation of the "
         "training images."
     )
-    papers: ClassVar[tuple[str, ...]] = (
-        "The Lie Derivative for Measuring Learned Equivariance, https://arxiv.org/abs/2210.02984",
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
+    papers = ("The Lie Derivative for Measuring Learned Equivariance, https://arxiv.org/abs/2210.02984",)
+    needs = frozenset({"maps"})
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Transform the image, and its tokens, and undo the transformation on the features."""

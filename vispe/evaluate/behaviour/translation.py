@@ -8,16 +8,14 @@ neighbours change, are excluded from the headline.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Need, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import Offset, raise_if_refused, rolled, rolls, step_or_refusal
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.rotation.comparison import cosine, cosine_centred
 
 
@@ -39,16 +37,18 @@ class TranslationChange(Measure):
     because the measure is vispe's own.
     """
 
-    name: ClassVar[str] = "shift"
-    family: ClassVar[Family] = "behaviour"
-    asks: ClassVar[str] = "Do features change when the same content is shifted?"
-    number: ClassVar[str] = "largest 1 - cosine over three rolls by whole patches, away from the seam"
-    misleads: ClassVar[str] = (
+    name = "shift"
+    family = "behaviour"
+    order = 0
+    limit = 0.05
+    asks = "Do features change when the same content is shifted?"
+    number = "largest 1 - cosine over three rolls by whole patches, away from the seam"
+    misleads = (
         "A roll joins opposite sides of an image, so a model with relative positions changes slightly without any "
         "bias; homogeneous images have a negligible seam."
     )
-    papers: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
+    papers = ()
+    needs = frozenset({"maps"})
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Roll the image by about one, two and three quarters of its height and width."""

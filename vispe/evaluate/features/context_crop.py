@@ -10,16 +10,15 @@ change them as well; the difference between the two contexts is the control for 
 from __future__ import annotations
 
 from types import EllipsisType
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import raise_if_refused, step_or_refusal
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 LEAST = 10
 """Min patches per side of an image; the crop is half of it: a border, a centre, and a patch between them."""
@@ -74,21 +73,18 @@ class ContextCrop(Measure):
     features with and without padding; the statistic is ours.
     """
 
-    name: ClassVar[str] = "crop"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Do features change at the border of an image?"
-    number: ClassVar[str] = (
-        "change of a crop encoded alone, border minus centre, minus that of other contexts"
-    )
-    misleads: ClassVar[str] = (
+    name = "crop"
+    family = "features"
+    limit = 0.01
+    asks = "Do features change at the border of an image?"
+    number = "change of a crop encoded alone, border minus centre, minus that of other contexts"
+    misleads = (
         "Smaller images may be out of distribution, and contexts have a seam: both count at the border if features are "
         "local, and effects common to both contexts are not subtracted."
     )
-    papers: ClassVar[tuple[str, ...]] = (
-        "Unveiling The Mask of Position-Information Pattern Through the Mist of Image Features",
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    default: ClassVar[bool] = False
+    papers = ("Unveiling The Mask of Position-Information Pattern Through the Mist of Image Features",)
+    needs = frozenset({"maps"})
+    default = False
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Encode the centre alone and in two contexts: three forward passes in addition to the original image."""

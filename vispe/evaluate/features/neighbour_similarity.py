@@ -10,17 +10,15 @@ unrelated.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from torch import Tensor
 
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.evaluate.attention.head_statistics import by_distance, by_offset, pairs
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import raise_if_refused, shuffled, step_or_refusal
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.grid import Grid
 
 
@@ -58,14 +56,14 @@ class NeighbourSimilarity(Measure):
     Embeddings"; the shuffled images are ours.
     """
 
-    name: ClassVar[str] = "neighbours"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Are features of neighbouring patches similar regardless of content?"
-    number: ClassVar[str] = "cosine of neighbours minus that of distant patches, patches in random order"
-    misleads: ClassVar[str] = (
-        "Shuffled images are out of distribution, so the model may behave differently on them."
-    )
-    papers: ClassVar[tuple[str, ...]] = (
+    name = "neighbours"
+    family = "features"
+    order = 2
+    limit = 0.05
+    asks = "Are features of neighbouring patches similar regardless of content?"
+    number = "cosine of neighbours minus that of distant patches, patches in random order"
+    misleads = "Shuffled images are out of distribution, so the model may behave differently on them."
+    papers = (
         (
             "Position Information Emerges in Causal Transformers Without Positional Encodings via "
             "Similarity of Nearby Embeddings"
@@ -75,9 +73,9 @@ class NeighbourSimilarity(Measure):
             "Models Without Positional Embeddings"
         ),
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[Control, ...]] = ("none",)
-    reported_controls: ClassVar[tuple[Control, ...]] = ("random",)
+    needs = frozenset({"maps"})
+    controls = ("none",)
+    reported_controls = ("random",)
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Compute the profile of the original image and of the image with shuffled patches."""

@@ -7,17 +7,15 @@ the mean map of a channel over images is fitted by a quadratic surface with the 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import GROUPS, Accumulator, Control, Family, Measure, Outcome
 from vispe.evaluate.behaviour.rolls import raise_if_refused
 from vispe.evaluate.features.position_probe import TARGET, step_for
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import GROUPS, Accumulator, Measure, Outcome
 from vispe.evaluate.probe.splits import Trials
 
 KINDS = ("row", "column", "radial", "border")
@@ -137,22 +135,22 @@ class PositionalChannels(Measure):
     finds monotone channels in causal language models; the surfaces on grids are ours.
     """
 
-    name: ClassVar[str] = "channels"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Do single channels encode the position?"
-    number: ClassVar[str] = "fraction of channels whose mean map is a smooth surface over the grid"
-    misleads: ClassVar[str] = (
-        "Images with a common layout have such mean maps too; use textures, noise or many images."
-    )
-    papers: ClassVar[tuple[str, ...]] = (
+    name = "channels"
+    family = "features"
+    order = 4
+    limit = 0.02
+    asks = "Do single channels encode the position?"
+    number = "fraction of channels whose mean map is a smooth surface over the grid"
+    misleads = "Images with a common layout have such mean maps too; use textures, noise or many images."
+    papers = (
         (
             "Mitigate Position Bias in Large Language Models via Scaling a Single Dimension, "
             "https://arxiv.org/abs/2406.02536"
         ),
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[Control, ...]] = ("none",)
-    reported_controls: ClassVar[tuple[Control, ...]] = ("random",)
+    needs = frozenset({"maps"})
+    controls = ("none",)
+    reported_controls = ("random",)
 
     def on_features(self, acc: Accumulator, maps: Tensor) -> None:
         """Add the maps to the sum of their group, and the R² of single channels in the linear probe."""

@@ -6,14 +6,14 @@ Follows the linear probe of dino-saw ("What DINO saw: ALiBi positional encoding 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, Outcome
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.probe.splits import Trials
 
 if TYPE_CHECKING:
@@ -41,23 +41,25 @@ class PositionProbe(Measure):
     Follows the linear probe of dino-saw ("What DINO saw", arXiv 2603.16840).
     """
 
-    name: ClassVar[str] = "probe"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Can the position be decoded from the features?"
-    number: ClassVar[str] = "held-out R² of column and row, clipped at -1 per image"
-    misleads: ClassVar[str] = (
+    name = "probe"
+    family = "features"
+    order = 0
+    limit = 0.1
+    asks = "Can the position be decoded from the features?"
+    number = "held-out R² of column and row, clipped at -1 per image"
+    misleads = (
         "Smooth gradients across an image reveal the position too, and random weights often preserve it."
     )
-    papers: ClassVar[tuple[str, ...]] = (
+    papers = (
         (
             "What DINO saw: ALiBi positional encoding reduces positional bias, "
             "https://arxiv.org/abs/2603.16840"
         ),
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    layered: ClassVar[bool] = True
-    controls: ClassVar[tuple[Control, ...]] = ("none",)
-    reported_controls: ClassVar[tuple[Control, ...]] = ("random",)
+    needs = frozenset({"maps"})
+    layered = True
+    controls = ("none",)
+    reported_controls = ("random",)
 
     def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Probe the input of one layer with one sampling mask."""

@@ -9,17 +9,15 @@ colours; a pair is never split between training and test set of the probe.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 QUESTION = "Is the red square to the left or to the right of the blue square?"
 ANSWERS = ("left", "right")
@@ -96,19 +94,21 @@ class ProbeVersusUse(Measure):
     Positional Information in Vision-Language Models".
     """
 
-    name: ClassVar[str] = "read_or_used"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Are relative positions encoded but not used in answers?"
-    number: ClassVar[str] = "accuracy of a probe minus that of answers, above chance"
-    misleads: ClassVar[str] = (
+    name = "read_or_used"
+    family = "features"
+    order = 5
+    limit = 0.2
+    asks = "Are relative positions encoded but not used in answers?"
+    number = "accuracy of a probe minus that of answers, above chance"
+    misleads = (
         "A model with inverted answers has a large gap too, and random weights often preserve the position."
     )
-    papers: ClassVar[tuple[str, ...]] = (
+    papers = (
         "Insights into LLM Long-Context Failures: When Transformers Know but Don't Tell",
         "Probing the Role of Positional Information in Vision-Language Models",
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"answers", "pooled"})
-    items: ClassVar[int] = 32
+    needs = frozenset({"answers", "pooled"})
+    items = 32
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Add the descriptor of one image, and whether the answer is correct."""

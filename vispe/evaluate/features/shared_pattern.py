@@ -10,15 +10,13 @@ S. The ratio therefore has no bias from the number of images n.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.errors import ShapeError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import GROUPS, Accumulator, Control, Family, Measure, Outcome
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import GROUPS, Accumulator, Measure, Outcome
 
 
 def map_share(maps: Tensor) -> float:
@@ -63,19 +61,19 @@ class SharedPattern(Measure):
     a pattern that is independent of the image; the estimator is ours.
     """
 
-    name: ClassVar[str] = "pattern"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Do features contain a pattern that does not depend on the image?"
-    number: ClassVar[str] = "fraction of the variance over patches in the mean map, unbiased"
-    misleads: ClassVar[str] = (
+    name = "pattern"
+    family = "features"
+    order = 1
+    limit = 0.05
+    asks = "Do features contain a pattern that does not depend on the image?"
+    number = "fraction of the variance over patches in the mean map, unbiased"
+    misleads = (
         "Images with a common layout, such as sky above ground, share a map too; compare with the model without its "
         "encoding."
     )
-    papers: ClassVar[tuple[str, ...]] = (
-        "Unveiling The Mask of Position-Information Pattern Through the Mist of Image Features",
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[Control, ...]] = ("none",)
+    papers = ("Unveiling The Mask of Position-Information Pattern Through the Mist of Image Features",)
+    needs = frozenset({"maps"})
+    controls = ("none",)
 
     def on_features(self, acc: Accumulator, maps: Tensor) -> None:
         """Add the map to the sum of its group."""

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.features.pesi import DECIMALS, mean_ranks
 from vispe.grid import Grid
+
+DECIMALS = 9  # of similarities, so that rounding errors do not order equal values
 
 Method = Literal["spearman", "pearson"]
 Distance = Literal["euclidean", "manhattan"]
@@ -140,3 +141,10 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
     x, y = x - x.mean(), y - y.mean()
     scale = math.sqrt(float(x @ x)) * math.sqrt(float(y @ y))
     return float(x @ y) / scale if scale > 0 else math.nan
+
+
+def mean_ranks(x: np.ndarray) -> np.ndarray:
+    """Return ranks from 0; ties get their mean rank."""
+    _, inverse, count = np.unique(x, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return (last - (count + 1) / 2)[inverse]

@@ -7,15 +7,15 @@ preservation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.audited_model import AuditedModel, Need
-from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, Outcome
+from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 
 if TYPE_CHECKING:
     from vispe.backbones.attention_recorder import LayerAttention
@@ -109,15 +109,17 @@ class Spectrum(Measure):
     Self-Supervised Learning by measuring eigenspectrum decay") and stable rank (arXiv 2107.02561).
     """
 
-    name: ClassVar[str] = "spectrum"
-    family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Are features collapsed onto few directions?"
-    number: ClassVar[str] = "1 - RankMe / min(patches, channels)"
-    misleads: ClassVar[str] = (
+    name = "spectrum"
+    family = "features"
+    order = 3
+    limit = 0.1
+    asks = "Are features collapsed onto few directions?"
+    number = "1 - RankMe / min(patches, channels)"
+    misleads = (
         "Massive channels lower the rank without a collapse (the details contain it without the four largest); "
         "homogeneous images have few directions."
     )
-    papers: ClassVar[tuple[str, ...]] = (
+    papers = (
         "RankMe, https://arxiv.org/abs/2210.02885",
         (
             "alpha-ReQ: Assessing Representation Quality in Self-Supervised Learning by measuring "
@@ -125,9 +127,9 @@ class Spectrum(Measure):
         ),
         "Rethinking Positional Encoding, https://arxiv.org/abs/2107.02561",
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    layered: ClassVar[bool] = True
-    controls: ClassVar[tuple[Control, ...]] = ("random",)
+    needs = frozenset({"maps"})
+    layered = True
+    controls = ("random",)
 
     def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add the collapse of the input of a layer."""

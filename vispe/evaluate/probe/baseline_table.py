@@ -7,7 +7,8 @@ import numpy as np
 
 from vispe.errors import OptionError
 from vispe.evaluate.probe.splits import cell
-from vispe.report.table import json_entries, json_list, markdown_table
+from vispe.report.result import Result
+from vispe.report.table import json_entries, json_list
 
 NAMES = {
     "none": "untouched",
@@ -58,7 +59,7 @@ class BaselineRow:
 
 
 @dataclass(frozen=True)
-class BaselineTable:
+class BaselineTable(Result):
     """All debiasing methods on the same images and training patches.
 
     Attributes:
@@ -128,10 +129,6 @@ class BaselineTable:
             cells = [*map(cell, values), f"{np.median(row.rank):.1f}", f"{np.median(row.cosine):.2f}"]
             rows.append([row.name, *(cells if row.known else ["-"] * len(cells)), str(row.passes)])
         return rows
-
-    def to_markdown(self) -> str:
-        """Return `table` as aligned Markdown."""
-        return markdown_table(self.table())
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, all values by image; NaN becomes `None`."""

@@ -20,11 +20,12 @@ from vispe.errors import ShapeError
 from vispe.evaluate.probe.feature_sources import check_images, patch_pixels
 from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.splits import POSITIONS, Trials, cell
-from vispe.report.table import json_entries, json_list, markdown_table
+from vispe.report.result import Result
+from vispe.report.table import json_entries, json_list
 
 
 @dataclass(frozen=True)
-class LayerProbe:
+class LayerProbe(Result):
     """Result of the probe after every block.
 
     Attributes:
@@ -100,9 +101,10 @@ class LayerProbe:
             rows.append([f"block {k}", *cells, ", ".join(best)])
         return rows
 
-    def to_markdown(self) -> str:
-        """Return `table` as aligned Markdown."""
-        return markdown_table(self.table(), left=(0, len(self.targets) + 2))
+    @property
+    def left(self) -> tuple[int, int]:
+        """Left-aligned columns of the table: block and channels."""
+        return 0, len(self.targets) + 2
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: all scores by block, target and image, and channel curves by block and target."""

@@ -23,7 +23,11 @@ from vispe.evaluate.probe.feature_sources import Source, each_features
 from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
 from vispe.evaluate.probe.splits import check_sampled, follower, mixed, same_region
 from vispe.evaluate.probe.targets import TARGETS, check_target, ramp, sample_mask
-from vispe.report.table import json_entries, json_list, markdown_table
+from vispe.report.result import Grades, Result
+from vispe.report.table import json_entries, json_list
+
+GRADES = Grades(0.1, 0.5, ("no linear position", "position can partly be read", "position can be read"))
+"""Verdict on the median held-out R²; the limits are chosen by us."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class ProbeRow:
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(Result):
     """Result of the probe for one model or feature set.
 
     Attributes:
@@ -95,16 +99,10 @@ class ProbeResult:
     @property
     def verdict(self) -> str:
         """Verdict in one sentence."""
-        score = f"held-out R² {self.headline:.2f}"
         if np.isnan(self.headline):
-            return (
-                f"cannot be judged: {self.rows[0].target} is constant on a {self.grid[0]}x{self.grid[1]} grid"
-            )
-        if self.headline >= 0.5:
-            return f"position can be read: {score}"
-        if self.headline >= 0.1:
-            return f"position can partly be read: {score}"
-        return f"no linear position: {score}"
+            h, w = self.grid
+            return f"cannot be judged: {self.rows[0].target} is constant on a {h}x{w} grid"
+        return f"{GRADES.word(self.headline)}: held-out R² {self.headline:.2f}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -132,10 +130,6 @@ class ProbeResult:
             self, "verdict", "notes", "rows", "grid", "n_images", "n_samples", "n_nan", "settings"
         )
         return facts | {"top_channels": self.top_channels(), "channel_r2": json_list(self.channel_r2)}
-
-    def to_markdown(self) -> str:
-        """Return the table of scores as aligned Markdown."""
-        return markdown_table(self.table())
 
     def table(self) -> list[list[str]]:
         """Return the table of scores as text, header first."""

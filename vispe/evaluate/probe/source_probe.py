@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import as_audited_model
-from vispe.evaluate.audit.probe_images import load_images
 from vispe.evaluate.evaluated import EvaluatedModel
+from vispe.evaluate.measure.audited_model import as_audited_model
+from vispe.evaluate.measure.probe_images import load_images
 from vispe.evaluate.probe.baselines import probe_baselines
 from vispe.evaluate.probe.figures.html_report import SourceProbe
 from vispe.evaluate.probe.fit import Regressor

@@ -22,7 +22,6 @@ from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint, fingerprint
 from vispe.evaluate.rotation.metrics.layer_curve import layer_curve, position_r2
 from vispe.evaluate.rotation.metrics.lie_derivative import lie_derivative, lie_derivatives
 from vispe.evaluate.rotation.metrics.quadrant_gap import quadrant_gap, scribble_classifier
-from vispe.evaluate.rotation.metrics.score_invariance import argmax_consistency, score_changes
 from vispe.evaluate.rotation.metrics.segmentation_consistency import (
     angle_consistency,
     consistency,
@@ -56,7 +55,6 @@ __all__ = [
     "across_poses",
     "angle_consistency",
     "angle_equivariance",
-    "argmax_consistency",
     "cluster_consistency",
     "consistency",
     "control_rows",
@@ -82,7 +80,6 @@ __all__ = [
     "relabelled",
     "roll_equivariance",
     "rotate",
-    "score_changes",
     "scribble_classifier",
     "summarise",
 ]

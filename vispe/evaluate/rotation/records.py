@@ -10,8 +10,9 @@ import numpy as np
 from vispe.errors import ShapeError, UnknownName
 from vispe.evaluate.rotation.record_key import D4_MEAN, FULL, POSITION_CODE, UNMOVED, Key
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
+from vispe.report.result import Result
 from vispe.report.statistics import Better, Summary, summarise
-from vispe.report.table import interval, json_entries, json_list, json_value, markdown_table, number
+from vispe.report.table import interval, json_entries, json_list, json_value, number
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, eq=False)
-class RotationResult:
+class RotationResult(Result):
     """All records of one model or segmenter.
 
     Attributes:
@@ -184,6 +185,8 @@ class RotationResult:
         >>> result.find("rot90", "error").summary().mean
         0.2
     """
+
+    left = None
 
     rows: tuple[Measurement, ...]
     images: tuple[str, ...]
@@ -227,10 +230,10 @@ class RotationResult:
         facts = json_entries(self, "verdict", "remedy", "images", "settings", "notes")
         return facts | {"rows": [row.to_dict(seed) for row in self.rows]}
 
-    def to_markdown(self, seed: int = 0) -> str:
-        """Return the table as aligned Markdown."""
+    def table(self, seed: int = 0) -> list[list[str]]:
+        """Return the table of all records as text, header first."""
         head = ["transform", "metric", "part", "mean", "median", "worst", "95 % interval", "floor", "effect"]
-        return markdown_table([head, *(_cells(row, seed) for row in self.rows)], left=range(len(head)))
+        return [head, *(_cells(row, seed) for row in self.rows)]
 
 
 def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:

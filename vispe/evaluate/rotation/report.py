@@ -1,7 +1,6 @@
 """Report of `vispe rotate` on one model or segmenter: records, fingerprint, and figures of one image."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,11 @@ import numpy as np
 from vispe.evaluate.rotation import record_key
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.records import Measurement, RotationResult
+from vispe.evaluate.rotation.verdict import GRADES
+from vispe.report.html_page import Tone
+from vispe.report.result import Result
 from vispe.report.statistics import MIN_IMAGES
-from vispe.report.table import interval, json_entries, markdown_table, number
+from vispe.report.table import interval, json_entries, number
 
 _CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"
 _AGREE = "labels, 1 = same"
@@ -71,7 +73,7 @@ and of the number."""
 
 
 @dataclass(frozen=True, eq=False)
-class RotationReport:
+class RotationReport(Result):
     """Results of `vispe rotate` for one model or segmenter.
 
     Attributes:
@@ -94,6 +96,8 @@ class RotationReport:
         >>> report.to_dict()["subject"], report.result.images
         ('vit', ('a.png', 'b.png'))
     """
+
+    left = None
 
     subject: str
     result: RotationResult
@@ -125,8 +129,15 @@ class RotationReport:
         areas = (r for r in self.result.rows if r.metric == "phase_spread")
         return (*filter(None, (self.result.find(*key) for key in HEADLINES)), *areas)
 
-    def to_markdown(self, seed: int = 0) -> str:
-        """Return the short table as Markdown; `result.to_markdown` returns the full table."""
+    @property
+    def tone(self) -> Tone:
+        """Colour of the verdict in the report, that of the worst feature metric."""
+        full, r2 = self.result.find(record_key.D4_MEAN, "error"), self.result.find(record_key.UNMOVED, "r2")
+        values = [*([full.summary().mean] if full else []), *([r2.summary().median] if r2 else [])]
+        return GRADES.tone(max(filter(np.isfinite, values), default=float("nan")))
+
+    def table(self, seed: int = 0) -> list[list[str]]:
+        """Return the table of headlines as text, header first; `result.table` returns all records."""
         intervals = len(self.result.images) >= MIN_IMAGES
         head = ["what was done to the sample", "what is compared", "mean", "worst image"]
         table = [[*head, *(["95 % interval"] if intervals else []), "resampling alone"]]
@@ -136,23 +147,12 @@ class RotationReport:
             if intervals:
                 cells.append(interval(summary.interval, 3))
             table.append([*cells, number(row.floor_mean, 3)])
-        return markdown_table(table, left=range(len(table[0])))
+        return table
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
         """Return JSON values: verdict, remedy, settings, all records with values per image, and fingerprint."""
         classes = {"classes": list(self.names), **json_entries(self, "fingerprint")}
         return {"subject": self.subject, **self.result.to_dict(seed), **classes}
-
-    def write_json(self, path: str | Path, force: bool = False) -> Path:
-        """Write `to_dict` as JSON; an existing file is only overwritten with `force`.
-
-        Raises:
-            InputError: the file exists.
-        """
-        from vispe.files import write_json
-
-        write_json(path, self.to_dict(), force)
-        return Path(path)
 
 
 def _descriptions(row: Measurement) -> tuple[str, str]:

@@ -3,8 +3,12 @@
 import math
 from collections.abc import Sequence
 
+from vispe.report.result import Grades
+
 INVARIANT, MILD = 0.05, 0.3
 """Limits of the verdict, for the centred error over D4 and for the held-out R²; chosen by us."""
+
+GRADES = Grades(INVARIANT, MILD, ("invariant", "mild dependence", "strong dependence"))
 
 EXACT = 1e-5
 """Error over D4 below which float32 features count as exactly equivariant."""
@@ -44,8 +48,7 @@ def verdict(what: str, value: float, symbol: str) -> str:
     """Return the verdict on a centred error or a held-out R²: invariant, mild or strong."""
     if not math.isfinite(value):
         return f"{what}: cannot be judged, because they are constant over the image"
-    word = "invariant" if value < INVARIANT else "mild dependence" if value < MILD else "strong dependence"
-    return f"{what}: {word} ({symbol} = {value:.2g})"
+    return f"{what}: {GRADES.word(value)} ({symbol} = {value:.2g})"
 
 
 def remedy(full: float, position: float | None = None) -> str:

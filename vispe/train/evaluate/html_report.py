@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from vispe.evaluate.rotation.report import HEADLINES
 from vispe.evaluate.rotation.verdict import SCALE
 from vispe.report.html_page import Page
-from vispe.report.table import number, text_table
-from vispe.train.evaluate.criteria import tone
+from vispe.report.result import Drawing, Note, Rows, Section, report_page, settings_section
+from vispe.report.table import text_table
 from vispe.train.evaluate.figures import fingerprint_figure, masks_figure, position_figure, similarity_figure
 from vispe.train.evaluate.mask_scores import finite_mean
-from vispe.train.evaluate.result import RetrofitReport
+from vispe.train.evaluate.result import RetrofitReport, scientific
 
 KINDS = {"noise": "noise", "textures": "textures", "images": "your images"}
 """Titles of the kinds of images."""
@@ -62,122 +60,88 @@ def evaluation_page(report: RetrofitReport) -> Page:
     Args:
         report: the measurements; sections without measurements are omitted.
     """
-    page = Page(report.subject, "Retrofit", f"{report.verdict}.", tone(report.criteria))
-    page.text(_INTRO)
-    page.table(_criteria(report), left=(0, 2, 3))
-    page.text(
-        "Decodable position: the larger of the medians over noise and over textures. The limits are our choice.",
-        soft=True,
-    )
-    _position(page, report)
-    _pattern(page, report)
-    _rotated(page, report)
-    _features(page, report)
-    _masks(page, report)
-    page.section("Every image")
+    probes = [
+        Rows(probe.table(), folded=f"All targets of the probe, {name}, {KINDS[kind]}")
+        for name, side in report.sides.items()
+        for kind, probe in side.probes.items()
+    ]
+    limits = "Decodable position: the larger of the medians over noise and over textures. The limits are our choice."
     words = " and mIoU" if report.segmentation is not None else ""
-    page.table(_by_image(report), folded=f"Similarity{words} by image")
-    for name, side in report.sides.items():
-        for kind, probe in side.probes.items():
-            page.table(probe.table(), folded=f"All targets of the probe, {name}, {KINDS[kind]}")
-    page.section("Settings and notes")
-    for note in report.notes:
-        page.text(note)
-    page.text(f"Ablated channels: {', '.join(map(str, report.channels)) or 'none'} of {report.width}.")
-    rows = [[k, v if isinstance(v, str) else json.dumps(v, default=str)] for k, v in report.settings.items()]
-    page.table([["setting", "value"], *rows], left=(0, 1))
-    return page
+    ablated = f"Ablated channels: {', '.join(map(str, report.channels)) or 'none'} of {report.width}."
+    sections = [
+        Section("", _INTRO, Rows(report.table(), (0, 2, 3)), Note(limits)),
+        *(section(report) for section in (_position, _pattern, _rotated, _features, _masks)),
+        Section("Every image", Rows(_by_image(report), folded=f"Similarity{words} by image"), *probes),
+        settings_section([*report.notes, ablated], report.settings),
+    ]
+    return report_page(report.subject, "Retrofit", f"{report.verdict}.", report.tone, sections)
 
 
 def to_text(report: RetrofitReport) -> str:
     """Return the verdict and the table of criteria as plain text."""
-    return f"{report.verdict}.\n\n{text_table(_criteria(report), left=range(4))}"
+    return f"{report.verdict}.\n\n{text_table(report.table(), left=range(4))}"
 
 
-def _criteria(report: RetrofitReport) -> list[list[str]]:
-    rows = [["", "measured", "limit", ""]]
-    for criterion in report.criteria:
-        met = "" if not np.isfinite(criterion.value) else "met" if criterion.met else "not met"
-        rows.append([criterion.title, _number(criterion.value), criterion.limit_text, met])
-    return rows
-
-
-def _position(page: Page, report: RetrofitReport) -> None:
-    page.section("Decodable position")
-    page.text(_POSITION)
-    page.figure(
-        position_figure(report),
-        "Held-out R² of row and column: dots are images (medians over selections of patches), lines are medians.",
-    )
+def _position(report: RetrofitReport) -> Section:
     title = "held-out R², median over images and selections of patches"
     rows = [[title, *report.sides, "shuffled, after"]]
     for kind, probe in report.after.probes.items():
         scores = [side.probes[kind].headline for side in report.sides.values()]
         shuffled = float(np.median(probe.rows[0].shuffled))
         rows.append(_row(f"{KINDS[kind]} ({probe.n_images})", *scores, shuffled))
-    page.table(rows)
-    page.text(_BLANKED, soft=True)
     notes = {n for s in (report.before, report.after) for p in s.probes.values() for n in p.notes}
-    for note in sorted(notes):
-        page.text(note, soft=True)
-
-
-def _pattern(page: Page, report: RetrofitReport) -> None:
-    first, second = report.before.fingerprint, report.after.fingerprint
-    if first is None or second is None:
-        return
-    page.section("Fixed pattern of the image frame")
-    page.text(_PATTERN)
-    caption = "First principal component of the mean map; both panels have the same scale, white is 0."
-    page.figure(fingerprint_figure(first, second), caption)
-    page.table(
-        [
-            ["", "before", "after"],
-            _row("SNR of the pattern", first.snr, second.snr),
-            ["noise images", str(first.n_images), str(second.n_images)],
-            ["strongest channels", *(", ".join(map(str, p.top_channels(4))) for p in (first, second))],
-        ]
+    caption = "Held-out R² of row and column: dots are images (medians over selections of patches), lines are medians."
+    figure = Drawing(position_figure(report), caption)
+    return Section(
+        "Decodable position", _POSITION, figure, Rows(rows), *map(Note, [_BLANKED, *sorted(notes)])
     )
 
 
-def _rotated(page: Page, report: RetrofitReport) -> None:
+def _pattern(report: RetrofitReport) -> Section | None:
+    first, second = report.before.fingerprint, report.after.fingerprint
+    if first is None or second is None:
+        return None
+    caption = "First principal component of the mean map; both panels have the same scale, white is 0."
+    rows = [
+        ["", "before", "after"],
+        _row("SNR of the pattern", first.snr, second.snr),
+        ["noise images", str(first.n_images), str(second.n_images)],
+        ["strongest channels", *(", ".join(map(str, p.top_channels(4))) for p in (first, second))],
+    ]
+    figure = Drawing(fingerprint_figure(first, second), caption)
+    return Section("Fixed pattern of the image frame", _PATTERN, figure, Rows(rows))
+
+
+def _rotated(report: RetrofitReport) -> Section | None:
     first, second = report.before.rotation, report.after.rotation
     if first is None or second is None:
-        return
-    page.section("Rotations and reflections")
-    page.text(_ROTATED)
+        return None
     rows, quiet = [["transform", "metric", "before", "after"]], []
     for k, row in enumerate(first.headlines):
         key = (row.transform, row.metric, row.part)
         other = second.result.find(*key)
-        after = "" if other is None else _number(other.summary().mean)
-        rows.append([*HEADLINES[key], _number(row.summary().mean), after])
+        after = "" if other is None else scientific(other.summary().mean)
+        rows.append([*HEADLINES[key], scientific(row.summary().mean), after])
         quiet += [k] * row.control
-    page.table(rows, left=(0, 1), quiet=quiet)
+    return Section("Rotations and reflections", _ROTATED, Rows(rows, (0, 1), quiet))
 
 
-def _features(page: Page, report: RetrofitReport) -> None:
-    page.section("Similarity to the teacher")
-    page.text(_FEATURES)
-    page.figure(similarity_figure(report), "Each dot is an image, lines are medians.")
-    page.table(
-        [
-            ["", "mean cosine, median rank"],
-            _row("cosine, student to teacher", np.mean(report.cosine)),
-            _row("cosine, student to ablated teacher (its target)", np.mean(report.cosine_blanked)),
-            *(_row(f"effective rank, {name}", np.median(side.rank)) for name, side in report.sides.items()),
-            ["channels ablated", f"{len(report.channels)} of {report.width}"],
-        ]
-    )
+def _features(report: RetrofitReport) -> Section:
+    rows = [
+        ["", "mean cosine, median rank"],
+        _row("cosine, student to teacher", np.mean(report.cosine)),
+        _row("cosine, student to ablated teacher (its target)", np.mean(report.cosine_blanked)),
+        *(_row(f"effective rank, {name}", np.median(side.rank)) for name, side in report.sides.items()),
+        ["channels ablated", f"{len(report.channels)} of {report.width}"],
+    ]
+    figure = Drawing(similarity_figure(report), "Each dot is an image, lines are medians.")
+    return Section("Similarity to the teacher", _FEATURES, figure, Rows(rows))
 
 
-def _masks(page: Page, report: RetrofitReport) -> None:
+def _masks(report: RetrofitReport) -> Section | None:
     scores = report.segmentation
     if scores is None:
-        return
-    page.section("Linear segmentation")
-    page.text(_MASKS)
-    page.figure(masks_figure(report), "Each dot is an image, lines are means over images.")
+        return None
     names = ("before", "after", "filters")
     titles = {"own": "spread scribbles", "corner": "lost with corner scribbles", "others": "other masks"}
     rows = [["mIoU, mean over images", *names]]
@@ -186,11 +150,9 @@ def _masks(page: Page, report: RetrofitReport) -> None:
             rows.append(_row(title, *(finite_mean(values[name]) for name in names)))
     if scores.pooled:
         rows.append(_row("other masks, all pixels pooled", *(scores.pooled[name] for name in names)))
-    page.table(rows)
-    page.text(
-        f"{scores.budget} labelled pixels per class; classes: {', '.join(report.classes)}.",
-        soft=True,
-    )
+    figure = Drawing(masks_figure(report), "Each dot is an image, lines are means over images.")
+    budget = Note(f"{scores.budget} labelled pixels per class; classes: {', '.join(report.classes)}.")
+    return Section("Linear segmentation", _MASKS, figure, Rows(rows), budget)
 
 
 def _by_image(report: RetrofitReport) -> list[list[str]]:
@@ -210,8 +172,4 @@ def _by_image(report: RetrofitReport) -> list[list[str]]:
 
 
 def _row(title: str, *values: float) -> list[str]:
-    return [title, *map(_number, values)]
-
-
-def _number(value: float) -> str:
-    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else number(value)
+    return [title, *map(scientific, values)]

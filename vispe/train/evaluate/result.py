@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,10 @@ import numpy as np
 from vispe.evaluate.probe.positional import ProbeResult
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.files import write_json
-from vispe.report.table import json_entries, json_list, json_value
-from vispe.train.evaluate.criteria import Criterion, criteria, verdict
+from vispe.report.html_page import Tone
+from vispe.report.result import Result
+from vispe.report.table import json_entries, json_list, json_value, number
+from vispe.train.evaluate.criteria import Criterion, criteria, tone, verdict
 from vispe.train.evaluate.mask_scores import MaskScores
 from vispe.train.evaluate.model_pair import SIDES
 
@@ -49,7 +49,7 @@ class ModelMeasurements:
 
 
 @dataclass(frozen=True, eq=False)
-class RetrofitReport:
+class RetrofitReport(Result):
     """Evaluation of a model before and after its retrofit.
 
     Attributes:
@@ -104,6 +104,19 @@ class RetrofitReport:
         """The verdict as one sentence."""
         return verdict(self.criteria)
 
+    @property
+    def tone(self) -> Tone:
+        """Colour of the verdict in the report."""
+        return tone(self.criteria)
+
+    def table(self) -> list[list[str]]:
+        """Return the table of criteria as text, header first."""
+        rows = [["", "measured", "limit", ""]]
+        for criterion in self.criteria:
+            met = "" if not np.isfinite(criterion.value) else "met" if criterion.met else "not met"
+            rows.append([criterion.title, scientific(criterion.value), criterion.limit_text, met])
+        return rows
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: the verdict, the criteria, and every number of every image."""
         return {
@@ -114,10 +127,7 @@ class RetrofitReport:
             **json_entries(self, "segmentation", "classes", "settings", "notes"),
         }
 
-    def write_json(self, path: str | Path, force: bool = False) -> Path:
-        """Write `to_dict` to a JSON file; existing files are only overwritten with `force`.
 
-        Raises:
-            InputError: the file exists.
-        """
-        return write_json(path, self.to_dict(), force)
+def scientific(value: float) -> str:
+    """Return a number as text, in scientific notation below 5e-4."""
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else number(value)

@@ -7,10 +7,10 @@ from vispe.errors import OptionError
 from vispe.evaluate.probe.baselines import probe_baselines
 from vispe.evaluate.probe.figures.baseline_figures import baselines_figure, plot_probe_baselines
 from vispe.evaluate.probe.figures.curves import plot_probe_channels, plot_probe_layers
-from vispe.evaluate.probe.figures.html_report import SourceProbe, best_block, layers_figure, probe_page, tone
+from vispe.evaluate.probe.figures.html_report import SourceProbe, best_block, layers_figure, probe_page
 from vispe.evaluate.probe.figures.r2_axes import WORDS
 from vispe.evaluate.probe.layer_probe import probe_layers
-from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.positional import GRADES, positional_probe
 from vispe.evaluate.probe.targets import ramp
 
 
@@ -112,6 +112,6 @@ def test_the_page_leads_with_noise_and_holds_every_part(found):
 
 
 def test_pages_and_tones():
-    assert [tone(score) for score in (0.6, 0.2, -3, float("nan"))] == ["bad", "mild", "good", "plain"]
+    assert [GRADES.tone(score) for score in (0.6, 0.2, -3, float("nan"))] == ["bad", "mild", "good", "plain"]
     with pytest.raises(OptionError, match=r"must have keys of \['noise', 'textures', 'images'\], got \[\]"):
         probe_page("model", {})

@@ -8,13 +8,12 @@ from tests.evaluate.rotation.cases import F64, field, noise, vit
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.evaluate.rotation import (
     VisionModel,
-    argmax_consistency,
     lie_derivative,
     lie_derivatives,
     raw_intensity,
-    score_changes,
 )
 from vispe.evaluate.rotation.metrics.lie_derivative import MOTIONS, along, moved
+from vispe.experimental.measures.score_invariance import argmax_consistency, score_changes
 from vispe.symmetry.warp import rotate
 
 METHODS = ("forward", "double backward", "difference")

@@ -46,8 +46,9 @@ def _entries(names: list[str]) -> dict[str, dict[str, dict]]:
         UnknownName: a name in none of the groups.
     """
     import vispe
+    import vispe.experimental.measures
     from vispe.errors import UnknownName, did_you_mean
-    from vispe.evaluate.audit.measure import all_measures
+    from vispe.evaluate.audit.measures import all_measures
     from vispe.multimodal import list_schemes, scheme_info
     from vispe.train.recipe_papers import RECIPE_PAPERS
 

@@ -60,15 +60,17 @@ def audit(
     from vispe.cli.common import Output, find, progress_bar, section, versions
     from vispe.errors import OptionError
     from vispe.evaluate.attention.divergence import compare_heads_or_reason
-    from vispe.evaluate.audit.audited_model import as_audited_model
     from vispe.evaluate.audit.findings import Comparison
     from vispe.evaluate.audit.html_report import audit_page, plot_audit
-    from vispe.evaluate.audit.measure import choose
-    from vispe.evaluate.audit.probe_images import load_images
+    from vispe.evaluate.audit.measures import choose
     from vispe.evaluate.audit.runner import VIEWS, audit
     from vispe.evaluate.evaluated import load_evaluated_model
+    from vispe.evaluate.measure.audited_model import as_audited_model
+    from vispe.evaluate.measure.probe_images import load_images
     from vispe.files import remove
 
+    if only:
+        import vispe.experimental.measures  # noqa: F401  (can be requested by name)
     paths, measures = find(images), choose(only)
     output = Output(out, ["report.html", "report.json", "audit.png"], force, paths)
     processes = Processes.started()

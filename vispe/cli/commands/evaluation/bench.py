@@ -34,7 +34,7 @@ def bench(
     import torch
 
     from vispe.errors import OptionError
-    from vispe.evaluate.speed import Bench, judge, plan_for, winners
+    from vispe.experimental.speed import Bench, judge, plan_for, winners
 
     if not minutes > 0:
         raise OptionError(f"bench: --minutes must be above 0, got {minutes:g}.")

@@ -55,8 +55,8 @@ def health(
     from vispe.errors import OptionError, UnsupportedHost
     from vispe.evaluate.attention.head_figures import health_page, plot_health
     from vispe.evaluate.attention.head_health import head_health
-    from vispe.evaluate.audit.audited_model import as_audited_model
-    from vispe.evaluate.audit.probe_images import load_images
+    from vispe.evaluate.measure.audited_model import as_audited_model
+    from vispe.evaluate.measure.probe_images import load_images
 
     if bool(images) == (noise > 0):
         inputs = f"{len(images or ())} image arguments and --noise {noise}"

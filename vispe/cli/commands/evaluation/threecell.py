@@ -35,8 +35,8 @@ def threecell(
     """
     from vispe.cli.common import Output, progress_bar, versions
     from vispe.errors import OptionError
-    from vispe.evaluate.three_cell.results import compare, plot_table, read_rows, report, to_markdown
-    from vispe.evaluate.three_cell.trainer import ThreeCellRecipe
+    from vispe.experimental.three_cell.results import Scores, compare, plot_table, read_rows, report
+    from vispe.experimental.three_cell.trainer import ThreeCellRecipe
 
     if seeds < 1:
         raise OptionError(f"threecell: --seeds must be 1 or more, got {seeds}.")
@@ -53,4 +53,4 @@ def threecell(
         all_records = read_rows(file, recipe)
         return {"three_cell.png": plot_table(all_records), "report.html": report(all_records)}
 
-    output.finish(json, records, lambda: to_markdown(records), contents, indent=1)
+    output.finish(json, records, Scores(records).to_markdown, contents, indent=1)

@@ -10,11 +10,13 @@ from vispe.errors import OptionError
 from vispe.evaluate.probe.baseline_table import BaselineTable
 from vispe.evaluate.probe.figures.baseline_figures import baselines_figure
 from vispe.evaluate.probe.figures.curves import plot_probe_channels, plot_probe_layers
-from vispe.evaluate.probe.figures.summary_figure import capitalize, plot_probe
+from vispe.evaluate.probe.figures.summary_figure import plot_probe
 from vispe.evaluate.probe.layer_probe import LayerProbe
-from vispe.evaluate.probe.positional import ProbeResult
+from vispe.evaluate.probe.positional import GRADES, ProbeResult
 from vispe.report.figure_style import new_figure
-from vispe.report.html_page import Page, Tone
+from vispe.report.html_page import Page
+from vispe.report.result import Drawing, Note, Rows, Section, report_page
+from vispe.report.table import capitalize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,13 +79,6 @@ def heading(source: str, result: ProbeResult) -> str:
     return f"{result.n_images} {KINDS[source]}{'s' * (result.n_images > 1)}"
 
 
-def tone(score: float) -> Tone:
-    """Return the tone of a verdict on an R²."""
-    if np.isnan(score):
-        return "plain"
-    return "bad" if score >= 0.5 else "mild" if score >= 0.1 else "good"
-
-
 def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
     """Return the HTML report.
 
@@ -100,29 +95,19 @@ def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
         )
     lead = next(source for source in KINDS if source in results)
     first = results[lead].probe
-    page = Page(
-        subject,
-        "Positional probe",
-        f"{capitalize(first.verdict)} ({heading(lead, first)})",
-        tone(first.headline),
-    )
+    sections: list[Section | None] = []
     for source, result in results.items():
-        title = heading(source, result.probe)
-        page.section(title)
-        page.text(f"{capitalize(result.probe.verdict)}.")
-        page.text(" ".join(result.probe.notes))
-        page.table(result.probe.table(), quiet=(len(result.probe.rows) - 1,))
-        page.figure(plot_probe(result.probe, f"{subject}, {title}"), f"Probe of the final features, {title}.")
-        if result.layers is not None:
-            _add_layers(page, result.layers, title)
-        if result.baselines is not None:
-            _add_baselines(page, result.baselines, title)
-    page.section("Explanation")
-    for words in (_TARGETS, _CONTROLS, _CONTENT):
-        page.text(words, soft=True)
-    if any(result.baselines is not None for result in results.values()):
-        page.text(_REMEDIES, soft=True)
-    return page
+        probe, title = result.probe, heading(source, result.probe)
+        figure = Drawing(plot_probe(probe, f"{subject}, {title}"), f"Probe of the final features, {title}.")
+        scores = Rows(probe.table(), quiet=(len(probe.rows) - 1,))
+        sections += [Section(title, f"{capitalize(probe.verdict)}.", " ".join(probe.notes), scores, figure)]
+        sections += [None if result.layers is None else _layers(result.layers, title)]
+        sections += [None if result.baselines is None else _baselines(result.baselines, title)]
+    words = [_TARGETS, _CONTROLS, _CONTENT]
+    words += [_REMEDIES] if any(result.baselines is not None for result in results.values()) else []
+    sections.append(Section("Explanation", *map(Note, words)))
+    verdict = f"{first.verdict} ({heading(lead, first)})"
+    return report_page(subject, "Positional probe", verdict, GRADES.tone(first.headline), sections)
 
 
 def layers_figure(result: LayerProbe) -> "Figure":
@@ -140,27 +125,25 @@ def best_block(result: LayerProbe) -> int:
     return int(np.nan_to_num(result.curve, nan=-np.inf).argmax())
 
 
-def _add_layers(page: Page, result: LayerProbe, title: str) -> None:
-    page.section(f"After every block: {title}")
-    page.text(f"{capitalize(result.verdict)}.")
-    page.text(" ".join(result.notes))
+def _layers(result: LayerProbe, title: str) -> Section:
     caption = (
         "Top: held-out R² after every block, before the final norm; median over images, band: quartiles. "
+        f"Bottom: single channels after block {best_block(result)}, where R² is highest."
     )
-    caption += f"Bottom: single channels after block {best_block(result)}, where R² is highest."
-    page.figure(layers_figure(result), caption)
-    page.table(
-        result.table(), left=(0, len(result.targets) + 2), folded="All blocks, with their positional channels"
+    return Section(
+        f"After every block: {title}",
+        f"{capitalize(result.verdict)}.",
+        " ".join(result.notes),
+        Drawing(layers_figure(result), caption),
+        Rows(result.table(), result.left, folded="All blocks, with their positional channels"),
     )
 
 
-def _add_baselines(page: Page, table: BaselineTable, title: str) -> None:
-    page.section(f"Debiasing: {title}")
-    page.text(f"{capitalize(table.verdict)}.")
+def _baselines(table: BaselineTable, title: str) -> Section:
     caption = (
-        f"Each dot is one of {table.n_images} images; lines and numbers are medians, diamonds the shuffled "
+        f"Each dot is one of {table.n_images} images; lines and numbers are medians, diamonds the shuffled control. "
+        f"Blanked channels: {table.chosen_on}."
     )
-    page.figure(baselines_figure(table), f"{caption}control. Blanked channels: {table.chosen_on}.")
-    page.table(table.table())
-    for note in table.notes:
-        page.text(note, soft=True)
+    figure = Drawing(baselines_figure(table), caption)
+    words = f"{capitalize(table.verdict)}."
+    return Section(f"Debiasing: {title}", words, figure, Rows(table.table()), *map(Note, table.notes))

@@ -14,14 +14,15 @@ from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.report import figure_style
 from vispe.report.figure_style import BLUE, GREY, INK
+from vispe.report.result import Grades
 from vispe.segment.overlays import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FAINT_SNR, CLEAR_SNR = 1.5, 3.0
-"""Min SNR of a faint and of a clear fingerprint, chosen by us; 1 is the chance level."""
+GRADES = Grades(1.5, 3.0, ("no", "a faint", "a clear"))
+"""Verdict on the SNR of a fingerprint, with limits chosen by us; 1 is the chance level."""
 
 
 def fingerprint_words(fingerprint: Fingerprint) -> str:
@@ -39,12 +40,7 @@ def fingerprint_words(fingerprint: Fingerprint) -> str:
         return f"{of} cannot be judged, because the maps are constant"
     if np.isinf(snr):
         return f"{of} equals each of them: they do not depend on the image"
-    times = f"SNR {snr:.3g}; chance gives 1"
-    if snr < FAINT_SNR:
-        return f"{of} shows no pattern that is fixed to the frame ({times})"
-    return (
-        f"{of} shows a {'faint' if snr < CLEAR_SNR else 'clear'} pattern that is fixed to the frame ({times})"
-    )
+    return f"{of} shows {GRADES.word(snr)} pattern that is fixed to the frame (SNR {snr:.3g}; chance gives 1)"
 
 
 def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vispe.evaluate.rotation.figures.polar import plot_polar
 from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
 from vispe.report import figure_style
-from vispe.report.html_page import Page
+from vispe.report.result import Drawing, Rows
 from vispe.symmetry.d4 import D4
 
 POSES = tuple(g.name for g in D4[1:])
@@ -26,42 +26,34 @@ def rows_of(
     return [r for r in result.rows if r.metric == metric and also(r)]
 
 
+def quiet_rows(rows: Iterable[Measurement]) -> list[int]:
+    """Return the indices of the controls."""
+    return [k for k, row in enumerate(rows) if row.control]
+
+
 def drawn(
-    page: Page,
     plot: Callable[..., Any],
     result: RotationResult,
     caption: str,
     size: tuple[float, float] = (8.4, 4.4),
     **options: Any,
-) -> None:
-    """Plot in a new figure and add it to the page."""
+) -> Drawing:
+    """Plot in a new figure."""
     polar = plot is plot_polar
     figure = figure_style.new_figure(*((6.2, 6.2) if polar else size))
     plot(result, figure.add_subplot(projection="polar" if polar else None), **options)
-    page.figure(figure, caption)
+    return Drawing(figure, caption)
 
 
-def short_table(page: Page, rows: Iterable[Measurement]) -> None:
-    """Add a table of records with means and intervals to the page, if there are any."""
-    rows = list(rows)
-    if not rows:
-        return
+def short_table(rows: Sequence[Measurement]) -> Rows | None:
+    """Return a table of records with means and intervals, None without records."""
     table = [["", "metric", "of", "mean", "95 % interval"]]
     for row in rows:
         summary = row.summary()
-        bounds = (
-            "" if summary.interval is None else " to ".join(map(figure_style.short_number, summary.interval))
-        )
-        table.append(
-            [
-                row.transform,
-                METRICS[row.metric].title,
-                row.part,
-                figure_style.short_number(summary.mean),
-                bounds,
-            ]
-        )
-    page.table(table, left=(0, 1, 2), quiet=[k for k, row in enumerate(rows) if row.control])
+        bounds = " to ".join(map(figure_style.short_number, summary.interval or ()))
+        mean = figure_style.short_number(summary.mean)
+        table.append([row.transform, METRICS[row.metric].title, row.part, mean, bounds])
+    return Rows(table, (0, 1, 2), quiet_rows(rows)) if rows else None
 
 
 def first_image(result: RotationResult) -> str:

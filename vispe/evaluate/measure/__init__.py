@@ -1,0 +1,1 @@
+"""Base of measures: interface, audited model, perturbed runs, verdicts and probe images."""
