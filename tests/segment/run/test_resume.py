@@ -343,10 +343,10 @@ def test_a_lock_is_free_when_its_process_was_killed(data):
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    def none(handle):
+    def none(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock, "_lock", none)
+    monkeypatch.setattr(lock.FileLock, "acquire", none)
     with lock_folder(tmp_path / "a"):
         (tmp_path / "a" / "b").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
