@@ -34,6 +34,24 @@ class Grey:
     stack: Stack | None
     notes: tuple[str, ...]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.pages.shape[1:3]
+
+    @property
+    def exclusions(self) -> tuple[str, ...]:
+        """Messages about excluded pixels."""
+        return tuple(self.image.exclusions)
+
+    def page(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return grey levels (h, w, c) and the mask (h, w) of pixels with data."""
+        return self.pages[number], self.image.valid[number]
+
+    def have_data(self, number: int, indices: np.ndarray) -> np.ndarray:
+        """Return which pixels y * w + x (n,) of a page have data, as (n,) bool."""
+        return self.image.valid[number].ravel()[indices]
+
 
 class Reader:
     """Reader of normalised images with a cache of the last one, which training, prediction and report share.

@@ -9,6 +9,7 @@ from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
 from vispe.segment.classify.clustering import METHODS
 from vispe.segment.classify.pixel_classifier import KINDS
+from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.run.inputs import Paths, ReadOptions
@@ -18,6 +19,12 @@ from vispe.segment.run.run_report import ProgressCallbacks
 from vispe.segment.run.scoring import ScoreOptions
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
+
+DEFAULT = FeatureConfig("both", model=NAME)
+"""Default features of `segment`, for labels and clusters: vispe_micro and filters.
+
+Their effect on clusters is measured in `eval/results/cluster.json`.
+"""
 
 _NOT_DECISIVE = ("images", "out", "labels", "force", "watch", "memory", "scheduler", "allow_download")
 
