@@ -146,9 +146,9 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
     ("options", "error", "message"),
     [
         (
-            {"post": PostProcessing(min_area=9)},
-            OptionError,
-            "min_area=9 is not supported for out-of-core images",
+            {"post": PostProcessing(min_area=9, clean=True), "memory": "27 MB"},
+            InputError,
+            r"memory=27 MiB is too small for a\.zarr: min_area and clean need complete pages, which take",
         ),
         ({"memory": "much"}, OptionError, "memory='much' is not an amount of memory"),
         ({"memory": "1 MB"}, InputError, r"memory=1 MiB is too small for a\.zarr: the smallest blocks need"),
@@ -157,7 +157,11 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
             OptionError,
             "truth is not supported for images processed in block",
         ),
-        ({"trust": True}, OptionError, "trust is not supported for images processed in blocks"),
+        (
+            {"trust": True, "materials": True, "memory": "26 MB"},
+            InputError,
+            "materials and trust need complete pages",
+        ),
         (
             {"labels": (), "cluster": 3},
             OptionError,

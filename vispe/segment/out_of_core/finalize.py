@@ -15,6 +15,7 @@ from vispe.segment.out_of_core import progress
 from vispe.segment.out_of_core.block_engine import grown_by, limit_concurrency
 from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.job import Job
+from vispe.segment.out_of_core.lazy_page import Window
 from vispe.segment.run.prediction import Areas, PostProcessing, estimate_areas, finalize
 
 
@@ -44,9 +45,10 @@ def finalize_block(text: str, page: int, bounds: tuple[int, int, int, int]) -> N
         prob = progress.read_raw(Path(job.work), page, grown)
         valid = prob.any(0)
         prior = None if job.priors is None else np.array(job.priors[page])
-        post = PostProcessing(job.smooth, prior=job.prior)
-        labels, uncertainty = finalize(prob, valid, post, prior)
+        post = PostProcessing(job.smooth, job.min_area, job.prior, job.clean)
+        grey = Window(image, page, job.limits[page]).cut(grown)[0].mean(-1) if job.clean else None
+        labels, uncertainty, has_large_component = finalize(prob, valid, post, prior, grey)
         top, left = region.top - grown.top, region.left - grown.left
         crop = slice(top, top + region.shape[0]), slice(left, left + region.shape[1])
         result = prob[(slice(None), *crop)], labels[crop], uncertainty[crop]
-        progress.write_final(job, image, page, region, result)
+        progress.write_final(job, image, page, region, result, has_large_component)

@@ -130,6 +130,7 @@ def write_final(
     page: int,
     region: Region,
     result: tuple[np.ndarray, np.ndarray, np.ndarray],
+    has_large_component: bool,
 ) -> None:
     """Write the reweighted probabilities (K, h, w), labels and uncertainty of a block, then its chunk records."""
     work, (prob, labels, uncertainty) = Path(job.work), result
@@ -139,6 +140,7 @@ def write_final(
         record = {
             "counts": np.bincount(labels[part.slices].ravel(), minlength=len(prob) + 1).tolist(),
             "unsure": float(np.nansum(uncertainty_of_chunk, dtype=np.float64)),
+            "has_large_component": has_large_component,
         }
         write_small(_record(work, SETTLED, page, region, part, job.chunk), record)
 
@@ -155,7 +157,7 @@ def sum_records(work: Path, image: OutOfCoreImage, chunk: int, n_classes: int) -
     """
     feature_sums: list[np.ndarray | None] = []
     pages = np.zeros((image.n_pages, n_classes + 1), np.int64)
-    uncertainty_sum, overlap, disagreeing = 0.0, 0, 0
+    uncertainty_sum, overlap, disagreeing, has_large_component = 0.0, 0, 0, True
     for page in range(image.n_pages):
         page_sums: list[list[int] | None] = []
         for region in chunk_regions(image, chunk):
@@ -166,6 +168,7 @@ def sum_records(work: Path, image: OutOfCoreImage, chunk: int, n_classes: int) -
             uncertainty_sum += record["unsure"]
             overlap += record["overlap"]
             disagreeing += record["disagreeing"]
+            has_large_component &= record["has_large_component"]
             page_sums.append(record["seen"])
         feature_sums.append(None if None in page_sums else np.sum(page_sums, 0))
     totals = {
@@ -173,6 +176,7 @@ def sum_records(work: Path, image: OutOfCoreImage, chunk: int, n_classes: int) -
         "unsure": uncertainty_sum,
         "overlap": overlap,
         "disagreeing": disagreeing,
+        "has_large_component": has_large_component,
     }
     return {**totals, "pages": pages, "seen": feature_sums}
 

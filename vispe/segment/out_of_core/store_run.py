@@ -12,6 +12,8 @@ from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import remove
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region, blocks
+from vispe.segment.invariance_report.image_report import trust_image
+from vispe.segment.materials.image_record import TABLE, measure_image
 from vispe.segment.model.model_file import Model, versions
 from vispe.segment.objects.object_files import ENDINGS
 from vispe.segment.out_of_core import find_stores, progress, zarr_store
@@ -31,11 +33,11 @@ from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import StorePages, Window
 from vispe.segment.out_of_core.memory_plan import DEFAULT, Plan, make_plan, parse_memory
 from vispe.segment.out_of_core.scribbles import match_store_labels, read_scribbles
-from vispe.segment.out_of_core.summary import draw, objects_of_store, summary
+from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_page, summary
 from vispe.segment.run import request as requests
 from vispe.segment.run.inputs import BatchImage, as_list, find_files
 from vispe.segment.run.out_of_distribution import ood_record, ood_warning
-from vispe.segment.run.prediction import Areas, Segmenter
+from vispe.segment.run.prediction import Areas, Segmenter, no_large_component
 from vispe.segment.run.request import Request
 from vispe.segment.run.resume import fingerprint_files
 from vispe.segment.run.run_report import Clock, timing, vanishing_class_notes
@@ -72,16 +74,6 @@ class OutOfCoreRun(Run):
         check_request(request)
         self.memory = parse_memory(request.memory or DEFAULT)
         self.model_file = self.out / MODEL_NAME if self.writes_model else Path(request.model)
-        if self.post.min_area > 1:
-            raise OptionError(
-                f"min_area={self.post.min_area} is not supported for out-of-core images, whose connected components "
-                "may exceed the memory. Omit it, or use smooth."
-            )
-        if self.post.clean:
-            raise OptionError(
-                "clean is not supported for out-of-core images: the guided filter needs a complete page. Omit it, or "
-                "use smooth."
-            )
         if request.scheduler is not None:
             require("distributed", "big", "a dask scheduler")
         if self.writes_model:
@@ -241,6 +233,10 @@ class OutOfCoreRun(Run):
             notes.append(f"the overlay of {path.name} shows page {job.picture} of {image.n_pages} (from 0).")
         if job.reduction > 1:
             notes.append(f"the overlay of {path.name} shows every {job.reduction}th label along each axis.")
+        if not added["has_large_component"]:
+            notes.append(no_large_component(self.post))
+        more = {} if objects is None else {"objects": objects}
+        files |= self._page_reports(image, job, by, more, notes)
         domain = ood_record(model, added["seen"])
         notes += ood_warning(path.name, domain, None)
         draw(files["overlay"], image, model, job, added["pages"][job.picture])
@@ -254,8 +250,26 @@ class OutOfCoreRun(Run):
             "files": {key: str(target) for key, target in files.items()},
             "notes": notes,
             "domain": domain,
-            **({} if objects is None else {"objects": objects}),
+            **more,
         }
+
+    def _page_reports(
+        self, image: OutOfCoreImage, job: Job, by: Segmenter, record: dict[str, Any], notes: list[str]
+    ) -> dict[str, Path]:
+        """Write the reports that need complete pages, complete `record` and `notes`, and return their files."""
+        path, files = image.path, self._files_of(image.path)
+        if self.request.materials:
+            maps = (stored_page(image, job, number)[1].labels for number in range(image.n_pages))
+            options = by.model.names, image.pixel_size, files["materials"], True
+            record["materials"], text = measure_image(path.name, maps, *options)
+            notes += text
+        if self.request.trust:
+            grey, result = stored_page(image, job, job.picture)
+            target, callbacks = self.out / stem_of(path), {"step": lambda fraction: None, "note": self.note}
+            trust = trust_image(image, job.picture, grey, result, by, target, **callbacks, force=True)
+            record["trust"] = trust.record
+            notes += trust.notes
+        return files
 
     def _classify(self, path: Path, job: Job, total: Sequence[tuple[int, Region]]) -> None:
         """Compute the probabilities of all unfinished blocks."""
@@ -291,7 +305,16 @@ class OutOfCoreRun(Run):
         image, work = self.sources[path], progress.partial(self.out, stem_of(path))
         job_file = work / "job.json"
         chunk = json.loads(job_file.read_text())["chunk"] if job_file.is_file() else None
-        plan_options = {"chunk": chunk, "parts": 16 if self.request.scheduler else 1}
+        classes, channels = model.classifier.n_classes, image.channels
+        needed = {
+            "min_area": self.post.min_area > 1,
+            "clean": self.post.clean,
+            "materials": self.request.materials,
+            "trust": self.request.trust,
+        }
+        sizes = _page_bytes(classes, channels)
+        complete = {name: sizes[name] for name, used in needed.items() if used}
+        plan_options = {"chunk": chunk, "parts": 16 if self.request.scheduler else 1, "complete": complete}
         plan = make_plan(image, features, model, pieces, self.post.smooth, self.memory, **plan_options)
         job = Job(
             image=str(path.resolve()),
@@ -306,6 +329,8 @@ class OutOfCoreRun(Run):
             tile=self.request.tile,
             device=features.device,
             smooth=self.post.smooth,
+            min_area=self.post.min_area,
+            clean=self.post.clean,
             prior=self.post.resolve_prior(model.classifier),
             work=str(work.resolve()),
             chunk=plan.chunk,
@@ -334,9 +359,13 @@ class OutOfCoreRun(Run):
     def _files_of(self, path: Path) -> dict[str, Path]:
         name = stem_of(path)
         files = {"overlay": self.out / f"{name}_overlay.png", "labels": self.out / f"{name}_seg.ome.zarr"}
-        return files | (
-            {"objects_table": self.out / f"{name}{ENDINGS[1]}"} if self.request.objects is not None else {}
-        )
+        if self.request.objects is not None:
+            files["objects_table"] = self.out / f"{name}{ENDINGS[1]}"
+        if self.request.materials:
+            files["materials"] = self.out / f"{name}{TABLE}"
+        if self.request.trust:
+            files |= {kind: self.out / f"{name}_{kind}.png" for kind in ("trust", "disagreement")}
+        return files
 
     def _image_targets(self, image: BatchImage) -> list[Path]:
         return list(self._files_of(image.path).values())
@@ -351,8 +380,6 @@ def check_request(request: Request) -> None:
     """Raise OptionError for options that need a complete image in memory."""
     options = {
         "truth": bool(request.scoring.truth),
-        "materials": request.materials,
-        "trust": request.trust,
         "objects_as": request.objects is not None and bool(request.objects.kinds),
         "scene": request.reading.scene is not None,
         "crop": request.reading.crop is not None,
@@ -367,6 +394,12 @@ def check_request(request: Request) -> None:
             f"{name} is not supported for images processed in blocks. Crop a part, save it as a TIFF file, run "
             f"vispe segment on it{continuation}."
         )
+
+
+def _page_bytes(classes: int, channels: int) -> dict[str, int]:
+    """Return the approximate bytes per pixel of options that need a complete page, in addition to the block."""
+    prediction = 4 * (classes + 2 * channels) + 8
+    return {"min_area": 48, "clean": 96, "materials": 64, "trust": 3 * prediction + 48}
 
 
 def _has_blocks(work: Path) -> bool:

@@ -150,14 +150,24 @@ class Batch(Run):
         ]
         trust = None
         if self.request.trust:
-            trust = trust_image(path, grey, results, by, folder, step=step, note=self.note, force=self.force)
+            middle = len(results) // 2
+            trust = trust_image(
+                grey.image,
+                middle,
+                grey.page(middle),
+                results[middle],
+                by,
+                folder / path.stem,
+                step=step,
+                note=self.note,
+                force=self.force,
+            )
             notes += trust.notes
         numbers, tables = None, {}
         if self.request.materials:
-            maps, size = [r.labels for r in results], micrograph.pixel_size
-            numbers, tables["materials"], more = measure_image(
-                path, maps, model.names, size, folder, self.force
-            )
+            maps, tables["materials"] = [r.labels for r in results], folder / f"{path.stem}{TABLE}"
+            options = model.names, micrograph.pixel_size, tables["materials"], self.force
+            numbers, more = measure_image(path.name, maps, *options)
             notes += more
         files, more = write(folder, path, grey, results, model, self.force)
         files |= trust.files if trust is not None else {}

@@ -183,15 +183,11 @@ def predict_page(
     # areas are estimated from the raw probabilities, before reweighting and smoothing
     page_areas = estimate_areas(count(prob)) if post.resolve_prior(classifier) != "uniform" else None
     grey = page.mean(-1) if post.clean else None
-    labels, uncertainty = finalize(
+    labels, uncertainty, has_large_component = finalize(
         prob, valid, post, page_areas.priors[0] if page_areas is not None else None, grey
     )
-    if post.min_area > 1:
-        labels, has_large_component = _drop_small(labels, post.min_area)
-        if not has_large_component:
-            notes += (
-                f"no connected component has min_area={post.min_area} pixels, so min_area has no effect.",
-            )
+    if not has_large_component:
+        notes += (no_large_component(post),)
     overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
     return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, page_areas, feature_grid)
 
@@ -272,8 +268,11 @@ def finalize(
     post: PostProcessing,
     prior: np.ndarray | None,
     grey: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, bool]:
     """Reweight, filter and smooth the probabilities (K, h, w) of a page in place, then take the most probable class.
+
+    A part of a page has the result of the complete page if it has the margin of `PostProcessing.smooth`, but
+    `PostProcessing.clean` and `PostProcessing.min_area` need the complete page.
 
     Args:
         prob: output of the classifier.
@@ -283,7 +282,8 @@ def finalize(
         grey: (h, w) grey levels in [0, 1], for `PostProcessing.clean`.
 
     Returns:
-        Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`.
+        Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`, and whether a connected component has
+        `PostProcessing.min_area` pixels.
     """
     # reweight by the estimated frequencies of the page, relative to the balanced training
     weight = None if prior is None else weights(prior, post.prior or PRIORS[0])
@@ -293,7 +293,16 @@ def finalize(
         clean(prob, grey, valid)
     if post.smooth:
         smooth(prob, valid, post.smooth)
-    return most_probable(prob, valid)
+    labels, uncertainty = most_probable(prob, valid)
+    has_large_component = True
+    if post.min_area > 1:
+        labels, has_large_component = _drop_small(labels, post.min_area)
+    return labels, uncertainty, has_large_component
+
+
+def no_large_component(post: PostProcessing) -> str:
+    """Return the note for a page whose connected components are all smaller than `PostProcessing.min_area`."""
+    return f"no connected component has min_area={post.min_area} pixels, so min_area has no effect."
 
 
 def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
