@@ -15,18 +15,18 @@ from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import Model, load_model, open_features
+from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.run.batch_run import Batch
-from vispe.segment.run.inputs import Paths, ReadOptions
-from vispe.segment.run.prediction import PostProcessing, Segmenter
-from vispe.segment.run.request import DEFAULT, LabelOptions, Request
+from vispe.segment.run.request import DEFAULT, Request
 from vispe.segment.run.run_report import ProgressCallbacks, Report
 from vispe.segment.run.run_state import MODEL_NAME, Run, requested_features
 from vispe.segment.run.scoring import ScoreOptions
 from vispe.segment.run.train import train, train_clusters
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
+from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
 
 __all__ = [
     "DEFAULT",
@@ -194,7 +194,7 @@ def _trained_segmenter(run: Run) -> Segmenter:
     request = run.request
     if request.text is not None:
         run.check_truth(request.text.names)
-        from vispe.segment.text.zero_shot import text_model  # imports open_clip
+        from vispe.segment.run.zero_shot import text_model  # imports open_clip
 
         config = request.features or TextConfig()
         features, model = text_model(run, request.text, config, request.seed, request.device)

@@ -106,7 +106,7 @@ def apply(
     from vispe.cli.commands.segment import Console
     from vispe.segment import pipeline
     from vispe.segment.objects.options import options_or_none
-    from vispe.segment.run.prediction import PostProcessing
+    from vispe.segment.types import PostProcessing
 
     object_options = options_or_none(
         objects,

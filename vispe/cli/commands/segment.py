@@ -177,8 +177,8 @@ def segment(
     from vispe.segment import pipeline
     from vispe.segment.features.pixel_features import FeatureConfig
     from vispe.segment.objects.options import options_or_none
-    from vispe.segment.run.prediction import PostProcessing
     from vispe.segment.text.prompts import prompts_or_none
+    from vispe.segment.types import PostProcessing
 
     prompts = prompts_or_none(
         text,

@@ -71,8 +71,7 @@ def suggest(
     from vispe.segment.features.micro_features import NAME
     from vispe.segment.features.pixel_features import FeatureConfig
     from vispe.segment.live.suggest_file import suggest_file
-    from vispe.segment.run.inputs import ReadOptions
-    from vispe.segment.run.request import LabelOptions
+    from vispe.segment.types import LabelOptions, ReadOptions
 
     label_options = {
         "classes": classes,

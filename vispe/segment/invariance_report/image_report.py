@@ -1,5 +1,6 @@
 """Trust report of one image in a run: measurement, figure and files."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,9 @@ from vispe.images.write import write_png
 from vispe.segment.invariance_report.figure import plot_trust, rendered
 from vispe.segment.invariance_report.pose_comparison import RUNS, measure_invariance
 from vispe.segment.invariance_report.result import InvarianceReport
+from vispe.segment.model.prediction import Segmenter, within_memory
 from vispe.segment.overlays import uncertainty_image
-from vispe.segment.run.prediction import Prediction, Segmenter, within_memory
-from vispe.segment.run.run_report import Clock
-from vispe.segment.types import ImageFacts
+from vispe.segment.types import ImageFacts, Prediction
 
 __all__ = ["RUNS", "TrustFiles", "trust_image"]
 
@@ -59,7 +59,7 @@ def trust_image(
         note: called when memory runs out and the tile is reduced.
         force: overwrite.
     """
-    clock, features, names, name = Clock(), by.features, by.model.names, image.path.name
+    start, features, names, name = time.perf_counter(), by.features, by.model.names, image.path.name
     (page, valid), tile = grey, features.tile
 
     # restarted with the unmodified image after a reduction of the tile: all poses need equal tiles
@@ -78,5 +78,5 @@ def trust_image(
     disagreement_image = uncertainty_image(trust.disagreement)
     write_png(files["disagreement"], disagreement_image, force, micrograph=image)
     write_png(files["trust"], rendered(plot_trust(trust, page, by.model.colors, title)), force)
-    record = {"page": number, **trust.to_dict(), "seconds": round(clock(), 3)}
+    record = {"page": number, **trust.to_dict(), "seconds": round(time.perf_counter() - start, 3)}
     return TrustFiles(record, files, [*notes, *trust.notes])

@@ -11,12 +11,13 @@ import numpy as np
 
 from vispe.segment.classify.class_prior import count, merge
 from vispe.segment.features.tiles import Region
+from vispe.segment.model.prediction import estimate_areas, finalize
 from vispe.segment.out_of_core import progress
 from vispe.segment.out_of_core.block_engine import grown_by, limit_concurrency
 from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import Window
-from vispe.segment.run.prediction import Areas, PostProcessing, estimate_areas, finalize
+from vispe.segment.types import Areas, PostProcessing
 
 
 def area_of_page(job: Job, image: OutOfCoreImage, page: int) -> Areas:

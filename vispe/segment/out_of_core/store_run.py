@@ -15,6 +15,7 @@ from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.invariance_report.image_report import trust_image
 from vispe.segment.materials.image_record import TABLE, measure_image
 from vispe.segment.model.model_file import Model, versions
+from vispe.segment.model.prediction import Segmenter, no_large_component
 from vispe.segment.objects.object_files import ENDINGS
 from vispe.segment.out_of_core import find_stores, progress, zarr_store
 from vispe.segment.out_of_core import stem as stem_of
@@ -37,7 +38,6 @@ from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_pag
 from vispe.segment.run import request as requests
 from vispe.segment.run.inputs import BatchImage, as_list, find_files
 from vispe.segment.run.out_of_distribution import ood_record, ood_warning
-from vispe.segment.run.prediction import Areas, Segmenter, no_large_component
 from vispe.segment.run.request import Request
 from vispe.segment.run.resume import fingerprint_files
 from vispe.segment.run.run_report import Clock, timing, vanishing_class_notes
@@ -48,6 +48,7 @@ from vispe.segment.run.run_state import (
     check_channels,
     common_channel_count,
 )
+from vispe.segment.types import Areas
 
 Bounds = tuple[int, int, int, int]
 _ROWS = 1024  # side of the pieces that are read for the grey limits

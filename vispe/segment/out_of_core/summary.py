@@ -19,8 +19,8 @@ from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import Window
 from vispe.segment.overlays import overlay
-from vispe.segment.run.prediction import Areas, Prediction
 from vispe.segment.run.run_report import fractions, image_record
+from vispe.segment.types import Areas, Prediction
 
 _BYTES = 80  # approximate bytes per pixel of a block during labelling
 

@@ -18,6 +18,7 @@ from vispe.segment.features.pixel_features import Features
 from vispe.segment.invariance_report.image_report import RUNS, trust_image
 from vispe.segment.materials.image_record import TABLE, measure_image
 from vispe.segment.model.model_file import Model
+from vispe.segment.model.prediction import Segmenter, total_areas
 from vispe.segment.objects.object_files import file_suffixes, write_image_objects
 from vispe.segment.run.image_pipeline import Grey, Reader, predict, write
 from vispe.segment.run.inputs import (
@@ -30,12 +31,12 @@ from vispe.segment.run.inputs import (
     select_images,
 )
 from vispe.segment.run.out_of_distribution import MAP, ood_record, ood_warning, write_ood_map
-from vispe.segment.run.prediction import Prediction, Segmenter, total_areas
 from vispe.segment.run.request import Request
 from vispe.segment.run.run_report import Clock, fractions, image_record, timing, vanishing_class_notes
 from vispe.segment.run.run_state import Run, TrainingLabels, check_channels, common_channel_count
 from vispe.segment.run.scoring import score_classes, score_clusters
 from vispe.segment.run.staging import staged_files
+from vispe.segment.types import Prediction
 
 _OTHER_BYTES = 16  # approximate upper bound of bytes per pixel of labels, uncertainty and overlay
 _SUFFIXES = (

@@ -13,9 +13,10 @@ from vispe.images.read import Micrograph, read_image
 from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.model.model_file import Model
+from vispe.segment.model.prediction import Segmenter, within_memory
 from vispe.segment.overlays import overlay, uncertainty_image
-from vispe.segment.run.inputs import BatchImage, ReadOptions
-from vispe.segment.run.prediction import Prediction, Segmenter, within_memory
+from vispe.segment.run.inputs import BatchImage
+from vispe.segment.types import Prediction, ReadOptions
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,7 @@ from vispe.segment.metrics import summarize
 from vispe.segment.model.model_file import Model, versions
 from vispe.segment.objects.sizes import summarize_batch
 from vispe.segment.run.html_report import write_page
-from vispe.segment.run.prediction import Areas, PostProcessing
-from vispe.segment.types import ImageFacts
+from vispe.segment.types import Areas, ImageFacts, PostProcessing
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
 # a class has vanished if its area before reweighting exceeds the first fraction of the pixels, and reweighting

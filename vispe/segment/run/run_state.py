@@ -16,11 +16,11 @@ from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import Model, load_model, save_model, versions
+from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.object_files import COMBINED, write_combined
 from vispe.segment.run.disk_space import DiskFull, disk_space_guard
 from vispe.segment.run.inputs import BatchImage, as_list
 from vispe.segment.run.lock import lock_folder
-from vispe.segment.run.prediction import Segmenter
 from vispe.segment.run.request import Request
 from vispe.segment.run.resume import Journal, digest, fingerprint_files, to_json
 from vispe.segment.run.run_report import Report, run_settings

@@ -14,10 +14,10 @@ from vispe.segment.classify.pixel_classifier import import_early
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.sample_grid import Sample, sample
 from vispe.segment.model.model_file import Model
+from vispe.segment.model.prediction import within_memory
 from vispe.segment.run.batch_run import Batch
 from vispe.segment.run.inputs import BatchImage
 from vispe.segment.run.out_of_distribution import summarize_pages
-from vispe.segment.run.prediction import within_memory
 from vispe.segment.run.run_state import Run, common_channel_count
 
 
