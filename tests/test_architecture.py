@@ -27,6 +27,24 @@ LAYERS = (  # from the bottom up; packages of one layer may import each other, f
 LAYER = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
+SEGMENT_LAYERS = (  # the same for the packages of vispe.segment
+    ("metrics", "materials"),
+    ("classify", "features"),
+    ("overlays", "types"),
+    ("text",),
+    ("model",),
+    ("objects", "invariance_report"),
+    ("run",),
+    ("out_of_core",),
+    ("pipeline",),
+    ("live",),
+    ("napari",),
+    ("",),
+)
+SEGMENT_LAYER = {package: level for level, packages in enumerate(SEGMENT_LAYERS) for package in packages}
+SEGMENT_UP = {"vispe.segment.classify.calibration imports vispe.segment.model.file_checks"}  # one constant
+
+
 def name_of(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -69,6 +87,21 @@ def test_imports_point_down():
         if LAYER[package_of(target)] > LAYER[package_of(name)]
     ]
     assert not up, "\n".join(up)
+
+
+def segment_package(module):
+    return [*module.split("."), ""][2]
+
+
+def test_imports_of_the_segmentation_point_down():
+    up = {
+        f"{name} imports {target}"
+        for name, targets in IMPORTS.items()
+        for target, _, _ in targets
+        if name.startswith("vispe.segment") and target.startswith("vispe.segment.")
+        if SEGMENT_LAYER[segment_package(target)] > SEGMENT_LAYER[segment_package(name)]
+    }
+    assert up == SEGMENT_UP, "\n".join(sorted(up))
 
 
 def test_no_module_imports_the_top_level_package():

@@ -6,7 +6,7 @@ import inspect
 import types
 import typing
 
-from vispe.cli.arguments import read_docstring
+from vispe.cli.arguments import command_help
 from vispe.cli.main import COMMANDS, load_command
 
 
@@ -14,7 +14,8 @@ def commands_page() -> str:
     """Return the page in Markdown."""
     parts = [
         "# Commands\n",
-        "Every command accepts `--help`, `--config FILE` (YAML with any of its options) and `--debug` (the "
+        "Every command accepts `--help` (`--help-all` lists rarely needed options as well), `--config FILE` (YAML with "
+        "any of its options) and `--debug` (the "
         "traceback of an error). Results go to standard output, progress and warnings to standard error; the exit "
         "code is 0, or 2 after bad input.\n",
     ]
@@ -24,7 +25,7 @@ def commands_page() -> str:
 def command_section(name: str) -> str:
     """Return the section of one command."""
     function, positionals, short = load_command(name)
-    text, helps, examples = read_docstring(inspect.getdoc(function) or "")
+    text, helps, examples = command_help(function)
     hints, parameters = typing.get_type_hints(function), inspect.signature(function).parameters
     shown = " ".join(_word(key, hints[key], parameters[key]) for key in positionals)
     head, _, rest = text.partition("\n\n")

@@ -32,8 +32,9 @@ from vispe.segment.classify.calibration import label_scribbles as of_strokes
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.live import Live, micrograph
+from vispe.segment.model.prediction import predict_page
 from vispe.segment.pipeline import DEFAULT
-from vispe.segment.run.prediction import PostProcessing, Prediction, predict_page
+from vispe.segment.types import PostProcessing, Prediction
 
 STROKES = 24
 WIDTH = 5  # pixels

@@ -5,7 +5,7 @@ import torch
 
 from vispe.cli.main import main
 from vispe.experimental import speed as attention_bench
-from vispe.experimental.speed import Case, benchmark
+from vispe.experimental.speed import BenchmarkPlan, Case, benchmark
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import inspect
 import json
+import re
 import subprocess
 import sys
 import types
@@ -13,7 +14,7 @@ from PIL import Image
 import vispe
 from vispe.cli import arguments
 from vispe.cli import main as frame
-from vispe.cli.arguments import read_docstring
+from vispe.cli.arguments import command_help, read_docstring
 from vispe.cli.main import COMMANDS, MODULES, load_command, main
 from vispe.errors import InputError, MissingExtra
 from vispe.multimodal import create_scheme, list_schemes
@@ -302,7 +303,7 @@ def test_overview_lists_every_command_and_version(capsys):
 def test_every_command_documents_itself(name, capsys):
     function, positionals, short = load_command(name)
     parameters = inspect.signature(function).parameters
-    text, helps, examples = read_docstring(inspect.getdoc(function))
+    text, helps, examples = command_help(function)
     assert text.splitlines()[0] == COMMANDS[name]
     assert set(helps) == set(parameters)
     assert examples.strip().startswith(f"vispe {name}")
@@ -310,6 +311,24 @@ def test_every_command_documents_itself(name, capsys):
     assert "json" in parameters
     assert main([name, "--help"]) == 0
     assert "examples:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_lists_at_most_30_options_and_help_all_every_one(name, capsys):
+    def options(word):
+        assert main([name, word]) == 0
+        out = capsys.readouterr().out
+        return set(re.findall(r"^  (?:-\w(?: \w+)?, )?(--[\w-]+)", out, re.MULTILINE)), out
+
+    function, positionals, _ = load_command(name)
+    flags = {f"--{key.strip('_').replace('_', '-')}" for key in inspect.signature(function).parameters}
+    flags -= {f"--{key.replace('_', '-')}" for key in positionals}
+    advanced = getattr(inspect.getmodule(function), "ADVANCED", ())
+    shown, text = options("--help")
+    assert len(shown | {"--help"}) <= 30
+    assert flags - shown == {f"--{key.replace('_', '-')}" for key in advanced}
+    assert ("--help-all also shows" in text) is bool(advanced)
+    assert flags <= options("--help-all")[0]
 
 
 def test_overview_and_help_import_only_what_they_need():
@@ -328,7 +347,7 @@ def test_overview_and_help_import_only_what_they_need():
     assert done.stderr.splitlines() == [
         "[]",
         "[] ['vispe.cli.arguments', 'vispe.cli.commands', 'vispe.cli.commands.evaluation', "
-        "'vispe.cli.commands.evaluation.probe', 'vispe.cli.main', 'vispe.cli.terminal']",
+        "'vispe.cli.commands.evaluation.probe', 'vispe.cli.main', 'vispe.cli.shared_options', 'vispe.cli.terminal']",
     ]
 
 

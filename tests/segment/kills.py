@@ -16,7 +16,7 @@ import sklearn.ensemble  # noqa: F401 - imported once, for all children
 import torch  # noqa: F401
 
 import vispe.segment.pipeline
-import vispe.segment.text.zero_shot  # noqa: F401
+import vispe.segment.run.zero_shot  # noqa: F401
 from vispe.cli.main import main
 
 

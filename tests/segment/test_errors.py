@@ -12,7 +12,7 @@ from PIL import Image
 
 import vispe.backbones.hub as hub_module
 from vispe.cli.main import main
-from vispe.segment.run import prediction
+from vispe.segment.model import prediction
 
 SIZE = (32, 45)
 

@@ -16,7 +16,8 @@ from vispe.segment.features.feature_cache import CachedFeatures
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.live import Live, micrograph
 from vispe.segment.model.model_file import Model, load_model
-from vispe.segment.run.prediction import PostProcessing, predict_page
+from vispe.segment.model.prediction import predict_page
+from vispe.segment.types import PostProcessing
 
 FILTERS = FeatureConfig(sigmas=(1.0, 4.0))
 TILED = FeatureConfig("both", sigmas=(1.0, 2.0), model="vispe_micro", tile=64)

@@ -16,8 +16,8 @@ from PIL import Image
 
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.model import prediction
 from vispe.segment.pipeline import MODEL_NAME, LabelOptions, PostProcessing, ScoreOptions, apply, segment
-from vispe.segment.run import prediction
 from vispe.segment.run.run_report import ProgressCallbacks
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "microscopy"

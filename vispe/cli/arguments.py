@@ -8,10 +8,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
+from vispe.cli.shared_options import SHARED
 from vispe.errors import OptionError, did_you_mean, require
 from vispe.train.retrofit.recipe_files import resolve_recipes
 
-_RESERVED = frozenset({"config", "print_config", "debug", "help", "allow_code", "allow_download"})
+_HELP_ALL = "--help-all"
+_RESERVED = frozenset({"config", "print_config", "debug", "help", "help_all", "allow_code", "allow_download"})
 
 
 def read_options(
@@ -35,21 +37,28 @@ def read_options(
         MissingExtra: jsonargparse is not installed.
     """
     require("jsonargparse", "cli", f"the command `vispe {name}`")
-    from argparse import ArgumentError, RawDescriptionHelpFormatter
+    from argparse import SUPPRESS, ArgumentError, RawDescriptionHelpFormatter
 
     from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
     class Formatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
         pass
 
-    text, helps, examples = read_docstring(inspect.getdoc(function) or "")
+    text, helps, examples = command_help(function)
+    module = inspect.getmodule(function)
+    # without --help-all, rarely used options are accepted but not listed
+    hidden = () if _HELP_ALL in words else getattr(module, "ADVANCED", ())
+    words = ["--help" if word == _HELP_ALL else word for word in words]
+    epilog = "--debug shows the traceback of an error"
+    if hidden:
+        epilog += f"\n{_HELP_ALL} also shows {len(hidden)} options that are rarely needed"
     parser = ArgumentParser(
         prog=f"vispe {name}",
         exit_on_error=False,
         allow_abbrev=False,
         default_env=False,
         description=text,
-        epilog="--debug shows the traceback of an error" + (f"\n\nexamples:\n{examples}" if examples else ""),
+        epilog=epilog + (f"\n\nexamples:\n{examples}" if examples else ""),
         formatter_class=Formatter,
     )
     hints = typing.get_type_hints(function)
@@ -57,8 +66,8 @@ def read_options(
     if clash := _RESERVED & set(parameters):
         raise TypeError(f"vispe {name}: parameters {sorted(clash)} are reserved. Rename them.")
     for key in [*positionals, *(key for key in parameters if key not in positionals)]:
-        default = parameters[key].default
-        _add(parser, key.rstrip("_"), hints[key], default, helps.get(key), key in positionals, short.get(key))
+        default, option_help = parameters[key].default, SUPPRESS if key in hidden else helps.get(key)
+        _add(parser, key.rstrip("_"), hints[key], default, option_help, key in positionals, short.get(key))
     parser.add_argument(
         "--config",
         action="config",
@@ -66,7 +75,6 @@ def read_options(
     )
     options = [text for action in parser._actions for text in action.option_strings if text[-1] != "+"]
     lists = {_flag(key): item for key in parameters if (item := _item_type(hints[key])) is not None}
-    module = inspect.getmodule(function)
     multi_word = [_flag(key) for key in getattr(module, "MULTI_WORD", ())]
     optional_value = {_flag(key): value for key, value in getattr(module, "OPTIONAL_VALUE", {}).items()}
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
@@ -108,6 +116,16 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
         return " ".join((_flag(key), value.strip("'")))
 
     return re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`", option, text)
+
+
+def command_help(function: Callable[..., int | None]) -> tuple[str, dict[str, str], str]:
+    """Return the text of a command, the help of each parameter, and the examples.
+
+    Parameters that the docstring does not describe have the help of `vispe.cli.shared_options`.
+    """
+    text, helps, examples = read_docstring(inspect.getdoc(function) or "")
+    shared = {key: SHARED[key] for key in inspect.signature(function).parameters if key in SHARED}
+    return text, shared | helps, examples
 
 
 def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:

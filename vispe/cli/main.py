@@ -18,14 +18,16 @@ Conventions for a command (each has its own module, which only calls the library
   default, so in `--cluster a.png` the file remains a positional argument.
 - Module constant `MULTI_WORD = ("text",)` lists list options that consume all arguments up to the next option:
   `--text matrix precipitate`.
+- Module constant `ADVANCED = ("scheduler",)` lists options that `--help` omits and `--help-all` shows.
 - Module constant `UNAVAILABLE = {"features": ": the model decides."}` explains options that users may expect but that
   the command does not have; the text follows "NAME has no option '--features'".
-- The Google docstring is the help: the first line, the text, `Args:`, and at the end `Examples:`.
+- The Google docstring is the help: the first line, the text, `Args:`, and at the end `Examples:`. Options that several
+  commands share are described in `vispe/cli/shared_options.py`; a docstring describes only those that differ.
 - Results go to stdout, progress and warnings to stderr. Return `None` or 0 for success, else the exit code.
 - Library messages name Python parameters in backticks (`` `pos_embed` ``); this module prints those of the command as
   its options (`--pos-embed`).
-- `--config FILE`, `--print_config`, `--debug`, `--allow-code` and `--allow-download` belong to this module; commands
-  do not define them.
+- `--config FILE`, `--print_config`, `--help-all`, `--debug`, `--allow-code` and `--allow-download` belong to this
+  module; commands do not define them.
 """
 
 import importlib
@@ -147,7 +149,8 @@ def summary() -> str:
         "and segment micrographs.\n\n"
         f"commands:\n{commands}\n\n"
         "options:\n"
-        "  -h, --help  show this text; `vispe COMMAND --help` shows the options and examples of a command\n"
+        "  -h, --help  show this text; `vispe COMMAND --help` shows the options and examples of a command,\n"
+        "              `vispe COMMAND --help-all` also those that are rarely needed\n"
         "  --version   print the version\n"
         "  --debug     show the traceback of an error\n"
         "  --allow-code, --allow-download\n"

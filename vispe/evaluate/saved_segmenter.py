@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.errors import ShapeError
 
 if TYPE_CHECKING:
-    from vispe.segment.run.prediction import Prediction
+    from vispe.segment.types import Prediction
 
 
 class SavedSegmenter:
@@ -47,7 +47,7 @@ class SavedSegmenter:
 
     def __init__(self, path: str | Path, *, device: str = "auto") -> None:
         from vispe.segment.model.model_file import load_model, open_features
-        from vispe.segment.run.prediction import PostProcessing
+        from vispe.segment.types import PostProcessing
 
         self._model, self._post = load_model(path), PostProcessing()
         self.names, self.n_classes = self._model.names, len(self._model.names)
@@ -68,7 +68,7 @@ class SavedSegmenter:
         return self._model.channels or 3
 
     def _predicted(self, image: Tensor) -> "Prediction":
-        from vispe.segment.run.prediction import predict_page
+        from vispe.segment.model.prediction import predict_page
 
         if image.ndim != 3 or image.shape[0] != self.channels:
             raise ShapeError(

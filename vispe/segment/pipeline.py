@@ -13,21 +13,20 @@ from typing import Literal
 from vispe.errors import OptionError, did_you_mean
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
-from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import Model, load_model, open_features
+from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.run.batch_run import Batch
-from vispe.segment.run.inputs import Paths, ReadOptions
-from vispe.segment.run.prediction import PostProcessing, Segmenter
-from vispe.segment.run.request import LabelOptions, Request
+from vispe.segment.run.request import DEFAULT, Request
 from vispe.segment.run.run_report import ProgressCallbacks, Report
-from vispe.segment.run.run_state import MODEL_NAME, requested_features
+from vispe.segment.run.run_state import MODEL_NAME, Run, requested_features
 from vispe.segment.run.scoring import ScoreOptions
-from vispe.segment.run.train import read_training_labels, train, train_clusters
+from vispe.segment.run.train import train, train_clusters
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
+from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
 
 __all__ = [
     "DEFAULT",
@@ -40,12 +39,6 @@ __all__ = [
     "apply",
     "segment",
 ]
-
-DEFAULT = FeatureConfig("both", model=NAME)
-"""Default features of `segment`, for labels and clusters: vispe_micro and filters.
-
-Their effect on clusters is measured in `eval/results/cluster.json`.
-"""
 
 
 def segment(
@@ -126,17 +119,23 @@ def segment(
     """
     request = Request.of("segment", locals())
     _check(request)
-    if stores := out_of_core_images(images, memory, scheduler):
-        from vispe.segment.out_of_core import entry_points
-
-        return entry_points.segment(replace(request, features=features or DEFAULT), stores)
-    run = Batch(request)
+    run = _open(request)
     with run.locked_results():
         saved_model = run.resumed_model()
         segmenter = _trained_segmenter(run) if saved_model is None else _resumed_segmenter(run, saved_model)
         if saved_model is None:
             run.write_model(segmenter.model)
         return run.predict(segmenter)
+
+
+def _open(request: Request) -> Run:
+    """Open the images of a run: in blocks, or each completely in memory."""
+    stores = out_of_core_images(request.images, request.memory, request.scheduler)
+    if not stores:
+        return Batch(request)
+    from vispe.segment.out_of_core.store_run import OutOfCoreRun
+
+    return OutOfCoreRun(request, stores)
 
 
 def _check(request: Request) -> None:
@@ -182,20 +181,20 @@ def _check(request: Request) -> None:
         request.objects.numbers(names)
 
 
-def _resumed_segmenter(run: Batch, model: Model) -> Segmenter:
+def _resumed_segmenter(run: Run, model: Model) -> Segmenter:
     features = open_features(model, run.request.device, allow_download=True)
-    if run.request.labels:
-        read_training_labels(run)  # labelled pixels are excluded from the scores
+    if run.request.labels and run.request.scoring.truth:
+        run.training_labels()  # labelled pixels are excluded from the scores
     run.check_truth(None if run.request.cluster is not None else model.names)
     return Segmenter(model, features, run.post)
 
 
-def _trained_segmenter(run: Batch) -> Segmenter:
+def _trained_segmenter(run: Run) -> Segmenter:
     """Train on labels, find clusters, or encode text prompts."""
     request = run.request
     if request.text is not None:
         run.check_truth(request.text.names)
-        from vispe.segment.text.zero_shot import text_model  # imports open_clip
+        from vispe.segment.run.zero_shot import text_model  # imports open_clip
 
         config = request.features or TextConfig()
         features, model = text_model(run, request.text, config, request.seed, request.device)
@@ -266,13 +265,10 @@ def apply(
         {'cluster 1': 0.5, 'cluster 2': 0.5}
     """
     request = Request.of("apply", locals())
-    if stores := out_of_core_images(images, memory, scheduler):
-        from vispe.segment.out_of_core import entry_points
-
-        return entry_points.apply(request, stores)
     loaded = load_model(model)
     reading = replace(request.reading, normalize=loaded.normalize, clip=loaded.clip)
-    run = Batch(replace(request, reading=reading))
+    run = _open(replace(request, reading=reading))
+    run.check_features(loaded.features)
     run.post.resolve_prior(loaded.classifier)
     if request.objects is not None:
         request.objects.numbers(loaded.names)

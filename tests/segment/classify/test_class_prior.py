@@ -25,8 +25,9 @@ from vispe.segment.classify.class_prior import (
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import load_model, save_model
-from vispe.segment.run.prediction import PostProcessing, estimate_areas
+from vispe.segment.model.prediction import estimate_areas
 from vispe.segment.run.run_report import vanishing_class_notes
+from vispe.segment.types import PostProcessing
 
 
 def mixture(shares, n=60_000, seed=0, apart=2.5):

@@ -12,12 +12,13 @@ from vispe.errors import InputError
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.invariance_report import RUNS, image_report, measure_invariance
 from vispe.segment.invariance_report.figure import plot_trust, rendered
+from vispe.segment.model import prediction
 from vispe.segment.model.model_file import load_model
+from vispe.segment.model.prediction import predict_page
 from vispe.segment.overlays import uncertainty_image
 from vispe.segment.pipeline import apply, segment
-from vispe.segment.run import prediction
-from vispe.segment.run.prediction import PostProcessing, predict_page
 from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.types import PostProcessing
 
 
 def scene(seed=0, height=64, width=96):

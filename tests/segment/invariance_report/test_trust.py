@@ -10,7 +10,7 @@ from vispe.segment.invariance_report.poses import (
     SquareSymmetry,
     valid_shifts,
 )
-from vispe.segment.run.prediction import Prediction
+from vispe.segment.types import Prediction
 from vispe.symmetry.d4 import D4
 
 SIZES = [(64, 64), (67, 91), (90, 65)]

@@ -102,7 +102,7 @@ def test_a_table_is_not_overwritten_without_force(folder, capsys):
     assert rows("out/a_materials.csv")
 
 
-def test_stores_are_refused(folder, capsys):
-    assert main(f"segment stack.tif {WORDS} --label-page 0 --memory 1GiB --materials -o out".split()) == 2
+def test_pages_that_exceed_the_memory_are_refused(folder, capsys):
+    assert main(f"segment stack.tif {WORDS} --label-page 0 --memory 24MiB --materials -o out".split()) == 2
     shown = " ".join(capsys.readouterr().err.split())
-    assert "materials is not supported for images processed in blocks. Crop a part" in shown
+    assert "is too small for stack.tif: materials need complete pages, which take" in shown

@@ -12,7 +12,7 @@ from vispe.cli.main import main
 from vispe.errors import OptionError
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.out_of_core.entry_points import _check_supported
+from vispe.segment.out_of_core.store_run import check_request
 from vispe.segment.run.request import Request
 
 
@@ -63,5 +63,5 @@ def test_an_unknown_class_in_a_store(tmp_path, capsys):
 def test_files_for_other_programs_are_refused(tmp_path):
     asked = Request("apply", [], tmp_path, objects=ObjectOptions(["a"], kinds=("rois",)))
     with pytest.raises(OptionError, match="objects_as is not supported for images processed in blocks"):
-        _check_supported(asked)
-    _check_supported(Request("apply", [], tmp_path, objects=ObjectOptions(["a"])))
+        check_request(asked)
+    check_request(Request("apply", [], tmp_path, objects=ObjectOptions(["a"])))

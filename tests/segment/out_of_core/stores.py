@@ -8,7 +8,8 @@ from PIL import Image
 
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
-from vispe.segment.run.prediction import PostProcessing, predict_page
+from vispe.segment.model.prediction import predict_page
+from vispe.segment.types import PostProcessing
 
 zarr = pytest.importorskip("zarr", reason="needs the extra vispe[big]")
 ome_format = pytest.importorskip("ome_zarr.format", reason="needs the extra vispe[big]")

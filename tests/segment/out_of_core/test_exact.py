@@ -203,3 +203,45 @@ def test_normalisation_by_page_and_chosen_channels(tmp_path, small_blocks):
     options = {"features": FILTERS, "reading": reading, "labelling": LabelOptions(label_page=0)}
     pipeline.segment([store], tmp_path / "out", labels=[labels], **options)
     check(tmp_path / "out", "a", planes[1][..., None])
+
+
+@pytest.mark.parametrize("trust", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_reports_that_need_complete_pages_are_those_of_the_file(tmp_path, trust):
+    """Materials, the guided filter, small components and poses: limited by the memory, not by the file type."""
+    values, phase = scene(70, 90)
+    values = values.astype(np.float32)
+    values[20:30, 40:60] = np.nan
+    stack = np.stack([values, values[::-1]])
+    store = write_store(tmp_path / "a.ome.zarr", stack, axes="zyx", unit="")
+    tifffile.imwrite(tmp_path / "a.tif", stack, metadata={"axes": "ZYX"})
+    tifffile.imwrite(tmp_path / "a_labels.tif", np.stack([np.where(phase, 1, 2)] * 2).astype(np.uint8))
+    post = PostProcessing(1, 40, None, True)
+    options = {"labels": [tmp_path / "a_labels.tif"], "features": FILTERS, "post": post}
+    options |= {"materials": True, "trust": trust}
+    records = [
+        pipeline.segment([image], tmp_path / out, **options).images[0]
+        for image, out in ((store, "blocks"), (tmp_path / "a.tif", "whole"))
+    ]
+    first, second = (
+        {key: record.get(key) for key in ("materials", "map_fractions", "fractions", "trust")}
+        for record in records
+    )
+    if trust:
+        first["trust"].pop("seconds")
+        second["trust"].pop("seconds")
+    assert first == second
+    labels, prob, _ = results(tmp_path / "blocks", "a", 2)
+    assert same_bits(labels, tifffile.imread(tmp_path / "whole" / "a_seg.tif"))
+    assert same_bits(np.ascontiguousarray(prob), tifffile.imread(tmp_path / "whole" / "a_prob.tif"))
+    tables = [(tmp_path / out / "a_materials.csv").read_bytes() for out in ("blocks", "whole")]
+    assert tables[0] == tables[1]
+
+
+def test_a_page_without_a_large_component_is_noted(tmp_path):
+    values, phase = scene(40, 50)
+    store = write_store(tmp_path / "a.zarr", values.astype(np.uint8))
+    labels = [scribbled(tmp_path / "a.png", phase, 0.05)]
+    post = PostProcessing(min_area=3000)
+    report = pipeline.segment([store], tmp_path / "out", labels=labels, features=FILTERS, post=post)
+    note = "no connected component has min_area=3000 pixels, so min_area has no effect."
+    assert report.images[0]["notes"] == [note]

@@ -13,7 +13,7 @@ from vispe.images.orientation import oriented
 from vispe.images.read import read_image
 from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.scribbles import read_scribbles
-from vispe.segment.run.request import LabelOptions
+from vispe.segment.types import LabelOptions
 
 H, W = 41, 57
 GREY = np.random.default_rng(0).integers(0, 250, (H, W), dtype=np.uint8)

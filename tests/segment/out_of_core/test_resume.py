@@ -20,6 +20,8 @@ from vispe.segment.out_of_core import progress, store_run
 from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions, ScoreOptions
 from vispe.segment.run.disk_space import DiskFull
 from vispe.segment.run.lock import lock_folder
+from vispe.segment.run.resume import NAME
+from vispe.segment.run.run_report import ProgressCallbacks
 
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=48)
 
@@ -73,15 +75,17 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, task, monkeypatch, after):
     out = tmp_path / "out"
     with pytest.raises(Killed):
         task(out, monkeypatch, after)
-    report, seen = task(out, monkeypatch)
+    said = []
+    watch = ProgressCallbacks()
+    watch.note = said.append
+    report, seen = task(out, monkeypatch, watch=watch)
     assert len(seen) == 2 * 4 - after
     assert [Path(record["image"]).name for record in report.images] == ["a.zarr", "b.zarr"]
     assert contents(out) == contents(tmp_path / "whole")
-    assert not (out / "unfinished.json").exists()
+    assert not (out / NAME).exists()
     assert not list(out.glob("*.partial"))
-    assert "resuming the unfinished run" in report.notes[0]
-    if after < 4:
-        assert report.notes[1] == f"a.zarr: {after} of 4 blocks are already done."
+    assert said[0] == f"resuming the unfinished run in {out}."
+    assert (f"a.zarr: {after} of 4 blocks are already done." in report.notes) is (after < 4)
 
 
 def test_a_block_that_was_half_written_is_computed_again(tmp_path, task, monkeypatch):
@@ -142,9 +146,9 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
     ("options", "error", "message"),
     [
         (
-            {"post": PostProcessing(min_area=9)},
-            OptionError,
-            "min_area=9 is not supported for out-of-core images",
+            {"post": PostProcessing(min_area=9, clean=True), "memory": "27 MB"},
+            InputError,
+            r"memory=27 MiB is too small for a\.zarr: min_area and clean need complete pages, which take",
         ),
         ({"memory": "much"}, OptionError, "memory='much' is not an amount of memory"),
         ({"memory": "1 MB"}, InputError, r"memory=1 MiB is too small for a\.zarr: the smallest blocks need"),
@@ -153,7 +157,11 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
             OptionError,
             "truth is not supported for images processed in block",
         ),
-        ({"trust": True}, OptionError, "trust is not supported for images processed in blocks"),
+        (
+            {"trust": True, "materials": True, "memory": "26 MB"},
+            InputError,
+            "materials and trust need complete pages",
+        ),
         (
             {"labels": (), "cluster": 3},
             OptionError,
@@ -254,7 +262,7 @@ def test_a_model_of_an_earlier_run_is_not_taken_for_that_of_a_run_that_was_kille
     out = tmp_path / "out"
     task(out, features=FeatureConfig(sigmas=(2.0,), tile=48))
     with monkeypatch.context() as patched:
-        patched.setattr("vispe.segment.out_of_core.entry_points.train", None)
+        patched.setattr("vispe.segment.pipeline.train", None)
         with pytest.raises(TypeError):  # ends while training
             task(out, force=True)
     task(out)
@@ -276,7 +284,7 @@ def test_force_removes_unfinished_results_of_its_own_images_only(tmp_path, task,
         task(out, monkeypatch, 6)
     model = tmp_path / "model.vispe"
     model.write_bytes((out / "model.vispe").read_bytes())
-    earlier = {path.name for path in out.iterdir()} - {"unfinished.json"}
+    earlier = {path.name for path in out.iterdir()} - {NAME}
     assert {"a_seg.ome.zarr", "b_seg.partial"} <= earlier
     lone = write_store(tmp_path / "c.zarr", scene(90, 120)[0].astype(np.uint8))
     report = pipeline.apply(model, [lone], out, force=True)
@@ -295,8 +303,11 @@ def test_names_in_a_state_file_remove_nothing(tmp_path, task, name):
     files = [out.parent / "thesis.txt", out / "photos" / "a.txt", out / "a.txt"]
     for file in files:
         file.write_text("of another program")
-    state = {"asked": {"images": {name: ""}}, "finished": [{"files": {"labels": name}}], "model": None}
-    (out / "unfinished.json").write_text(json.dumps(state))
+    lines = [
+        {"asked": {"images": {name: ""}}},
+        {"image": name, "record": {"files": {"labels": name}}, "notes": []},
+    ]
+    (out / NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
     task(out, force=True)
     assert all(file.read_text() == "of another program" for file in files)
 

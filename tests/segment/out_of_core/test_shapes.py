@@ -8,7 +8,7 @@ from tests.segment.out_of_core.stores import scene, write_store
 from vispe.images.labels.label_files import read_labels
 from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.scribbles import read_scribbles
-from vispe.segment.run.request import LabelOptions
+from vispe.segment.types import LabelOptions
 
 
 def test_shapes_label_a_store_as_they_label_an_image(tmp_path):

@@ -21,8 +21,8 @@ from vispe.segment.invariance_report import figure
 from vispe.segment.live.paint.session import Paint
 from vispe.segment.pipeline import PostProcessing, segment
 from vispe.segment.run import image_pipeline
-from vispe.segment.run.prediction import Areas
 from vispe.segment.run.run_report import fractions
+from vispe.segment.types import Areas
 
 NAMES = ["ground", "disc"]
 """Classes of the scene, whose estimated fractions differ from those of the map."""

@@ -124,7 +124,7 @@ class Stop(BaseException):
 
 def stopped(monkeypatch, words, after):
     """Run a command that ends after so many images."""
-    done, whole = [], batch_run.Batch._whole
+    done, whole = [], batch_run.Batch._segment
 
     def counted(self, image, by):
         if len(done) == after:
@@ -133,7 +133,7 @@ def stopped(monkeypatch, words, after):
         return whole(self, image, by)
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch_run.Batch, "_whole", counted)
+        patched.setattr(batch_run.Batch, "_segment", counted)
         with pytest.raises(Stop):
             main(words.split())
 
@@ -146,10 +146,10 @@ def test_training_and_finished_images_are_not_done_again(data, monkeypatch, caps
     before = {path: path.stat().st_mtime_ns for path in Path("out").iterdir() if "report" not in path.name}
     monkeypatch.setattr("vispe.segment.pipeline.train", None)
     seen = []
-    original = batch_run.Batch._whole
+    original = batch_run.Batch._segment
     monkeypatch.setattr(
         batch_run.Batch,
-        "_whole",
+        "_segment",
         lambda run, image, by: seen.append(image.path.name) or original(run, image, by),
     )
     assert vispe(words) == 0
@@ -343,10 +343,10 @@ def test_a_lock_is_free_when_its_process_was_killed(data):
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    def none(handle):
+    def none(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock, "_lock", none)
+    monkeypatch.setattr(lock.FileLock, "acquire", none)
     with lock_folder(tmp_path / "a"):
         (tmp_path / "a" / "b").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]

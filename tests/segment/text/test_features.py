@@ -9,9 +9,10 @@ from tests.segment.text.common import TIMM, VISION, planted, save, stock, with_t
 from tests.segment.text.test_readouts import small_vit
 from vispe.errors import InputError
 from vispe.segment.features.tiles import tiles, window
-from vispe.segment.run.prediction import PostProcessing, predict_page, within_memory
+from vispe.segment.model.prediction import predict_page, within_memory
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.features import OVERLAP, TextFeatures, TextPage
+from vispe.segment.types import PostProcessing
 
 VECTORS = F.normalize(torch.randn(3, 16, generator=torch.Generator().manual_seed(5)), dim=1)
 CLASSES = TextClassifier(VECTORS.numpy(), 9.0)

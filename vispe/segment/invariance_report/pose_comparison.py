@@ -16,7 +16,7 @@ from vispe.segment.invariance_report.poses import (
     valid_shifts,
 )
 from vispe.segment.invariance_report.result import FAMILIES, InvarianceReport, PoseResult
-from vispe.segment.run.prediction import Prediction
+from vispe.segment.types import Prediction
 from vispe.symmetry.d4 import D4, IDENTITY
 
 SHIFTS: tuple[Shift, ...] = ((-3, 5), (8, -7), (16, 16))

@@ -24,10 +24,11 @@ from vispe.segment.features.feature_cache import MEMORY, CachedFeatures
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.features.sample_grid import Sample, sample
 from vispe.segment.model.model_file import Model, load_model, save_model
+from vispe.segment.model.prediction import predict_page, within_memory
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT, ReadOptions
 from vispe.segment.run.out_of_distribution import summarize_pages
-from vispe.segment.run.prediction import PostProcessing, Prediction, predict_page, within_memory
+from vispe.segment.types import PostProcessing, Prediction
 
 MAX_CLASSES = 20
 """Upper bound of the number of classes; more are treated as an error, such as instance labels."""

@@ -18,8 +18,8 @@ from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.suggestions import COUNT, Suggestion, suggest
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.overlays import SMALLEST, bold_font, to_rgb
-from vispe.segment.run.inputs import BatchImage, ReadOptions, infer_axes, single_mask
-from vispe.segment.run.request import LabelOptions
+from vispe.segment.run.inputs import BatchImage, infer_axes, single_mask
+from vispe.segment.types import LabelOptions, ReadOptions
 
 _RING, _EDGE = (255, 230, 0), (0, 0, 0)
 

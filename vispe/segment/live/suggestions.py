@@ -15,7 +15,7 @@ from scipy.ndimage import distance_transform_edt, uniform_filter
 
 from vispe.errors import OptionError
 from vispe.segment.live.live_segmentation import Live
-from vispe.segment.run.prediction import Prediction
+from vispe.segment.types import Prediction
 
 COUNT = 5
 """Default number of suggestions."""

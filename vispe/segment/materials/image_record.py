@@ -1,6 +1,6 @@
 """Stereological measures of an image in a run: record, table of curves, row of the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,26 +17,25 @@ _INTERVALS = ("mean_intercept", "grain_size_number", "boundary_per_area", "surfa
 
 
 def measure_image(
-    path: Path,
-    pages: Sequence[np.ndarray],
+    name: str,
+    pages: Iterable[np.ndarray],
     names: Sequence[str],
     pixel_size: tuple[float, float] | None,
-    folder: Path,
+    target: Path,
     force: bool,
-) -> tuple[dict[str, Any], Path, list[str]]:
-    """Measure every page of an image and write `<stem>_materials.csv`.
+) -> tuple[dict[str, Any], list[str]]:
+    """Measure every page of an image and write the table of curves.
 
     Args:
-        path: the image file.
+        name: name of the image file.
         pages: label maps (h, w), 1..K; 0 = no data.
         names: K class names.
         pixel_size: microns (y, x); None if unknown.
-        folder: destination.
+        target: the table.
         force: overwrite.
 
     Returns:
-        The record: 'unit', and 'pages' with the result of `measure` for each, or None for a page without data; the
-        file; notes.
+        The record: 'unit', and 'pages' with the result of `measure` for each, or None for a page without data; notes.
     """
     records, curve_rows = [], []
     for number, labels in enumerate(pages):
@@ -46,14 +45,14 @@ def measure_image(
         record, curves = measure(labels, names, pixel_size)
         records.append(record)
         curve_rows += [{"page": number, **curve} for curve in curves]
-    file = write_csv(folder / f"{path.stem}{TABLE}", curve_rows, force)
+    write_csv(target, curve_rows, force)
     notes = []
     if pixel_size is None:
         notes.append(
-            f"the pixel size of {path.name} is unknown: materials numbers are in px, without an ASTM grain size "
+            f"the pixel size of {name} is unknown: materials numbers are in px, without an ASTM grain size "
             "number."
         )
-    return {"unit": "px" if pixel_size is None else "um", "pages": records}, file, notes
+    return {"unit": "px" if pixel_size is None else "um", "pages": records}, notes
 
 
 def table_row(record: Mapping[str, Any]) -> dict[str, Any]:

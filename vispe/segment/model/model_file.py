@@ -39,8 +39,8 @@ from vispe.segment.model.file_checks import (
 from vispe.segment.text.config import TextClassifier, TextConfig
 
 if TYPE_CHECKING:
-    from vispe.segment.run.inputs import ReadOptions
     from vispe.segment.text.features import TextFeatures
+    from vispe.segment.types import ReadOptions
 
 FORMAT = "vispe.segment"
 VERSION = 2

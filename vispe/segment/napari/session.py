@@ -18,7 +18,7 @@ from vispe.segment.live.suggestions import Suggestion, suggest
 from vispe.segment.model.model_file import Model
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT
-from vispe.segment.run.prediction import Prediction
+from vispe.segment.types import Prediction
 
 FEATURES: dict[str, FeatureConfig] = {
     "vispe_micro and filters": DEFAULT,

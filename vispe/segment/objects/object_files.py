@@ -18,7 +18,7 @@ from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.sizes import summarize_image
 from vispe.segment.objects.table import COLUMNS, Row
 from vispe.segment.overlays import PALETTE
-from vispe.segment.run.prediction import Prediction
+from vispe.segment.types import Prediction
 
 ENDINGS = ("_objects.tif", "_objects.csv", "_objects.png")
 COMBINED = "objects.csv"

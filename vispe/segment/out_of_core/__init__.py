@@ -1,9 +1,9 @@
 """Out-of-core segmentation: OME-Zarr in and out, block by block, with results identical to those in memory.
 
-`vispe.segment.out_of_core.entry_points` contains `segment` and `apply`, which `vispe.segment.pipeline` calls for
-stores. Each block of the result is computed from all pieces of the page that intersect it, in page order, from pixels
-read with the margin that filters need; so the result is bitwise identical. Finished blocks are recorded, and a killed
-run resumes where it stopped.
+`vispe.segment.out_of_core.store_run` contains the run that `vispe.segment.pipeline` opens for stores. Each block of
+the result is computed from all pieces of the page that intersect it, in page order, from pixels read with the margin
+that filters need; so the result is bitwise identical. Finished blocks are recorded, and a killed run resumes where it
+stopped.
 """
 
 import glob

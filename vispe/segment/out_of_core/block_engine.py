@@ -17,11 +17,11 @@ from vispe.images.paths import check_file
 from vispe.segment.features.pixel_features import FeatureConfig, Features, PreparedPage
 from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.features.tiles import Region
-from vispe.segment.model.model_file import Model, load_model
+from vispe.segment.model.model_file import load_model, open_features
+from vispe.segment.model.prediction import assemble, piece_threads
 from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.job import _ONE, Job, PredictedBlock
 from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, PageWindow
-from vispe.segment.run.prediction import assemble, piece_threads
 
 
 class Engine:
@@ -40,7 +40,10 @@ class Engine:
             raise InputError(f"{job.model} is not the model of the unfinished run. Use force to start again.")
         self.model = load_model(job.model)
         self.image = open_image(job.image, channel=job.channel, z=job.z, axes=job.axes)
-        self.features = open_features(self.model, job.weights, job.tile, job.device)
+        overrides = {"weights": job.weights, "tile": job.tile}
+        config = replace(self.model.features, **{k: v for k, v in overrides.items() if v is not None})
+        check_supported(config)
+        self.features = open_features(self.model, job.device, config)
         self._page: tuple[int, PageWindow, PreparedPage, np.ndarray] | None = None
 
     def block(self, page: int, region: Region) -> PredictedBlock:
@@ -75,21 +78,6 @@ class Engine:
 def prepare_page(features: Features, window: PageWindow) -> PreparedPage:
     """Prepare a page that is read through a window, with the same pieces as the complete page."""
     return features.prepare(LazyPage(window), LazyValid(window))  # type: ignore[arg-type] - indexed like arrays
-
-
-def open_features(model: Model, weights: str | None, tile: int | None, device: str) -> Features:
-    """Create the feature extractor of a model, which must be computable tile by tile.
-
-    Raises:
-        InputError: the tokens of a timm model, which need the complete page, or 3D filters.
-    """
-    config = model.features
-    check_supported(config)
-    if weights is not None:
-        config = replace(config, weights=weights)
-    if tile is not None:
-        config = replace(config, tile=tile)
-    return Features(config, seed=model.seed, device=device, basis=model.basis)
 
 
 def check_supported(config: object) -> None:

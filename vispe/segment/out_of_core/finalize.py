@@ -11,11 +11,13 @@ import numpy as np
 
 from vispe.segment.classify.class_prior import count, merge
 from vispe.segment.features.tiles import Region
+from vispe.segment.model.prediction import estimate_areas, finalize
 from vispe.segment.out_of_core import progress
 from vispe.segment.out_of_core.block_engine import grown_by, limit_concurrency
 from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.job import Job
-from vispe.segment.run.prediction import Areas, PostProcessing, estimate_areas, finalize
+from vispe.segment.out_of_core.lazy_page import PageWindow
+from vispe.segment.types import Areas, PostProcessing
 
 
 def area_of_page(job: Job, image: OutOfCoreImage, page: int) -> Areas:
@@ -44,9 +46,10 @@ def finalize_block(text: str, page: int, bounds: tuple[int, int, int, int]) -> N
         prob = progress.read_raw(Path(job.work), page, grown)
         valid = prob.any(0)
         prior = None if job.priors is None else np.array(job.priors[page])
-        post = PostProcessing(job.smooth, prior=job.prior)
-        labels, uncertainty = finalize(prob, valid, post, prior)
+        post = PostProcessing(job.smooth, job.min_area, job.prior, job.clean)
+        grey = PageWindow(image, page, job.limits[page]).cut(grown)[0].mean(-1) if job.clean else None
+        labels, uncertainty, has_large_component = finalize(prob, valid, post, prior, grey)
         top, left = region.top - grown.top, region.left - grown.left
         crop = slice(top, top + region.shape[0]), slice(left, left + region.shape[1])
         result = prob[(slice(None), *crop)], labels[crop], uncertainty[crop]
-        progress.write_final(job, image, page, region, result)
+        progress.write_final(job, image, page, region, result, has_large_component)

@@ -72,6 +72,7 @@ class OutOfCoreImage:
     frame: Frame = AS_STORED
 
     sample = None  # no pixel is excluded
+    resolution = None  # tags are not read
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -26,7 +26,7 @@ class Job:
         model: path of the model file.
         sha256: SHA-256 of the model file.
         weights, tile, device: as in `vispe.segment.pipeline.apply`.
-        smooth: radius in pixels.
+        smooth, min_area, clean: as in `vispe.segment.types.PostProcessing`.
         prior: class prior, one of `vispe.segment.classify.class_prior.PRIORS`.
         work: folder of the unfinished result.
         chunk: side of a chunk of the result in pixels.
@@ -48,6 +48,8 @@ class Job:
     tile: int | None
     device: str
     smooth: int
+    min_area: int
+    clean: bool
     prior: str
     work: str
     chunk: int

@@ -1,5 +1,6 @@
 """Pages of out-of-core images: array-like views that read regions on demand."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,6 +116,47 @@ class LazyValid:
 
     def __getitem__(self, key: tuple) -> np.ndarray:
         return self.window.cut(_region(key, self.shape))[1]
+
+
+@dataclass(frozen=True)
+class StorePages:
+    """Normalised pages of an out-of-core image, read on demand.
+
+    Attributes:
+        image: the image.
+        limits: grey limits of each page.
+    """
+
+    image: OutOfCoreImage
+    limits: Sequence[Limits]
+
+    stack = None
+    exclusions = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.image.shape
+
+    def page(self, number: int) -> tuple[LazyPage, LazyValid]:
+        """Return views of grey levels (h, w, c) and of the mask (h, w) of pixels with data."""
+        window = PageWindow(self.image, number, self.limits[number])
+        return LazyPage(window), LazyValid(window)
+
+    def have_data(self, number: int, indices: np.ndarray) -> np.ndarray:
+        """Return which pixels y * w + x (n,) have data, as (n,) bool, reading only chunks that contain them."""
+        if self.image.dtype.kind != "f":
+            return np.ones(len(indices), bool)
+        valid, (height, width), chunk = self.page(number)[1], self.shape, self.image.chunk
+        y, x = np.divmod(indices, width)
+        chunk_ids = y // chunk[0] * (-(-width // chunk[1])) + x // chunk[1]
+        out = np.empty(len(indices), bool)
+        for chunk_id in np.unique(chunk_ids):
+            in_chunk = np.flatnonzero(chunk_ids == chunk_id)
+            top, left = int(y[in_chunk[0]]) // chunk[0] * chunk[0], int(x[in_chunk[0]]) // chunk[1] * chunk[1]
+            region = Region(top, min(top + chunk[0], height), left, min(left + chunk[1], width))
+            out[in_chunk] = valid[region.slices][y[in_chunk] - top, x[in_chunk] - left]
+        return out
 
 
 def _contains(outer: Region, inner: Region) -> bool:

@@ -1,6 +1,7 @@
 """Choice of the block size from an estimate of the memory of each step."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +75,7 @@ def make_plan(
     *,
     chunk: int | None = None,
     parts: int = 1,
+    complete: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Return the largest block whose estimated memory is within `memory`.
 
@@ -86,6 +88,7 @@ def make_plan(
         memory: limit in bytes.
         chunk: side of the chunks of an unfinished result; None chooses.
         parts: minimal number of blocks, if the image is large enough, such as the number of processes.
+        complete: options that need complete pages, and their bytes per pixel; blocks then are complete pages.
 
     Raises:
         InputError: the smallest block does not fit.
@@ -95,12 +98,18 @@ def make_plan(
     pixels = image.n_pages * image.shape[0] * image.shape[1]
     cap = min(LARGEST, max(2 * longest, int((pixels / parts) ** 0.5)))
     threads = torch.get_num_threads() if features.device == "cpu" else 1
-    least = 0
+    least, sides, more = 0, _SIDES, 0
+    if complete:
+        side = next(
+            (s for s in sorted(_SIDES) if s >= max(image.shape)), -(-max(image.shape) // CHUNK) * CHUNK
+        )
+        sides = (side if chunk is None else -(-side // chunk) * chunk,)
+        cap, more = sides[0], max(complete.values()) * image.shape[0] * image.shape[1]
     for count in dict.fromkeys((threads, 1)):
-        for side in _SIDES:
+        for side in sides:
             if (chunk is not None and side % chunk) or side > max(cap, chunk or _SIDES[-1]):
                 continue
-            least = _estimate(image, features, model, piece, longest, side, smooth, count)
+            least = _estimate(image, features, model, piece, longest, side, smooth, count) + more
             if least <= memory:
                 chunk_text = chunk or max(
                     c for c in _SIDES if c <= CHUNK and side % c == 0 and c & (c - 1) == 0
@@ -108,6 +117,11 @@ def make_plan(
                 return MemoryPlan(
                     side, chunk_text, count, least, _reduction(image, chunk_text, memory - _OWN)
                 )
+    if complete:
+        raise InputError(
+            f"memory={_amount(memory)} is too small for {image.path.name}: {' and '.join(complete)} need complete "
+            f"pages, which take {_amount(least)} in addition to the libraries. Increase memory, or crop the image."
+        )
     chunk_text = "" if chunk is None else f" of {chunk} px, the chunks of the unfinished result,"
     hint = "Increase it, or reduce tile"
     if image.chunk_bytes > memory // 4:

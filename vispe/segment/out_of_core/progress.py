@@ -1,74 +1,30 @@
-"""Journal of an out-of-core run: a record for each finished chunk, and the arguments of the run.
+"""Unfinished results of out-of-core images: pixels, and a record for each finished chunk.
 
 Folder `name_seg.partial` contains an unfinished result: `raw`, the probabilities of the classifier, with one
 small file in `done` for each chunk, written after the pixels of the chunk; `store`, the final result, with
-such files in `settled`; `picture`, and `job.json`. `unfinished.json` next to this folder contains the
-arguments of the run; a run with equal arguments resumes.
+such files in `settled`; `picture`, and `job.json`. The journal of the run is next to this folder.
 """
 
 import json
 import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.files import MARK, check_no_link, remove, write_json
+from vispe.files import MARK, check_no_link, remove
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.out_of_core import zarr_store
 from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job, PredictedBlock
 
-RUN = "unfinished.json"
 DONE, SETTLED = "done", "settled"
 _ENTRY = re.compile(r"raw|store|picture|marks|done|settled|\.?(job|limits|record|areas\.\d+)\.json(\.\d+)?")
 _ORIGIN = Region(0, 0, 0, 0)
-
-
-def resumable_records(out: Path, arguments: Mapping[str, Any], force: bool) -> list[dict[str, Any]] | None:
-    """Return the records of finished images of an unfinished run with equal arguments; None without one.
-
-    Raises:
-        InputError: an unfinished run with other arguments, and not `force`.
-    """
-    check_no_link(out / RUN)
-    try:
-        journal = json.loads((out / RUN).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        journal = {}
-    journal = journal if isinstance(journal, dict) else {}
-    earlier, current = journal.get("asked", {}), json.loads(json.dumps(arguments))
-    earlier = earlier if isinstance(earlier, dict) else {}
-    if earlier == current:
-        return journal["finished"]
-    if not force and (journal.get("finished") or any(out.glob("*_seg.partial/job.json"))):
-        changed = [key for key in {**current, **earlier} if current.get(key) != earlier.get(key)]
-        raise InputError(
-            f"{out} contains an unfinished run with other {', '.join(k.replace('_', ' ') for k in changed)}. "
-            "Repeat that command to resume it, use force to start again, or choose another folder."
-        )
-    return None
-
-
-def write_journal(
-    out: Path, arguments: Mapping[str, Any], finished: Sequence[Mapping[str, Any]], model: str | None
-) -> None:
-    """Store the arguments of a run, the SHA-256 of its model and the records of its images, until `delete_journal`."""
-    write_json(out / RUN, {"asked": arguments, "finished": finished, "model": model}, force=True)
-
-
-def trained_model(out: Path) -> str | None:
-    """Return the SHA-256 of the model file of an unfinished run; None before training."""
-    try:
-        return json.loads((out / RUN).read_text(encoding="utf-8")).get("model")
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def check_partial(path: Path) -> None:
@@ -117,11 +73,6 @@ def other_partial_results(out: Path, stems: Sequence[str]) -> list[str]:
     """Return the names of unfinished results of other images in a folder."""
     own_folders = {partial(out, stem).name for stem in stems}
     return sorted(path.name for path in out.glob("*_seg.partial") if path.name not in own_folders)
-
-
-def delete_journal(out: Path) -> None:
-    """Delete the journal of a finished run."""
-    (out / RUN).unlink(missing_ok=True)
 
 
 def partial(out: Path, stem: str) -> Path:
@@ -179,6 +130,7 @@ def write_final(
     page: int,
     region: Region,
     result: tuple[np.ndarray, np.ndarray, np.ndarray],
+    has_large_component: bool,
 ) -> None:
     """Write the reweighted probabilities (K, h, w), labels and uncertainty of a block, then its chunk records."""
     work, (prob, labels, uncertainty) = Path(job.work), result
@@ -188,6 +140,7 @@ def write_final(
         record = {
             "counts": np.bincount(labels[part.slices].ravel(), minlength=len(prob) + 1).tolist(),
             "unsure": float(np.nansum(uncertainty_of_chunk, dtype=np.float64)),
+            "has_large_component": has_large_component,
         }
         write_small(_record(work, SETTLED, page, region, part, job.chunk), record)
 
@@ -204,7 +157,7 @@ def sum_records(work: Path, image: OutOfCoreImage, chunk: int, n_classes: int) -
     """
     feature_sums: list[np.ndarray | None] = []
     pages = np.zeros((image.n_pages, n_classes + 1), np.int64)
-    uncertainty_sum, overlap, disagreeing = 0.0, 0, 0
+    uncertainty_sum, overlap, disagreeing, has_large_component = 0.0, 0, 0, True
     for page in range(image.n_pages):
         page_sums: list[list[int] | None] = []
         for region in chunk_regions(image, chunk):
@@ -215,6 +168,7 @@ def sum_records(work: Path, image: OutOfCoreImage, chunk: int, n_classes: int) -
             uncertainty_sum += record["unsure"]
             overlap += record["overlap"]
             disagreeing += record["disagreeing"]
+            has_large_component &= record["has_large_component"]
             page_sums.append(record["seen"])
         feature_sums.append(None if None in page_sums else np.sum(page_sums, 0))
     totals = {
@@ -222,6 +176,7 @@ def sum_records(work: Path, image: OutOfCoreImage, chunk: int, n_classes: int) -
         "unsure": uncertainty_sum,
         "overlap": overlap,
         "disagreeing": disagreeing,
+        "has_large_component": has_large_component,
     }
     return {**totals, "pages": pages, "seen": feature_sums}
 

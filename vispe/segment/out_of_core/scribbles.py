@@ -17,7 +17,7 @@ from vispe.images.sidecars import match_labels
 from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core import is_store, output_stem
 from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
-from vispe.segment.run.request import LabelOptions
+from vispe.segment.types import LabelOptions
 
 _ROWS = 256  # rows of a label image per step
 

@@ -1,4 +1,4 @@
-"""Out-of-core run: checks of the inputs, model, results, and resuming."""
+"""Run on images that are processed in blocks: intensity limits, blocks, final labels, and result stores."""
 
 import json
 from collections import deque
@@ -9,30 +9,45 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError, OptionError, VispeError, require
-from vispe.files import check_writable, remove
+from vispe.files import remove
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region, blocks
-from vispe.segment.model.model_file import Model, save_model, versions
-from vispe.segment.objects.object_files import COMBINED, ENDINGS, write_combined
-from vispe.segment.out_of_core import output_stem, progress, zarr_store
-from vispe.segment.out_of_core.block_engine import engine, file_digest, open_features, prepare_page, run_block
+from vispe.segment.invariance_report.image_report import trust_image
+from vispe.segment.materials.image_record import TABLE, measure_image
+from vispe.segment.model.model_file import Model, versions
+from vispe.segment.model.prediction import Segmenter, no_large_component
+from vispe.segment.objects.object_files import ENDINGS
+from vispe.segment.out_of_core import find_stores, output_stem, progress, zarr_store
+from vispe.segment.out_of_core.block_engine import (
+    check_supported,
+    engine,
+    file_digest,
+    limit_concurrency,
+    prepare_page,
+    run_block,
+)
 from vispe.segment.out_of_core.finalize import area_of_page, finalize_block
 from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.intensity_limits import Limits, find_limits
 from vispe.segment.out_of_core.job import Job
-from vispe.segment.out_of_core.lazy_page import PageWindow
+from vispe.segment.out_of_core.lazy_page import PageWindow, StorePages
 from vispe.segment.out_of_core.memory_plan import DEFAULT, MemoryPlan, make_plan, parse_memory
-from vispe.segment.out_of_core.scribbles import match_store_labels
-from vispe.segment.out_of_core.summary import draw, objects_of_store, summary
-from vispe.segment.run.disk_space import DiskFull, disk_space_guard
-from vispe.segment.run.inputs import ReadOptions
-from vispe.segment.run.lock import lock_folder
+from vispe.segment.out_of_core.scribbles import match_store_labels, read_scribbles
+from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_page, summary
+from vispe.segment.run import request as requests
+from vispe.segment.run.inputs import BatchImage, as_list, find_files
 from vispe.segment.run.out_of_distribution import ood_record, ood_warning
-from vispe.segment.run.prediction import Areas
 from vispe.segment.run.request import Request
 from vispe.segment.run.resume import fingerprint_files
-from vispe.segment.run.run_report import Clock, Report, timing, vanishing_class_notes
-from vispe.segment.run.run_state import MODEL_NAME, Run, check_channels
+from vispe.segment.run.run_report import Clock, timing, vanishing_class_notes
+from vispe.segment.run.run_state import (
+    MODEL_NAME,
+    Run,
+    TrainingLabels,
+    check_channels,
+    common_channel_count,
+)
+from vispe.segment.types import Areas
 
 Bounds = tuple[int, int, int, int]
 _ROWS = 1024  # side of the pieces that are read for the grey limits
@@ -44,10 +59,9 @@ class OutOfCoreRun(Run):
     Args:
         request: the validated arguments.
         images: Zarr stores, or TIFF files.
-        labels: files and stores of labels.
 
     Attributes:
-        labels_of: the label file of each labelled image.
+        sources: the opened images.
         model_file: model used for the segmentation, once it exists.
 
     Raises:
@@ -55,178 +69,149 @@ class OutOfCoreRun(Run):
         InputError: unreadable or duplicate images.
     """
 
-    def __init__(self, request: Request, images: Sequence[Path], labels: Sequence[Path] = ()) -> None:
+    def __init__(self, request: Request, images: Sequence[Path]) -> None:
         super().__init__(request)
+        check_request(request)
         self.memory = parse_memory(request.memory or DEFAULT)
         self.model_file = self.out / MODEL_NAME if self.writes_model else Path(request.model)
-        self._records: list[dict[str, Any]] = []
-        self._facts: dict[str, Any] = {}
-        self._fresh = self._wrote_model = False
-        if self.post.min_area > 1:
-            raise OptionError(
-                f"min_area={self.post.min_area} is not supported for out-of-core images, whose connected components "
-                "may exceed the memory. Omit it, or use smooth."
-            )
-        if self.post.clean:
-            raise OptionError(
-                "clean is not supported for out-of-core images: the guided filter needs a complete page. Omit it, or "
-                "use smooth."
-            )
         if request.scheduler is not None:
             require("distributed", "big", "a dask scheduler")
-        self.images: dict[Path, OutOfCoreImage] = {}
-        for path in images:
+        if self.writes_model:
+            check_supported(request.features or requests.DEFAULT)
+            stores, rest = find_stores(as_list(request.labels))
+            self._files = stores + find_files(rest)
+        self.sources: dict[Path, OutOfCoreImage] = {}
+        self.images = [BatchImage(path) for path in images]
+        for image in list(self.images):
             try:
                 reading = self.reading
-                self.images[path] = open_image(path, channel=reading.channel, z=reading.z, axes=reading.axes)
+                self.sources[image.path] = open_image(
+                    image.path, channel=reading.channel, z=reading.z, axes=reading.axes
+                )
             except (VispeError, OSError) as error:
-                self.fail(path, error, len(images))
-        stems = [output_stem(path) for path in self.images]
+                self.fail(image, error)
+        stems = [output_stem(image.path) for image in self.images]
         if len(set(stems)) < len(stems):
             duplicate = next(s for s in stems if stems.count(s) > 1)
             raise InputError(f"two images are named {duplicate}. Rename one or use separate folders.")
-        self.labels_of = match_store_labels(labels, list(self.images), self.note) if labels else {}
+        if self._files:
+            labels_of = match_store_labels(self._files, [image.path for image in self.images], self.note)
+            for image in self.images:
+                image.labels = labels_of.get(image.path)
+
+    check_features = staticmethod(check_supported)
+
+    def _work(self, image: BatchImage) -> Path:
+        return progress.partial(self.out, output_stem(image.path))
 
     @contextmanager
     def locked_results(self) -> Iterator[None]:
-        """Lock the results folder; a new run that fails before its first result is removed."""
-        with lock_folder(self.out):
-            try:
-                yield
-            except VispeError as error:
-                if self._fresh and not isinstance(error, DiskFull) and not self.report.images:
-                    self._discard()
-                raise
+        """Lock the results folder, as `Run.locked_results`, and limit the chunks that are read concurrently."""
+        with limit_concurrency(), super().locked_results():
+            yield
+
+    def _check(self, targets: Sequence[Path], resumes: bool) -> None:
+        folders = [path for path in targets if path.suffix == ".zarr" and path.is_dir()]
+        if folders and not (self.force or resumes):
+            raise InputError(f"{folders[0]} exists; add --force to overwrite it.")
+        target_paths = {target.resolve() for target in targets}
+        if overwritten := [path for path in self.sources if path.resolve() in target_paths]:
+            raise InputError(f"{overwritten[0]} is an input and would be overwritten. Choose another folder.")
+        super()._check([path for path in targets if path not in folders], resumes)
+        for target in folders:
+            progress.check_result(target)
+        for image in self.images:
+            progress.check_partial(self._work(image))
+
+    def _partial_results(self) -> bool:
+        return any(self.out.glob("*_seg.partial/job.json"))
+
+    def _prepare_folder(self, targets: Sequence[Path]) -> None:
+        """Remove partial results that are not resumed, and start the journal, since blocks are resumed as well."""
+        for image in self.images:
+            if not self.state.resumes or self.state.record(image.path) is not None:
+                self._remove_partial(image)
+        stems = [output_stem(image.path) for image in self.images]
+        if not self.state.resumes and (others := progress.other_partial_results(self.out, stems)):
+            self.note(f"{self.out} contains unfinished results of other images: {', '.join(others)}.")
+        self.state.start(targets)
+
+    def _remove_partial(self, image: BatchImage) -> None:
+        remove(self._work(image), self.out)
 
     def _discard(self) -> None:
         """Remove the files of a run without a finished block."""
-        works = [progress.partial(self.out, output_stem(path)) for path in self.images]
-        if any(next((work / "done").glob("*.json"), None) for work in works):
+        if any(_has_blocks(self._work(image)) for image in self.images):
             return
-        for work in works:
-            remove(work, self.out)
-        progress.delete_journal(self.out)
-        if self._wrote_model:
-            self.model_file.unlink(missing_ok=True)
+        for image in self.images:
+            self._remove_partial(image)
+        super()._discard()
 
-    def write_model(self, model: Model, force: bool) -> None:
-        """Write the model file and its checksum."""
-        with disk_space_guard(self.out, MODEL_NAME):
-            save_model(self.model_file, model, force)
-            progress.write_journal(self.out, self._facts, self._records, file_digest(self.model_file))
-        self._wrote_model = True
-
-    def fail(self, path: Path, error: VispeError | OSError, count: int) -> None:
+    def fail(self, image: BatchImage, error: VispeError | OSError) -> None:
         """Skip an image after an error; re-raise if it is the only one."""
-        if count == 1:
-            raise error
-        work = progress.partial(self.out, output_stem(path))
-        if self._fresh and not next((work / "done").glob("*.json"), None):
-            remove(work, self.out)
-        self.images.pop(path, None)
-        self.skip(path, error)
+        super().fail(image, error)
+        if image.path in self.sources and not _has_blocks(self._work(image)):
+            self._remove_partial(image)
 
-    def begin(self, arguments: dict[str, Any]) -> bool:
-        """Check the outputs and store the arguments; return whether an unfinished run is resumed."""
-        facts = {
-            **arguments,
-            "images": {str(path.resolve()): fingerprint_files(path) for path in self.images},
-            "reading": asdict(self.reading),
-            "post": asdict(self.post),
-            "objects": None if self.request.objects is None else asdict(self.request.objects),
-            "versions": versions(),
-        }
-        self._facts, finished = facts, progress.resumable_records(self.out, facts, self.force)
-        names = ("report.json", "report.csv", "report.html", *([MODEL_NAME] if self.writes_model else []))
-        targets = [self.out / name for name in names]
-        targets += [self.out / COMBINED] if self.request.objects is not None else []
-        for path in self.images:
-            targets += self._files(path).values()
-        if finished is None:
-            inputs = [path for path in self.images if path.is_file()]
-            folders = [path for path in targets if path.suffix == ".zarr" and path.is_dir()]
-            if folders and not self.force:
-                raise InputError(f"{folders[0]} exists; add --force to overwrite it.")
-            check_writable([path for path in targets if path not in folders], self.force, protect=inputs)
-            target_paths = {target.resolve() for target in targets}
-            if overwritten := [path for path in self.images if path.resolve() in target_paths]:
-                raise InputError(
-                    f"{overwritten[0]} is an input and would be overwritten. Choose another folder."
-                )
-            for target in folders:
-                progress.check_result(target)
-            stems = [output_stem(path) for path in self.images]
-            for stem in stems:
-                progress.check_partial(progress.partial(self.out, stem))
-            for stem in stems:
-                remove(progress.partial(self.out, stem), self.out)
-            if others := progress.other_partial_results(self.out, stems):
-                self.note(f"{self.out} contains unfinished results of other images: {', '.join(others)}.")
-            progress.write_journal(self.out, facts, (), None)
-            self._fresh = True
-            return False
-        for path in self.images:
-            progress.check_partial(progress.partial(self.out, output_stem(path)))
-        self._records = finished
-        self.note(f"resuming the unfinished run in {self.out}.")
-        return True
+    def pages(self, image: BatchImage, features: Features | None) -> StorePages:
+        """Return views of the normalised pages of an image."""
+        return StorePages(self.sources[image.path], self.limits(image.path)[0])
 
-    def limits(self, path: Path, reading: ReadOptions) -> tuple[list[Limits], int, list[str]]:
+    def training_labels(self) -> TrainingLabels:
+        """Read the labels of all images, with a common class numbering."""
+        images = [image for image in self.images if image.labels is not None]
+        sources = [self.sources[image.path] for image in images]
+        scribbles, names, colors, notes = read_scribbles(
+            [image.labels for image in images], sources, self.request.labelling
+        )
+        channels = common_channel_count({s.path: s.channels for s in sources}, "labelled images")
+        for text in notes:
+            self.note(text)
+        indices, classes = [each.indices for each in scribbles], [each.classes for each in scribbles]
+        return TrainingLabels(images, indices, classes, names, colors, channels)
+
+    def limits(self, path: Path) -> tuple[list[Limits], int, list[str]]:
         """Compute the grey limits of an image, or load them."""
-        image, work = self.images[path], progress.partial(self.out, output_stem(path))
+        image, work = self.sources[path], progress.partial(self.out, output_stem(path))
         cache_file = work / "limits.json"
         if cache_file.is_file():
             cached = json.loads(cache_file.read_text())
             limits = [None if pair is None else tuple(pair) for pair in cached["limits"]]
             return limits, cached["data"], cached["notes"]
         self.watch.start("finding grey levels", 1)
-        result = find_limits(image, reading.normalize, reading.clip, self._rows(image), self.watch.step)
+        options = self.reading.normalize, self.reading.clip, self._rows(image), self.watch.step
+        result = find_limits(image, *options)
         work.mkdir(parents=True, exist_ok=True)
         progress.write_small(cache_file, {"limits": result[0], "data": result[1], "notes": result[2]})
         return result
 
-    def predict(self, model: Model) -> Report:
-        """Segment every image, write its files, and update the report."""
-        if self.request.objects is not None:
-            self.request.objects.numbers(model.names)
-        features = open_features(model, self.request.weights, self.request.tile, self.request.device)
-        self.describe(features, model, memory_bytes=self.memory, scheduler=self.request.scheduler)
-        count, complete = len(self.images) + len(self.report.failures), True
-        for path in list(self.images):
-            try:
-                with disk_space_guard(self.out, f"the result of {path.name}"):
-                    record = self._one(path, model, features)
-            except DiskFull:
-                raise
-            except (VispeError, OSError) as error:
-                self.fail(path, error, count)
-                complete = False
-            else:
-                self.report.images.append(record)
-                self.watch.done(record)
-                progress.write_journal(
-                    self.out, self._facts, self.report.images, progress.trained_model(self.out)
-                )
-                remove(progress.partial(self.out, output_stem(path)), self.out)
-            self.report.write(self.out)
-            if self.request.objects is not None:
-                write_combined(self.out, [r["files"]["objects_table"] for r in self.report.images])
-        self.report.finish(self.out)
-        if complete:
-            progress.delete_journal(self.out)
-        elif self._fresh and not self.report.images:
-            self._discard()
-        return self.report
+    def describe(self, features: Features, model: Model, **more: Any) -> None:
+        """Write the settings of the run into the report."""
+        super().describe(features, model, memory_bytes=self.memory, scheduler=self.request.scheduler, **more)
 
-    def _one(self, path: Path, model: Model, features: Features) -> dict[str, Any]:
+    def _bytes(self, image: BatchImage, model: Model) -> tuple[int, int]:
+        return 0, 0
+
+    def _segment(self, image: BatchImage, by: Segmenter) -> dict[str, Any]:
         """Segment one image from its store into the result store, and return its record."""
-        image, files, clock = self.images[path], self._files(path), Clock()
-        work = progress.partial(self.out, output_stem(path))
-        if (earlier := self._earlier(path, work, files)) is not None:
-            return earlier
+        work, target = self._work(image), self._files_of(image.path)["labels"]
+        record_file = work / "record.json"
+        # interrupted between the last block and the journal
+        if record_file.is_file():
+            record = json.loads(record_file.read_text(encoding="utf-8"))
+        else:
+            record = self._compute(image, by)
+            progress.write_small(record_file, record)
+        if (work / "store").is_dir():
+            progress.publish(work / "store", target)
+        return record
+
+    def _compute(self, image_file: BatchImage, by: Segmenter) -> dict[str, Any]:
+        """Segment one image from its store into the unfinished result, and return its record."""
+        path, model, features, clock = image_file.path, by.model, by.features, Clock()
+        image, files, work = self.sources[path], self._files_of(path), self._work(image_file)
         check_channels(path, image.channels, model)
-        reading = replace(self.reading, normalize=model.normalize, clip=model.clip)
-        limits, data, notes = self.limits(path, reading)
+        limits, data, notes = self.limits(path)
         prepared = prepare_page(features, PageWindow(image, 0, None))
         notes = [*image.notes, *notes, *prepared.notes]
         job, plan = self._job(path, model, features, limits, prepared.pieces)
@@ -248,34 +233,46 @@ class OutOfCoreRun(Run):
             notes.append(f"the overlay of {path.name} shows page {job.picture} of {image.n_pages} (from 0).")
         if job.reduction > 1:
             notes.append(f"the overlay of {path.name} shows every {job.reduction}th label along each axis.")
+        if not added["has_large_component"]:
+            notes.append(no_large_component(self.post))
+        more = {} if objects is None else {"objects": objects}
+        files |= self._page_reports(image, job, by, more, notes)
         domain = ood_record(model, added["seen"])
         notes += ood_warning(path.name, domain, None)
         draw(files["overlay"], image, model, job, added["pages"][job.picture])
         for text in notes:
             self.watch.note(text)
-        record = {
-            **summary(image, model, added, areas, data, self.labels_of.get(path)),
+        return {
+            **summary(image, model, added, areas, data, image_file.labels),
             **timing(clock(), image.n_pages * image.shape[0] * image.shape[1]),
             "tile": features.tile,
             "block": plan.side,
             "files": {key: str(target) for key, target in files.items()},
             "notes": notes,
             "domain": domain,
-            **({} if objects is None else {"objects": objects}),
+            **more,
         }
-        progress.write_small(work / "record.json", record)
-        progress.publish(work / "store", files["labels"])
-        return record
 
-    def _earlier(self, path: Path, work: Path, files: dict[str, Path]) -> dict[str, Any] | None:
-        """Return the record of an image finished before an interruption; None without one."""
-        finished = next((record for record in self._records if record["image"] == str(path)), None)
-        # interrupted between the last block and the report
-        if finished is None and (work / "record.json").is_file():
-            finished = json.loads((work / "record.json").read_text(encoding="utf-8"))
-            if (work / "store").is_dir():
-                progress.publish(work / "store", files["labels"])
-        return finished
+    def _page_reports(
+        self, image: OutOfCoreImage, job: Job, by: Segmenter, record: dict[str, Any], notes: list[str]
+    ) -> dict[str, Path]:
+        """Write the reports that need complete pages, complete `record` and `notes`, and return their files."""
+        path, files = image.path, self._files_of(image.path)
+        if self.request.materials:
+            maps = (stored_page(image, job, number)[1].labels for number in range(image.n_pages))
+            options = by.model.names, image.pixel_size, files["materials"], True
+            record["materials"], text = measure_image(path.name, maps, *options)
+            notes += text
+        if self.request.trust:
+            grey, result = stored_page(image, job, job.picture)
+            target, callbacks = (
+                self.out / output_stem(path),
+                {"step": lambda fraction: None, "note": self.note},
+            )
+            trust = trust_image(image, job.picture, grey, result, by, target, **callbacks, force=True)
+            record["trust"] = trust.record
+            notes += trust.notes
+        return files
 
     def _classify(self, path: Path, job: Job, total: Sequence[tuple[int, Region]]) -> None:
         """Compute the probabilities of all unfinished blocks."""
@@ -308,10 +305,19 @@ class OutOfCoreRun(Run):
         self, path: Path, model: Model, features: Features, limits: Sequence[Limits], pieces: list[Region]
     ) -> tuple[Job, MemoryPlan]:
         """Plan the blocks, and create the empty result if needed."""
-        image, work = self.images[path], progress.partial(self.out, output_stem(path))
+        image, work = self.sources[path], progress.partial(self.out, output_stem(path))
         job_file = work / "job.json"
         chunk = json.loads(job_file.read_text())["chunk"] if job_file.is_file() else None
-        plan_options = {"chunk": chunk, "parts": 16 if self.request.scheduler else 1}
+        classes, channels = model.classifier.n_classes, image.channels
+        needed = {
+            "min_area": self.post.min_area > 1,
+            "clean": self.post.clean,
+            "materials": self.request.materials,
+            "trust": self.request.trust,
+        }
+        sizes = _page_bytes(classes, channels)
+        complete = {name: sizes[name] for name, used in needed.items() if used}
+        plan_options = {"chunk": chunk, "parts": 16 if self.request.scheduler else 1, "complete": complete}
         plan = make_plan(image, features, model, pieces, self.post.smooth, self.memory, **plan_options)
         job = Job(
             image=str(path.resolve()),
@@ -326,6 +332,8 @@ class OutOfCoreRun(Run):
             tile=self.request.tile,
             device=features.device,
             smooth=self.post.smooth,
+            min_area=self.post.min_area,
+            clean=self.post.clean,
             prior=self.post.resolve_prior(model.classifier),
             work=str(work.resolve()),
             chunk=plan.chunk,
@@ -351,17 +359,54 @@ class OutOfCoreRun(Run):
             compute(job.dumps(), page, bounds)
             yield
 
-    def _files(self, path: Path) -> dict[str, Path]:
+    def _files_of(self, path: Path) -> dict[str, Path]:
         name = output_stem(path)
         files = {"overlay": self.out / f"{name}_overlay.png", "labels": self.out / f"{name}_seg.ome.zarr"}
-        return files | (
-            {"objects_table": self.out / f"{name}{ENDINGS[1]}"} if self.request.objects is not None else {}
-        )
+        if self.request.objects is not None:
+            files["objects_table"] = self.out / f"{name}{ENDINGS[1]}"
+        if self.request.materials:
+            files["materials"] = self.out / f"{name}{TABLE}"
+        if self.request.trust:
+            files |= {kind: self.out / f"{name}_{kind}.png" for kind in ("trust", "disagreement")}
+        return files
+
+    def _image_targets(self, image: BatchImage) -> list[Path]:
+        return list(self._files_of(image.path).values())
 
     def _rows(self, image: OutOfCoreImage) -> int:
         """Return the side of the pieces that are read for the grey limits, at most a sixteenth of the memory."""
         fitting = (self.memory / 16 / (image.channels * image.dtype.itemsize)) ** 0.5
         return max(min(_ROWS, int(fitting)), 1)
+
+
+def check_request(request: Request) -> None:
+    """Raise OptionError for options that need a complete image in memory."""
+    options = {
+        "truth": bool(request.scoring.truth),
+        "objects_as": request.objects is not None and bool(request.objects.kinds),
+        "scene": request.reading.scene is not None,
+        "crop": request.reading.crop is not None,
+        "mask": bool(request.reading.mask),
+        "orientation": request.reading.orientation != "stored",
+        "text": request.text is not None,
+        "cluster": request.cluster is not None,
+    }
+    for name in (name for name, present in options.items() if present):
+        continuation = " and use vispe apply with the model" if name == "cluster" else ""
+        raise OptionError(
+            f"{name} is not supported for images processed in blocks. Crop a part, save it as a TIFF file, run "
+            f"vispe segment on it{continuation}."
+        )
+
+
+def _page_bytes(classes: int, channels: int) -> dict[str, int]:
+    """Return the approximate bytes per pixel of options that need a complete page, in addition to the block."""
+    prediction = 4 * (classes + 2 * channels) + 8
+    return {"min_area": 48, "clean": 96, "materials": 64, "trust": 3 * prediction + 48}
+
+
+def _has_blocks(work: Path) -> bool:
+    return next((work / progress.DONE).glob("*.json"), None) is not None
 
 
 def _create(job: Job, image: OutOfCoreImage, n_classes: int) -> None:

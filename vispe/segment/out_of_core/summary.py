@@ -17,9 +17,10 @@ from vispe.segment.objects.sizes import summarize_image
 from vispe.segment.out_of_core import output_stem, zarr_store
 from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job
+from vispe.segment.out_of_core.lazy_page import PageWindow
 from vispe.segment.overlays import overlay
-from vispe.segment.run.prediction import Areas
 from vispe.segment.run.run_report import fractions, image_record
+from vispe.segment.types import Areas, Prediction
 
 _BYTES = 80  # approximate bytes per pixel of a block during labelling
 
@@ -52,6 +53,21 @@ def summary(
         overlap=added["overlap"],
         disagreeing=added["disagreeing"],
     )
+
+
+def stored_page(
+    image: OutOfCoreImage, job: Job, number: int
+) -> tuple[tuple[np.ndarray, np.ndarray], Prediction]:
+    """Read a page that fits into memory: grey levels (h, w, c) with the mask (h, w) of data, and its final result."""
+    import zarr
+
+    full, root = Region(0, image.shape[0], 0, image.shape[1]), zarr.open_group(f"{job.work}/store", mode="r")
+    prob, labels, uncertainty = (
+        np.asarray(root[f"{prefix}0"][zarr_store.array_index(image, number, full, part == "prob")])
+        for part, prefix in zarr_store.PARTS.items()
+    )
+    grey = PageWindow(image, number, job.limits[number]).cut(full)
+    return grey, Prediction(prob, labels, uncertainty, 0, 0, ())
 
 
 def draw(

@@ -1,27 +1,25 @@
 """Run on image files: all inputs are checked first, then each image is segmented; files are complete or absent."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vispe.errors import InputError, VispeError
-from vispe.files import check_writable
 from vispe.images.formats.headers import stored_shape, stored_tag
+from vispe.images.labels.label_files import read_label_set
 from vispe.images.orientation import Frame
 from vispe.images.read import Micrograph
 from vispe.images.sidecars import find_label_files
-from vispe.images.write import write_png
-from vispe.segment.classify import cluster_count_figure
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.invariance_report.image_report import RUNS, trust_image
 from vispe.segment.materials.image_record import TABLE, measure_image
-from vispe.segment.model.model_file import Model, load_model, save_model, versions
-from vispe.segment.objects.object_files import COMBINED, file_suffixes, write_combined, write_image_objects
-from vispe.segment.run.disk_space import DiskFull, disk_space_guard
+from vispe.segment.model.model_file import Model
+from vispe.segment.model.prediction import Segmenter, total_areas
+from vispe.segment.objects.object_files import file_suffixes, write_image_objects
 from vispe.segment.run.image_pipeline import Grey, Reader, predict, write
 from vispe.segment.run.inputs import (
     BatchImage,
@@ -32,17 +30,13 @@ from vispe.segment.run.inputs import (
     match_masks,
     select_images,
 )
-from vispe.segment.run.lock import lock_folder
 from vispe.segment.run.out_of_distribution import MAP, ood_record, ood_warning, write_ood_map
-from vispe.segment.run.prediction import Prediction, Segmenter, total_areas
 from vispe.segment.run.request import Request
-from vispe.segment.run.resume import Journal, digest, fingerprint_files, to_json
-from vispe.segment.run.run_report import Clock, Report, fractions, image_record, timing, vanishing_class_notes
-from vispe.segment.run.run_state import MODEL_NAME, Run, check_channels
+from vispe.segment.run.run_report import Clock, fractions, image_record, timing, vanishing_class_notes
+from vispe.segment.run.run_state import Run, TrainingLabels, check_channels, common_channel_count
 from vispe.segment.run.scoring import score_classes, score_clusters
 from vispe.segment.run.staging import staged_files
-
-__all__ = ["MODEL_NAME", "Batch"]
+from vispe.segment.types import Prediction
 
 _OTHER_BYTES = 16  # approximate upper bound of bytes per pixel of labels, uncertainty and overlay
 _SUFFIXES = (
@@ -63,11 +57,8 @@ class Batch(Run):
         request: the validated arguments.
     """
 
-    state: Journal
-
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        self._chart = None
         image_files = expand_patterns(as_list(request.images), self.skip)
         label_files = find_label_files(as_list(request.labels), list(image_files))
         truth_files = find_label_files(as_list(request.scoring.truth), list(image_files))
@@ -79,85 +70,15 @@ class Batch(Run):
         match_masks(self.images, masks, self.note)
         infer_axes(self.images, self.reading, self.note)
         self.reader = Reader(request.reading, self.images)
-        self._inputs = [*(i.path for i in self.images), *self._files]
-        self._inputs += [Path(request.model)] if request.model is not None else []
-
-    @contextmanager
-    def locked_results(self) -> Iterator[None]:
-        """Lock the results folder, and resume an unfinished run with the same arguments.
-
-        Raises:
-            InputError: existing results, an unfinished run with other arguments, or a folder locked by another process.
-        """
-        arguments = to_json(
-            {
-                **self.request.decisive(),
-                "images": {str(image.path): fingerprint_files(image.path) for image in self.images},
-                "files": {str(path): fingerprint_files(path) for path in self._files},
-                "versions": versions(),
-            }
-        )
-        targets = self._targets()
-        self._check(targets, Journal(self.out, arguments, self.force).resumes)
-        with lock_folder(self.out):
-            self.state = Journal(self.out, arguments, self.force)
-            self._check(targets, self.state.resumes)
-            if remaining := self.state.remaining(targets):
-                shown = ", ".join(remaining[:5]) + (f" and {len(remaining) - 5} more" * (len(remaining) > 5))
-                self.note(
-                    f"{self.out} contains results of an earlier unfinished run: {shown}. They are not replaced."
-                )
-            if self.state.resumes:
-                self.force = True
-                self.report.notes = list(self.state.notes)
-                self.watch.note(f"resuming the unfinished run in {self.out}.")
-            try:
-                yield
-            except VispeError as error:
-                if self.state.empty and not isinstance(error, DiskFull):
-                    self.state.discard(self.out / MODEL_NAME)
-                    if self._chart is not None:
-                        self._chart.unlink(missing_ok=True)
-                raise
-
-    def _check(self, targets: Sequence[Path], goes_on: bool) -> None:
-        check_writable(targets, self.force or goes_on, protect=self._inputs)
-
-    def resumed_model(self) -> Model | None:
-        """Return the model of the resumed run; None without one."""
-        path = self.out / MODEL_NAME
-        if self.state.model is None or not path.is_file() or digest(path) != self.state.model:
-            return None
-        return load_model(path)
-
-    def write_model(self, model: Model) -> None:
-        """Write the model file, and the figure of the chosen number of clusters."""
-        self.state.start(self._targets())
-        path = self.out / MODEL_NAME
-        with disk_space_guard(self.out, MODEL_NAME):
-            save_model(path, model, self.force)
-            choice = model.classifier.choice if isinstance(model.classifier, PixelClusters) else None
-            if choice is not None:
-                self._chart = write_png(
-                    self.out / cluster_count_figure.NAME, cluster_count_figure.plot_choice(choice), self.force
-                )
-            self.state.trained(digest(path), self.report.notes)
 
     def read(self, path: Path) -> Micrograph:
         """Read an image; the last one is cached."""
         return self.reader.read(path)
 
-    def grey(self, path: Path, features: Features | None = None) -> Grey:
+    def pages(self, image: BatchImage, features: Features | None) -> Grey:
         """Read and normalise an image, with its volumes if `features` need them; the last one is cached."""
         config = None if features is None else features.config
-        return self.reader.grey(path, config, self.request.trust)
-
-    def fail(self, image: BatchImage, error: VispeError | OSError) -> None:
-        """Skip an image after an error; re-raise if it is the only one."""
-        if len(self.images) + len(self.report.failures) == 1:
-            raise error
-        self.images.remove(image)
-        self.skip(image.path, error)
+        return self.reader.grey(image.path, config, self.request.trust)
 
     def each(self, images: Sequence[BatchImage]) -> Iterator[tuple[BatchImage, Micrograph]]:
         """Yield images one by one; unreadable ones are skipped."""
@@ -170,47 +91,44 @@ class Batch(Run):
                 yield image, micrograph
                 self.watch.step(1)
 
-    def predict(self, by: Segmenter) -> Report:
-        """Segment every image, write its files, and update the report."""
-        if self.request.objects is not None:
-            self.request.objects.numbers(by.model.names)
-        self.describe(by.features, by.model)
-        self.watch.start("segmenting", len(self.images))
-        self.state.start(self._targets())
-        for image in list(self.images):
-            record = self.state.record(image.path)
-            try:
-                if record is None:
-                    record = self._whole(image, by)
-            except DiskFull:
-                raise
-            except (VispeError, OSError) as error:
-                self.fail(image, error)
-            else:
-                self.report.images.append(record)
-                self.watch.done(record)
-            self.report.run["device"] = by.features.device
-            with disk_space_guard(self.out, "report.json"):
-                self.report.write(self.out)
-                if self.request.objects is not None:
-                    write_combined(self.out, [r["files"]["objects_table"] for r in self.report.images])
-        with disk_space_guard(self.out, "report.html"):
-            self.report.finish(self.out)
-        if not self.report.failures:
-            self.state.end()
-        return self.report
+    def training_labels(self) -> TrainingLabels:
+        """Read the labels of all images, with a common class numbering.
 
-    def _whole(self, image: BatchImage, by: Segmenter) -> dict[str, Any]:
-        """Segment an image; either all of its files are written, or none."""
+        Raises:
+            InputError: no labelled image could be read, or the channels differ.
+        """
+        labelled = [image for image in self.images if image.labels is not None]
+        self.watch.start("reading labels", len(labelled))
+        images, shapes, frames, channels = [], [], [], {}
+        for image, micrograph in self.each(labelled):
+            images.append(image)
+            shapes.append(micrograph.pages.shape[:3])
+            frames.append(micrograph.frame)
+            channels[image.path] = micrograph.channels
+        if not images:
+            raise InputError("no labelled image could be read. See the errors above.")
+        count = common_channel_count(channels, "labelled images")
+        options = {"images": [image.path for image in images], "frames": frames}
+        labels = read_label_set(
+            [image.labels for image in images], shapes, **asdict(self.request.labelling), **options
+        )
+        for image, labels_of_image in zip(images, labels, strict=True):
+            image.label_data = labels_of_image
+            for text in labels_of_image.notes:
+                self.note(text)
+        indices = [np.flatnonzero(each.values) for each in labels]
+        classes = [each.values.ravel()[index] for each, index in zip(labels, indices, strict=True)]
+        return TrainingLabels(images, indices, classes, labels[0].names, labels[0].colors, count)
+
+    def _bytes(self, image: BatchImage, model: Model) -> tuple[int, int]:
         values = self.read(image.path).valid.size
-        least = 4 * values * by.model.classifier.n_classes  # float32 probabilities, the largest file
-        with disk_space_guard(
-            self.out, f"the result of {image.path.name}", least, least + _OTHER_BYTES * values
-        ):
-            with staged_files(self.out, image.path.stem, self.force) as folder:
-                record = self._one(image, by, folder)
-            self.state.finished(image.path, record, self.report.notes)
-        return record
+        least = 4 * values * model.classifier.n_classes  # float32 probabilities, the largest file
+        return least, least + _OTHER_BYTES * values
+
+    def _segment(self, image: BatchImage, by: Segmenter) -> dict[str, Any]:
+        """Segment an image; either all of its files are written, or none."""
+        with staged_files(self.out, image.path.stem, self.force) as folder:
+            return self._one(image, by, folder)
 
     def _one(self, image: BatchImage, by: Segmenter, folder: Path) -> dict[str, Any]:
         """Segment one image, write its files into `folder`, and return its record."""
@@ -218,7 +136,7 @@ class Batch(Run):
         micrograph = self.read(path)
         truth = self._truth(image, micrograph, model)
         check_channels(path, micrograph.channels, model)
-        grey = self.grey(path, by.features)
+        grey = self.pages(image, by.features)
         total = len(grey.pages) + RUNS * self.request.trust
 
         def step(fraction: float) -> None:
@@ -233,14 +151,24 @@ class Batch(Run):
         ]
         trust = None
         if self.request.trust:
-            trust = trust_image(path, grey, results, by, folder, step=step, note=self.note, force=self.force)
+            middle = len(results) // 2
+            trust = trust_image(
+                grey.image,
+                middle,
+                grey.page(middle),
+                results[middle],
+                by,
+                folder / path.stem,
+                step=step,
+                note=self.note,
+                force=self.force,
+            )
             notes += trust.notes
         numbers, tables = None, {}
         if self.request.materials:
-            maps, size = [r.labels for r in results], micrograph.pixel_size
-            numbers, tables["materials"], more = measure_image(
-                path, maps, model.names, size, folder, self.force
-            )
+            maps, tables["materials"] = [r.labels for r in results], folder / f"{path.stem}{TABLE}"
+            options = model.names, micrograph.pixel_size, tables["materials"], self.force
+            numbers, more = measure_image(path.name, maps, *options)
             notes += more
         files, more = write(folder, path, grey, results, model, self.force)
         files |= trust.files if trust is not None else {}
@@ -343,13 +271,8 @@ class Batch(Run):
         )
         return np.where(micrograph.valid, classes, 0)
 
-    def _targets(self) -> list[Path]:
-        """List every file that this run may write."""
+    def _image_targets(self, image: BatchImage) -> list[Path]:
         suffixes = (*_SUFFIXES, *(("_trust.png", "_disagreement.png") if self.request.trust else ()))
         suffixes += file_suffixes(self.request.objects)
         suffixes += (TABLE,) if self.request.materials else ()
-        names = [f"{image.path.stem}{suffix}" for image in self.images for suffix in suffixes]
-        names += [COMBINED] if self.request.objects is not None else []
-        names += ["report.json", "report.csv", "report.html", *([MODEL_NAME] if self.writes_model else [])]
-        names += [cluster_count_figure.NAME] if self.writes_model and self.request.cluster == "auto" else []
-        return [self.out / name for name in names]
+        return [self.out / f"{image.path.stem}{suffix}" for suffix in suffixes]

@@ -13,9 +13,10 @@ from vispe.images.read import Micrograph, read_image
 from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.model.model_file import Model
+from vispe.segment.model.prediction import Segmenter, within_memory
 from vispe.segment.overlays import overlay, uncertainty_image
-from vispe.segment.run.inputs import BatchImage, ReadOptions
-from vispe.segment.run.prediction import Prediction, Segmenter, within_memory
+from vispe.segment.run.inputs import BatchImage
+from vispe.segment.types import Prediction, ReadOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,24 @@ class Grey:
     pages: np.ndarray
     stack: Stack | None
     notes: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.pages.shape[1:3]
+
+    @property
+    def exclusions(self) -> tuple[str, ...]:
+        """Messages about excluded pixels."""
+        return tuple(self.image.exclusions)
+
+    def page(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return grey levels (h, w, c) and the mask (h, w) of pixels with data."""
+        return self.pages[number], self.image.valid[number]
+
+    def have_data(self, number: int, indices: np.ndarray) -> np.ndarray:
+        """Return which pixels y * w + x (n,) of a page have data, as (n,) bool."""
+        return self.image.valid[number].ravel()[indices]
 
 
 class Reader:

@@ -12,52 +12,10 @@ from vispe.images.file_search import find_images
 from vispe.images.formats.decode import decode
 from vispe.images.formats.headers import stored_planes, stored_shape
 from vispe.images.labels.label_files import Labels
-from vispe.images.orientation import Orientation, check_orientation
-from vispe.images.sample import parse_crop
 from vispe.images.sidecars import is_single_file, match_labels, split_sidecars
+from vispe.segment.types import Paths, ReadOptions
 
-Paths = Sequence[str | Path]
 _NUMBERS = 20  # largest value of a label file that is interpreted as class numbers instead of colours
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """Options of image reading and normalisation.
-
-    Attributes:
-        channel: channels to read, by number or name, such as '0,2'; None reads all.
-        z: pages to read, a number or 'a:b'; None reads all.
-        axes: axes of the stored array, such as 'ZYX'; None uses the metadata of the file.
-        normalize: 'stack', 'image' or 'none': scope of one pair of grey limits.
-        clip: percentiles that become black and white.
-        scene: scene of multi-scene microscope files, by name or number (from 0).
-        orientation: 'stored' reads pixels as they are stored, like Fiji, napari and ilastik; 'tag' applies the
-            orientation tag of the file.
-        crop: rows and columns of the sample, such as '0:884,0:1024'; pixels outside are excluded from all numbers.
-        mask: files with 0 for pixels excluded from all numbers: one for all images, or several matched by name.
-
-    Raises:
-        OptionError: an invalid orientation or crop.
-
-    Example:
-        >>> ReadOptions(z="0:10", crop="0:884,0:1024").normalize
-        'stack'
-    """
-
-    channel: str | None = None
-    z: str | None = None
-    axes: str | None = None
-    normalize: str = "stack"
-    clip: tuple[float, float] = (0.5, 99.5)
-    scene: str | None = None
-    orientation: Orientation = "stored"
-    crop: str | None = None
-    mask: Paths = ()
-
-    def __post_init__(self) -> None:
-        check_orientation(self.orientation)
-        if self.crop is not None:
-            parse_crop(self.crop)
 
 
 @dataclass(eq=False)

@@ -1,15 +1,19 @@
 """Lock file that reserves a results folder for one process."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from vispe.errors import InputError
 
 LOCK = ".vispe.lock"
 """Name of the locked file; the operating system releases the lock when the process ends."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -21,13 +25,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    handle = None
+    lock = None
     try:
-        handle = _locked(folder / LOCK)
+        lock = _acquired(folder / LOCK)
         yield
     finally:
-        if handle is not None:
-            _release(folder / LOCK, handle)
+        if lock is not None:
+            _release(folder / LOCK, lock)
         for path in missing:
             try:
                 path.rmdir()
@@ -35,64 +39,28 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 break
 
 
-def _locked(path: Path) -> IO[bytes]:
-    while True:
-        handle = _open(path)
-        try:
-            _lock(handle)
-        except BlockingIOError as error:
-            handle.close()
-            raise InputError(
-                f"{path.parent} is in use by another vispe process. Wait until it has finished, or choose another "
-                "folder."
-            ) from error
-        except OSError:  # this file system has no locks
-            return handle
-        try:
-            if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
-                return handle
-        except FileNotFoundError:
-            pass
-        handle.close()  # the previous process has removed this file: open the new one
-
-
-def _open(path: Path) -> IO[bytes]:
-    """Open the lock file without following symbolic links."""
+def _acquired(path: Path) -> FileLock:
+    if path.is_symlink():
+        raise InputError(f"{path} is a link, but vispe writes regular files only. Remove the link.")
+    lock = FileLock(path, timeout=0)
     try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "ab")
-    except OSError as error:
-        if path.is_symlink():
-            raise InputError(
-                f"{path} is a link, but vispe writes regular files only. Remove the link."
-            ) from error
-        raise
+        lock.acquire()
+    except Timeout as error:
+        raise InputError(
+            f"{path.parent} is in use by another vispe process. Wait until it has finished, or choose another "
+            "folder."
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
+    return lock
 
 
-def _lock(handle: IO[bytes]) -> None:
-    """Lock an open file without waiting.
-
-    Raises:
-        BlockingIOError: another process has locked it.
-    """
+def _release(path: Path, lock: FileLock) -> None:
+    # POSIX: removed while locked, so that a process that opens the path later gets a new file
     if os.name == "posix":
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    import msvcrt
-
-    try:
-        handle.seek(0)
-        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    except PermissionError as error:
-        raise BlockingIOError from error
-
-
-def _release(path: Path, handle: IO[bytes]) -> None:
-    if os.name == "posix":
-        path.unlink(missing_ok=True)  # before unlocking: a waiting process then opens a new file
-        handle.close()
-        return
-    handle.close()
-    with suppress(OSError):  # another process has opened it
         path.unlink(missing_ok=True)
+    lock.release()
+    with suppress(OSError):  # another process has opened it
+        if os.name != "posix":
+            path.unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """Arguments of a run, for files in memory and for stores."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,33 +8,23 @@ from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
 from vispe.segment.classify.clustering import METHODS
 from vispe.segment.classify.pixel_classifier import KINDS
+from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.run.inputs import Paths, ReadOptions
-from vispe.segment.run.prediction import PostProcessing
 from vispe.segment.run.resume import fingerprint_files
 from vispe.segment.run.run_report import ProgressCallbacks
 from vispe.segment.run.scoring import ScoreOptions
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
+from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
+
+DEFAULT = FeatureConfig("both", model=NAME)
+"""Default features of `segment`, for labels and clusters: vispe_micro and filters.
+
+Their effect on clusters is measured in `eval/results/cluster.json`.
+"""
 
 _NOT_DECISIVE = ("images", "out", "labels", "force", "watch", "memory", "scheduler", "allow_download")
-
-
-@dataclass(frozen=True)
-class LabelOptions:
-    """Options of label reading, as in `read_labels` of `vispe.images.labels.label_files`.
-
-    Example:
-        >>> LabelOptions(classes=["matrix", "pore"]).max_classes
-        20
-    """
-
-    classes: Sequence[str] | None = None
-    legend: str | Path | None = None
-    dense: bool = False
-    max_classes: int = 20
-    label_page: int | None = None
 
 
 @dataclass(frozen=True)

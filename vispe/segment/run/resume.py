@@ -1,4 +1,4 @@
-"""Journal of an interruptible run on image files: its arguments and its finished results.
+"""Journal of an interruptible run: its arguments and its finished results.
 
 `unfinished.jsonl` in the results folder has one line for the arguments of the run, one for the trained model and
 one for each finished image, each written after the files it refers to. An incomplete last line is ignored.
@@ -48,9 +48,10 @@ class Journal:
         out: folder of the results.
         arguments: all arguments that determine the results, from `to_json`.
         force: start from scratch, even if a journal exists.
+        has_parts: whether the folder contains parts of an unfinished result of an image.
 
     Attributes:
-        goes_on: whether an unfinished run with equal arguments exists.
+        resumes: whether an unfinished run with equal arguments exists.
         model: SHA-256 of its model file; None before training.
         notes: notes of the run so far.
 
@@ -58,7 +59,7 @@ class Journal:
         InputError: an unfinished run with other arguments exists, and `force` is false.
     """
 
-    def __init__(self, out: Path, arguments: dict[str, Any], force: bool) -> None:
+    def __init__(self, out: Path, arguments: dict[str, Any], force: bool, has_parts: bool = False) -> None:
         self.path, self._asked = out / NAME, arguments
         self.model: str | None = None
         self.notes: list[str] = []
@@ -69,7 +70,7 @@ class Journal:
         if self.resumes:
             for line in self._earlier[1:]:
                 self._take(line)
-        elif not force and len(self._earlier) > 1:
+        elif not force and self._earlier and (has_parts or len(self._earlier) > 1):
             changed = [
                 key
                 for key in {**arguments, **header["asked"]}
@@ -135,7 +136,7 @@ class Journal:
         if record is None:
             return None
         files = {kind: str(self.path.parent / Path(name).name) for kind, name in record["files"].items()}
-        return {**record, "files": files} if all(map(os.path.isfile, files.values())) else None
+        return {**record, "files": files} if all(map(os.path.exists, files.values())) else None
 
     def end(self) -> None:
         """Delete the journal of a complete run."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +18,7 @@ from vispe.segment.metrics import summarize
 from vispe.segment.model.model_file import Model, versions
 from vispe.segment.objects.sizes import summarize_batch
 from vispe.segment.run.html_report import write_page
-from vispe.segment.run.prediction import Areas, PostProcessing
-
-if TYPE_CHECKING:
-    from vispe.images.read import Micrograph
-    from vispe.segment.out_of_core.image_source import OutOfCoreImage
+from vispe.segment.types import Areas, ImageFacts, PostProcessing
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
 # a class has vanished if its area before reweighting exceeds the first fraction of the pixels, and reweighting
@@ -221,7 +217,7 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
 
 
 def image_record(
-    image: "Micrograph | OutOfCoreImage",
+    image: ImageFacts,
     labels: Path | None,
     areas: Mapping[str, Any],
     *,

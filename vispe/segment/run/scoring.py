@@ -10,7 +10,7 @@ import numpy as np
 from vispe.images.labels.truth_files import read_truth
 from vispe.images.orientation import Frame
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
-from vispe.segment.run.inputs import Paths
+from vispe.segment.types import Paths
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,9 @@ def paint(
         classifier: as for vispe segment; logistic updates fastest.
         features: filters, tokens of vispe_micro, or both (default).
         page: page (from 0) of a stack; default the middle one.
-        channel: channels to use, by number (from 0) or name, separated by commas.
-        axes: order of the stored axes, such as ZYX; overrides the metadata of the file.
         crop: rows and columns of the sample, such as 0:884,0:1024; other pixels are not segmented.
         mask: image file with 0 for pixels that are not segmented.
         seed: seed of all random numbers.
-        device: auto, cpu, cuda, ...
         port: port of the server; 0 selects a free one.
         browser: open the browser; --no-browser only prints the URL.
         force: overwrite existing files in OUT.

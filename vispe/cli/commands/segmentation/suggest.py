@@ -45,18 +45,11 @@ def suggest(
         page: page (from 0) of a stack; default the middle one.
         classifier: with labels, as for vispe segment; default logistic.
         features: with labels, filters, tokens of vispe_micro, or both (default).
-        classes: names of the classes 1, 2, ..., separated by commas.
-        legend: JSON file with class names by number, grey level or colour.
         max_classes: largest number of distinct label values; more are reported as an error; default 20.
-        label_page: page of the stack (from 0) that single-page labels belong to.
-        channel: channels to use, by number (from 0) or name, separated by commas.
-        z: page (from 0) or range a:b of a stack.
-        axes: order of the stored axes, such as ZYX; overrides the metadata of the file.
         orientation: as for vispe segment.
         crop: rows and columns of the sample, such as 0:884,0:1024; nothing is suggested elsewhere.
         mask: image file with 0 for pixels where nothing is suggested.
         seed: with labels, seed of all random numbers; default 0.
-        device: auto, cpu, cuda, ...
         force: overwrite existing results.
         json: print the contents of the JSON file instead of one line per region.
 
@@ -71,8 +64,7 @@ def suggest(
     from vispe.segment.features.micro_features import NAME
     from vispe.segment.features.pixel_features import FeatureConfig
     from vispe.segment.live.suggest_file import suggest_file
-    from vispe.segment.run.inputs import ReadOptions
-    from vispe.segment.run.request import LabelOptions
+    from vispe.segment.types import LabelOptions, ReadOptions
 
     label_options = {
         "classes": classes,

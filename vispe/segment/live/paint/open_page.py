@@ -11,7 +11,8 @@ from vispe.images.read import read_image
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.session import Paint
-from vispe.segment.run.inputs import ReadOptions, single_mask
+from vispe.segment.run.inputs import single_mask
+from vispe.segment.types import ReadOptions
 
 
 def open_paint(

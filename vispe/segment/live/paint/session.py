@@ -22,7 +22,7 @@ from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.live_segmentation import MAX_CLASSES, Live
 from vispe.segment.model.model_file import save_model
 from vispe.segment.overlays import PALETTE, Color
-from vispe.segment.run.prediction import Prediction
+from vispe.segment.types import Prediction
 
 SIDE = 2048
 """Largest side in pixels of the image sent to the window; scribbles are in pixels of the original image."""

@@ -6,13 +6,13 @@ are equal.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 import torch
 
-from vispe.errors import InputError, OptionError, did_you_mean, is_out_of_memory
+from vispe.errors import InputError, is_out_of_memory
 from vispe.segment.classify.box_filter import smooth
 from vispe.segment.classify.class_prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
 from vispe.segment.classify.clustering import PixelClusters
@@ -25,105 +25,10 @@ from vispe.segment.features.sample_grid import FeatureGrid, offsets
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import Blend, Region, common
 from vispe.segment.model.model_file import Model
+from vispe.segment.types import Areas, PostProcessing, Prediction
 
 _T = TypeVar("_T")
 _PIXELS = 1 << 17  # pixels per chunk
-
-
-@dataclass(frozen=True)
-class PostProcessing:
-    """Post-processing of probabilities and labels.
-
-    Attributes:
-        smooth: radius in pixels of the square over which probabilities are averaged; 0 disables it.
-        min_area: connected components of one class with fewer pixels get the class of the nearest larger component.
-        prior: reweighting of classes learnt from labels, on each page: `'sqrt'`, by the square root of their
-            estimated frequency; `'em'`, by the frequency; `'uniform'`, no reweighting. None means `'sqrt'`.
-            Clusters and text are never reweighted.
-        clean: whether probabilities are filtered with the image as guide (guided filter), before smoothing.
-
-    Raises:
-        OptionError: an unknown prior, or a negative radius or area.
-
-    Example:
-        >>> PostProcessing(smooth=2, prior="em")
-        PostProcessing(smooth=2, min_area=0, prior='em', clean=False)
-    """
-
-    smooth: int = 0
-    min_area: int = 0
-    prior: str | None = None
-    clean: bool = False
-
-    def __post_init__(self) -> None:
-        if self.prior is not None and self.prior not in PRIORS:
-            hint = did_you_mean(self.prior, PRIORS)
-            raise OptionError(f"prior={self.prior!r} is not one of {', '.join(PRIORS)}.{hint}")
-        for name in ("smooth", "min_area"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"{name}={getattr(self, name)} must be 0 or more pixels.")
-
-    def resolve_prior(self, classifier: object) -> str:
-        """Return the entry of `PRIORS` that applies to a classifier.
-
-        Raises:
-            OptionError: a prior was requested, but the classes were not learnt from labels.
-        """
-        if isinstance(classifier, PixelClassifier):
-            return self.prior or PRIORS[0]
-        if self.prior is not None:
-            raise OptionError(
-                f"prior={self.prior!r} has no effect on clusters and text prompts, which have no learnt class "
-                "frequencies. Omit it."
-            )
-        return "uniform"
-
-
-@dataclass(frozen=True, eq=False)
-class Areas:
-    """Areas of the classes on a page, or on several.
-
-    Attributes:
-        pixels: (K,) float64, from the estimated frequencies, before cleaning, smoothing and `min_area`.
-        doubt: (K,) float64, uncertain pixels, from which the interval is computed.
-        priors: the estimated frequencies (K,) of each page.
-        unweighed: (K,) float64, pixels under equal class frequencies.
-    """
-
-    pixels: np.ndarray
-    doubt: np.ndarray
-    priors: tuple[np.ndarray, ...]
-    unweighed: np.ndarray
-
-    def __add__(self, other: "Areas") -> "Areas":
-        sums = (self.pixels + other.pixels, self.doubt + other.doubt, self.priors + other.priors)
-        return Areas(*sums, self.unweighed + other.unweighed)
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """The result for one page.
-
-    Attributes:
-        prob: (K, h, w) float32, reweighted by `PostProcessing.prior`, basis of labels and uncertainty; 0
-            where there is no data.
-        labels: (h, w) uint8, 1..K, 0 = no data.
-        uncertainty: (h, w) float32, 1 - (largest - second largest probability); NaN = no data.
-        overlap: number of pixels covered by more than one tile.
-        disagreeing: number of these pixels for which two tiles predict different classes.
-        notes: messages for the user.
-        areas: areas of the classes; None without reweighting.
-        feature_grid: summary of the features on a grid; None if the model has no reference to compare with.
-    """
-
-    prob: np.ndarray
-    labels: np.ndarray
-    uncertainty: np.ndarray
-    overlap: int
-    disagreeing: int
-    notes: tuple[str, ...]
-    areas: Areas | None = None
-    feature_grid: FeatureGrid | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +37,7 @@ class Segmenter:
 
     model: Model
     features: Features
-    post: PostProcessing = PostProcessing()
+    post: PostProcessing = field(default_factory=PostProcessing)
 
     def page(
         self,
@@ -183,15 +88,11 @@ def predict_page(
     # areas are estimated from the raw probabilities, before reweighting and smoothing
     page_areas = estimate_areas(count(prob)) if post.resolve_prior(classifier) != "uniform" else None
     grey = page.mean(-1) if post.clean else None
-    labels, uncertainty = finalize(
+    labels, uncertainty, has_large_component = finalize(
         prob, valid, post, page_areas.priors[0] if page_areas is not None else None, grey
     )
-    if post.min_area > 1:
-        labels, has_large_component = _drop_small(labels, post.min_area)
-        if not has_large_component:
-            notes += (
-                f"no connected component has min_area={post.min_area} pixels, so min_area has no effect.",
-            )
+    if not has_large_component:
+        notes += (no_large_component(post),)
     overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
     return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, page_areas, feature_grid)
 
@@ -272,8 +173,11 @@ def finalize(
     post: PostProcessing,
     prior: np.ndarray | None,
     grey: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, bool]:
     """Reweight, filter and smooth the probabilities (K, h, w) of a page in place, then take the most probable class.
+
+    A part of a page has the result of the complete page if it has the margin of `PostProcessing.smooth`, but
+    `PostProcessing.clean` and `PostProcessing.min_area` need the complete page.
 
     Args:
         prob: output of the classifier.
@@ -283,7 +187,8 @@ def finalize(
         grey: (h, w) grey levels in [0, 1], for `PostProcessing.clean`.
 
     Returns:
-        Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`.
+        Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`, and whether a connected component has
+        `PostProcessing.min_area` pixels.
     """
     # reweight by the estimated frequencies of the page, relative to the balanced training
     weight = None if prior is None else weights(prior, post.prior or PRIORS[0])
@@ -293,7 +198,16 @@ def finalize(
         clean(prob, grey, valid)
     if post.smooth:
         smooth(prob, valid, post.smooth)
-    return most_probable(prob, valid)
+    labels, uncertainty = most_probable(prob, valid)
+    has_large_component = True
+    if post.min_area > 1:
+        labels, has_large_component = _drop_small(labels, post.min_area)
+    return labels, uncertainty, has_large_component
+
+
+def no_large_component(post: PostProcessing) -> str:
+    """Return the note for a page whose connected components are all smaller than `PostProcessing.min_area`."""
+    return f"no connected component has min_area={post.min_area} pixels, so min_area has no effect."
 
 
 def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
