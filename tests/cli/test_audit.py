@@ -10,7 +10,7 @@ import pytest
 import timm
 from PIL import Image
 
-from vispe.backbones.open_clip import load_model
+from vispe.backbones.load_model import load_model
 from vispe.cli.main import main
 
 MODEL = ["audit", "test_vit", "--weights", "random", "--img-size", "128"]
@@ -88,7 +88,7 @@ def test_two_models_are_compared_in_pairs(capsys, tmp_path):
 
 
 def test_heads_of_two_models_are_compared(tmp_path):
-    other = load_model("test_vit", weights="random", img_size=128)
+    other = load_model("test_vit", weights="random", img_size=128).model
     timm.models.save_for_hf(other, tmp_path / "same")
     words = [*MODEL, "--noise", "5", "--only", "heads", "--controls", "none"]
     words += ["--against", f"local-dir:{tmp_path / 'same'}"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from vispe.backbones.load_model import load_model
 from vispe.backbones.model_access import input_settings
-from vispe.backbones.open_clip import load_model
 from vispe.cli.main import main
 
 TEXT = {"context_length": 8, "vocab_size": 32, "width": 32, "heads": 2, "layers": 1}
@@ -97,7 +97,7 @@ def test_doctor_explains_them(capsys):
 def test_images_are_prepared_as_open_clip_does(capsys, tmp_path):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 91, 3), np.uint8)).save(tmp_path / "a.png")
     assert main(["health", "open_clip:tiny", str(tmp_path / "a.png"), "--weights", "random"]) == 0
-    side, mean, std = input_settings(load_model("open_clip:tiny", weights="random"))
+    side, mean, std = input_settings(load_model("open_clip:tiny", weights="random").model)
     assert side == 64
     assert torch.equal(mean.flatten(), torch.tensor(open_clip.OPENAI_DATASET_MEAN))
     assert torch.equal(std.flatten(), torch.tensor(open_clip.OPENAI_DATASET_STD))
@@ -107,11 +107,11 @@ def test_a_file_of_weights_is_loaded(tmp_path):
     torch.manual_seed(5)
     model = open_clip.create_model("tiny")
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    loaded = load_model("open_clip:tiny", weights=str(tmp_path / "weights.pt")).state_dict()
+    loaded = load_model("open_clip:tiny", weights=str(tmp_path / "weights.pt")).model.state_dict()
     wanted = getattr(model.visual, "trunk", model.visual).state_dict()
     assert loaded.keys() == wanted.keys()
     assert all(torch.equal(loaded[k], v) for k, v in wanted.items())
-    other = load_model("open_clip:tiny", weights="random").state_dict()
+    other = load_model("open_clip:tiny", weights="random").model.state_dict()
     assert not all(torch.equal(other[k], v) for k, v in loaded.items())
 
 

@@ -1,4 +1,4 @@
-"""Weights of open_clip models: from disk, or downloaded if a hub is reachable."""
+"""open_clip models by name, with weights from disk, or downloaded if a hub is reachable."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import open_clip
+import torch
 from torch import nn
 
 from vispe.backbones.hub import cached, check_reach, downloaded, listed, short, with_safe
-from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
+from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost, did_you_mean
+from vispe.hosts.convert import convert
 
 MODEL, TAG = "ViT-B-16", "laion2b_s34b_b88k"
 """The default model and weights."""
@@ -41,6 +43,89 @@ class Checkpoint:
     weights: str | None
     path: Path | None
     config: dict[str, Any] = field(default_factory=dict)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the model and the pretrained tag, which may be empty, of a name without the prefix `open_clip:`.
+
+    >>> split_name("ViT-B-32/openai"), split_name("hf-hub:owner/name")
+    (('ViT-B-32', 'openai'), ('hf-hub:owner/name', ''))
+    """
+    if name.startswith((FOLDER, _HUB)):
+        return name, ""
+    plain, _, tag = name.partition("/")
+    return plain, tag
+
+
+def load_clip(
+    name: str,
+    *,
+    pos_embed: str | None,
+    weights: str | None,
+    img_size: int | None,
+    seed: int,
+    load: bool = True,
+) -> nn.Module:
+    """Return an open_clip model, both towers, in evaluation mode.
+
+    Args:
+        name: MODEL or MODEL/TAG, `local-dir:FOLDER` or `hf-hub:OWNER/NAME`.
+        pos_embed: positional encoding that replaces the tower's own.
+        weights: checkpoint file, or 'random'; required for MODEL without a tag.
+        img_size: image size in pixels.
+        seed: seed of random weights.
+        load: whether to load the weights; if false, weights are random, and the tag determines only the
+            preprocessing.
+
+    Raises:
+        UnknownName: open_clip has no such model, or the model no such tag.
+        InputError: weights are missing, cannot be downloaded or do not match the model.
+        OptionError: no source of weights, or two.
+    """
+    plain, tag = split_name(name)
+    # a folder contains its own weights; without weights only names that open_clip knows are built
+    in_folder = load and plain.startswith((FOLDER, _HUB))
+    if not in_folder and plain not in open_clip.list_models():
+        hint = did_you_mean(plain, open_clip.list_models())
+        raise UnknownName(f"open_clip has no model {plain!r}.{hint} `open_clip.list_models()` lists them.")
+    if load and not in_folder and bool(tag) == bool(weights):
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(plain)[:4]) or "none"
+        raise OptionError(
+            f"open_clip:{name} needs one source of weights, got {'two' if tag else 'none'}. Use open_clip:{plain}/TAG "
+            f"(tags: {tags} ...), or pass a checkpoint file or 'random' as weights."
+        )
+    checkpoint = find_weights(plain, tag or weights) if load else without_weights(plain, tag)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(checkpoint, load=load, force_image_size=img_size)
+        if pos_embed is not None:
+            convert(model, pos_embed)
+    return model.eval()
+
+
+def tower_of(model: Any) -> nn.Module:
+    """Return the image tower of an open_clip model; for towers of timm, the timm model."""
+    tower = model.visual
+    if not isinstance(getattr(tower, "trunk", None), nn.Module):
+        return tower
+    # the preprocessing is stored on the tower around the timm model
+    for key in ("image_size", "image_mean", "image_std"):
+        setattr(tower.trunk, key, getattr(tower, key))
+    return tower.trunk
+
+
+def tokenizer_of(name: str) -> Any:
+    """Return the tokenizer of an open_clip model, MODEL or MODEL/TAG.
+
+    Raises:
+        UnsupportedHost: the tokenizer cannot be loaded, for example because a download fails.
+    """
+    try:
+        return open_clip.get_tokenizer(split_name(name)[0])
+    except (OSError, ValueError, ImportError) as error:
+        raise UnsupportedHost(
+            f"the tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def find_weights(model: str, weights: str | None) -> Checkpoint:

@@ -37,7 +37,8 @@ class VisionModel:
         std: channel standard deviations, (3, 1, 1); default as for `mean`.
         exact: whether only images of the model's size are accepted; default: determined from the model's
             class.
-        stride: pixels between tokens, for overlapping patches; the model is changed as by `overlap`.
+        stride: pixels between tokens, for overlapping patches, see `overlap`; then `model` is a copy of the passed
+            model, which is not changed and shares its weights.
 
     Attributes:
         size: image size in pixels that the model was built for.
@@ -102,7 +103,8 @@ class VisionModel:
             # imported on demand, as it imports timm
             from vispe.backbones.overlap import overlap
 
-            overlap(tower, stride)
+            self.model = _copy_with_shared_weights(tower)
+            overlap(self.model, stride)
 
     @property
     def last(self) -> bool:
@@ -279,6 +281,12 @@ def reinitialized_copy(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequ
 def _constant(p: Tensor) -> bool:
     """Return whether a parameter is all zeros or all ones, the usual constant initialisations."""
     return bool((p == 0).all()) or bool((p == 1).all())
+
+
+def _copy_with_shared_weights(model: nn.Module) -> nn.Module:
+    """Return a copy of a model whose modules can be changed; parameters and buffers are those of the model."""
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
 
 
 def _device(model: nn.Module) -> torch.device:

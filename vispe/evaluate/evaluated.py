@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -11,23 +10,15 @@ from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction, Segmenter
 from vispe.backbones.device import choose_device
-from vispe.backbones.local.retrofitted import is_retrofitted, load_retrofitted
-from vispe.backbones.local.transformers_model import (
-    PREFIX,
-    TransformersModel,
-    colours,
-    load_transformers,
-    processor_of,
-)
-from vispe.backbones.open_clip import load_clip, load_model, tokenizer_of, tower_of
-from vispe.backbones.user_callables import D4Segmenter, named_callable
+from vispe.backbones.load_model import kind_of, load_model, refuse_options
+from vispe.backbones.micro import patch_means
+from vispe.backbones.user_callables import D4Segmenter
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.saved_segmenter import SavedSegmenter
 from vispe.symmetry.symmetrization import D4Features, symmetrize
 
 Kind = Literal["features", "segmenter"]
-_MODELS = ("open_clip", "hf", "hf-hub", "hf_hub", "local-dir")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +114,7 @@ def load_evaluated_model(
     """Load a model for evaluation by name.
 
     Args:
-        text: a timm model; `open_clip:MODEL` or `open_clip:MODEL/TAG`; `hf:FOLDER` or `hf:OWNER/NAME`, a
-            vision model of transformers, or a model with an image tower; the folder of a finished `vispe
-            retrofit`; a model file of `vispe segment` (`.vispe`); or a Python callable, `package.module:name`
-            or `folder/file.py:name`.
+        text: every name of `vispe.backbones.load_model.load_model`, or a model file of `vispe segment` (`.vispe`).
         pos_embed: positional encoding that replaces that of the model.
         weights: checkpoint file or 'random'; the pretrained weights by default.
         img_size: input size in pixels.
@@ -143,42 +131,28 @@ def load_evaluated_model(
         OptionError: an option has no effect on this kind of model.
         UnknownName, InputError, UnsupportedHost: the model cannot be found, loaded or used.
     """
-    model_options = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "layer": layer}
-    model_options |= {"symmetric": symmetric or None}
-    callable_options = {"patch_size": patch_size, "kind": kind}
-    prefix, colon, name = text.rpartition(":")
-    if text.endswith(".vispe"):
-        _refuse(text, "a saved segmentation model", {**model_options, **callable_options})
+    model_options = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size}
+    network_options = {"layer": layer, "symmetric": symmetric or None}
+    function_options = {"patch_size": patch_size, "kind": kind}
+    without_effect = {
+        "segmenter": model_options | network_options | function_options,
+        "callable": network_options,
+        "micro": network_options | function_options,
+    }
+    origin = kind_of(text)
+    refuse_options(text, without_effect.get(origin, function_options))
+    if origin == "segmenter":
         return _saved(text, d4, device)
-    if colon and prefix.partition(":")[0] not in _MODELS:
-        _refuse(text, "a Python callable", model_options)
-        return _called(text, prefix, name, d4, patch_size, kind)
-    if is_retrofitted(text):
-        weight_options = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size}
-        _refuse(text, "a retrofit", {**weight_options, **callable_options})
-        f = load_retrofitted(text)
-        settings = {"mean": f.mean, "std": f.std, "exact": f.exact}
-        return _of_model(f.model, text, [], d4, symmetric, layer, device, **settings)
-    if text.startswith(PREFIX):
-        weight_options = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size}
-        _refuse(text, "a model of transformers", {**weight_options, **callable_options})
-        net = load_transformers(text)
-        subject = _of_model(
-            TransformersModel(net, *colours(text)).eval(), text, [], d4, symmetric, layer, device
-        )
-        return replace(subject, whole=net, reader=partial(processor_of, text))
-    remarks, shared = ["random weights"] if weights == "random" else [], {"pos_embed": pos_embed}
-    shared |= {"weights": weights, "img_size": img_size, "seed": seed}
-    _refuse(text, "an open_clip model" if prefix == "open_clip" else "a timm model", callable_options)
-    if prefix == "open_clip":
-        whole = load_clip(name, **shared)
-        title = f"open_clip {name} + {pos_embed}" if pos_embed else f"open_clip {name}"
-        subject = _of_model(tower_of(whole), title, remarks, d4, symmetric, layer, device)
-        return replace(subject, whole=whole, reader=partial(tokenizer_of, name))
-    net = load_model(text, any_size=True, **shared)
-    return _of_model(
-        net, f"{text} + {pos_embed}" if pos_embed else text, remarks, d4, symmetric, layer, device
-    )
+    loaded = load_model(text, **model_options, any_size=True, seed=seed)
+    if origin == "micro":
+        return _called(text, patch_means(loaded.model.to(choose_device(device))), d4, patch_size, kind)
+    if origin == "callable":
+        return _called(text, loaded.model, d4, patch_size, kind)
+    title = text.replace(":", " ", 1) if origin == "open_clip" else text
+    title = f"{title} + {pos_embed}" if pos_embed else title
+    remarks = ["random weights"] if weights == "random" else []
+    subject = _of_model(loaded.model, title, remarks, d4, symmetric, layer, device, **loaded.settings)
+    return replace(subject, whole=loaded.whole, reader=loaded.reader)
 
 
 def _of_model(
@@ -208,12 +182,9 @@ def _saved(text: str, d4: bool, device: str) -> EvaluatedModel:
 
 
 def _called(
-    text: str, prefix: str, name: str, d4: bool, patch_size: int | None, kind: Kind | None
+    text: str, function: Callable[..., Any], d4: bool, patch_size: int | None, kind: Kind | None
 ) -> EvaluatedModel:
-    function = named_callable(text, prefix, name)
     title = _titled(text, (), d4)
-    if isinstance(function, nn.Module):
-        function = function.eval()
     patch_size = patch_size or getattr(function, "patch_size", None)
     if kind == "segmenter":
         if d4 and not callable(getattr(function, "probabilities", None)):
@@ -227,13 +198,3 @@ def _called(
             title, segmenter=s, patch_size=patch_size, names=None if names is None else tuple(names)
         )
     return EvaluatedModel(title, D4Features(function, patch_size) if d4 else function, patch_size=patch_size)
-
-
-def _refuse(text: str, what: str, options: dict[str, Any]) -> None:
-    """Raise OptionError for an option that has no effect on this kind of model."""
-    name = next((key for key, value in options.items() if value is not None), None)
-    if name is not None:
-        raise OptionError(
-            f"load_evaluated_model: {name}={options[name]!r} has no effect on {text}, which is loaded as {what}. "
-            "Omit it."
-        )

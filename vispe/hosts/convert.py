@@ -7,15 +7,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from vispe.encodings.registry import Spec
-from vispe.errors import OptionError, UnsupportedHost
+from vispe.errors import OptionError
 from vispe.hosts.common.convert import convert_model, converted_models, describe_model, restore_model
+from vispe.hosts.common.host_families import family_of, family_or_none, made_by
 from vispe.hosts.common.host_spec import parse_host_spec
-from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
-from vispe.hosts.timm.families import family_of
 from vispe.hosts.transformers.diagnosis import check_no_scheme
 from vispe.hosts.transformers.version import check_version
-from vispe.hosts.unwrap import unsupported_message, unwrap, unwrap_all
-from vispe.hosts.windows import families
+from vispe.hosts.unwrap import unwrap, unwrap_all
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -73,23 +71,13 @@ def convert(
     wrapper, model = model, unwrap(model)
     if spec is None:
         _convert_named(model, {**options, "keep_abs": keep_abs, "keep_rope": keep_rope})
-        return wrapper
-    if host := _open_clip(model):
-        check_no_scheme(model, spec)
-        host.convert_image_tower(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
-        return wrapper
-    if host := _transformers(model):
+    elif host := _transformers(model):
         host.convert_transformers(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
-        return wrapper
-    family = families.family_of(model)
-    if family is None and family_of(model) is None:
-        raise UnsupportedHost(unsupported_message(model))
-    check_no_scheme(model, spec)
-    host_spec = parse_host_spec(spec, options, keep_abs, keep_rope)
-    if family is not None:
-        convert_model(model, family, host_spec)
     else:
-        convert_timm(model, host_spec)
+        part = _part(model)
+        family = family_of(part)
+        check_no_scheme(model, spec)
+        convert_model(part, family, parse_host_spec(spec, options, keep_abs, keep_rope))
     return wrapper
 
 
@@ -128,14 +116,11 @@ def restore(model: M) -> M:
         MissingExtra: the model is from transformers, and its version is too old.
     """
     wrapper, model = model, unwrap(model, "restore")
-    if host := _open_clip(model):
-        host.restore_image_tower(model)
-    elif host := _transformers(model):
+    if host := _transformers(model):
         host.restore_transformers(model)
-    elif family := families.family_of(model):
-        restore_model(model, family)
     else:
-        restore_timm(model)
+        part = _part(model)
+        restore_model(part, family_or_none(part))
     return wrapper
 
 
@@ -157,26 +142,19 @@ def describe(model: nn.Module) -> str:
     model = unwrap_all(model)
     if host := _transformers(model):
         return host.describe_transformers(model)
-    texts = [(name, _description(m)) for name, m in converted_models(model)]
+    texts = [(name, describe_model(m, family_of(m))) for name, m in converted_models(model)]
     if texts:
         return "\n".join(f"{name}: {text}" if name else text for name, text in texts)
     return f"{type(model).__name__} without an encoding of vispe; vispe.convert(model, 'alibi2d') adds one."
 
 
-def _description(model: nn.Module) -> str:
-    if host := _open_clip(model):
-        return host.describe_tower(model)
-    family = families.family_of(model)
-    return describe_model(model, family) if family else describe_timm(model)
+def _part(model: nn.Module) -> nn.Module:
+    """Return the module that is converted: the image tower of a model of open_clip, else the model itself."""
+    if not made_by(model, "open_clip"):
+        return model
+    from vispe.hosts.open_clip.convert import image_tower
 
-
-def _open_clip(model: nn.Module) -> Any:
-    """Return the module that converts models of open_clip, imported on demand; None for other models."""
-    if not _made_by(model, "open_clip"):
-        return None
-    from vispe.hosts.open_clip import convert as host
-
-    return host
+    return unwrap(image_tower(model))
 
 
 def _transformers(model: nn.Module) -> Any:
@@ -185,13 +163,9 @@ def _transformers(model: nn.Module) -> Any:
     Raises:
         MissingExtra: the installed version of transformers is too old.
     """
-    if not _made_by(model, "transformers"):
+    if made_by(model, "open_clip") or not made_by(model, "transformers"):
         return None
     check_version()
     from vispe.hosts.transformers import convert as host
 
     return host
-
-
-def _made_by(model: nn.Module, library: str) -> bool:
-    return any(c.__module__.partition(".")[0] == library for c in type(model).__mro__)

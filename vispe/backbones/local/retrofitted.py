@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from vispe.backbones.hub import named_by_file
-from vispe.backbones.open_clip import PREFIX, load_clip, load_model, tower_of
+from vispe.backbones.timm import load_backbone
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, is_integer
 from vispe.hosts.convert import convert
@@ -76,12 +76,16 @@ def load_retrofitted(folder: str | Path, *, allow_download: bool = False) -> Vis
     name, size, seed = teacher["name"], teacher.get("img_size"), config["seed"]
     options = _checked_options(folder, teacher.get("options") or {})
     with named_by_file(allow_download):
-        if name.startswith(PREFIX):
-            plain = name.removeprefix(PREFIX)
+        library, _, plain = name.partition(":")
+        if library == "open_clip":
+            from vispe.backbones.clip_weights import load_clip, tower_of
+
             clip = load_clip(plain, pos_embed=None, weights=None, img_size=size, seed=seed, load=False)
             net = tower_of(clip)
         else:
-            net = load_model(name, weights="random", any_size=True, img_size=size, options=options, seed=seed)
+            # a card is a foreign file, so it may name a timm model only, never Python code
+            build = {"img_size": size, "options": options, "seed": seed}
+            net = load_backbone(name, weights="random", any_size=True, **build)
     colours = {key: torch.tensor(v)[:, None, None] for key in ("mean", "std") if (v := teacher.get(key))}
     return fitted(VisionModel(net.requires_grad_(False), **colours), folder)
 

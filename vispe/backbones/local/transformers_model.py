@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.hub import cached, check_download
 from vispe.errors import InputError, UnsupportedHost, require
 
 PREFIX = "hf:"
@@ -93,7 +94,8 @@ class TransformersModel(nn.Module):
         self.any_size = any(
             hasattr(m, key) for m in net.modules() for key in ("interpolate_pos_encoding", "inv_freq")
         )
-        self.train(net.training)
+        # `train` would change the mode of the parts of the model, such as a frozen one
+        self.training = net.training
 
     @property
     def blocks(self) -> nn.Module:
@@ -187,6 +189,9 @@ def load_transformers(text: str) -> nn.Module:
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     name = _source(text)
+    # a model file alone may not contact a server
+    if not Path(name).is_dir() and cached(name, "config.json") is None:
+        check_download(f"{text} is")
     try:
         # without trust_remote_code, transformers would prompt on a terminal
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,22 @@ def _shipped() -> Micro:
     return load_micro()
 
 
+def patch_means(model: Micro) -> Callable[[Tensor], Tensor]:
+    """Return a function from images (b, 3, h, w) to the mean of the features over each patch.
+
+    For evaluators that need one vector per patch: images in [0, 1] give maps (b, dim, h / 16, w / 16).
+    """
+
+    @torch.inference_mode()
+    def function(images: Tensor) -> Tensor:
+        with flush_denormals():
+            maps = model(images.to(next(model.parameters()).device))
+        return torch.nn.functional.avg_pool2d(maps, PATCH // STRIDE)
+
+    function.patch = PATCH  # type: ignore[attr-defined]
+    return function
+
+
 @torch.inference_mode()
 def features(images: Tensor) -> Tensor:
     """Return the features of the shipped model: (b, 3, h, w) in [0, 1], or (b, 1, h, w) grey -> (b, 32, h / 2, w / 2).
@@ -82,8 +98,6 @@ def features(images: Tensor) -> Tensor:
 
 def patch_features(images: Tensor) -> Tensor:
     """Return the mean of the features over each patch of 16 pixels: (b, 3, h, w) -> (b, 32, h / 16, w / 16).
-
-    For evaluators that need one vector per patch: `vispe rotate vispe.backbones.micro:patch_features images/`.
 
     >>> patch_features(torch.zeros(1, 3, 32, 48)).shape
     torch.Size([1, 32, 2, 3])

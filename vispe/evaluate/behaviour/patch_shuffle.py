@@ -28,7 +28,7 @@ class PatchShuffle(Measure):
     family = "behaviour"
     asks = "Do features depend on the arrangement of the patches?"
     number = "1 - cosine when single patches are shuffled; 0 for a bag of patches"
-    misleads = "Shuffling destroys objects as well, so a model that uses the layout of a scene is expected to score high."
+    misleads = "Shuffling destroys objects too, so a model that uses the layout of a scene is expected to score high."
     papers = (
         "Intriguing Properties of Vision Transformers",
         (

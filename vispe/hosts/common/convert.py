@@ -8,6 +8,7 @@ between libraries are methods of a `HostFamily`.
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -111,10 +112,9 @@ def convert_model(model: Any, family: HostFamily, spec: HostSpec, built: bool = 
     reference = old.reference if old else plan.reference
     for report in base_too_small(plan.parts, plan.grid, reference):
         if report.far:
-            text = f"{report}; use temperature={math.ceil(report.needed)} or more."
-            warnings.warn(text, stacklevel=4)  # the caller of `vispe.convert`
+            _warn(f"{report}; use temperature={math.ceil(report.needed)} or more.")
     for text in ineffective_samplers(plan.parts):
-        warnings.warn(f"{text}.", stacklevel=4)
+        _warn(f"{text}.")
     table = _use_or_detach(
         model, keep_abs, has_absolute_table, family.detach_table, family.attach_table, table
     )
@@ -207,6 +207,14 @@ def describe_model(model: Any, family: HostFamily) -> str:
         backend = backend_text(all(m.fused_attn for m in layers), family.unfused)
         lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
     return "\n".join(lines)
+
+
+def _warn(text: str) -> None:
+    """Issue a warning for the caller of `vispe.convert`, whose depth differs between libraries."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("vispe."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def _count(encodings: Sequence[Encoding]) -> int:

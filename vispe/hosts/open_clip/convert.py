@@ -1,4 +1,4 @@
-"""Conversion of the image tower of open_clip models.
+"""Image towers of open_clip models, as a family that can be converted.
 
 There are two kinds of towers: those built by timm, where the trunk is converted as any timm model, and open_clip's own
 `VisionTransformer`, converted by `vispe.hosts.common.convert`. The text tower is never changed.
@@ -17,18 +17,14 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import Attention, VisionTransformer
 from torch import nn
 
-from vispe.encodings.registry import Spec
 from vispe.errors import UnsupportedHost
-from vispe.hosts.common import convert
 from vispe.hosts.common.checks import table_like
 from vispe.hosts.common.context import HostState
 from vispe.hosts.common.host_family import HostFamily, Layers
-from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
 from vispe.hosts.common.layer_access import block_in
 from vispe.hosts.common.state_dict_loading import encodings_of
 from vispe.hosts.open_clip.attention import SWAPS, attentions, stock_type
 from vispe.hosts.open_clip.tower import OVERRIDDEN, converted_class, resampled
-from vispe.hosts.timm.convert import convert_timm, restore_timm
 
 
 class _Tower(HostFamily):
@@ -120,6 +116,11 @@ class _Tower(HostFamily):
 TOWER = _Tower()
 
 
+def family_of(model: nn.Module) -> HostFamily | None:
+    """Return the family of open_clip's own image tower; None for other models."""
+    return TOWER if isinstance(model, VisionTransformer) else None
+
+
 def image_tower(model: nn.Module) -> nn.Module:
     """Return the module of an open_clip model that is converted: open_clip's own tower, or a timm trunk.
 
@@ -142,47 +143,3 @@ def image_tower(model: nn.Module) -> nn.Module:
         f"vispe.convert: only image towers of open_clip are converted, got {type(model).__name__}. Pass the complete "
         "model or its `visual`."
     )
-
-
-def convert_image_tower(
-    model: nn.Module, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = False, **options: Any
-) -> None:
-    """Convert the image tower of an open_clip model; arguments and errors as in `vispe.convert`."""
-    tower, host_spec = image_tower(model), parse_host_spec(spec, options, keep_abs, keep_rope)
-    if isinstance(tower, VisionTransformer):
-        convert_tower(tower, host_spec)
-    else:
-        convert_timm(tower, host_spec)
-
-
-def restore_image_tower(model: nn.Module) -> None:
-    """Restore the image tower of an open_clip model; errors as in `vispe.restore`."""
-    tower = image_tower(model)
-    if isinstance(tower, VisionTransformer):
-        restore_tower(tower)
-    else:
-        restore_timm(tower)
-
-
-def convert_tower(tower: VisionTransformer, spec: HostSpec, built: bool = False) -> None:
-    """Convert open_clip's own image tower in place, or replace the encoding of a converted one.
-
-    Args:
-        tower: an image tower.
-        spec: the requested encodings.
-        built: whether the tower's constructor is still running, so that its own table has not been used yet.
-
-    Raises:
-        UnsupportedHost, UnsupportedCombination: the tower does not support the encoding.
-    """
-    convert.convert_model(tower, TOWER, spec, built)
-
-
-def restore_tower(tower: VisionTransformer) -> None:
-    """Restore the classes and absolute table of a converted tower; errors as in `vispe.restore`."""
-    convert.restore_model(tower, TOWER)
-
-
-def describe_tower(tower: nn.Module) -> str:
-    """Return a summary of a converted tower."""
-    return convert.describe_model(tower, TOWER)

@@ -26,10 +26,11 @@ from timm.models import register_model
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnknownName, UnsupportedHost, did_you_mean
+from vispe.hosts.common.convert import convert_model
+from vispe.hosts.common.host_families import family_of
 from vispe.hosts.common.host_spec import parse_host_spec
 from vispe.hosts.monkeypatch import Patch
-from vispe.hosts.open_clip.convert import convert_tower
-from vispe.hosts.timm.convert import convert_timm
+from vispe.hosts.open_clip.convert import TOWER
 
 _OPEN_CLIP_VALUES = ("learnable", "sin_cos_2d")
 _OPTION = "pos_embed_type"
@@ -118,7 +119,7 @@ def _wrapped(original: Callable[..., None]) -> Callable[..., None]:
         else:
             kwargs[_OPTION] = _OPEN_CLIP_VALUES[0]
         original(self, *args, **kwargs)
-        convert_tower(self, host_spec, built=True)
+        convert_model(self, TOWER, host_spec, built=True)
 
     return __init__
 
@@ -144,7 +145,7 @@ def _check(base: str, vision: dict[str, Any], spec: Spec) -> None:
     heads = vision["width"] // vision["head_width"]
     # on the meta device, without memory for weights
     with torch.device("meta"):
-        convert_tower(VisionTransformer(**options, heads=heads, mlp_ratio=1), parse_host_spec(spec))
+        convert_model(VisionTransformer(**options, heads=heads, mlp_ratio=1), TOWER, parse_host_spec(spec))
 
 
 def _timm_alias(base: str, spec: Spec, text: str) -> str:
@@ -157,7 +158,8 @@ def _timm_alias(base: str, spec: Spec, text: str) -> str:
             f"register_alias: timm already has a model {name!r}, which is not {base} with {spec}."
         )
     with torch.device("meta"):
-        convert_timm(timm.create_model(base, num_classes=0), parse_host_spec(spec))
+        model = timm.create_model(base, num_classes=0)
+        convert_model(model, family_of(model), parse_host_spec(spec))
 
     def build(**arguments: Any) -> torch.nn.Module:
         return timm.create_model(base, **arguments, pos_embed=spec)

@@ -1,6 +1,6 @@
 """Converted image towers of open_clip.
 
-Conversion itself is in `vispe.hosts.open_clip.convert`.
+Conversion itself is in `vispe.hosts.common.convert`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Base classes of converted timm models.
 
-The families are in `vispe.hosts.timm.vit`, `eva` and `naflex`; conversion is in `vispe.hosts.timm.convert`.
+The families are in `vispe.hosts.timm.vit`, `eva` and `naflex`; conversion is in `vispe.hosts.common.convert`.
 """
 
 from __future__ import annotations

@@ -164,9 +164,10 @@ def _parse(model: nn.Module, cls: type[nn.Module], spec: Any, instead: str) -> H
 
 
 def _convert(model: nn.Module, spec: HostSpec) -> None:
-    from vispe.hosts.timm.convert import convert_timm
+    from vispe.hosts.common.convert import convert_model
+    from vispe.hosts.common.host_families import family_of
 
-    convert_timm(model, spec, built=True)
+    convert_model(model, family_of(model), spec, built=True)
 
 
 def _checking(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

@@ -1,4 +1,4 @@
-"""Pixel features from a frozen transformer: patch tokens of any timm or open_clip model, tile by tile.
+"""Pixel features from a frozen transformer: patch tokens of any vision model, tile by tile.
 
 The page is padded by reflection to a multiple of the patch size, cut into overlapping tiles, and each tile gives a map
 of final-norm patch tokens (without class and register tokens). Their first principal components, fitted on the
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.load_model import NETWORKS, load_model
 from vispe.backbones.model_access import image_size
-from vispe.backbones.open_clip import load_model
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.segment.features.coarse_features import CoarseMaps
@@ -40,13 +40,12 @@ _FIT_TOKENS = 50_000
 
 
 class TokenModel:
-    """A frozen timm or open_clip model that maps images to maps of tokens.
+    """A frozen vision model that maps images to maps of tokens.
 
     Args:
-        name: timm model name, with or without tag; or `open_clip:MODEL/TAG`.
+        name: model name of `load_model`: timm, open_clip, transformers or a retrofit.
         pos_embed: positional encoding spec of vispe; None uses the model's own.
-        weights: a checkpoint file; `'random'` for seeded random weights (tests); None for timm's pretrained
-            ones.
+        weights: a checkpoint file; `'random'` for seeded random weights (tests); None for the pretrained ones.
         seed: seed of the random weights.
         device: torch device.
         half: run in bfloat16, to reduce memory (the returned tokens are float32).
@@ -61,7 +60,8 @@ class TokenModel:
         InputError: the weights are not on disk and the hub is unreachable, or they do not match the model.
         UnsupportedHost: the model has no intermediate feature maps, or its patches cannot overlap.
         UnsupportedCombination: patches overlap, and the encoding depends on the number of tokens.
-        OptionError: invalid stride, shifts or layers for this model.
+        OptionError: invalid stride, shifts or layers for this model, another kind of model, or an option without
+            effect on it.
     """
 
     def __init__(
@@ -78,8 +78,11 @@ class TokenModel:
         layers: Sequence[int] | None = None,
     ) -> None:
         self.device, self.half = torch.device(device), half
-        model = load_model(name, pos_embed=pos_embed, weights=weights, any_size=True, seed=seed)
-        self._features = VisionModel(model, layer=-1 if layers is None else layers, stride=stride)
+        # a model file may name the model, so Python code is not supported
+        options = {"pos_embed": pos_embed, "weights": weights, "seed": seed, "kinds": (*NETWORKS, "micro")}
+        loaded = load_model(name, any_size=True, **options)
+        layer = -1 if layers is None else layers
+        self._features = VisionModel(loaded.model, layer=layer, stride=stride, **loaded.settings)
         self._model = self._features.model.requires_grad_(False).to(self.device)
         # hierarchical models: the last stage has a larger stride than the patch embedding
         stages = getattr(self._model, "feature_info", None)

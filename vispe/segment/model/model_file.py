@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.backbones.hub import named_by_file
+from vispe.backbones.load_model import check_kind, kind_of
 from vispe.errors import InputError, require
 from vispe.files import atomic_path
 from vispe.images.formats.decoded_image import BROKEN
@@ -253,6 +254,8 @@ def versions() -> dict[str, str]:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Read the members and verify their checksums."""
+    if kind_of(path) == "retrofit" or (kind_of(path) != "timm" and not path.is_file()):
+        check_kind(path, ("segmenter",))
     check_file(path, "pass the model.vispe file written by vispe segment")
     try:
         check_archive(path)

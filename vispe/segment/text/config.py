@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vispe.backbones.load_model import CLIP, check_kind, kind_of
 from vispe.errors import InputError, OptionError
 from vispe.segment.text.readouts import parse_readout
 
@@ -17,7 +18,8 @@ class TextConfig:
     """Configuration of the similarity of pixels and texts; JSON-able.
 
     Attributes:
-        model: a name of open_clip, ``'local-dir:FOLDER'`` or ``'hf-hub:OWNER/NAME'``.
+        model: a name of open_clip, with or without the prefix `open_clip:` and a tag, ``'local-dir:FOLDER'`` or
+            ``'hf-hub:OWNER/NAME'``.
         weights: a pretrained tag of open_clip, a checkpoint file, `'random'` (tests), or None: a tag available on this
             disk.
         pos_embed: encoding that replaces that of the image tower.
@@ -26,7 +28,7 @@ class TextConfig:
         tile: side of a tile in pixels; None for the training resolution of the tower.
 
     Raises:
-        OptionError: an invalid readout or tile.
+        OptionError: an invalid readout or tile, a model of another library, or two sources of weights.
     """
 
     model: str = "ViT-B-16"
@@ -38,6 +40,17 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         parse_readout(self.readout)
+        # names without a prefix are those of open_clip, which have the syntax of timm names
+        if kind_of(self.model) not in ("timm", "micro") and check_kind(self.model, ("open_clip",)):
+            name = self.model.removeprefix(CLIP)
+            name, _, tag = name.partition("/") if ":" not in name else (name, "", None)
+            if tag and self.weights:
+                raise OptionError(
+                    f"weights must not be set for {self.model}, which names its weights, got {self.weights}. Omit it."
+                )
+            # stored as in files of earlier versions, which have no prefix
+            object.__setattr__(self, "model", name)
+            object.__setattr__(self, "weights", tag or self.weights)
         if self.tile is not None and self.tile < _LEAST:
             raise OptionError(f"tile={self.tile} px is too small. Use {_LEAST} or more, or omit it.")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from vispe.backbones.load_model import CLIP, load_model
 from vispe.backbones.model_access import blocks_of, patch_projection
-from vispe.backbones.open_clip import PREFIX, load_model
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
 from vispe.train.retrofit.config import Teacher
@@ -33,11 +33,12 @@ def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Vi
     >>> load_teacher(Teacher("vit_tiny_patch16_224"), outline=True).channels
     192
     """
-    name, is_open_clip = config.name, config.name.startswith(PREFIX)
+    name, is_open_clip = config.name, config.name.startswith(CLIP)
     model_config = _without_weights(config) if outline else config
     with torch.device("meta" if outline and not is_open_clip else "cpu"):
         options = {"weights": model_config.weights, "img_size": config.img_size, "options": config.options}
-        net = load_model(model_config.name, any_size=True, seed=seed, **options)
+        options |= {"kinds": ("timm", "open_clip"), "parameter": "teacher.name"}
+        net = load_model(model_config.name, any_size=True, seed=seed, **options).model
     blocks_of(net)
     conv = patch_projection(net)
     if conv is None or conv.stride[0] != conv.stride[1]:
@@ -58,9 +59,10 @@ def _without_weights(config: Teacher) -> Teacher:
 
     Raises:
         InputError: the weights file does not exist.
-        UnsupportedHost: an open_clip model whose image tower is not a vision transformer of open_clip.
+        UnsupportedHost: an open_clip model in a folder, or one whose image tower is not a vision transformer of
+            open_clip.
     """
-    if not config.name.startswith(PREFIX):
+    if not config.name.startswith(CLIP):
         if config.weights not in (None, "random") and not Path(config.weights).is_file():
             raise InputError(
                 f"teacher.weights must be a checkpoint file or 'random', got {config.weights}, which does not exist."
@@ -68,7 +70,14 @@ def _without_weights(config: Teacher) -> Teacher:
         return replace(config, weights="random")
     import open_clip
 
-    plain, _, tag = config.name.removeprefix(PREFIX).partition("/")
+    from vispe.backbones.clip_weights import split_name
+
+    plain, tag = split_name(config.name.removeprefix(CLIP))
+    if ":" in plain:
+        raise UnsupportedHost(
+            f"{config.name}: a retrofit is loaded without the weights of its teacher, so the teacher must be a model "
+            "that open_clip knows by name. Use open_clip:MODEL/TAG, or open_clip:MODEL with weights."
+        )
     if plain in open_clip.list_models():
         vision = open_clip.get_model_config(plain)["vision_cfg"]
         if "patch_size" not in vision or "timm_model_name" in vision:
@@ -76,7 +85,7 @@ def _without_weights(config: Teacher) -> Teacher:
                 f"{config.name}: the image tower is not a vision transformer of open_clip. Use a timm model."
             )
     # without a tag or weights the name is unchanged, so that loading raises the error
-    return replace(config, name=f"{PREFIX}{plain}", weights="random") if tag or config.weights else config
+    return replace(config, name=f"{CLIP}{plain}", weights="random") if tag or config.weights else config
 
 
 def _column(values: Any) -> torch.Tensor | None:

@@ -239,7 +239,7 @@ def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch)
         vispe.convert(model, "vrope")
         patch.setattr(made, "forward", old)  # what the model calls while it runs
         assert torch.equal(logits(model, prompt(family).inputs), expected)
-    assert set(text.vispe_rotary) == {"full_attention", "sliding_attention"}
+    assert set(text.vispe_text.rotary) == {"full_attention", "sliding_attention"}
 
 
 def test_groups_of_layers_with_names_of_their_own():

@@ -334,7 +334,7 @@ def test_refusals_name_what_is_missing(family):
 
 
 def test_frequencies_in_an_order_of_their_own():
-    rotary = language_model_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_rotary[""]
+    rotary = language_model_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_text.rotary[""]
     assert not rotary.is_ordered
     assert rotary.interleaved
     assert sorted(rotary.order) == list(range(16))

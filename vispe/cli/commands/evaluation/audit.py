@@ -33,7 +33,7 @@ def audit(
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
-            segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
+            segmenter (.vispe), vispe_micro, or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image. Intervals need 5 or more.
         out: folder for report.html, report.json and audit.png; by default only the table is printed.
         noise: number of additional images of uniform noise.
@@ -57,6 +57,7 @@ def audit(
     from pathlib import Path
 
     from vispe.backbones.distributed import Processes
+    from vispe.backbones.load_model import kind_of
     from vispe.cli.common import Output, find, progress_bar, section, versions
     from vispe.errors import OptionError
     from vispe.evaluate.attention.divergence import compare_heads_or_reason
@@ -79,8 +80,8 @@ def audit(
     inputs, names, notes = load_images(subject, paths, noise=noise, textures=textures, seed=seed)
     other = None
     if against is not None:
-        # a retrofitted model has a fixed input size
-        size = {} if Path(against).is_dir() else {"img_size": img_size}
+        # other models are built for the image size of their weights
+        size = {"img_size": img_size} if kind_of(against) in ("timm", "open_clip") else {}
         other = load_evaluated_model(against, seed=seed, device=options["device"], **size)
     if other is not None and (other.size, other.channels) != (subject.size, subject.channels):
         raise OptionError(

@@ -31,7 +31,7 @@ def health(
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
-            segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
+            segmenter (.vispe), vispe_micro, or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html, report.json and heads.png; by default only the table is printed.
         pos_embed: positional encoding that replaces the model's own.

@@ -48,7 +48,7 @@ def rotate(
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
-            segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
+            segmenter (.vispe), vispe_micro, or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html and report.json; by default only the table is printed.
         masks: ground-truth label files, matched to the images by name (a.png with a.png or a_mask.png), otherwise by

@@ -33,7 +33,8 @@ def doctor(
     run (one is launched on each GPU), the backend of each bias, cached weights, missing extras.
 
     Args:
-        model: timm model name, or open_clip:NAME; built with random weights unless weights is set, and run once.
+        model: timm model name, open_clip:NAME, hf:FOLDER of a transformers model, or folder of a retrofit; run once.
+            timm and open_clip models have random weights unless weights is set.
         encoding: spec of an encoding for the model; default its own position information.
         img_size: side of the images in pixels, or height,width; default the input size of the model.
         weights: checkpoint file, which must match the model; the values do not affect the selected backends.
@@ -87,8 +88,9 @@ def _model(
     import torch
 
     from vispe.backbones.device import choose_device
+    from vispe.backbones.load_model import NETWORKS, has_weights, load_model
+    from vispe.backbones.local.transformers_model import TransformersModel
     from vispe.backbones.model_access import image_size
-    from vispe.backbones.open_clip import load_model, names_weights
     from vispe.errors import OptionError
     from vispe.hosts.attention_paths import attention_paths
     from vispe.hosts.convert import convert
@@ -99,13 +101,13 @@ def _model(
         raise OptionError(f"doctor: --batch-size must be 1 or more, got {batch_size}.")
     size = [img_size[0], img_size[-1]] if img_size else None
     device = choose_device(device)
-    loaded = weights or (None if names_weights(name) else "random")
+    loaded = weights or (None if has_weights(name) else "random")
     # a checkpoint contains the parameters of the encoding, so the encoding is set before loading
     pos_embed = encoding if weights else None
-    net = load_model(name, pos_embed=pos_embed, weights=loaded, img_size=size)
+    net = load_model(name, pos_embed=pos_embed, weights=loaded, img_size=size, kinds=NETWORKS).model
     net = net.to(device, getattr(torch, dtype))
     if encoding and not weights:
-        convert(net, encoding)
+        convert(net.net if isinstance(net, TransformersModel) else net, encoding)
     height, width = size or image_size(net)
     image = torch.zeros(batch_size, 3, height, width, device=device, dtype=getattr(torch, dtype))
     groups: dict[Any, list[str]] = {}

@@ -115,9 +115,9 @@ def segment(
             with filters alone; boosting is the slowest.
         features: filters (26 multi-scale filters), tokens (of --model) or both (default).
         filters_3d: for Z stacks, additional 3D filters, which include the adjacent slices.
-        model: vispe_micro, a small rotation-equivariant ViT shipped with vispe (default), or a timm model whose patch
-            tokens are the features, such as vit_small_patch14_dinov2, or open_clip:NAME/TAG; for --text an open_clip
-            model (default ViT-B-16).
+        model: vispe_micro, a small rotation-equivariant ViT shipped with vispe (default), or a model whose patch tokens
+            are the features: a timm model such as vit_small_patch14_dinov2, open_clip:NAME/TAG, hf:FOLDER of a
+            transformers model, or the folder of a retrofit; for --text an open_clip model (default ViT-B-16).
         pos_embed: positional encoding that replaces the model's own, such as alibi2d.
         weights: checkpoint file of the model, or for --text also a tag of open_clip (default laion2b_s34b_b88k);
             default timm's pretrained weights; 'random' for tests only.

@@ -121,7 +121,7 @@ class LanguageCall:
             documents(token_index, valid),
             self.kwargs,
         )
-        parallel: str | None = language_model_of(self.model).vispe_parallel
+        parallel: str | None = language_model_of(self.model).vispe_text.parallel
         if parallel is None:
             return stream_of(*arguments)
         members: Tensor | None = self.kwargs.get(IDS)
@@ -136,7 +136,7 @@ class LanguageCall:
         if state is not None:
             first = torch.where(valid, token_index, token_index.max()).amin(1)
             start = scheme.counter_after(state.offset, first)
-        if language_model_of(self.model).vispe_parallel is None and traced_positions.traceable(
+        if language_model_of(self.model).vispe_text.parallel is None and traced_positions.traceable(
             self.model, self.kwargs
         ):
             tensors = (self.input_ids, self.inputs_embeds, self.types, token_index, valid, start)
@@ -196,13 +196,13 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     table, span, offset, token_attributes = (
         call.kwargs.get(name) for name in (TABLE, SPAN, OFFSET, ATTRIBUTES)
     )
-    parallel, axes = language_model_of(call.model).vispe_parallel, call.model.vispe_scheme.axes
+    parallel, axes = language_model_of(call.model).vispe_text.parallel, call.model.vispe_scheme.axes
     _check_members(call, parallel, tokens)
     images = bool(passed(call.kwargs, *PIXELS, *(GRIDS if state is None else ()), IDS))
     images |= call.input_ids is None and call.types is not None
     if state is None:
         check_filled_here(call.cache)
-        late = language_model_of(call.model).vispe_late_rotation
+        late = language_model_of(call.model).vispe_text.late_rotation
         state = state_of_prefix(call.cache, tokens, axes, late=late, by_mask=images)
     token_index, ids = _split(call, tokens, position_ids)
     # only ids of the caller can restart, which means that several samples are packed into a row

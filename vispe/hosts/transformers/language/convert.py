@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vispe.attention.pairwise_rope.self_extend import check_self_extend
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.diagnosis import refusal
+from vispe.hosts.transformers.language.conversion_record import TextConversion
 from vispe.hosts.transformers.language.converted_classes import (
     PositionedGeneration,
     PositionedLayer,
@@ -140,16 +141,18 @@ def convert_vlm(
     inner.vispe_scheme = scheme
     numbered(inner)
     text.__class__ = converted_subclass(type(text), PositionedText)
-    text.vispe_late_rotation, text.vispe_given_scheme = late_rotation, scheme
-    text.vispe_rotary = {
-        kind_key(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))
-    }
-    text.vispe_parallel, text.vispe_extend = parallel, self_extend
+    text.vispe_text = TextConversion(
+        scheme,
+        {kind_key(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))},
+        {kind: axes.tolist() for kind, axes in allocated.items()},
+        late_rotation,
+        parallel,
+        self_extend,
+    )
     if late_rotation:
         enable_late_rotation(text)
-    text.vispe_allocation = {kind: axes.tolist() for kind, axes in allocated.items()}
     for kind, axes in allocated.items():
-        device = text.vispe_rotary[kind].rates(text).device
+        device = text.vispe_text.rotary[kind].rates(text).device
         text.register_buffer(buffer_of(kind), axes.to(device), persistent=False)
     for layer, kind in zip(text.layers, kinds, strict=True):
         layer.__class__ = converted_subclass(type(layer), PositionedLayer)
@@ -369,16 +372,9 @@ def restore_vlm(model: nn.Module) -> None:
     disable_late_rotation(text)
     for layer in text.layers:
         del layer.vispe_kind
-    for kind in text.vispe_rotary:
+    for kind in text.vispe_text.rotary:
         delattr(text, buffer_of(kind))
-    del (
-        inner.vispe_scheme,
-        inner.vispe_number,
-        text.vispe_allocation,
-        text.vispe_late_rotation,
-        text.vispe_given_scheme,
-    )
-    del text.vispe_parallel, text.vispe_extend, text.vispe_rotary
+    del inner.vispe_scheme, inner.vispe_number, text.vispe_text
 
 
 def describe_vlm(model: nn.Module) -> str:
@@ -389,13 +385,15 @@ def describe_vlm(model: nn.Module) -> str:
     text = language_model_of(inner)
     lines = [
         _allocation(
-            part, first, _layers_of(kind, number, part), text.vispe_allocation[kind_key(kind, number)]
+            part, first, _layers_of(kind, number, part), text.vispe_text.allocation[kind_key(kind, number)]
         )
         for number, part, first in _parts(inner.vispe_scheme)
         for kind in dict.fromkeys(kinds_of(text))
     ]
     rotated = (
-        "queries and keys inside the attention" if text.vispe_late_rotation else "keys before they are cached"
+        "queries and keys inside the attention"
+        if text.vispe_text.late_rotation
+        else "keys before they are cached"
     )
     return (
         f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
@@ -426,6 +424,10 @@ def _allocation(scheme: Scheme, first: int, layers: str, axes: list[Any]) -> str
 
 def _options_text(text: Any) -> str:
     """Return a line with the options of a conversion besides the scheme, if any."""
-    if text.vispe_extend is not None:
-        return "\n  self_extend: groups of {} from {} positions on".format(*text.vispe_extend)
-    return "" if text.vispe_parallel is None else f"\n  adjacent images have no order: {text.vispe_parallel}"
+    if text.vispe_text.self_extend is not None:
+        return "\n  self_extend: groups of {} from {} positions on".format(*text.vispe_text.self_extend)
+    return (
+        ""
+        if text.vispe_text.parallel is None
+        else f"\n  adjacent images have no order: {text.vispe_text.parallel}"
+    )

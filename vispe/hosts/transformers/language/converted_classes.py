@@ -29,6 +29,7 @@ from vispe.hosts.transformers.language.call import (
     positions_of_call,
     text_call_positions,
 )
+from vispe.hosts.transformers.language.conversion_record import TextConversion
 from vispe.hosts.transformers.language.families import family_of, language_model_of
 from vispe.hosts.transformers.language.kv_cache import (
     NextTokens,
@@ -44,7 +45,6 @@ from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, ex
 from vispe.hosts.transformers.language.parallel_sets import (
     ATTRIBUTES,
     IDS,
-    Parallel,
     append_attributes,
     parallel_mask,
 )
@@ -62,7 +62,6 @@ from vispe.hosts.transformers.language.position_assignment import (
 )
 from vispe.hosts.transformers.language.position_ids import TokenPositions
 from vispe.hosts.transformers.language.rope_in_attention import LATE, LateRotation, ensure_late_rotation
-from vispe.hosts.transformers.language.rotary_detection import DetectedRotary
 from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.packed_samples import (
     SAMPLES,
@@ -274,12 +273,7 @@ def _token_positions(positions: CallPositions) -> TokenPositions:
 class PositionedText:
     """The language model, which passes the rotation of the scheme to its layers."""
 
-    vispe_allocation: dict[str, list[Any]]  # values of the buffer of each kind of layers, as plain numbers
-    vispe_late_rotation: bool
-    vispe_given_scheme: Scheme
-    vispe_rotary: dict[str, DetectedRotary]  # for each kind of layers
-    vispe_parallel: Parallel | None
-    vispe_extend: tuple[int, int] | None
+    vispe_text: TextConversion
     vispe_cache_class: ClassVar[
         type | None
     ]  # class of the caches that the language model creates; None for unsupported classes
@@ -311,7 +305,7 @@ class PositionedText:
 
     def _write_allocation(self) -> None:
         """Write the allocations into their buffers."""
-        for kind, axes in self.vispe_allocation.items():
+        for kind, axes in self.vispe_text.allocation.items():
             buffer: Tensor = getattr(self, buffer_of(kind))
             if not buffer.is_meta:
                 buffer.copy_(torch.tensor(axes, device="cpu"))
@@ -319,7 +313,7 @@ class PositionedText:
     @property
     def vispe_scheme(self) -> Scheme:
         """The scheme; not an instance attribute, as `config_record` lists the modules with such an attribute."""
-        return self.vispe_given_scheme
+        return self.vispe_text.scheme
 
     def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
         """Run the language model, with positions from the model around it, or alone.
@@ -337,7 +331,7 @@ class PositionedText:
         tokens = [kwargs.get(name) for name in ("input_ids", "inputs_embeds")]
         if (tokens[0] is None) == (tokens[1] is None):
             return super().forward(*args, **kwargs)  # type: ignore[misc]  # the host rejects both and neither
-        if self.vispe_late_rotation:
+        if self.vispe_text.late_rotation:
             ensure_late_rotation(self)
         positions, computed, cache = kwargs.pop(POSITIONS, position_ids), None, cache_of(kwargs)
         if isinstance(positions, DecodingStep):
@@ -367,11 +361,12 @@ class PositionedText:
             kwargs.update(flash_arguments(self, samples))
             kwargs[SAMPLES] = samples
         both = {
-            kind: self._rotation(kind, ids, token_attributes, state, like.dtype) for kind in self.vispe_rotary
+            kind: self._rotation(kind, ids, token_attributes, state, like.dtype)
+            for kind in self.vispe_text.rotary
         }
         rotation, late = ({kind: pair[n] for kind, pair in both.items()} for n in (0, 1))
         kwargs[ROTATION] = rotation.get("", rotation)
-        if self.vispe_late_rotation:
+        if self.vispe_text.late_rotation:
             kwargs[LATE] = late.get("", late)
         outputs = super().forward(*args, position_ids=self._host_ids(token_index), **kwargs)  # type: ignore[misc]
         if computed is not None:
@@ -380,14 +375,15 @@ class PositionedText:
 
     def _host_ids(self, token_index: Tensor) -> Tensor:
         """Return token indices (b, s) with the number of rows that the stock class expects."""
-        rows = next(iter(self.vispe_rotary.values())).rows
+        rows = next(iter(self.vispe_text.rotary.values())).rows
         return token_index if rows == 1 else token_index.expand(rows, *token_index.shape)
 
     def _rotation_of_step(self, step: DecodingStep, embeds: Tensor) -> Any:
         """Return the cosines and sines of one text token for each kind of layers, computed for `STEPS` tokens."""
         cached = step.upcoming()
         if cached is None or any(
-            cos.device != embeds.device or (cos.dtype != embeds.dtype and not self.vispe_rotary[kind].full)
+            cos.device != embeds.device
+            or (cos.dtype != embeds.dtype and not self.vispe_text.rotary[kind].full)
             for kind, (cos, _) in cached.rotation.items()
         ):
             # the cache may later be used outside inference mode
@@ -395,7 +391,7 @@ class PositionedText:
                 token_index = step.token_index + torch.arange(STEPS, device=step.token_index.device)
                 ids = step.scheme.continue_text(token_index, step.offset).to(embeds.device)
                 tables = {
-                    k: self._rotation(k, ids, ids[:0], None, embeds.dtype)[0] for k in self.vispe_rotary
+                    k: self._rotation(k, ids, ids[:0], None, embeds.dtype)[0] for k in self.vispe_text.rotary
                 }
             cached = NextTokens(step.scheme, token_index, step.offset, step.length, tables)
             step.state.upcoming = cached
@@ -432,12 +428,12 @@ class PositionedText:
         dtype: torch.dtype,
     ) -> tuple[tuple[Tensor, Tensor], LateRotation | None]:
         """Return cosines and sines for layers of a kind, and the late rotation of their attention, if enabled."""
-        rotary = self.vispe_rotary[kind]
+        rotary = self.vispe_text.rotary[kind]
         pairs = {"frequencies": rotary.rates(self), "axis_of_pair": getattr(self, buffer_of(kind))}
         factor, dtype = rotary.scaling(self), torch.float32 if rotary.full else dtype
         tables_at = partial(tables, **pairs, scaling=factor, dtype=dtype)
         cos, sin = tables_at(ids)
-        if not self.vispe_late_rotation:
+        if not self.vispe_text.late_rotation:
             return (rotary.expand(cos), rotary.expand(sin)), None
         past = None if state is None else state.ids
         of_keys = (cos, sin) if past is None else tables_at(torch.cat([past, ids], 2))
@@ -459,15 +455,17 @@ class PositionedText:
         """Return the mask of parallel sets, and the arguments of pairwise logits; None if there are none."""
         of_keys = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
         common = ids.movedim(0, -1), of_keys.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
-        if self.vispe_extend is not None:
-            return None, extended(*common, factor, *self.vispe_extend)
+        if self.vispe_text.self_extend is not None:
+            return None, extended(*common, factor, *self.vispe_text.self_extend)
         if token_attributes is None:
             return None, None
         token_attributes = append_attributes(
             None if state is None else state.token_attributes, token_attributes
         )
         mask = parallel_mask(token_attributes, ids.shape[2])
-        return mask, ordered(*common, factor, token_attributes) if self.vispe_parallel == "pine" else None
+        return mask, ordered(
+            *common, factor, token_attributes
+        ) if self.vispe_text.parallel == "pine" else None
 
 
 def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

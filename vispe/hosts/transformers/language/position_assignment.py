@@ -98,7 +98,7 @@ class DecodingStep:
 
 def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | None:
     """Return a decoding step of one text token per row, whose rotation can be precomputed; None for other calls."""
-    if torch.compiler.is_compiling() or exporting() or language_model_of(call.model).vispe_late_rotation:
+    if torch.compiler.is_compiling() or exporting() or language_model_of(call.model).vispe_text.late_rotation:
         return None
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if (
@@ -161,7 +161,7 @@ def is_deferred(call: LanguageCall, position_ids: Tensor | None) -> bool:
     model = call.model
     ordinary = position_ids is None or (isinstance(position_ids, Tensor) and position_ids.ndim == 2)
     text = language_model_of(model)
-    needed = family_of(model.config).masks or text.vispe_parallel is not None or model.training
+    needed = family_of(model.config).masks or text.vispe_text.parallel is not None or model.training
     # errors for packed samples that cannot be isolated are raised before the model runs
     return ordinary and not needed and (position_ids is None or isolates(text))
 
@@ -200,7 +200,7 @@ def store_state(text: Any, cache: Any, outputs: Any, positions: CallPositions) -
     elif cache is None and isinstance(outputs, tuple):
         cache = next((x for x in outputs if hasattr(x, "get_seq_length")), None)
     after = positions.after
-    if text.vispe_late_rotation:
+    if text.vispe_text.late_rotation:
         before = None if positions.before is None else positions.before.ids
         after = replace(after, ids=positions.ids if before is None else torch.cat([before, positions.ids], 2))
         if positions.token_attributes is not None:

@@ -105,8 +105,8 @@ def ensure_late_rotation(text: Any) -> None:
     """
     if not str(text.config._attn_implementation).startswith(PREFIX):
         enable_late_rotation(text)
-    if text.vispe_parallel is not None or text.vispe_extend is not None:
-        check_pairwise(text, "parallel" if text.vispe_extend is None else "self_extend")
+    if text.vispe_text.parallel is not None or text.vispe_text.self_extend is not None:
+        check_pairwise(text, "parallel" if text.vispe_text.self_extend is None else "self_extend")
 
 
 def check_late_rotation(text: Any) -> None:

@@ -176,8 +176,8 @@ def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:
         scheme = vars(module).get("vispe_scheme")
         if isinstance(scheme, Scheme):
             text: Any = language_model_of(module)
-            late = bool(text.vispe_late_rotation)
-            options = {"parallel": text.vispe_parallel, "self_extend": text.vispe_extend}
+            late = bool(text.vispe_text.late_rotation)
+            options = {"parallel": text.vispe_text.parallel, "self_extend": text.vispe_text.self_extend}
             options = {name: value for name, value in options.items() if value is not None}
             yield (
                 module,

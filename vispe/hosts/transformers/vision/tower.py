@@ -1,6 +1,6 @@
 """Converted vision towers of transformers.
 
-Conversion itself is in `vispe.hosts.transformers.vision.convert`.
+Conversion itself is in `vispe.hosts.common.convert`.
 """
 
 from __future__ import annotations

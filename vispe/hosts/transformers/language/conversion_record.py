@@ -1,0 +1,31 @@
+"""Record of a position scheme in a converted language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vispe.hosts.transformers.language.parallel_sets import Parallel
+from vispe.hosts.transformers.language.rotary_detection import Rotary
+from vispe.multimodal import Scheme
+
+
+@dataclass(frozen=True, eq=False)
+class TextConversion:
+    """Settings of a converted language model, its attribute `vispe_text`; copied and pickled with the model.
+
+    Attributes:
+        scheme: the position scheme.
+        rotary: rotary embedding of the stock model, for each kind of layers.
+        allocation: values of the buffer of each kind of layers, the axis of each pair of channels, as plain numbers.
+        late_rotation: whether queries and keys are rotated inside the attention.
+        parallel: method that makes adjacent images unordered, if any.
+        self_extend: group and window of grouped positions, if any.
+    """
+
+    scheme: Scheme
+    rotary: dict[str, Rotary]
+    allocation: dict[str, list[Any]]
+    late_rotation: bool
+    parallel: Parallel | None
+    self_extend: tuple[int, int] | None
