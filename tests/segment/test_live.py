@@ -103,7 +103,8 @@ def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
         )
 
 
-def test_the_command_and_the_saved_model_agree(tmp_path):
+@pytest.mark.parametrize("kind", ["logistic", "ensemble"])
+def test_the_command_and_the_saved_model_agree(tmp_path, kind):
     from PIL import Image
 
     grey = picture(80, 101)
@@ -111,9 +112,10 @@ def test_the_command_and_the_saved_model_agree(tmp_path):
     Image.fromarray(grey).save(tmp_path / "a.png")
     Image.fromarray(labels).save(tmp_path / "a_labels.png")
     pipeline.segment(
-        [tmp_path / "a.png"], tmp_path / "out", labels=[tmp_path / "a_labels.png"], features=TILED
-    )
-    live = Live(micrograph(grey), features=TILED)
+        [tmp_path / "a.png"], tmp_path / "out", labels=[tmp_path / "a_labels.png"], features=TILED,
+        classifier=kind,
+    )  # fmt: skip
+    live = Live(micrograph(grey), features=TILED, classifier=kind)
     found = live.update(labels)
     theirs = load_model(tmp_path / "out" / "model.vispe")
     np.testing.assert_array_equal(live.model.classifier.linear.weight, theirs.classifier.linear.weight)

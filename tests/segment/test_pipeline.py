@@ -110,7 +110,8 @@ def test_labelled_pixels_can_be_scored_too(folder):
 
 
 @pytest.mark.parametrize(
-    "kind", ["logistic", *(pytest.param(k, marks=pytest.mark.slow) for k in ("forest", "boosting"))]
+    "kind",
+    ["ensemble", "logistic", *(pytest.param(k, marks=pytest.mark.slow) for k in ("forest", "boosting"))],
 )
 def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
     run(folder, classifier=kind)

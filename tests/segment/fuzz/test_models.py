@@ -31,7 +31,7 @@ from vispe.segment.model.model_file import Model, load_model, save_model
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((90, 26)).astype(np.float32), RNG.integers(1, 4, 90)
-KINDS = ("logistic", "forest", "boosting", "kmeans", "spectral")
+KINDS = ("ensemble", "logistic", "forest", "boosting", "kmeans", "spectral")
 
 
 def fitted(kind):
@@ -39,7 +39,7 @@ def fitted(kind):
     if kind in ("kmeans", "spectral"):
         return PixelClusters(3, kind, seed=5).fit(X, X[:, 0])
     made = PixelClassifier(kind, 3, seed=5)
-    if kind == "forest":
+    if kind in ("forest", "ensemble"):
         made.estimator.set_params(n_estimators=3, n_jobs=1)
     if kind == "boosting":
         made.estimator.set_params(max_iter=4)
@@ -276,8 +276,9 @@ def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path, plain):
 
 
 @pytest.mark.parametrize("what", ["circle", "outside", "negative", "feature", "half", "value", "threshold"])
-def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain, what):
-    forest = fitted("forest").estimator
+@pytest.mark.parametrize("kind", ["forest", "ensemble"])
+def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain, kind, what):
+    forest = fitted(kind).estimator
     tree = forest.estimators_[1].tree_
     state = tree.__getstate__()
     nodes = state["nodes"].copy()
@@ -293,8 +294,23 @@ def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain
     else:
         values[-1] = np.nan
     tree.__setstate__({**state, "nodes": nodes, "values": values})
-    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=skops.io.dumps(forest))
-    refused(path, r"its forest classifier was not written by vispe \((branches|a branch|leaves)")
+    path = changed(tmp_path / "m.vispe", plain[kind], estimator=skops.io.dumps(forest))
+    refused(path, rf"its {kind} classifier was not written by vispe \((branches|a branch|leaves)")
+
+
+@pytest.mark.parametrize("what", ["features", "classes", "type", "tensors"])
+def test_an_ensemble_of_unequal_parts_is_refused(tmp_path, plain, what):
+    ensemble = fitted("ensemble")
+    if what == "type":
+        parts = {"estimator": skops.io.dumps(fitted("forest").estimator)}
+    elif what == "tensors":
+        parts = {"tensors": save({"other": np.zeros(3)})}
+    else:
+        features, classes = (X[:, :25], Y) if what == "features" else (X[Y < 3], Y[Y < 3])
+        parts = {"estimator": skops.io.dumps(ensemble.estimator.fit(features, classes))}
+    path = changed(tmp_path / "m.vispe", plain["ensemble"], **parts)
+    with pytest.raises(InputError, match="ensemble|RandomForestClassifier|without mean, weight"):
+        load_model(path)
 
 
 @pytest.mark.parametrize(

@@ -292,10 +292,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 def _estimator(path: Path, data: bytes, kind: str) -> Any:
     """Load the scikit-learn estimator, restricted to known types."""
     import skops.io
-    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.pipeline import Pipeline
 
-    classes = {"forest": RandomForestClassifier, "boosting": HistGradientBoostingClassifier}
+    classes = {
+        "ensemble": ExtraTreesClassifier,
+        "forest": RandomForestClassifier,
+        "boosting": HistGradientBoostingClassifier,
+    }
     try:
         check_archive(path, data)
         untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - TRUSTED)

@@ -62,8 +62,9 @@ def train(run: OutOfCoreRun, features: Features) -> Model:
     if not gathered:
         raise InputError("all labelled pixels have no data. Label pixels with data.")
     training_data = np.concatenate(gathered), np.concatenate(classes)
+    scale = features.filter_scale(channels)
     classifier, facts = learn(
-        request.classifier, names, *training_data, concatenate_ids(scribble_ids), request.seed
+        request.classifier, names, *training_data, concatenate_ids(scribble_ids), request.seed, scale
     )
     if text := calibration_note(facts["calibration"]):
         notes.append(text)

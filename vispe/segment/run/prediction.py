@@ -298,7 +298,7 @@ def finalize(
 
 def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
     """Return the number of pieces computed in parallel: 1 if the device or scikit-learn uses all cores itself."""
-    single_threaded = features.device == "cpu" and classifier.kind in ("logistic", "forest")
+    single_threaded = features.device == "cpu" and classifier.kind in ("ensemble", "logistic", "forest")
     return torch.get_num_threads() if single_threaded else 1
 
 
@@ -322,7 +322,7 @@ def piece_probabilities(
     Returns:
         (K, rows, columns) float32; 0 where there is no data.
     """
-    linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
+    linear = classifier.linear if isinstance(classifier, PixelClassifier) and classifier.is_linear else None
     # linear classifiers are applied before upsampling: K scores per pixel instead of f features
     if linear is not None:
         prob = classifier.probabilities_from_scores(prepared.scores(number, linear, look))
