@@ -14,7 +14,16 @@ import torch
 
 from vispe.errors import InputError, OptionError, did_you_mean, is_out_of_memory
 from vispe.segment.classify.box_filter import smooth
-from vispe.segment.classify.class_prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
+from vispe.segment.classify.class_prior import (
+    PRIORS,
+    Counts,
+    area_estimate,
+    areas,
+    count,
+    estimate,
+    reweigh,
+    weights,
+)
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.guided_filter import clean
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
@@ -85,7 +94,7 @@ class Areas:
 
     Attributes:
         pixels: (K,) float64, from the estimated frequencies, before cleaning, smoothing and `min_area`.
-        doubt: (K,) float64, uncertain pixels, from which the interval is computed.
+        doubt: (K,) float64, doubt of `area_estimate`, from which the interval is computed.
         priors: the estimated frequencies (K,) of each page.
         unweighed: (K,) float64, pixels under equal class frequencies.
     """
@@ -263,7 +272,8 @@ def assemble(
 def estimate_areas(counts: Counts) -> Areas:
     """Estimate the class frequencies of a page, and the areas that follow."""
     prior = estimate(counts)
-    return Areas(*areas(counts, prior), (prior,), areas(counts, np.full_like(prior, 1 / len(prior)))[0])
+    unweighed, _ = areas(counts, np.full_like(prior, 1 / len(prior)))
+    return Areas(*area_estimate(counts, prior), (prior,), unweighed)
 
 
 def finalize(
