@@ -201,9 +201,9 @@ def segmentation() -> str:
     gain = found["summary"]["logistic, both"]["gain"]
     low, high = gain["interval"]
     lines = [
-        "Segmentation of real micrographs from scribbles, with `--classifier logistic` and `--prior uniform`: mean IoU over images, 0.6 % of "
-        "the pixels labelled all over the image (in brackets: only in one quarter of it). `vispe_micro` adds "
-        f"{gain['all']:.3f} to filters (95 % interval {low:.3f} to {high:.3f}, {gain['images']} images):",
+        "Segmentation of real micrographs from scribbles, with `--classifier logistic` and `--prior uniform`: mean IoU "
+        "over images, 0.6 % of the pixels labelled all over the image (in brackets: only in one quarter of it). "
+        f"`vispe_micro` adds {gain['all']:.3f} to filters (95 % interval {low:.3f} to {high:.3f}, {gain['images']} images):",
         "",
         "| set | images | filters | vispe_micro | both (default features) |",
         "|---|---|---|---|---|",

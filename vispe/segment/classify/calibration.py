@@ -5,8 +5,8 @@ scribbles are held out: connected labelled pixels of one class, on one page. The
 scribbles show how confident the classifier may be. One parameter, the temperature T, flattens probabilities
 to p^(1/T) (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017). As there
 are few scribbles, a prior holds T near 1 unless the evidence is strong. T is never below 1, since users draw
-scribbles where classes are obvious, which gives little information about boundaries. The temperature of an `ensemble` is
-always 1; only its calibration error is measured.
+scribbles where classes are obvious, which gives little information about boundaries. The temperature of an `ensemble`
+is always 1; only its calibration error is measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,6 @@ import numpy as np
 
 from vispe.segment.classify.class_prior import tempered
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.classify.trees import build_trees
 from vispe.segment.model.file_checks import MAX_TEMPERATURE
 
 FOLDS = 5
@@ -120,9 +119,8 @@ def calibrate(
     prob = np.zeros((len(classes), classifier.n_classes), np.float32)
     for number in range(facts["folds"]):
         training, held_out = fold != number, fold == number
-        estimator = build_trees(seed, TREES_OF_FOLD) if classifier.kind == "ensemble" else None
         fold_classifier = PixelClassifier(
-            classifier.kind, classifier.n_classes, seed=seed, estimator=estimator
+            classifier.kind, classifier.n_classes, seed=seed, trees=TREES_OF_FOLD
         )
         fold_classifier.fit(features[training], classes[training], scale=scale)
         prob[held_out] = fold_classifier.probabilities(features[held_out])

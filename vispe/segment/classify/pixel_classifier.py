@@ -29,7 +29,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError, did_you_mean, require
 from vispe.segment.classify.class_prior import tempered
-from vispe.segment.classify.trees import build_trees, fit_trees
+from vispe.segment.classify.trees import TREES, Trees
 
 KINDS = ("ensemble", "logistic", "forest", "boosting")
 """Kinds of `PixelClassifier`, the default first."""
@@ -114,13 +114,15 @@ class PixelClassifier:
         kind: one of `KINDS`.
         n_classes: K. A class without labels has a column with probability 0.
         seed: seed of the random numbers of all kinds but `logistic`.
-        estimator: a fitted scikit-learn estimator, when any kind but `logistic` is loaded from a model file.
+        estimator: a fitted scikit-learn estimator, when a forest or boosting is loaded from a model file.
         state: the tensors of a fitted `logistic` or `ensemble`, when loaded from a model file.
         temperature: T; all probabilities p become p^(1/T).
+        trees: number of trees of an `ensemble`.
 
     Attributes:
         linear: the fitted linear classifier of `logistic` and `ensemble`; None for the other kinds.
-        estimator: the scikit-learn estimator; None for `logistic`.
+        trees: the fitted trees of `ensemble`; None for the other kinds.
+        estimator: the scikit-learn estimator of `forest` and `boosting`; None for the other kinds.
 
     Raises:
         OptionError: unknown `kind`.
@@ -136,25 +138,28 @@ class PixelClassifier:
         estimator: Any = None,
         state: Mapping[str, np.ndarray] | None = None,
         temperature: float = 1.0,
+        trees: int = TREES,
     ) -> None:
         if kind not in KINDS:
             hint = did_you_mean(kind, KINDS)
             raise OptionError(f"classifier={kind!r} is not one of {', '.join(KINDS)}.{hint}")
         require("sklearn", "cli", "segmentation")
-        self.kind = kind
+        self.kind, self._seed, self._n_trees = kind, seed, trees
         self.n_classes = n_classes
         self.temperature = temperature
         self.linear: Linear | None = None
+        self.trees: Trees | None = None
         self.estimator = None
         if kind in _WITH_LINEAR and state is not None:
             self.linear = _stored(state, n_classes)
-        if kind != "logistic":
+        if kind not in _WITH_LINEAR:
             self.estimator = estimator if estimator is not None else _build(kind, seed)
-        if self.linear is not None and estimator is not None:
-            same_classes = np.array_equal(self.linear.classes.numpy(), estimator.classes_)
-            if not same_classes or len(self.linear.mean) != estimator.n_features_in_:
+        if kind == "ensemble" and state is not None:
+            self.trees = Trees.from_tensors(state, n_classes)
+            same_classes = np.array_equal(self._fitted().classes.numpy(), self.trees.classes)
+            if not same_classes or len(self._fitted().mean) != self.trees.width[0]:
                 raise InputError(
-                    "the two classifiers of an ensemble have different classes or features. Train it again."
+                    "the parts of an ensemble have inconsistent classes or features. Train it again."
                 )
 
     @property
@@ -191,7 +196,7 @@ class PixelClassifier:
             if self.kind in _WITH_LINEAR:
                 self.linear = _fit_linear(features, classes, scale)
             if self.kind == "ensemble":
-                fit_trees(self.estimator, features, classes)
+                self.trees = Trees.fit(features, classes, self._seed, self._n_trees)
             elif self.estimator is not None:
                 self.estimator.fit(features, classes)
         if self.kind == "forest":  # with threads, trees are summed in completion order: not deterministic
@@ -200,19 +205,26 @@ class PixelClassifier:
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
         """Return probabilities (n, K) float32 of features (n, f), with bounded extra memory."""
-        if self.estimator is None:
+        if self.is_linear:
             return self.planes(features.T).T
         out = np.zeros((len(features), self.n_classes), np.float32)
-        columns = np.asarray(self.estimator.classes_) - 1
+        columns = (
+            np.asarray(self._fitted().classes if self.estimator is None else self.estimator.classes_) - 1
+        )
         for start in range(0, len(features), _CHUNK):
             part = slice(start, start + _CHUNK)
             # classes without labels have no column in the estimator
-            out[part, columns] = self.estimator.predict_proba(features[part])
-            if self.kind == "ensemble":
-                linear = self._fitted()
-                scores = linear.scores(torch.from_numpy(features[part]).T)
-                out[part] = (out[part] + linear.probabilities(scores, self.n_classes).numpy().T) / 2
+            out[part, columns] = self._labelled_probabilities(features[part])
         return tempered(out.T, self.temperature).T
+
+    def _labelled_probabilities(self, features: np.ndarray) -> np.ndarray:
+        """Return probabilities (n, k) of the k labelled classes from features (n, f), at temperature 1."""
+        if self.trees is None:
+            return self.estimator.predict_proba(features)
+        linear = self._fitted()
+        scores = linear.scores(torch.from_numpy(features).T)
+        of_linear = linear.probabilities(scores, self.n_classes)[linear.classes - 1].numpy().T
+        return (self.trees.probabilities(features) + of_linear) / 2
 
     def planes(self, features: np.ndarray) -> np.ndarray:
         """Return probabilities (K, n) float32 of features (f, n): as `probabilities`, with pixels last.
@@ -223,7 +235,7 @@ class PixelClassifier:
         Raises:
             InputError: not fitted.
         """
-        if self.estimator is not None:
+        if not self.is_linear:
             return predict_in_chunks(features, self.n_classes, self.probabilities)
         return self.probabilities_from_scores(self._fitted().scores(torch.from_numpy(features)))
 
@@ -237,7 +249,8 @@ class PixelClassifier:
         """Return the arrays that a model file stores in addition to the estimator."""
         if self.kind not in _WITH_LINEAR:
             return {}
-        return {f"linear.{name}": getattr(self._fitted(), name).numpy() for name in _LINEAR}
+        arrays = {f"linear.{name}": getattr(self._fitted(), name).numpy() for name in _LINEAR}
+        return arrays if self.trees is None else arrays | self.trees.tensors()
 
     def _fitted(self) -> Linear:
         if self.linear is None:
@@ -293,8 +306,6 @@ def _threads(count: int) -> AbstractContextManager[Any]:
 
 
 def _build(kind: str, seed: int) -> Any:
-    if kind == "ensemble":
-        return build_trees(seed)
     if kind == "forest":
         from sklearn.ensemble import RandomForestClassifier
 

@@ -43,8 +43,8 @@ class Live:
 
     Memory: features of a grey image take 104 bytes per pixel for 26 filters and about 30 to 80 for the maps of
     vispe_micro at stride 2, more if its tiles overlap more; three channels take three times the filters.
-    The normalised pages of a stack are cached as well. Only `logistic`, the default here, answers while you paint: trees
-    classify every pixel again, which takes seconds. `fit(preview=True)` trains it for a first answer.
+    The normalised pages of a stack are cached as well. Only `logistic`, the default here, answers while you paint:
+    trees classify every pixel again, which takes seconds. `fit(preview=True)` trains it for a first answer.
 
     Args:
         image: the image; `micrograph` creates one from an array.

@@ -205,13 +205,13 @@ def check_estimator(path: Path, estimator: Any, kind: str, n_classes: int) -> No
     Args:
         path: the model file.
         estimator: scikit-learn estimator, as loaded.
-        kind: 'ensemble', 'forest', 'boosting', 'kmeans' or 'spectral'.
+        kind: 'forest', 'boosting', 'kmeans' or 'spectral'.
         n_classes: K.
 
     Raises:
         InputError: describes the problem.
     """
-    check = {"ensemble": _forest, "forest": _forest, "boosting": _boosting}.get(kind, _clusters)
+    check = {"forest": _forest, "boosting": _boosting}.get(kind, _clusters)
     try:
         problem = check(estimator, n_classes)
     except (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
@@ -223,10 +223,8 @@ def check_estimator(path: Path, estimator: Any, kind: str, n_classes: int) -> No
 
 
 def _forest(forest: Any, n_classes: int) -> str | None:
-    from sklearn.ensemble import ExtraTreesClassifier
-    from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
+    from sklearn.tree import DecisionTreeClassifier
 
-    tree_type = ExtraTreeClassifier if isinstance(forest, ExtraTreesClassifier) else DecisionTreeClassifier
     width = forest.n_features_in_
     count = len(forest.classes_)
     if not _classes(forest.classes_, n_classes) or forest.n_classes_ != count or forest.n_outputs_ != 1:
@@ -234,7 +232,7 @@ def _forest(forest: Any, n_classes: int) -> str | None:
     if not isinstance(forest.estimators_, list) or not forest.estimators_:
         return "its trees"
     for tree in forest.estimators_:
-        if type(tree) is not tree_type:
+        if type(tree) is not DecisionTreeClassifier:
             return f"a {type(tree).__name__} instead of a tree"
         inner = tree.tree_
         same = inner.n_features == width == tree.n_features_in_ and inner.n_outputs == tree.n_outputs_ == 1

@@ -149,7 +149,7 @@ def load_model(path: str | Path) -> Model:
         raise InputError(
             f"{path} contains a classifier of kind {kind!r}. Supported kinds: {', '.join(known)}."
         )
-    if (kind not in ("logistic", TextClassifier.kind)) != (ESTIMATOR in parts):
+    if (kind not in ("ensemble", "logistic", TextClassifier.kind)) != (ESTIMATOR in parts):
         raise InputError(
             f"{path} is damaged: a classifier of kind {kind!r} with {', '.join(parts)}. Train the model again."
         )
@@ -292,14 +292,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 def _estimator(path: Path, data: bytes, kind: str) -> Any:
     """Load the scikit-learn estimator, restricted to known types."""
     import skops.io
-    from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.pipeline import Pipeline
 
-    classes = {
-        "ensemble": ExtraTreesClassifier,
-        "forest": RandomForestClassifier,
-        "boosting": HistGradientBoostingClassifier,
-    }
+    classes = {"forest": RandomForestClassifier, "boosting": HistGradientBoostingClassifier}
     try:
         check_archive(path, data)
         untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - TRUSTED)
