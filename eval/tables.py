@@ -203,7 +203,8 @@ def segmentation() -> str:
     lines = [
         "Segmentation of real micrographs from scribbles, with `--classifier logistic` and `--prior uniform`: mean IoU "
         "over images, 0.6 % of the pixels labelled all over the image (in brackets: only in one quarter of it). "
-        f"`vispe_micro` adds {gain['all']:.3f} to filters (95 % interval {low:.3f} to {high:.3f}, {gain['images']} images):",
+        f"`vispe_micro` adds {gain['all']:.3f} to filters (95 % interval {low:.3f} to {high:.3f}, {gain['images']} "
+        "images):",
         "",
         "| set | images | filters | vispe_micro | both (default features) |",
         "|---|---|---|---|---|",
