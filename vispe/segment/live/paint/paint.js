@@ -12,6 +12,7 @@ let revision = 0;
 let state = null, picture = null, result = null, unsure = null, fractions = [];
 let strokes = [], names = [], current = 1, tool = "brush", drawing = null, pieces = [], painting = false, pointer = null;
 let view = { scale: 1, x: 0, y: 0 }, panning = null, space = false, showing = "labels";
+const REFINING = "preview; refining ...";
 let busy = false, again = false, saved = true, edits = 0;
 
 const color = (number) => `rgb(${state.palette[(number - 1) % state.palette.length].join(",")})`;
@@ -115,7 +116,7 @@ async function update() {
     if (found.ready) {
       preview = found.preview;
       await showResult(found);
-      if (preview) say("preview; refining ...");
+      if (preview) say(REFINING);
     } else {
       result = unsure = null;
       fractions = [];
@@ -131,12 +132,12 @@ async function update() {
   if (again) { again = false; update(); } else if (preview) refine(edits);
 }
 
-async function showResult(found) {
+async function showResult(found, notes = true) {
   const images = await Promise.all(
     ["labels", "uncertainty"].map((kind) => load(`data:image/png;base64,${found[kind]}`)));
   [result, unsure] = images;
   fractions = found.fractions;
-  say(found.notes.join(" "));
+  if (notes) say(found.notes.join(" "));
 }
 
 // the final result replaces the preview, unless the scribbles changed
@@ -144,7 +145,8 @@ async function refine(edit) {
   try {
     const found = await ask("/update", { names, strokes, window: me, revision });
     if (edit !== edits || !found.ready) return;
-    await showResult(found);
+    // another message, such as that of saving, stays
+    await showResult(found, find("status").textContent === REFINING);
     document.body.dataset.refined = document.body.dataset.version;
     refresh();
     draw();
