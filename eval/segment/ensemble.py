@@ -134,12 +134,14 @@ def measure(
             _FITTED[key] = fitted, calibrate(fitted, x, y, of, scale=scale)
         fitted, facts = _FITTED[key]
         prob = fitted.planes(np.ascontiguousarray(parts[name]["scored_x"].T))
-        scores = score(prob, parts[name]["scored_y"], parts[name]["true"], facts)
+        scores = score(prob, parts[name]["scored_y"], parts[name]["true"], facts, kind_of_classifier)
         rows.append({**same, "image": name, "classifier": classifier, **scores})
     return rows
 
 
-def score(prob: np.ndarray, truth: np.ndarray, true: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
+def score(
+    prob: np.ndarray, truth: np.ndarray, true: np.ndarray, facts: dict[str, Any], kind: str
+) -> dict[str, Any]:
     """Score probabilities (K, n) with the prior of the image."""
     n_classes, n = prob.shape
     true = np.pad(true, (0, n_classes - len(true)))
@@ -149,7 +151,7 @@ def score(prob: np.ndarray, truth: np.ndarray, true: np.ndarray, facts: dict[str
     labels = reweigh(prob.copy(), weights(prior, "sqrt")).argmax(0)
     unions = [((labels == k) | (truth == k)).sum() for k in range(n_classes)]
     both = [((labels == k) & (truth == k)).sum() for k in range(n_classes)]
-    bounds = [interval(*pair) for pair in zip(pixels, doubt, strict=True)]
+    bounds = [interval(*pair, kind) for pair in zip(pixels, doubt, strict=True)]
     in_map = np.bincount(labels, minlength=n_classes) / n
     return {
         "miou": round(float(np.mean([b / u for b, u in zip(both, unions, strict=True) if u])), 4),
