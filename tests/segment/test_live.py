@@ -64,9 +64,10 @@ def by_hand(
     ]
     classifier = PixelClassifier(kind, int(labels.max()))
     classes = labels[masks].astype(np.int64)
-    classifier.fit(np.concatenate(found), classes)
+    scale = features.filter_scale(image.channels)
+    classifier.fit(np.concatenate(found), classes, scale=scale)
     of = label_scribbles(np.flatnonzero(masks), classes, masks.shape[1:])
-    calibrate(classifier, np.concatenate(found), classes, of)
+    calibrate(classifier, np.concatenate(found), classes, of, scale=scale)
     return [
         predict_page(p, v, features, classifier, post or PostProcessing(), lambda share: None)
         for p, v in zip(pages, image.valid, strict=True)
