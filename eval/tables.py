@@ -107,7 +107,7 @@ def summary() -> str:
             f"{objects['otsu + watershed']['ap50']:.2f}; {objects['vispe, split']['images']} images",
         ],
         [
-            f"`vispe segment` on {largest['megapixels']:g} Mpixel, two CPU cores",
+            f"`vispe segment --classifier logistic` on {largest['megapixels']:g} Mpixel, two CPU cores",
             f"{largest['median_s']:.0f} s, {largest['peak_memory_gib']:.1f} GiB",
         ],
     ]
@@ -201,11 +201,12 @@ def segmentation() -> str:
     gain = found["summary"]["logistic, both"]["gain"]
     low, high = gain["interval"]
     lines = [
-        "Segmentation of real micrographs from scribbles, with the default classifier: mean IoU over images, 0.6 % of "
-        "the pixels labelled all over the image (in brackets: only in one quarter of it). `vispe_micro` adds "
-        f"{gain['all']:.3f} to filters (95 % interval {low:.3f} to {high:.3f}, {gain['images']} images):",
+        "Segmentation of real micrographs from scribbles, with `--classifier logistic` and `--prior uniform`: mean IoU "
+        "over images, 0.6 % of the pixels labelled all over the image (in brackets: only in one quarter of it). "
+        f"`vispe_micro` adds {gain['all']:.3f} to filters (95 % interval {low:.3f} to {high:.3f}, {gain['images']} "
+        "images):",
         "",
-        "| set | images | filters | vispe_micro | both (default) |",
+        "| set | images | filters | vispe_micro | both (default features) |",
         "|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(r["set"] for r in rows):
@@ -250,7 +251,7 @@ def peers() -> str:
     names = {
         "skimage_forest": "filters of scikit-image, forest of scikit-learn",
         "vispe_filters_forest": "`--features filters --classifier forest`",
-        "vispe_default": "default",
+        "vispe_default": "default features, `--classifier logistic`",
         "dinov2_s": "features of the size of DINOv2 S",
     }
     sizes = list(dict.fromkeys(r["megapixels"] for r in rows))
@@ -283,8 +284,13 @@ def interactive() -> str:
 def threads() -> str:
     found = json.loads((RESULTS / "segment_threads.json").read_text())
     load = max(r["load_average"] for r in found["rows"])
+    names = {
+        "default": "default features, logistic",
+        "filters": "filters, logistic",
+        "forest": "default features, forest",
+    }
     cells = [
-        f"| {r['mode']} | {r['cpu_s']['1']:.1f} | {r['cpu_s']['2']:.1f} | {r['ratio']:.2f} |"
+        f"| {names[r['mode']]} | {r['cpu_s']['1']:.1f} | {r['cpu_s']['2']:.1f} | {r['ratio']:.2f} |"
         for r in found["rows"]
     ]
     head = (

@@ -28,8 +28,8 @@ from PIL import Image
 from timing import environment
 
 MODES: dict[str, list[str]] = {
-    "default": [],
-    "filters": ["--features", "filters"],
+    "default": ["--classifier", "logistic"],
+    "filters": ["--features", "filters", "--classifier", "logistic"],
     "forest": ["--classifier", "forest"],
 }
 MOST = 1.3

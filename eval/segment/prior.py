@@ -1,10 +1,10 @@
-"""Measures what class priors change: mean IoU and area fractions of micrographs and of synthetic tasks.
+"""Measures what class priors change: mean IoU and map fractions of micrographs and of synthetic tasks.
 
 Probabilities are computed once for each picture and kept in a folder: one classifier per image from its own strokes
 (spread over the image, and in one corner), and one from a third of each set that is asked about the rest. Synthetic
 tasks are those of `models.micro.tasks`, by formula, from seeds that no training used. From what is kept, every prior is
-scored: mean IoU of the label map, mean absolute error of the reported fractions in percentage points, how often the
-95 % intervals hold the truth, and the calibration error over all pixels. A second call goes on where the first stopped.
+scored: mean IoU of the label map, mean absolute error of its fractions in percentage points, and the calibration error
+over all pixels. A second call goes on where the first stopped.
 
     python eval/segment/prior.py ../shared/data/microscopy --cache kept/
 """
@@ -30,10 +30,8 @@ from vispe.images.read import read_image
 from vispe.segment.classify.calibration import calibrate, calibration_error, concatenate_ids, label_scribbles
 from vispe.segment.classify.class_prior import (
     PRIORS,
-    areas,
     count,
     estimate,
-    interval,
     reweigh,
     tempered,
     weights,
@@ -209,11 +207,6 @@ def score(prob: np.ndarray, truth: np.ndarray, calibration: dict[str, Any]) -> d
         flat = found.reshape(classes, -1)[:, ::3].T
         every = np.full(len(flat), 1 / len(flat))
         row[how]["image_ece"] = round(calibration_error(flat, truth.ravel()[::3] + 1, every), 4)
-    pixels, doubt = (value / n for value in areas(counts, prior))
-    ends = [interval(*pair) for pair in zip(pixels, doubt, strict=True)]
-    row["error_pp"] = round(100 * float(np.abs(pixels - true).mean()), 3)
-    row["covered"] = [bool(low <= t <= high) for (low, high), t in zip(ends, true, strict=True)]
-    row["width_pp"] = round(100 * float(np.mean([high - low for low, high in ends])), 2)
     return row
 
 
@@ -239,9 +232,9 @@ def save(rows: list[dict[str, Any]], said: str) -> None:
 def table_of(table: dict[str, Any]) -> str:
     """Write the table of docs/how-to/micrographs/fractions.md."""
     lines = [
-        "| strokes, features, classifier | images | mean IoU uniform | sqrt | gain (95 %) | worse in | worst | em | "
-        "fractions uniform, pp | reported, pp | coverage | width |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| scribbles, features, classifier | images | mean IoU uniform | sqrt | gain (95 %) | worse in | worst | em | "
+        "fractions uniform, pp | sqrt, pp |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for mode, one in table.items():
         if mode.startswith("x"):
@@ -250,15 +243,13 @@ def table_of(table: dict[str, Any]) -> str:
         lines.append(
             f"| {mode} | {one['images']} | {one['uniform']['miou']:.3f} | {one['sqrt']['miou']:.3f} | "
             f"{gain:+.3f} ({low:.3f} to {high:.3f}) | {one['sqrt']['worse']} | {one['sqrt']['worst']:+.3f} | "
-            f"{one['em']['miou']:.3f} | {one['uniform']['map_error_pp']:.1f} | {one['reported_error_pp']:.1f} | "
-            f"{100 * one['coverage']:.0f} % | {one['width_pp']:.0f} |"
+            f"{one['em']['miou']:.3f} | {one['uniform']['map_error_pp']:.1f} | {one['sqrt']['map_error_pp']:.1f} |"
         )
     return "\n".join(lines)
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Average rows; gains over no prior with bootstrap intervals of 95 % over images."""
-    covered = [c for row in rows for c in row["covered"]]
     out: dict[str, Any] = {"images": len(rows)}
     for how in PRIORS:
         gain = np.array([row[how]["miou"] - row["uniform"]["miou"] for row in rows])
@@ -271,9 +262,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 "worse": int((gain < 0).sum()),
                 "worst": round(float(gain.min()), 4),
             }
-    out["reported_error_pp"] = round(float(np.mean([row["error_pp"] for row in rows])), 3)
-    out["coverage"] = round(float(np.mean(covered)), 4)
-    out["width_pp"] = round(float(np.mean([row["width_pp"] for row in rows])), 2)
     known = [row["ece"] for row in rows if row["ece"] is not None]
     out["strokes_ece"] = round(float(np.mean(known)), 4) if known else None
     out["not_calibrated"] = len(rows) - len(known)

@@ -65,9 +65,10 @@ def by_hand(
     ]
     classifier = PixelClassifier(kind, int(labels.max()))
     classes = labels[masks].astype(np.int64)
-    classifier.fit(np.concatenate(found), classes)
+    scale = features.filter_scale(image.channels)
+    classifier.fit(np.concatenate(found), classes, scale=scale)
     of = label_scribbles(np.flatnonzero(masks), classes, masks.shape[1:])
-    calibrate(classifier, np.concatenate(found), classes, of)
+    calibrate(classifier, np.concatenate(found), classes, of, scale=scale)
     return [
         predict_page(p, v, features, classifier, post or PostProcessing(), lambda share: None)
         for p, v in zip(pages, image.valid, strict=True)
@@ -104,7 +105,8 @@ def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
         )
 
 
-def test_the_command_and_the_saved_model_agree(tmp_path):
+@pytest.mark.parametrize("kind", ["logistic", "ensemble"])
+def test_the_command_and_the_saved_model_agree(tmp_path, kind):
     from PIL import Image
 
     grey = picture(80, 101)
@@ -112,9 +114,10 @@ def test_the_command_and_the_saved_model_agree(tmp_path):
     Image.fromarray(grey).save(tmp_path / "a.png")
     Image.fromarray(labels).save(tmp_path / "a_labels.png")
     pipeline.segment(
-        [tmp_path / "a.png"], tmp_path / "out", labels=[tmp_path / "a_labels.png"], features=TILED
-    )
-    live = Live(micrograph(grey), features=TILED)
+        [tmp_path / "a.png"], tmp_path / "out", labels=[tmp_path / "a_labels.png"], features=TILED,
+        classifier=kind,
+    )  # fmt: skip
+    live = Live(micrograph(grey), features=TILED, classifier=kind)
     found = live.update(labels)
     theirs = load_model(tmp_path / "out" / "model.vispe")
     np.testing.assert_array_equal(live.model.classifier.linear.weight, theirs.classifier.linear.weight)

@@ -17,6 +17,7 @@ from PIL import Image
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model import prediction
+from vispe.segment.model.model_file import load_model
 from vispe.segment.pipeline import MODEL_NAME, LabelOptions, PostProcessing, ScoreOptions, apply, segment
 from vispe.segment.run.run_report import ProgressCallbacks
 
@@ -110,7 +111,8 @@ def test_labelled_pixels_can_be_scored_too(folder):
 
 
 @pytest.mark.parametrize(
-    "kind", ["logistic", *(pytest.param(k, marks=pytest.mark.slow) for k in ("forest", "boosting"))]
+    "kind",
+    ["ensemble", "logistic", *(pytest.param(k, marks=pytest.mark.slow) for k in ("forest", "boosting"))],
 )
 def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
     run(folder, classifier=kind)
@@ -121,6 +123,25 @@ def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
         assert (folder / "second" / name).read_bytes() == first
         assert (folder / "third" / name).read_bytes() == first
     assert (folder / "second" / MODEL_NAME).read_bytes() == (folder / "out" / MODEL_NAME).read_bytes()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_rotated_image_has_the_rotated_result(folder, channels):
+    rng = np.random.default_rng(0)
+    # even sides are padded equally on both ends
+    grey, drawn = (np.asarray(Image.open(folder / f"{name}.png"))[:, :82] for name in ("a", "drawn"))
+    image = np.clip(grey[..., None] + rng.normal(0, 30, (*grey.shape, channels)), 0, 255).astype(np.uint8)
+    found = []
+    for turns in range(4):
+        name = f"{channels}_{turns}"
+        Image.fromarray(np.rot90(image, turns).squeeze()).save(folder / f"{name}.png")
+        Image.fromarray(np.rot90(drawn, turns)).save(folder / f"{name}_labels.png")
+        segment([folder / f"{name}.png"], folder / name, labels=[folder / f"{name}_labels.png"])
+        labels = np.asarray(Image.open(folder / name / f"{name}_seg.png"))
+        found.append(np.rot90(labels, -turns))
+    assert load_model(folder / name / MODEL_NAME).classifier.kind == "ensemble"
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
 
 
 def test_the_tile_does_not_change_the_filters(folder):

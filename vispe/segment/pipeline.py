@@ -80,7 +80,7 @@ def segment(
             (`vispe.segment.classify.cluster_count`), and plots them in `clusters.png`.
         cluster_method: `'kmeans'` or `'spectral'`.
         text: text prompts of the classes, instead of labels; nothing is trained.
-        classifier: `'logistic'`, `'forest'` or `'boosting'`.
+        classifier: `'ensemble'`, `'logistic'`, `'forest'` or `'boosting'`.
         features: features of a pixel; if None, `DEFAULT`. With `text` a `TextConfig`, which names an open_clip model.
         reading: options of image reading.
         labelling: options of label reading.

@@ -160,7 +160,7 @@ class Areas:
 
     Attributes:
         pixels: (K,) float64, from the estimated frequencies, before cleaning, smoothing and `min_area`.
-        doubt: (K,) float64, uncertain pixels, from which the interval is computed.
+        doubt: (K,) float64, doubt of `area_estimate`, from which the interval is computed.
         priors: the estimated frequencies (K,) of each page.
         unweighed: (K,) float64, pixels under equal class frequencies.
     """

@@ -31,7 +31,7 @@ from vispe.segment.model.model_file import Model, load_model, save_model
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((90, 26)).astype(np.float32), RNG.integers(1, 4, 90)
-KINDS = ("logistic", "forest", "boosting", "kmeans", "spectral")
+KINDS = ("ensemble", "logistic", "forest", "boosting", "kmeans", "spectral")
 
 
 def fitted(kind):
@@ -39,6 +39,8 @@ def fitted(kind):
     if kind in ("kmeans", "spectral"):
         return PixelClusters(3, kind, seed=5).fit(X, X[:, 0])
     made = PixelClassifier(kind, 3, seed=5)
+    if kind == "ensemble":
+        made = PixelClassifier(kind, 3, seed=5, trees=3)
     if kind == "forest":
         made.estimator.set_params(n_estimators=3, n_jobs=1)
     if kind == "boosting":
@@ -295,6 +297,52 @@ def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain
     tree.__setstate__({**state, "nodes": nodes, "values": values})
     path = changed(tmp_path / "m.vispe", plain["forest"], estimator=skops.io.dumps(forest))
     refused(path, r"its forest classifier was not written by vispe \((branches|a branch|leaves)")
+
+
+def replaced(array, index, value):
+    """Return a copy of an array with another element."""
+    copied = array.copy()
+    copied[index] = value
+    return copied
+
+
+ENSEMBLES = {
+    "circle": lambda t: {"trees.left": replaced(t["trees.left"], 0, 0)},
+    "outside": lambda t: {"trees.right": replaced(t["trees.right"], 0, 10**6)},
+    "next tree": lambda t: {"trees.right": replaced(t["trees.right"], 0, t["trees.sizes"][0])},
+    "negative": lambda t: {"trees.left": replaced(t["trees.left"], 0, -7)},
+    "half": lambda t: {"trees.right": replaced(t["trees.right"], 0, -1)},
+    "feature": lambda t: {"trees.feature": replaced(t["trees.feature"], 0, 26)},
+    "threshold": lambda t: {"trees.threshold": replaced(t["trees.threshold"], 0, np.nan)},
+    "value": lambda t: {"trees.value": replaced(t["trees.value"], -1, 9)},
+    "negative value": lambda t: {"trees.value": -t["trees.value"]},
+    "sizes": lambda t: {"trees.sizes": t["trees.sizes"] + 1},
+    "no size": lambda t: {"trees.sizes": np.append(t["trees.sizes"], 0)},
+    "no trees": lambda t: {"trees.sizes": t["trees.sizes"][:0]},
+    "shape": lambda t: {"trees.left": t["trees.left"][None]},
+    "type": lambda t: {"trees.left": t["trees.left"].astype(float)},
+    "class": lambda t: {"trees.classes": np.array([1, 2, 9])},
+    "other classes": lambda t: {"linear.classes": np.array([1, 2]), "linear.weight": t["linear.weight"][:1],
+                                "linear.bias": t["linear.bias"][:1]},
+    "width": lambda t: {"trees.width": np.array([99])},
+    "widths": lambda t: {"trees.width": np.array([26, 26])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ENSEMBLES)
+def test_ensembles_of_inconsistent_arrays_are_refused(tmp_path, plain, what):
+    from safetensors.numpy import load
+
+    with zipfile.ZipFile(io.BytesIO(plain["ensemble"])) as archive:
+        assert archive.namelist() == ["card.json", "tensors.safetensors"]
+        own = load(archive.read("tensors.safetensors"))
+    path = changed(tmp_path / "m.vispe", plain["ensemble"], tensors=save({**own, **ENSEMBLES[what](own)}))
+    with pytest.raises(InputError, match=r"inconsistent|non-finite"):
+        load_model(path)
+    del own["trees.feature"]
+    path = changed(tmp_path / "m.vispe", plain["ensemble"], tensors=save(own))
+    with pytest.raises(InputError, match=r"without trees\.feature"):
+        load_model(path)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,6 +24,7 @@ from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.paint.open_page import open_paint
 from vispe.segment.live.paint.server import Server
 from vispe.segment.live.paint.session import checked_names, checked_strokes
+from vispe.segment.model.model_file import load_model
 
 STROKES = [
     {"class": 1, "width": 3, "points": [[2, 2], [30, 3], [44.2, 2.7]]},
@@ -74,7 +76,8 @@ def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_p
     strokes = strokes_of(place)
     found = paint.update({"names": ["ground", "disc"], "strokes": strokes})
     assert found["ready"]
-    live = Live(paint.image, features=paint.live._features.config, names=["ground", "disc"])
+    config = paint.live._features.config
+    live = Live(paint.image, features=config, classifier="ensemble", names=["ground", "disc"])
     wanted = live.update(paint.labels())
     assert np.array_equal(paint.prediction.labels, wanted.labels)
     assert paint.save() == ["a_strokes.json", "model.vispe", "a_seg.png"]
@@ -88,6 +91,51 @@ def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_p
     with Image.open(io.BytesIO(base64.b64decode(found["labels"]))) as shown:
         assert np.array_equal(np.asarray(shown), mine)
         assert shown.info["transparency"] == 0
+
+
+def test_the_preview_is_that_of_logistic_and_the_result_follows(image, paint):
+    content = {"names": ["ground", "disc"], "strokes": strokes_of(image[1])}
+    preview = paint.update({**content, "preview": True})
+    assert preview["preview"]
+    assert paint.live.model.classifier.kind == "logistic"
+    fast = Live(paint.image, features=paint.live._features.config, names=["ground", "disc"])
+    assert np.array_equal(paint.prediction.labels, fast.update(paint.labels()).labels)
+    final = paint.update(content)
+    assert not final["preview"]
+    assert paint.live.model.classifier.kind == "ensemble"
+    assert final["labels"] != preview["labels"]
+    # saving never stores a preview
+    paint.update({**content, "preview": True})
+    paint.save(content)
+    assert load_model(paint.out / "model.vispe").classifier.kind == "ensemble"
+    assert paint.update(content) == final
+    plain = open_paint(image[0], features="filters", classifier="logistic")
+    assert not plain.update({**content, "preview": True})["preview"]
+
+
+def test_a_newer_request_interrupts_a_result(image, paint, monkeypatch):
+    content = {"names": ["ground", "disc"], "strokes": strokes_of(image[1])}
+    predict, answers = paint.live.predict, []
+
+    def interrupted(page=None, step=None):
+        if step is not None and not answers:
+            answers.append(
+                threading.Thread(target=lambda: answers.append(paint.update({**content, "preview": True})))
+            )
+            answers[0].start()
+            while paint._newest is first[0]:
+                time.sleep(0.01)
+        return predict(page, step)
+
+    first = []
+    fit = paint.live.fit
+    monkeypatch.setattr(paint.live, "fit", lambda preview=False: first.append(paint._newest) or fit(preview))
+    monkeypatch.setattr(paint.live, "predict", interrupted)
+    assert paint.update(content) == {"ready": False, "why": "another request arrived."}
+    answers[0].join()
+    assert answers[1]["ready"]
+    assert answers[1]["preview"]
+    assert paint.prediction is not None
 
 
 def test_strokes_come_in_their_order_and_undo_takes_them_back(paint, image):

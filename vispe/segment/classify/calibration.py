@@ -5,7 +5,8 @@ scribbles are held out: connected labelled pixels of one class, on one page. The
 scribbles show how confident the classifier may be. One parameter, the temperature T, flattens probabilities
 to p^(1/T) (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017). As there
 are few scribbles, a prior holds T near 1 unless the evidence is strong. T is never below 1, since users draw
-scribbles where classes are obvious, which gives little information about boundaries.
+scribbles where classes are obvious, which gives little information about boundaries. The temperature of an `ensemble`
+is always 1; only its calibration error is measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,9 @@ FOLDS = 5
 
 PIXELS = 4096
 """Upper bound of the labelled pixels used; of more, every n-th is taken."""
+
+TREES_OF_FOLD = 25
+"""Number of trees of an `ensemble` that is fitted for cross-validation."""
 
 _WIDTH = 0.2  # standard deviation of the prior of log T
 _BINS = 15  # confidence bins of the expected calibration error
@@ -76,16 +80,18 @@ def calibrate(
     of: np.ndarray,
     seed: int = 0,
     names: Sequence[str] = (),
+    scale: tuple[int, float] | None = None,
 ) -> dict[str, Any]:
-    """Fit the temperature of a fitted classifier by cross-validation over scribbles.
+    """Fit the temperature of a fitted classifier, and measure its errors, by cross-validation over scribbles.
 
     Args:
         classifier: fitted to the labelled pixels; its `temperature` is set.
         features: (n, f), features of the labelled pixels.
         classes: (n,) 1..K.
         of: (n,) scribble number of each pixel.
-        seed: seed of forests and boosting.
+        seed: seed of trees and boosting.
         names: class names.
+        scale: as in `PixelClassifier.fit`.
 
     Returns:
         JSON-able: 'temperature', 'strokes' (scribbles by class name), 'folds', 'expected_calibration_error'
@@ -113,17 +119,20 @@ def calibrate(
     prob = np.zeros((len(classes), classifier.n_classes), np.float32)
     for number in range(facts["folds"]):
         training, held_out = fold != number, fold == number
-        fold_classifier = PixelClassifier(classifier.kind, classifier.n_classes, seed=seed)
-        prob[held_out] = fold_classifier.fit(features[training], classes[training]).probabilities(
-            features[held_out]
+        fold_classifier = PixelClassifier(
+            classifier.kind, classifier.n_classes, seed=seed, trees=TREES_OF_FOLD
         )
+        fold_classifier.fit(features[training], classes[training], scale=scale)
+        prob[held_out] = fold_classifier.probabilities(features[held_out])
     # equal total weight for each labelled class
     weight = 1 / np.bincount(classes)[classes] / len(labelled_classes)
     right = prob.argmax(1) + 1 == classes
     recall = {
         str(names[k - 1]) if names else str(k): float(right[classes == k].mean()) for k in labelled_classes
     }
-    temperature = _temperature(prob, classes, weight, sum(counts.values()))
+    # the mean of two classifiers is not overconfident, and a temperature fitted to few scribbles reduced its accuracy
+    is_mean = classifier.kind == "ensemble"
+    temperature = 1.0 if is_mean else _temperature(prob, classes, weight, sum(counts.values()))
     classifier.temperature = temperature
     return {
         **facts,

@@ -11,7 +11,13 @@ from vispe.segment.features.threads import one_thread_each
 
 
 def learn(
-    kind: str, names: Sequence[str], features: np.ndarray, classes: np.ndarray, of: np.ndarray, seed: int
+    kind: str,
+    names: Sequence[str],
+    features: np.ndarray,
+    classes: np.ndarray,
+    of: np.ndarray,
+    seed: int,
+    scale: tuple[int, float] | None = None,
 ) -> tuple[PixelClassifier, dict[str, Any]]:
     """Fit a classifier and calibrate its probabilities.
 
@@ -22,13 +28,14 @@ def learn(
         classes: (n,) int, 1..K.
         of: (n,) scribble number of each pixel.
         seed: seed of all random numbers.
+        scale: factor of the first features for a linear classifier, from `Features.filter_scale`.
 
     Returns:
         The classifier, and metadata for the model: 'labelled_pixels' by class, and the 'calibration'.
     """
     with one_thread_each():
-        classifier = PixelClassifier(kind, len(names), seed=seed).fit(features, classes, names)
-        calibration = calibrate(classifier, features, classes, of, seed, names)
+        classifier = PixelClassifier(kind, len(names), seed=seed).fit(features, classes, names, scale)
+        calibration = calibrate(classifier, features, classes, of, seed, names, scale)
     counts = np.bincount(classes, minlength=len(names) + 1)[1:]
     labelled = {name: int(n) for name, n in zip(names, counts, strict=True)}
     return classifier, {"labelled_pixels": labelled, "calibration": calibration}

@@ -1,18 +1,19 @@
 """Pixel classifiers: from features of labelled pixels to class probabilities of all pixels.
 
-There are three kinds, all from scikit-learn, seeded, and with balanced class weights, so that the number of
-labelled pixels of a class does not matter. Their probabilities are those of an image with equal class
-frequencies, and `vispe.segment.classify.class_prior` adapts them to the frequencies of an image. For
-`logistic` this is exact for any number of labels. Fully grown trees hardly depend on the weights, so for
-`forest` and `boosting` it is an approximation, which needs similar numbers of labels for all classes.
+All kinds are from scikit-learn, seeded, and with balanced class weights, so that the number of labelled pixels of a
+class does not matter. Their probabilities are those of an image with equal class frequencies, and
+`vispe.segment.classify.class_prior` adapts them to the frequencies of an image. For `logistic` this is exact for any
+number of labels. Fully grown trees hardly depend on the weights, so for `forest` and `boosting` it is an approximation,
+which needs similar numbers of labels for all classes.
 
+- `ensemble`, the default: the mean of the probabilities of `logistic` and of extremely randomised trees
+  (`vispe.segment.classify.trees`). More accurate than each of them alone on public micrographs
+  (`eval/results/segment_ensemble.json`).
 - `logistic`: multinomial on standardised features; the mean loss plus 0.01 times half the squared weights, so that
-  the strength of the penalty does not depend on the number of labels. The default: the features of vispe_micro were
-  trained for a linear classifier: on held-out synthetic tasks, a forest is as good with labels spread over the image,
-  and worse with labels in a corner (`vispe/backbones/micro/vispe_micro.json`). By far the fastest, and deterministic.
+  the strength of the penalty does not depend on the number of labels. By far the fastest, and deterministic.
 - `forest`: 100 trees. With filters alone it is better than `logistic` on five of seven sets of micrographs
   (`eval/results/segment_filters.json`), especially on thin and rare classes.
-- `boosting`: 100 rounds of histogram gradient boosting. The slowest; the best when labels are spread over the image.
+- `boosting`: 100 rounds of histogram gradient boosting, the slowest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,16 +29,23 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError, did_you_mean, require
 from vispe.segment.classify.class_prior import tempered
+from vispe.segment.classify.trees import TREES, Trees
 
-KINDS = ("logistic", "forest", "boosting")
+KINDS = ("ensemble", "logistic", "forest", "boosting")
 """Kinds of `PixelClassifier`, the default first."""
 
-_MODULES = {"logistic": "sklearn.linear_model", "forest": "sklearn.ensemble", "boosting": "sklearn.ensemble"}
+FASTEST = "logistic"
+"""Kind for interactive use."""
+
+_MODULES = {"logistic": "sklearn.linear_model"} | dict.fromkeys(
+    ("ensemble", "forest", "boosting"), "sklearn.ensemble"
+)
 _FEW = 20_000  # labelled pixels below which one thread is faster
 _CHUNK = 1 << 17  # pixels per prediction call: bounds the float64 copies that scikit-learn makes
 _CACHED = 1 << 14  # pixels whose standardised features fit into the CPU cache
 _PENALTY = 0.01  # weight of half the squared weights relative to the mean loss of a pixel
 _LINEAR = ("mean", "weight", "bias", "classes")
+_WITH_LINEAR = ("ensemble", "logistic")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,14 +113,16 @@ class PixelClassifier:
     Args:
         kind: one of `KINDS`.
         n_classes: K. A class without labels has a column with probability 0.
-        seed: seed of the random numbers in `forest` and `boosting`.
+        seed: seed of the random numbers of all kinds but `logistic`.
         estimator: a fitted scikit-learn estimator, when a forest or boosting is loaded from a model file.
-        state: the tensors of a fitted `logistic`, when loaded from a model file.
+        state: the tensors of a fitted `logistic` or `ensemble`, when loaded from a model file.
         temperature: T; all probabilities p become p^(1/T).
+        trees: number of trees of an `ensemble`.
 
     Attributes:
-        linear: the fitted `logistic`; None for the other kinds.
-        estimator: the scikit-learn estimator of the other kinds; None for `logistic`.
+        linear: the fitted linear classifier of `logistic` and `ensemble`; None for the other kinds.
+        trees: the fitted trees of `ensemble`; None for the other kinds.
+        estimator: the scikit-learn estimator of `forest` and `boosting`; None for the other kinds.
 
     Raises:
         OptionError: unknown `kind`.
@@ -128,28 +138,50 @@ class PixelClassifier:
         estimator: Any = None,
         state: Mapping[str, np.ndarray] | None = None,
         temperature: float = 1.0,
+        trees: int = TREES,
     ) -> None:
         if kind not in KINDS:
             hint = did_you_mean(kind, KINDS)
             raise OptionError(f"classifier={kind!r} is not one of {', '.join(KINDS)}.{hint}")
         require("sklearn", "cli", "segmentation")
-        self.kind = kind
+        self.kind, self._seed, self._n_trees = kind, seed, trees
         self.n_classes = n_classes
         self.temperature = temperature
         self.linear: Linear | None = None
+        self.trees: Trees | None = None
         self.estimator = None
-        if kind == "logistic" and state is not None:
+        if kind in _WITH_LINEAR and state is not None:
             self.linear = _stored(state, n_classes)
-        elif kind != "logistic":
+        if kind not in _WITH_LINEAR:
             self.estimator = estimator if estimator is not None else _build(kind, seed)
+        if kind == "ensemble" and state is not None:
+            self.trees = Trees.from_tensors(state, n_classes)
+            same_classes = np.array_equal(self._fitted().classes.numpy(), self.trees.classes)
+            if not same_classes or len(self._fitted().mean) != self.trees.width[0]:
+                raise InputError(
+                    "the parts of an ensemble have inconsistent classes or features. Train it again."
+                )
 
-    def fit(self, features: np.ndarray, classes: np.ndarray, names: Sequence[str] = ()) -> "PixelClassifier":
+    @property
+    def is_linear(self) -> bool:
+        """Whether the probabilities depend on the scores of `linear` only."""
+        return self.kind == "logistic"
+
+    def fit(
+        self,
+        features: np.ndarray,
+        classes: np.ndarray,
+        names: Sequence[str] = (),
+        scale: tuple[int, float] | None = None,
+    ) -> "PixelClassifier":
         """Fit to labelled pixels.
 
         Args:
             features: (n, f) float32, finite.
             classes: (n,) int, 1..K.
             names: class names, for the error message.
+            scale: (n, factor); the linear classifier multiplies the first n standardised features by the factor,
+                which strengthens their penalty. None scales none.
 
         Raises:
             InputError: fewer than two classes.
@@ -161,9 +193,11 @@ class PixelClassifier:
                 f"need at least 2 labelled classes, got {len(labelled)} ({listed}). Label the others."
             )
         with _threads(len(features)):
-            if self.estimator is None:
-                self.linear = _fit_linear(features, classes)
-            else:
+            if self.kind in _WITH_LINEAR:
+                self.linear = _fit_linear(features, classes, scale)
+            if self.kind == "ensemble":
+                self.trees = Trees.fit(features, classes, self._seed, self._n_trees)
+            elif self.estimator is not None:
                 self.estimator.fit(features, classes)
         if self.kind == "forest":  # with threads, trees are summed in completion order: not deterministic
             self.estimator.set_params(n_jobs=1)
@@ -171,15 +205,26 @@ class PixelClassifier:
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
         """Return probabilities (n, K) float32 of features (n, f), with bounded extra memory."""
-        if self.estimator is None:
+        if self.is_linear:
             return self.planes(features.T).T
         out = np.zeros((len(features), self.n_classes), np.float32)
-        columns = np.asarray(self.estimator.classes_) - 1
+        columns = (
+            np.asarray(self._fitted().classes if self.estimator is None else self.estimator.classes_) - 1
+        )
         for start in range(0, len(features), _CHUNK):
             part = slice(start, start + _CHUNK)
             # classes without labels have no column in the estimator
-            out[part, columns] = self.estimator.predict_proba(features[part])
+            out[part, columns] = self._labelled_probabilities(features[part])
         return tempered(out.T, self.temperature).T
+
+    def _labelled_probabilities(self, features: np.ndarray) -> np.ndarray:
+        """Return probabilities (n, k) of the k labelled classes from features (n, f), at temperature 1."""
+        if self.trees is None:
+            return self.estimator.predict_proba(features)
+        linear = self._fitted()
+        scores = linear.scores(torch.from_numpy(features).T)
+        of_linear = linear.probabilities(scores, self.n_classes)[linear.classes - 1].numpy().T
+        return (self.trees.probabilities(features) + of_linear) / 2
 
     def planes(self, features: np.ndarray) -> np.ndarray:
         """Return probabilities (K, n) float32 of features (f, n): as `probabilities`, with pixels last.
@@ -190,7 +235,7 @@ class PixelClassifier:
         Raises:
             InputError: not fitted.
         """
-        if self.estimator is not None:
+        if not self.is_linear:
             return predict_in_chunks(features, self.n_classes, self.probabilities)
         return self.probabilities_from_scores(self._fitted().scores(torch.from_numpy(features)))
 
@@ -202,9 +247,10 @@ class PixelClassifier:
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the arrays that a model file stores in addition to the estimator."""
-        if self.kind != "logistic":
+        if self.kind not in _WITH_LINEAR:
             return {}
-        return {f"linear.{name}": getattr(self._fitted(), name).numpy() for name in _LINEAR}
+        arrays = {f"linear.{name}": getattr(self._fitted(), name).numpy() for name in _LINEAR}
+        return arrays if self.trees is None else arrays | self.trees.tensors()
 
     def _fitted(self) -> Linear:
         if self.linear is None:
@@ -269,17 +315,21 @@ def _build(kind: str, seed: int) -> Any:
     return HistGradientBoostingClassifier(class_weight="balanced", early_stopping=False, random_state=seed)
 
 
-def _fit_linear(features: np.ndarray, classes: np.ndarray) -> Linear:
+def _fit_linear(features: np.ndarray, classes: np.ndarray, scale: tuple[int, float] | None) -> Linear:
     """Fit `logistic` with scikit-learn and extract its parameters."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
+    factors = np.ones(features.shape[1])
+    if scale is not None:
+        factors[: scale[0]] = scale[1]
     scaler = StandardScaler()
     # C is relative to the sum of the losses: scale by n for a penalty relative to the mean
     model = LogisticRegression(C=1 / (_PENALTY * len(classes)), class_weight="balanced", max_iter=1000)
-    model.fit(scaler.fit_transform(features), classes)
-    # fold the standardisation into the weights: coef @ ((x - mean) / scale)
-    arrays = scaler.mean_, model.coef_ / scaler.scale_, model.intercept_
+    standardised = scaler.fit_transform(features)
+    model.fit(standardised if scale is None else standardised * factors.astype(np.float32), classes)
+    # fold the standardisation into the weights: coef @ ((x - mean) / scale * factors)
+    arrays = scaler.mean_, model.coef_ * factors / scaler.scale_, model.intercept_
     return Linear(
         *(torch.from_numpy(np.ascontiguousarray(a, np.float32)) for a in arrays),
         classes=torch.from_numpy(np.asarray(model.classes_, np.int64)),

@@ -157,6 +157,17 @@ class Features:
         """Whether `fit` learns parameters."""
         return isinstance(self._model, TokenModel)
 
+    def filter_scale(self, channels: int) -> tuple[int, float] | None:
+        """Return the number of filters, and the factor of their standardised values for a linear classifier.
+
+        A colour image has three times the filters of a grey image, but as many features of the model. Without a factor
+        the filters would outweigh them, because the penalty counts features. None: all features count equally.
+        """
+        separate = isinstance(self._model, micro_features.DenseModel) and channels != 3
+        if self._filters is None or self._model is None or channels == 1 or separate:
+            return None
+        return len(self._filters.names(channels)), channels**-0.5
+
     def fit(self, pages: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Fit the principal components of tokens to training pages; a no-op for filters and vispe_micro.
 

@@ -19,7 +19,7 @@ from vispe.images.read import Micrograph
 from vispe.segment.classify.calibration import concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
-from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
+from vispe.segment.classify.pixel_classifier import FASTEST, KINDS, PixelClassifier
 from vispe.segment.features.feature_cache import MEMORY, CachedFeatures
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.features.sample_grid import Sample, sample
@@ -44,13 +44,14 @@ class Live:
 
     Memory: features of a grey image take 104 bytes per pixel for 26 filters and about 30 to 80 for the maps of
     vispe_micro at stride 2, more if its tiles overlap more; three channels take three times the filters.
-    The normalised pages of a stack are cached as well. Forests and boosting classify every pixel again and are slow.
+    The normalised pages of a stack are cached as well. Only `logistic`, the default here, answers while you paint:
+    trees classify every pixel again, which takes seconds. `fit(preview=True)` trains it for a first answer.
 
     Args:
         image: the image; `micrograph` creates one from an array.
         page: index (from 0) of the page of a stack whose features are cached.
         features: features of a pixel; None: `vispe.segment.pipeline.DEFAULT`.
-        classifier: `'logistic'`, `'forest'` or `'boosting'`; None: `'logistic'`.
+        classifier: `'ensemble'`, `'logistic'`, `'forest'` or `'boosting'`; None: `'logistic'`.
         names: class names; classes without a name are named class 1, class 2, ...
         colors: (r, g, b) of each class for the model file; None: the default palette.
         model: an earlier model, or its file, which is used for predictions at once; later updates use its features,
@@ -102,12 +103,12 @@ class Live:
                 )
             features, seed = _pixel_features(self._loaded), self._loaded.seed
             classifier = self._loaded.classifier.kind
-            classifier = classifier if classifier in KINDS else KINDS[0]
+            classifier = classifier if classifier in KINDS else FASTEST
             reading = ReadOptions(normalize=self._loaded.normalize, clip=self._loaded.clip)
             names, colors = names or self._loaded.names, colors or self._loaded.colors
             _check_channels(image, self._loaded)
         self.image, self._watch, self.notes = image, watch, list[str]()
-        self.kind, self.post, self._seed = classifier or KINDS[0], post or PostProcessing(), seed or 0
+        self.kind, self.post, self._seed = classifier or FASTEST, post or PostProcessing(), seed or 0
         PixelClassifier(self.kind, 2)  # validates the name early
         self.names: tuple[str, ...] = tuple(names)
         self.colors = None if colors is None else tuple(colors)
@@ -220,8 +221,16 @@ class Live:
                 self._note(f"{(~data).sum()} labelled pixels of page {number} have no data and are ignored.")
             self._drawn[number] = indices[data], classes[data]
 
-    def fit(self) -> Model:
+    @property
+    def preview_kind(self) -> str:
+        """Kind of classifier of a preview: `logistic` for `ensemble`, otherwise that of the session."""
+        return FASTEST if self.kind == "ensemble" else self.kind
+
+    def fit(self, preview: bool = False) -> Model:
         """Train on all current labels.
+
+        Args:
+            preview: train a classifier of `preview_kind`, which answers faster.
 
         Raises:
             InputError: duplicate names, or fewer than 2 labelled classes.
@@ -248,7 +257,15 @@ class Live:
         scribble_ids = concatenate_ids(
             [label_scribbles(indices, page_classes, shape) for indices, page_classes in labelled.values()]
         )
-        classifier, facts = learn(self.kind, names, self._gather(labelled), classes, scribble_ids, self._seed)
+        classifier, facts = learn(
+            self.preview_kind if preview else self.kind,
+            names,
+            self._gather(labelled),
+            classes,
+            scribble_ids,
+            self._seed,
+            self._features.filter_scale(self.image.channels),
+        )
         notes = {"images": [str(self.image.path)], "pages": list(labelled), **facts}
         self.names = names
         self._model = Model.of(
@@ -290,7 +307,8 @@ class Live:
         classifier = self.model.classifier
 
         def work() -> Prediction:
-            linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
+            is_linear = isinstance(classifier, PixelClassifier) and classifier.is_linear
+            linear = classifier.linear if is_linear else None
             self._features.apply(page, valid, linear)
             on_step = step or (lambda fraction: None)
             return predict_page(page, valid, self._features, classifier, self.post, on_step)

@@ -150,7 +150,7 @@ def load_model(path: str | Path) -> Model:
         raise InputError(
             f"{path} contains a classifier of kind {kind!r}. Supported kinds: {', '.join(known)}."
         )
-    if (kind not in ("logistic", TextClassifier.kind)) != (ESTIMATOR in parts):
+    if (kind not in ("ensemble", "logistic", TextClassifier.kind)) != (ESTIMATOR in parts):
         raise InputError(
             f"{path} is damaged: a classifier of kind {kind!r} with {', '.join(parts)}. Train the model again."
         )

@@ -14,7 +14,16 @@ import torch
 
 from vispe.errors import InputError, is_out_of_memory
 from vispe.segment.classify.box_filter import smooth
-from vispe.segment.classify.class_prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
+from vispe.segment.classify.class_prior import (
+    PRIORS,
+    Counts,
+    area_estimate,
+    areas,
+    count,
+    estimate,
+    reweigh,
+    weights,
+)
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.guided_filter import clean
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
@@ -164,7 +173,8 @@ def assemble(
 def estimate_areas(counts: Counts) -> Areas:
     """Estimate the class frequencies of a page, and the areas that follow."""
     prior = estimate(counts)
-    return Areas(*areas(counts, prior), (prior,), areas(counts, np.full_like(prior, 1 / len(prior)))[0])
+    unweighed, _ = areas(counts, np.full_like(prior, 1 / len(prior)))
+    return Areas(*area_estimate(counts, prior), (prior,), unweighed)
 
 
 def finalize(
@@ -212,7 +222,7 @@ def no_large_component(post: PostProcessing) -> str:
 
 def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
     """Return the number of pieces computed in parallel: 1 if the device or scikit-learn uses all cores itself."""
-    single_threaded = features.device == "cpu" and classifier.kind in ("logistic", "forest")
+    single_threaded = features.device == "cpu" and classifier.kind in ("ensemble", "logistic", "forest")
     return torch.get_num_threads() if single_threaded else 1
 
 
@@ -236,7 +246,7 @@ def piece_probabilities(
     Returns:
         (K, rows, columns) float32; 0 where there is no data.
     """
-    linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
+    linear = classifier.linear if isinstance(classifier, PixelClassifier) and classifier.is_linear else None
     # linear classifiers are applied before upsampling: K scores per pixel instead of f features
     if linear is not None:
         prob = classifier.probabilities_from_scores(prepared.scores(number, linear, look))

@@ -49,7 +49,11 @@ class Panel(QWidget):
         self.features, self.classifier = QComboBox(), QComboBox()
         self.features.addItems(list(FEATURES))
         self.classifier.addItems(list(KINDS))
-        self.classifier.setToolTip("logistic updates while you paint; forest and boosting take seconds.")
+        self.classifier.setCurrentText("logistic")
+        self.classifier.setToolTip(
+            "logistic updates while you paint. ensemble, the default of vispe segment, is more accurate and takes "
+            "seconds, as forest and boosting do."
+        )
         self.add = _button("+ class", "Add a class.")
         self.live = QCheckBox("Live")
         self.live.setToolTip("Segment whenever the labels, the page or a choice changes.")

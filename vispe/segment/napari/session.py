@@ -37,7 +37,7 @@ class FeatureSettings:
     Attributes:
         image: the image, compared by identity.
         features: key of `FEATURES`; unused with a model.
-        classifier: `'logistic'`, `'forest'` or `'boosting'`; unused with a model.
+        classifier: `'ensemble'`, `'logistic'`, `'forest'` or `'boosting'`; unused with a model.
         model: an earlier model to start from.
     """
 

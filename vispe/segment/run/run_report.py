@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vispe.files import write_csv, write_json
-from vispe.segment.classify.class_prior import interval
+from vispe.segment.classify.class_prior import SPREADS, interval
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.materials.image_record import table_row
 from vispe.segment.metrics import summarize
@@ -181,8 +181,7 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
         counts: (K + 1,) pixels of each label, the first without data.
         areas: estimated areas; None counts the labels.
         names: K class names.
-        kind: kind of classifier. Boosting is too overconfident for intervals: half of those measured missed the
-            ground truth.
+        kind: kind of classifier; boosting is too overconfident for intervals.
 
     Returns:
         By class name, None if no pixel has data:
@@ -206,11 +205,13 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
         return {**record, "map_fractions": estimates, "priors": None}
     estimates, doubt = fractions_of(areas.pixels), fractions_of(areas.doubt)
     evidence = dict(zip(names, counts[1:] > 0, strict=True))
-    intervals = {n: list(interval(estimates[n], doubt[n])) if evidence[n] else None for n in names}
+    intervals = None
+    if kind in SPREADS:
+        intervals = {n: list(interval(estimates[n], doubt[n], kind)) if evidence[n] else None for n in names}
     return {
         "fractions": estimates,
         "fraction_kind": "estimate",
-        "fractions_ci95": None if kind == "boosting" else intervals,
+        "fractions_ci95": intervals,
         "map_fractions": fractions_of(counts[1:]),
         "priors": [{n: float(v) for n, v in zip(names, prior, strict=True)} for prior in areas.priors],
     }

@@ -45,7 +45,10 @@ def train(run: Run, features: Features) -> Model:
     pixels = _gather(run, features, labels.images, labels.indices, labels.classes)
     classes, scribbles = np.concatenate(pixels.classes), concatenate_ids(pixels.scribbles)
     gathered = np.concatenate(pixels.features)
-    classifier, facts = learn(request.classifier, labels.names, gathered, classes, scribbles, request.seed)
+    scale = features.filter_scale(labels.channels)
+    classifier, facts = learn(
+        request.classifier, labels.names, gathered, classes, scribbles, request.seed, scale
+    )
     if text := calibration_note(facts["calibration"]):
         run.note(text)
     images = labels.images

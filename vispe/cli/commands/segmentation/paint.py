@@ -10,7 +10,7 @@ def paint(
     image: str,
     out: str | None = None,
     classes: list[str] | None = None,
-    classifier: Literal["logistic", "forest", "boosting"] = "logistic",
+    classifier: Literal["ensemble", "logistic", "forest", "boosting"] = "ensemble",
     features: Literal["filters", "tokens", "both"] | None = None,
     page: int | None = None,
     channel: str | None = None,
@@ -35,7 +35,7 @@ def paint(
         out: output folder; default NAME_paint next to the image.
         classes: names of the classes 1, 2, ..., separated by commas; default background,object. More can be added in
             the window.
-        classifier: as for vispe segment; logistic updates fastest.
+        classifier: as for vispe segment; ensemble (default) shows the result of logistic first.
         features: filters, tokens of vispe_micro, or both (default).
         page: page (from 0) of a stack; default the middle one.
         crop: rows and columns of the sample, such as 0:884,0:1024; other pixels are not segmented.

@@ -37,7 +37,7 @@ def segment(
     readout: str | None = None,
     templates: list[str] | None = None,
     background: str | None = None,
-    classifier: Literal["logistic", "forest", "boosting"] = "logistic",
+    classifier: Literal["ensemble", "logistic", "forest", "boosting"] = "ensemble",
     features: Literal["filters", "tokens", "both"] | None = None,
     filters_3d: bool = False,
     model: str | None = None,
@@ -111,8 +111,8 @@ def segment(
             with options such as 'naclip(sigma=3,residual=true,mlp=true)'.
         templates: prompt templates, with {} for the text, separated by commas, or a file with one per line.
         background: text prompt of an additional background class; 'none' disables it.
-        classifier: logistic is the fastest and works best with vispe_micro; forest is better on thin and rare classes
-            with filters alone; boosting is the slowest.
+        classifier: ensemble (default) averages logistic regression and extremely randomised trees, and is the most
+            accurate; logistic is the fastest; forest is a random forest; boosting is the slowest.
         features: filters (26 multi-scale filters), tokens (of --model) or both (default).
         filters_3d: for Z stacks, additional 3D filters, which include the adjacent slices.
         model: vispe_micro, a small rotation-equivariant ViT shipped with vispe (default), or a model whose patch tokens

@@ -13,7 +13,7 @@ def suggest(
     labels: str | None = None,
     count: int = 5,
     page: int | None = None,
-    classifier: Literal["logistic", "forest", "boosting"] | None = None,
+    classifier: Literal["ensemble", "logistic", "forest", "boosting"] | None = None,
     features: Literal["filters", "tokens", "both"] | None = None,
     classes: list[str] | None = None,
     legend: str | None = None,
@@ -43,7 +43,7 @@ def suggest(
         labels: scribbles on this image, as for vispe segment.
         count: largest number of regions.
         page: page (from 0) of a stack; default the middle one.
-        classifier: with labels, as for vispe segment; default logistic.
+        classifier: with labels, as for vispe segment; default logistic, the fastest.
         features: with labels, filters, tokens of vispe_micro, or both (default).
         max_classes: largest number of distinct label values; more are reported as an error; default 20.
         orientation: as for vispe segment.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vispe.hosts.transformers.language.parallel_sets import Parallel
-from vispe.hosts.transformers.language.rotary_detection import Rotary
+from vispe.hosts.transformers.language.rotary_detection import DetectedRotary
 from vispe.multimodal import Scheme
 
 
@@ -24,7 +24,7 @@ class TextConversion:
     """
 
     scheme: Scheme
-    rotary: dict[str, Rotary]
+    rotary: dict[str, DetectedRotary]
     allocation: dict[str, list[Any]]
     late_rotation: bool
     parallel: Parallel | None

@@ -8,6 +8,7 @@ from pathlib import Path
 from vispe.errors import InputError
 from vispe.images.paths import expanded
 from vispe.images.read import read_image
+from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.session import Paint
@@ -26,7 +27,7 @@ def open_paint(
     crop: str | None = None,
     mask: str | None = None,
     features: str | None = None,
-    classifier: str = "logistic",
+    classifier: str = KINDS[0],
     seed: int = 0,
     device: str = "auto",
     force: bool = False,

@@ -12,7 +12,8 @@ let revision = 0;
 let state = null, picture = null, result = null, unsure = null, fractions = [];
 let strokes = [], names = [], current = 1, tool = "brush", drawing = null, pieces = [], painting = false, pointer = null;
 let view = { scale: 1, x: 0, y: 0 }, panning = null, space = false, showing = "labels";
-let busy = false, again = false, saved = true;
+const REFINING = "preview; refining ...";
+let busy = false, again = false, saved = true, edits = 0;
 
 const color = (number) => `rgb(${state.palette[(number - 1) % state.palette.length].join(",")})`;
 
@@ -98,6 +99,7 @@ function draw() {
 
 function changed() {
   saved = strokes.length === 0;
+  edits += 1;
   refresh();
   draw();
   update();
@@ -107,14 +109,14 @@ async function update() {
   if (busy) { again = true; return; }
   busy = true;
   say(fractions.length ? "segmenting ..." : "computing features; the first time takes longest ...");
+  let preview = false;
   try {
-    const found = await ask("/update", { names, strokes, window: me, revision });
+    const found = await ask("/update", { names, strokes, window: me, revision, preview: true });
     revision = found.revision;
     if (found.ready) {
-      [result, unsure] = await Promise.all(
-        ["labels", "uncertainty"].map((kind) => load(`data:image/png;base64,${found[kind]}`)));
-      fractions = found.fractions;
-      say(found.notes.join(" "));
+      preview = found.preview;
+      await showResult(found);
+      if (preview) say(REFINING);
     } else {
       result = unsure = null;
       fractions = [];
@@ -127,7 +129,28 @@ async function update() {
   document.body.dataset.version = String(Number(document.body.dataset.version || 0) + 1);
   refresh();
   draw();
-  if (again) { again = false; update(); }
+  if (again) { again = false; update(); } else if (preview) refine(edits);
+}
+
+async function showResult(found, notes = true) {
+  const images = await Promise.all(
+    ["labels", "uncertainty"].map((kind) => load(`data:image/png;base64,${found[kind]}`)));
+  [result, unsure] = images;
+  fractions = found.fractions;
+  if (notes) say(found.notes.join(" "));
+}
+
+// the final result replaces the preview, unless the scribbles changed
+async function refine(edit) {
+  try {
+    const found = await ask("/update", { names, strokes, window: me, revision });
+    if (edit !== edits || !found.ready) return;
+    // another message, such as that of saving, stays
+    await showResult(found, find("status").textContent === REFINING);
+    document.body.dataset.refined = document.body.dataset.version;
+    refresh();
+    draw();
+  } catch (error) { if (edit === edits) say(error.message, true); }
 }
 
 function erase(place) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from vispe.images.labels.class_values import LONGEST, has_controls
 from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
 from vispe.images.read import Micrograph
 from vispe.images.write import write_labels
+from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.live_segmentation import MAX_CLASSES, Live
 from vispe.segment.model.model_file import save_model
@@ -34,6 +35,10 @@ class StaleWindow(InputError):
     """Scribbles from a window that is unaware of changes in another window."""
 
 
+class _SupersededError(Exception):
+    """A newer request arrived while a result was computed."""
+
+
 class Paint:
     """One page with its scribbles and result.
 
@@ -43,7 +48,7 @@ class Paint:
         out: folder for saved files.
         names: initial class names.
         features: features of a pixel; None for those of `vispe segment`.
-        classifier: `'logistic'`, `'forest'` or `'boosting'`.
+        classifier: `'ensemble'`, `'logistic'`, `'forest'` or `'boosting'`.
         seed: seed of all random numbers.
         device: device of the features.
         force: overwrite existing files.
@@ -61,7 +66,7 @@ class Paint:
         *,
         names: Sequence[str] = (),
         features: FeatureConfig | None = None,
-        classifier: str = "logistic",
+        classifier: str = KINDS[0],
         seed: int = 0,
         device: str = "auto",
         force: bool = False,
@@ -76,6 +81,8 @@ class Paint:
         self._window: str | None = None  # identifier of the window that sent the scribbles
         self._written: set[Path] = set()
         self._lock = threading.Lock()
+        self._is_preview = False  # whether the result is that of the preview classifier
+        self._newest: object = None  # identifies the newest request
 
     @property
     def colors(self) -> list[Color]:
@@ -114,35 +121,42 @@ class Paint:
 
         Args:
             content: 'names', and 'strokes', a list of 'class' (from 1), 'width' and 'points'. A browser window adds
-                'window', its own random identifier, and 'revision', the last one it received.
+                'window', its own random identifier, 'revision', the last one it received, and 'preview', whether to
+                answer with `Live.preview_kind`, which is faster than the classifier of the session.
 
         Returns:
             'ready', whether there is a result: 'labels' and 'uncertainty' as PNGs in base64, 'fractions' of the label
-            map, and 'notes'; else 'why', the reason. For a browser window also 'revision'.
+            map, 'preview', whether the classifier of the session differs from that of the result, and 'notes'; else
+            'why', the reason. For a browser window also 'revision'. A result that is not a preview is abandoned if
+            another request arrives.
 
         Raises:
             InputError, OptionError: invalid scribbles or names.
             StaleWindow: another window has changed the scribbles since `revision`.
         """
+        request = self._newest = object()
         with self._lock:
             self._take(content)
-            answer = self._answer()
+            answer = self._answer(request, content.get("preview") is True)
             return answer | ({"revision": self.revision} if "window" in content else {})
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, request: object, preview: bool) -> dict[str, Any]:
         """Segment the page again, and return the result of `update`."""
         self.prediction = None
         labels = self.labels()
         # a scribble may be covered by another one, and then has no label
         if len(np.unique(labels[labels > 0])) < 2:
             return {"ready": False, "why": "paint scribbles of at least two classes."}
-        self._segment(labels)
-        prediction = self.prediction
-        return (
-            {"ready": False, "why": "no result."}
-            if prediction is None
-            else {"ready": True, **self._shown(prediction)}
-        )
+
+        def check(fraction: float) -> None:
+            if request is not self._newest:
+                raise _SupersededError
+
+        try:
+            prediction = self._segment(labels, preview, None if preview else check)
+        except _SupersededError:
+            return {"ready": False, "why": "another request arrived."}
+        return {"ready": True, "preview": self._is_preview, **self._shown(prediction)}
 
     def _take(self, content: Mapping[str, Any]) -> bool:
         """Set names and scribbles; return whether they have changed."""
@@ -161,11 +175,15 @@ class Paint:
         self.saved = self.saved and not changed
         return changed
 
-    def _segment(self, labels: np.ndarray) -> None:
+    def _segment(
+        self, labels: np.ndarray, preview: bool = False, step: Callable[[float], None] | None = None
+    ) -> Prediction:
         self.live.names = tuple(self.names)
         self.live.draw(labels)
-        self.live.fit()
-        self.prediction = self.live.predict()
+        self.live.fit(preview)
+        self.prediction = self.live.predict(step=step)
+        self._is_preview = self.live.model.classifier.kind != self.live.kind
+        return self.prediction
 
     def labels(self) -> np.ndarray:
         """Return the labels (h, w) uint8 of the scribbles, later ones over earlier ones, 0 = none."""
@@ -185,7 +203,8 @@ class Paint:
             InputError: no scribble yet, or a file exists that this window has not written.
         """
         with self._lock:
-            if content is not None and self._take(content):
+            changed = content is not None and self._take(content)
+            if changed or (self.prediction is not None and self._is_preview):
                 self.prediction, labels = None, self.labels()
                 if len(np.unique(labels[labels > 0])) > 1:
                     self._segment(labels)
