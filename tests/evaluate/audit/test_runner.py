@@ -301,7 +301,7 @@ def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
     f = AuditedModel(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch_size=16)
     found = audit(f, images[:2], (Slope(), Layers()))
     assert [g.name for g in found.findings] == ["slope"]
-    assert "not measured: it is a function of images" in found.rows()[-1][3]
+    assert "not measured: it is a function of images" in found.table()[-1][3]
     assert "random" in found.missing
     assert "Control 'random' was not run" in found.notes[0]
 
