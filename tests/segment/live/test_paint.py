@@ -119,7 +119,9 @@ def test_a_newer_request_interrupts_a_result(image, paint, monkeypatch):
 
     def interrupted(page=None, step=None):
         if step is not None and not answers:
-            answers.append(threading.Thread(target=lambda: answers.append(paint.update({**content, "preview": True}))))
+            answers.append(
+                threading.Thread(target=lambda: answers.append(paint.update({**content, "preview": True})))
+            )
             answers[0].start()
             while paint._newest is first[0]:
                 time.sleep(0.01)

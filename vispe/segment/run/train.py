@@ -45,9 +45,7 @@ def train(run: Batch, features: Features) -> Model:
         [label_scribbles(np.flatnonzero(mask), values[mask], mask.shape[1:]) for values, mask in parts]
     )
     scale = features.filter_scale(channels)
-    classifier, facts = learn(
-        request.classifier, names, gathered, classes, scribble_ids, request.seed, scale
-    )
+    classifier, facts = learn(request.classifier, names, gathered, classes, scribble_ids, request.seed, scale)
     if text := calibration_note(facts["calibration"]):
         run.note(text)
     files = {"images": [str(i.path) for i in labelled], "labels": [str(i.labels) for i in labelled]}

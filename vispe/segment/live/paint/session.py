@@ -147,6 +147,7 @@ class Paint:
         # a scribble may be covered by another one, and then has no label
         if len(np.unique(labels[labels > 0])) < 2:
             return {"ready": False, "why": "paint scribbles of at least two classes."}
+
         def check(fraction: float) -> None:
             if request is not self._newest:
                 raise _SupersededError
