@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention.cases import CASES, HEADS, WIDTH, close, leaf, tensors
+from tests.cases import cases
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias
 from vispe.attention.backends import sdpa
@@ -11,7 +12,7 @@ from vispe.attention.backends import sdpa
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-@pytest.mark.parametrize(
+@cases(
     "name", ["distance constant", "squared learned", "table with prefix", "gated", "context of key", "sum"]
 )
 def test_compiles_in_one_graph(name):

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -55,7 +56,7 @@ def build(**options):
     return made
 
 
-@pytest.mark.parametrize(
+@cases(
     ("grid", "options"),
     [
         (Grid((2, 3), 2), {}),

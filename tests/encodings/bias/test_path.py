@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Attention, Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.path import PathScores
 from vispe.errors import ShapeError, UnsupportedCombination
@@ -46,8 +47,8 @@ def steps(made, x):
     return w, beta, None if made.forget is None else F.logsigmoid(made.forget(x)).mT
 
 
-@pytest.mark.parametrize("gate", [False, True])
-@pytest.mark.parametrize(("tokens", "prefix"), [(5, 0), (4, 2), (1, 0)])
+@cases("gate", [False, True])
+@cases(("tokens", "prefix"), [(5, 0), (4, 2), (1, 0)])
 def test_logits_and_backends(gate, tokens, prefix):
     made, pos = build(gate=gate), Grid((tokens,), prefix).positions()
     n = pos.tokens

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import BackendUnavailable, OptionError, ShapeError
 
@@ -34,7 +35,7 @@ def content(tokens, width=6):
     return torch.randn(3, 2, 2, tokens, width, dtype=torch.float64).unbind()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("grid", "options"),
     [
         (Grid((2, 3), 2), {}),
