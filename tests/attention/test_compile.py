@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.attention.cases import CASES, HEADS, WIDTH, close, leaf, tensors
-from tests.cases import cases
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias
 from vispe.attention.backends import sdpa
@@ -12,9 +11,10 @@ from vispe.attention.backends import sdpa
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-@cases(
-    "name", ["distance constant", "squared learned", "table with prefix", "gated", "context of key", "sum"]
-)
+LONG = [pytest.param(n, marks=pytest.mark.slow) for n in ("distance constant", "table with prefix", "gated")]
+
+
+@pytest.mark.parametrize("name", ["squared learned", "context of key", "sum", *LONG])
 def test_compiles_in_one_graph(name):
     torch._dynamo.reset()
     grid = Grid((3, 4), prefix=1)

@@ -1,5 +1,7 @@
 """What padded keys and values hold is never read: NaN and infinity reach neither outputs nor gradients."""
 
+import pytest
+
 from tests.attention.padded_keys import NAMES, same_whatever_padding_holds
 from tests.cases import cases, pairwise
 from vispe.attention.backends import blocked
@@ -20,7 +22,14 @@ def test_columns(name):
     assert same_whatever_padding_holds(name, "lowrank", float("nan")) >= 4
 
 
-@cases("form", ["padding", "mask of keys"])
-@cases("name", ["table with prefix", "none"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("table with prefix", "padding"),
+        ("none", "mask of keys"),
+        pytest.param("table with prefix", "mask of keys", marks=pytest.mark.slow),
+        pytest.param("none", "padding", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled(name, form):
     assert same_whatever_padding_holds(name, "sdpa", float("nan"), True, "aot_eager", form) >= 4

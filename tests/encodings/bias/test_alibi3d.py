@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.attention import oracle
-from tests.cases import cases
+from tests.cases import cases, pairwise
 from vispe import Grid, create_encoding
 from vispe.attention import attention
 from vispe.encodings.parts.slopes import fixed_slopes
@@ -26,6 +26,7 @@ def same(a, b):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pairwise
 @cases("slopes", ["constant", "geometric", "alibi"])
 @cases("metric", ["euclidean", "manhattan", "chebyshev", "squared"])
 @cases(("wrap", "normalize"), [(False, "none"), (True, "max"), (False, "reference"), (True, "reference")])

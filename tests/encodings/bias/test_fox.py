@@ -5,7 +5,7 @@ import timm
 import torch
 from torch.nn import functional as F
 
-from tests.cases import cases
+from tests.cases import cases, pairwise
 from vispe import Attention, Grid, attention, create_encoding
 from vispe.attention import SumBias
 from vispe.attention.bias.content import GatedBias
@@ -69,6 +69,7 @@ def same_with_gradients(found, wanted, leaves):
     torch.testing.assert_close(ours, torch.autograd.grad(wanted, leaves, cotangent))
 
 
+@pairwise
 @cases("shared", [True, False])
 @cases("name", ["fox", "cable"])
 @cases(("shape", "prefix"), [((3, 4), 2), ((1, 5), 0), ((5, 2), 1), ((1, 1), 1)])

@@ -10,7 +10,7 @@ from timm.models import VisionTransformer
 
 import vispe
 from tests.attention import oracle
-from tests.cases import cases
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.irpe import bucket_ids, num_buckets, piecewise_index
 from vispe.errors import OptionError, ShapeError
@@ -118,6 +118,7 @@ def test_piecewise_index_of_real_offsets():
     assert found.dtype == torch.int64
 
 
+@pairwise
 @cases("prefix_buckets", [0, 1, 3])
 @cases("method", METHODS)
 def test_bucket_ids(method, prefix_buckets):
@@ -171,6 +172,7 @@ def test_attention_and_all_gradients(method, mode, on, prefix_buckets, shared):
                 torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
 
 
+@pairwise
 @cases("method", METHODS)
 @cases("prefix_buckets", [0, 1, 3])
 def test_dropped_tokens_are_the_full_computation_restricted_to_them(method, prefix_buckets):

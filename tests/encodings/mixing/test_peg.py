@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cases import cases
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, create_encoding
 from vispe.encodings.attention_layer import Attention
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
@@ -54,6 +54,7 @@ def slow(x, shape, prefix, kernel, bias, padding="zeros", present=None):
     return out
 
 
+@pairwise
 @cases("padding", ["zeros", "circular", "reflect"])
 @cases("symmetric", [False, True])
 @cases(("shape", "k"), [((3, 5), 3), ((5, 2), 5), ((1, 1), 3), ((1, 6), 5), ((2, 3), 7)])

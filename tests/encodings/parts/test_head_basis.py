@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.linalg import expm
 
-from tests.cases import cases
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, create_encoding
 from vispe.encodings.parts.head_basis import FLOOR, HeadBasis, fold_rows
 from vispe.errors import OptionError
@@ -51,6 +51,7 @@ def rotated(x, angles, layout):
     return y
 
 
+@pairwise
 @cases("key", ["inverse_transpose", "same"])
 @cases(("name", "options"), [(n, {}) for n in ENCODINGS] + [("rope_axial", {"rotated": 0.5})])
 @cases("layout", ["interleaved", "half"])

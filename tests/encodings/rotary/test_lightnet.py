@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cases import cases
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -22,6 +22,7 @@ def phases(encoding, cell, head, h):
     return every[:head] if encoding.form == "cosine" else every
 
 
+@pairwise
 @cases("spectrum", ["shared", "heads"])
 @cases("learned", [False, True])
 @cases(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vispe
-from tests.cases import cases
+from tests.cases import cases, pairwise
 from vispe import Grid, create_encoding
 from vispe.attention import ChannelTables
 from vispe.errors import OptionError, ShapeError
@@ -45,6 +45,7 @@ def doubled(pos):
     return pos.replace(coords=pos.coords.double(), extent=pos.extent.double(), cell=pos.cell.double())
 
 
+@pairwise
 @cases("width", WIDTHS)
 @cases("rule", ["none", "align_corners", "rescale"])
 @cases("preset", ["vjepa2", "vjepa21"])
