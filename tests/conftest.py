@@ -1,10 +1,10 @@
 """What every test can rely on: seeds, one thread, warnings that are errors, a clean skip without a GPU."""
 
 import os
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 # before the libraries below are imported, which read it; of subprocesses, too: tensors of tests are too small for two
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
@@ -12,9 +12,10 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 # programs of eval, which some tests load, find their neighbour `checkout`
 sys.path.append(str(Path(__file__).parents[1] / "eval"))
 
-import numpy as np
 import pytest
 import torch
+
+from tests.cases import seed_everything
 
 IGNORED_WARNINGS = (  # every warning is an error, except
     # torch looks for a GPU driver while compiling and says so when there is none
@@ -39,13 +40,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def _sampled(items: list[pytest.Item], count: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Return the items, and those left over where a long test has more than `count` sets of parameters."""
     functions: dict[str, list[pytest.Item]] = {}
+    chosen = set()
     for item in items:
-        if item.get_closest_marker("slow"):
+        # check_*: in an interpreter, where every test is long
+        if item.get_closest_marker("slow") or item.path.name.startswith("check_"):
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {id(item) for item in items if not item.get_closest_marker("slow")}
-    for sets in functions.values():
-        step = max(len(sets) / count, 1)  # evenly over the parameters, the first included
-        chosen |= {id(sets[int(k * step)]) for k in range(min(count, len(sets)))}
+        else:
+            chosen.add(id(item))
+    for name, sets in functions.items():
+        step = max(
+            len(sets) / count, 1
+        )  # evenly over the parameters, the first included; a single one anywhere
+        start = crc32(name.encode()) % len(sets) if count == 1 else 0
+        chosen |= {id(sets[start + int(k * step)]) for k in range(min(count, len(sets)))}
     return [i for i in items if id(i) in chosen], [i for i in items if id(i) not in chosen]
 
 
@@ -71,9 +78,7 @@ def _one_thread_each() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - libraries that are called draw from the global state
-    torch.manual_seed(0)
+    seed_everything()
 
 
 @pytest.fixture

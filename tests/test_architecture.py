@@ -5,6 +5,7 @@ third-party packages.
 """
 
 import ast
+import functools
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "vispe"
@@ -72,7 +73,9 @@ def package_of(module):
     return [*module.split("."), ""][1]
 
 
-IMPORTS = {name: sorted(set(imports(path)), key=str) for name, path in FILES.items()}
+@functools.cache  # not while tests are collected, which every worker does
+def all_imports():
+    return {name: sorted(set(imports(path)), key=str) for name, path in FILES.items()}
 
 
 def test_every_package_has_a_layer():
@@ -82,7 +85,7 @@ def test_every_package_has_a_layer():
 def test_imports_point_down():
     up = [
         f"{name}:{line} imports {target}"
-        for name, targets in IMPORTS.items()
+        for name, targets in all_imports().items()
         for target, _, line in targets
         if LAYER[package_of(target)] > LAYER[package_of(name)]
     ]
@@ -107,7 +110,7 @@ def test_imports_of_the_segmentation_point_down():
 def test_no_module_imports_the_top_level_package():
     at = [
         f"{name}:{line}"
-        for name, targets in IMPORTS.items()
+        for name, targets in all_imports().items()
         for target, _, line in targets
         if target == "vispe" and LAYER[package_of(name)] < LAYER[""]
     ]
@@ -117,7 +120,7 @@ def test_no_module_imports_the_top_level_package():
 def test_no_private_name_crosses_packages():
     crossing = [
         f"{name}:{line} imports {target}.{what or ''}"
-        for name, targets in IMPORTS.items()
+        for name, targets in all_imports().items()
         for target, what, line in targets
         if package_of(target) not in (package_of(name), "_lazy")
         and any(
@@ -134,7 +137,7 @@ def cycles():
     def visit(name):
         index[name] = low[name] = next(state)
         stack.append(name)
-        for target, _, _ in IMPORTS[name]:
+        for target, _, _ in all_imports()[name]:
             # importing a file runs the __init__ of its packages as well, which export names lazily
             if target not in index:
                 visit(target)

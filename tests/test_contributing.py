@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
 import yaml
+
+from tests.cases import cases
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
@@ -20,7 +21,7 @@ def test_the_class_that_is_shown_is_the_real_one():
     assert [line for line in lines if line not in real] == []
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@cases("name", TEXTS)
 def test_files_that_are_named_exist(name):
     text = (ROOT / name).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
@@ -29,7 +30,7 @@ def test_files_that_are_named_exist(name):
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.stem)
+@cases("path", TEMPLATES, ids=lambda p: p.stem)
 def test_templates_of_issues_are_forms(path):
     form = yaml.safe_load(path.read_text())
     if path.stem == "config":

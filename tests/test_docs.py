@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import vispe
+from tests.cases import cases
 from vispe.cli.main import COMMANDS, load_command
 from vispe.encodings.registry import encoding_class, parse_spec
 
@@ -75,7 +76,7 @@ def test_the_page_of_commands_has_every_option(site):
             assert key not in short or f"`{short[key]}`, `{shown}`" in part
 
 
-@pytest.mark.parametrize("name", vispe.list_encodings())
+@cases("name", vispe.list_encodings())
 def test_pages_say_all_that_the_docstring_says(site, generator, name):
     page, info = site[f"encodings/{name}.md"], vispe.encoding_info(name)
     doc = inspect.getdoc(encoding_class(name))
@@ -121,7 +122,7 @@ def test_formulas_become_mathml(generator):
     assert mathml(r"<p>a <code>\(x\)</code></p>") == r"<p>a <code>\(x\)</code></p>"
 
 
-@pytest.mark.parametrize("name", vispe.list_encodings())
+@cases("name", vispe.list_encodings())
 def test_pictures_exist_and_are_small(name):
     path = DOCS / "gallery" / f"{name}.png"
     assert path.exists(), f"run python eval/gallery.py {name}"
@@ -130,7 +131,7 @@ def test_pictures_exist_and_are_small(name):
         assert image.size == (960, 350)
 
 
-@pytest.mark.parametrize("path", sorted((DOCS / "figures").glob("*.svg")), ids=lambda p: p.stem)
+@cases("path", sorted((DOCS / "figures").glob("*.svg")), ids=lambda p: p.stem)
 def test_moving_pictures_are_small_whole_and_stand_still_where_asked(path):
     from xml.etree import ElementTree
 

@@ -1,4 +1,7 @@
-"""What `import vispe` brings into a program, and what it leaves alone. Few processes, as torch is slow to import."""
+"""What `import vispe` brings into a program, and what it leaves alone.
+
+The programs run in forks of one process that has imported torch, which is slow to import, and nothing else.
+"""
 
 import importlib
 import inspect
@@ -35,25 +38,6 @@ print(json.dumps({"ours": ours, "same": state() == before}))
 """
 
 
-@pytest.fixture(scope="module")
-def found():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_import_brings_only_the_required_packages(found):
-    ours = set(found["ours"])
-    assert not ours & HEAVY
-    assert not {m for m in ours - {"vispe"} if m not in sys.stdlib_module_names}
-
-
-def test_import_changes_nothing_of_the_program(found):
-    assert found["same"]
-
-
 ALONE = """
 import json, sys
 import vispe
@@ -73,17 +57,73 @@ except AttributeError as error:
 print(json.dumps([first, then, listed, same, text, "timm" in sys.modules]))
 """
 
+LISTED = """
+import json, sys
+import vispe
+import vispe.encodings.registry as registry
 
-def test_timm_is_imported_by_what_needs_it_alone():
+def loaded():
+    return sorted(n for n in registry._FILES if registry._FILES[n] in sys.modules)
+
+first = loaded()
+vispe.create_encoding("alibi2d", num_heads=2)
+second = loaded()
+names = vispe.list_encodings()
+print(json.dumps([first, second, len(names) == len(registry._FILES), loaded() == sorted(registry._FILES)]))
+"""
+
+START = """
+import json, os, sys
+import torch
+
+for program in json.load(sys.stdin):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        exec(program, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """Return what each program has printed."""
+    programs = [PROGRAM, ALONE, LISTED]
     done = subprocess.run(
-        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", START],
+        input=json.dumps(programs),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    first, then, missing, same, text, timm = json.loads(done.stdout)
+    return dict(zip(programs, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def test_import_brings_only_the_required_packages(printed):
+    ours = set(printed[PROGRAM]["ours"])
+    assert not ours & HEAVY
+    assert not {m for m in ours - {"vispe"} if m not in sys.stdlib_module_names}
+
+
+def test_import_changes_nothing_of_the_program(printed):
+    assert printed[PROGRAM]["same"]
+
+
+def test_timm_is_imported_by_what_needs_it_alone(printed):
+    first, then, missing, same, text, timm = printed[ALONE]
     assert [first, then, missing] == [[], [], []]
     assert same == [True, True]
     assert text == "module 'vispe' has no attribute 'nothing'"
     assert timm
+
+
+def test_encodings_are_imported_when_requested(printed):
+    first, second, *all_listed = printed[LISTED]
+    assert [first, second, all_listed] == [[], ["alibi2d"], [True, True]]
 
 
 def _names(pattern):

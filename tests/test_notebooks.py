@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 LARGEST = 300_000  # bytes
@@ -29,7 +31,7 @@ def test_there_are_four():
     ]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@cases("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_stored_outputs_are_whole_small_and_without_errors(path):
     assert path.stat().st_size < LARGEST
     code = cells(path, "code")
@@ -44,7 +46,7 @@ def test_stored_outputs_are_whole_small_and_without_errors(path):
     assert "/tmp/" not in path.read_text()
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@cases("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_texts_are_short_begin_with_a_title_and_end_with_what_comes_next(path):
     texts = [text(cell) for cell in cells(path, "markdown")]
     assert texts[0].startswith("# ")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import vispe
+from tests.cases import cases
 from vispe.errors import OptionError
 from vispe.options import (
     FiniteFloat,
@@ -74,14 +75,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "given", "wanted"), ACCEPTED)
+@cases(("annotation", "given", "wanted"), ACCEPTED)
 def test_values_are_read(annotation, given, wanted):
     value = read_option("x", given, annotation)
     assert value == wanted
     assert type(value) is type(wanted)
 
 
-@pytest.mark.parametrize(("annotation", "given", "message"), REFUSED)
+@cases(("annotation", "given", "message"), REFUSED)
 def test_other_values_are_refused(annotation, given, message):
     with pytest.raises(OptionError, match=rf"^{message}"):
         read_option("x", given, annotation)

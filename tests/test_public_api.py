@@ -4,9 +4,8 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 import vispe
+from tests.cases import cases
 
 PUBLIC = [
     "Additive",
@@ -61,7 +60,7 @@ def _documented(owner):
             yield name, getattr(member, "__func__", member)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@cases("name", PUBLIC)
 def test_every_public_name_is_documented(name):
     thing = getattr(vispe, name)
     text = inspect.getdoc(thing) or ""

@@ -5,8 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
+from tests.cases import cases
 from vispe.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -17,7 +16,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=lambda c: c.strip().splitlines()[-1][:40])
+@cases("code", blocks("python"), ids=lambda c: c.strip().splitlines()[-1][:40])
 def test_python_blocks_run(code):
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
 

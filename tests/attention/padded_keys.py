@@ -37,11 +37,11 @@ def same_whatever_padding_holds(name, backend, junk, rotated=False, compiler=Non
         return attention(q, k, v, bias=case.bias, transform=transform, backend=backend, **mask)
 
     found = []
+    called = run
+    if compiler:
+        torch._dynamo.reset()
+        called = torch.compile(run, backend=compiler)
     for q, k, v in (clean, dirty):
-        called = run
-        if compiler:
-            torch._dynamo.reset()
-            called = torch.compile(run, backend=compiler)
         out = called(q, k, v)
         leaves = [q, k, v, *case.params, *([angles] if rotated else [])]
         found.append([out, *torch.autograd.grad(out, leaves, cotangent)])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention.cases import BACKENDS, CASES, HEADS, compare, doubles, served, tensors
+from tests.cases import cases, pairwise
 from vispe import Grid, attention
 from vispe.errors import BackendUnavailable
 
@@ -13,9 +14,10 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 LAYOUTS = [((2, 3), 0, 1), ((3, 5), 1, 2), ((1, 4), 5, 3), ((4, 3), 1, 1), ((1, 1), 0, 2)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
+@pairwise
+@cases("layout", LAYOUTS, ids=str)
+@cases("backend", BACKENDS)
+@cases("name", CASES)
 def test_every_bias_on_every_backend(name, backend, layout):
     shape, prefix, b = layout
     pos = Grid(shape, prefix=prefix).positions()
@@ -30,7 +32,7 @@ def test_every_bias_on_every_backend(name, backend, layout):
             attention(q, k, v, bias=case.bias, backend=backend)
 
 
-@pytest.mark.parametrize("name", CASES)
+@cases("name", CASES)
 def test_dense_is_the_meaning(name):
     pos = Grid((3, 4), prefix=2).positions()
     case = CASES[name](pos, 2)

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 import vispe
+from tests.cases import cases
 from tests.hosts.open_clip import common as open_clip_common
 from vispe import Grid, attention, explain, use_backend
 from vispe.attention import DistanceBias, backend_selection
@@ -200,7 +201,7 @@ def test_compiled_models_are_refused_what_cannot_serve_them(readable):
             model(x)
 
 
-@pytest.mark.parametrize("name", ["alibi2d", "alibi2d(slopes=learned)", "rope_axial"])
+@cases("name", ["alibi2d", "alibi2d(slopes=learned)", "rope_axial"])
 def test_converted_models_obey(name):
     model = timm.create_model("test_vit", img_size=32, pos_embed=name).eval()
     x = torch.randn(1, 3, 32, 32)

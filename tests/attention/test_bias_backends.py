@@ -21,6 +21,7 @@ from tests.attention.bias_matrix import (
     distance,
 )
 from tests.attention.cases import CASES, tensors
+from tests.cases import cases, pairwise
 from vispe import Grid, attention
 from vispe.attention.dispatch import BACKENDS
 
@@ -38,24 +39,25 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
+@pairwise
+@cases("dtype", DTYPES, ids=str)
+@cases("backend", BACKENDS)
+@cases("name", CASES)
 def test_every_bias_agrees_or_is_refused(name, backend, dtype):
     pos = GRID.positions()
     refusal = agrees_or_refuses(CASES[name](pos, 2), backend, dtype, pos, limits=LIMITS.get(backend, ROUNDED))
     assert refusal is None or backend not in ("reference", "sdpa")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("number", range(len(DISTANCES)), ids=lambda i: "-".join(map(str, DISTANCES[i])))
+@cases("backend", BACKENDS)
+@cases("number", range(len(DISTANCES)), ids=lambda i: "-".join(map(str, DISTANCES[i])))
 def test_every_distance(number, backend):
     pos = GRID.positions()
     case = distance(pos, *DISTANCES[number], learned=number % 5 < 2)
     agrees_or_refuses(case, backend, torch.float32, pos, limits=LIMITS.get(backend, ROUNDED))
 
 
-@pytest.mark.parametrize("spec", DERIVED)
+@cases("spec", DERIVED)
 def test_what_encodings_derive(spec):
     assert not {"reference"} & set(derived_agrees_or_refuses(spec, BACKENDS, LIMITS))
 

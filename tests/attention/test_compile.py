@@ -11,9 +11,10 @@ from vispe.attention.backends import sdpa
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-@pytest.mark.parametrize(
-    "name", ["distance constant", "squared learned", "table with prefix", "gated", "context of key", "sum"]
-)
+LONG = [pytest.param(n, marks=pytest.mark.slow) for n in ("distance constant", "table with prefix", "gated")]
+
+
+@pytest.mark.parametrize("name", ["squared learned", "context of key", "sum", *LONG])
 def test_compiles_in_one_graph(name):
     torch._dynamo.reset()
     grid = Grid((3, 4), prefix=1)

@@ -5,6 +5,7 @@ import torch
 
 from tests.attention import oracle
 from tests.attention.cases import HEADS, close, doubles, tensors
+from tests.cases import cases
 from vispe import Grid, attention
 from vispe.attention import DenseBias, DistanceBias, GatedBias, LowRankBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends import blocked
@@ -86,7 +87,7 @@ def test_sums(path, backend):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@cases("backend", ["reference", "sdpa"])
 def test_what_is_known_to_be_finite(backend):
     pos = GRID.positions()
     open_, closed = torch.randn(HEADS, 5, 7), table("a head").detach()
@@ -130,7 +131,7 @@ def test_second_derivatives_of_strips(monkeypatch):
         close(mine, other, 1e-4)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@cases("backend", ["reference", "sdpa"])
 def test_more_queries_than_keys(backend):
     q, k, v = tensors(2, 6, 3)
     out = attention(q, k, v, is_causal=True, backend=backend)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention.differentiation import FAMILIES, FORWARD, POS, REVERSE, inputs, twice
+from tests.cases import cases
 from vispe import attention, explain
 from vispe.attention import DistanceBias, TableBias, use_backend
 from vispe.attention.backends import flex, triton
@@ -26,8 +27,8 @@ def _of(family, argument, backend, seed=0):
     return lambda p: attention(q, k, v, backend=backend, **arguments(p)), parameter
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", FORWARD | REVERSE)
+@cases("family", FAMILIES)
+@cases("name", FORWARD | REVERSE)
 def test_auto_is_right(name, family):
     for argument in ("queries", "parameter"):
         function, x = _of(family, argument, "auto")
@@ -41,18 +42,16 @@ def test_auto_is_right(name, family):
             torch.testing.assert_close(result, numeric, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "rotation" not in name])
+@cases("family", [name for name in FAMILIES if "rotation" not in name])
 def test_double_backward_of_biases(family):
     function, x = _of(family, "parameter", "auto")
     wanted, exact = _of(family, "parameter", "reference")
     torch.testing.assert_close(twice(function, x), twice(wanted, exact), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize(
-    "bias", [None, DistanceBias((0.5, 0.1), POS, metric="squared")], ids=["none", "squared"]
-)
-@pytest.mark.parametrize("backend", ["sdpa", "lowrank"])
+@cases("name", FORWARD)
+@cases("bias", [None, DistanceBias((0.5, 0.1), POS, metric="squared")], ids=["none", "squared"])
+@cases("backend", ["sdpa", "lowrank"])
 def test_sdpa_has_no_forward_mode(backend, bias, name):
     q, k, v = inputs()
     if backend == "lowrank" and bias is None:
@@ -73,8 +72,8 @@ def test_sdpa_has_no_forward_mode(backend, bias, name):
     }
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "rotation"])
-@pytest.mark.parametrize("name", FORWARD | REVERSE)
+@cases("family", [f for f in FAMILIES if f != "rotation"])
+@cases("name", FORWARD | REVERSE)
 def test_fused_kernels_refuse(name, family, monkeypatch):
     monkeypatch.setattr(triton, "device_unsupported_reason", lambda q: None)
     q, k, v = inputs()
@@ -96,7 +95,7 @@ def test_fused_kernels_refuse(name, family, monkeypatch):
     assert all(expected in (reason or "") for reason in reasons) or name == "vjp"
 
 
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian], ids=["grad", "hessian"])
+@cases("transform", [torch.func.grad, torch.func.hessian], ids=["grad", "hessian"])
 def test_calls_after_a_transform(transform):
     """Nothing that a transform wraps remains in the caches of positions."""
     q, k, v = inputs()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention.cases import HEADS, WIDTH, leaf, tensors
+from tests.cases import cases
 from vispe import Grid, Positions, attention, explain
 from vispe.attention import (
     ContextBias,
@@ -21,13 +22,13 @@ from vispe.errors import BackendUnavailable, OptionError, ShapeError, UnknownNam
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
+@cases("dtype", [torch.float32, torch.bfloat16])
+@cases(
     "rule",
     [{"normalize": "max"}, {"normalize": "reference", "reference": (7, 7)}, {"spacing": (0.7, 1.3)}],
     ids=str,
 )
-@pytest.mark.parametrize("slopes", [(1.0, 0.3, 0.007), (0.01, 0.003, 0.0)], ids=str)
+@cases("slopes", [(1.0, 0.3, 0.007), (0.01, 0.003, 0.0)], ids=str)
 def test_lowrank_is_as_exact_as_a_dense_mask(slopes, rule, dtype):
     pos = Grid((19, 23), prefix=1).positions()
     q, k, v = (t.detach() for t in tensors(1, pos.tokens, dtype=dtype))
@@ -98,7 +99,7 @@ def test_explain():
     assert "1056 keys" in told.reason
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@cases("batch", [1, 2])
 def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
     monkeypatch.setattr(sdpa, "MIN_SWAPPED_KEYS", 2)
     pos = Grid((3, 4), prefix=1).positions()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases, pairwise
 from vispe import Grid, attention, explain
 from vispe.attention import (
     Affine,
@@ -59,16 +60,16 @@ DESCRIPTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", DESCRIPTIONS)
+@cases("dtype", DTYPES, ids=str)
+@cases("name", DESCRIPTIONS)
 def test_descriptions_of_other_dtypes(name, dtype):
     DESCRIPTIONS[name](torch.float64)
     with pytest.raises(ShapeError, match=rf": \w+ must be floating point, got {dtype}\. Convert it"):
         DESCRIPTIONS[name](dtype)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "lowrank", "flex"])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128, torch.uint8, torch.float8_e4m3fn], ids=str)
+@cases("backend", ["auto", "reference", "sdpa", "lowrank", "flex"])
+@cases("dtype", [*DTYPES, torch.complex128, torch.uint8, torch.float8_e4m3fn], ids=str)
 def test_inputs_of_other_dtypes(dtype, backend):
     x, y = _numbers(1, 2, 6, 8, dtype=dtype), _numbers(1, 2, 6, 8)
     for q, k, v in ((x, x, x), (y, y, x)):
@@ -81,10 +82,11 @@ def test_inputs_of_other_dtypes(dtype, backend):
         attention(y, y, x, backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "lowrank", "flex"])
-@pytest.mark.parametrize("bias", [None, FIXED], ids=["none", "squared"])
-@pytest.mark.parametrize("enable_gqa", [False, True])
-@pytest.mark.parametrize(
+@pairwise
+@cases("backend", ["auto", "reference", "sdpa", "lowrank", "flex"])
+@cases("bias", [None, FIXED], ids=["none", "squared"])
+@cases("enable_gqa", [False, True])
+@cases(
     ("q", "k", "match"),
     [
         ((2, 0, 6, 8), (2, 0, 6, 8), r"at least one head, got q=\(2, 0, 6, 8\)"),
@@ -100,7 +102,7 @@ def test_empty_axes(q, k, match, enable_gqa, bias, backend):
             call(q, k, v, bias=bias, enable_gqa=enable_gqa, backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+@cases("backend", ["auto", "reference", "sdpa"])
 def test_empty_axes_with_a_result(backend):
     v = torch.randn(2, 2, 6, 8)
     empty = torch.randn(2, 2, 6, 0)

@@ -1,9 +1,9 @@
 """Dense masks in half precision: as exact as attention without a bias, however far from 0 the biases are."""
 
-import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases, pairwise
 from vispe import Grid, attention
 from vispe.attention import ContextBias, DenseBias, DistanceBias, OffsetBias, SumBias, TableBias
 from vispe.attention.backends import blocked, content_cpu
@@ -83,25 +83,27 @@ def _check(bias, dtype, **arguments):
         assert not outs[0][dead].any()
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", BIASES)
+@pairwise
+@cases("dtype", HALVES, ids=str)
+@cases("mask", MASKS)
+@cases("name", BIASES)
 def test_error_is_that_of_no_bias(name, mask, dtype):
     _check(BIASES[name](), dtype, **MASKS[mask])
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("mask", ["all", "few keys", "no keys"])
-@pytest.mark.parametrize("name", ["offset 50", "offset -1000", "wide", "negative slopes"])
+@pairwise
+@cases("dtype", HALVES, ids=str)
+@cases("mask", ["all", "few keys", "no keys"])
+@cases("name", ["offset 50", "offset -1000", "wide", "negative slopes"])
 def test_masks_in_blocks(name, mask, dtype, monkeypatch):
     monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
     monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 0)
     _check(BIASES[name](), dtype, **MASKS[mask])
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("dot", ["query", "key"])
+@cases("dtype", HALVES, ids=str)
+@cases("explicit", [False, True])
+@cases("dot", ["query", "key"])
 def test_content_in_blocks(dot, explicit, dtype, monkeypatch):
     monkeypatch.setattr(content_cpu, "MIN_BIAS_BYTES", 0)
     monkeypatch.setattr(content_cpu, "prefers_explicit", lambda dtype: explicit)
@@ -113,7 +115,7 @@ def test_content_in_blocks(dot, explicit, dtype, monkeypatch):
         _check(bias[0] if terms == 1 else SumBias(bias), dtype)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@cases("dtype", HALVES, ids=str)
 def test_gradients(dtype):
     """The constant of a row has no gradient, and changes none."""
     q, k, v = (torch.randn(2, 2, N, 16).to(dtype) for _ in range(3))
@@ -128,7 +130,7 @@ def test_gradients(dtype):
     assert _error(grad, wanted) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@cases("dtype", HALVES, ids=str)
 def test_rounded(dtype):
     inf, nan, huge = float("inf"), float("nan"), torch.finfo(torch.float32).max
     mask = torch.tensor([

@@ -16,6 +16,7 @@ from tests.attention.cases import (
     served,
     tensors,
 )
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, attention
 from vispe.attention import (
     DenseBias,
@@ -40,9 +41,10 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["none", "squared learned", "table"])
+@pairwise
+@cases("kind", MASKS)
+@cases("backend", BACKENDS)
+@cases("name", ["none", "squared learned", "table"])
 def test_masks(name, backend, kind):
     pos = Grid((3, 3), prefix=1).positions()
     case = CASES[name](pos, 2)
@@ -51,7 +53,7 @@ def test_masks(name, backend, kind):
         compare(case, backend, *tensors(2, 10), oracle_args=wanted, **arguments)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@cases("backend", BACKENDS)
 def test_rows_without_a_key_give_zero_and_no_gradient(backend):
     pos = Grid((2, 3)).positions()
     q, k, v = tensors(2, 6)
@@ -68,8 +70,8 @@ def test_rows_without_a_key_give_zero_and_no_gradient(backend):
         assert (grads[0][0, :, 2] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@cases("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@cases("backend", ["reference", "sdpa"])
 def test_a_bias_may_close_rows(backend, dtype):
     values = torch.zeros(1, HEADS, 4, 4)
     values[:, 1, 2] = float("-inf")
@@ -86,9 +88,10 @@ def test_a_bias_may_close_rows(backend, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("low", [-1e30, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pairwise
+@cases("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@cases("low", [-1e30, torch.finfo(torch.float32).min])
+@cases("backend", ["reference", "sdpa"])
 def test_large_finite_masks_stay_finite(backend, low, dtype):
     # a whole row at the least float is a common way to say "padding query": it attends evenly, in every dtype
     mask = torch.zeros(1, 1, 4, 4)
@@ -102,8 +105,8 @@ def test_large_finite_masks_stay_finite(backend, low, dtype):
     assert (out[:, :, 1] != 0).any()
 
 
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-@pytest.mark.parametrize("backend", BACKENDS)
+@cases("index", [torch.int32, torch.int64])
+@cases("backend", BACKENDS)
 def test_packed_sequences_equal_separate_ones(backend, index):
     sizes = [(2, 3), (1, 4), (3, 3)]
     parts = [Grid(s, prefix=1).positions() for s in sizes]
@@ -125,8 +128,8 @@ def test_packed_sequences_equal_separate_ones(backend, index):
         close(out[:, :, start:end], alone, 1e-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["squared learned", "table with prefix"])
+@cases("backend", BACKENDS)
+@cases("name", ["squared learned", "table with prefix"])
 def test_a_mask_over_keys_alone_is_key_padding(name, backend):
     pos = Grid((3, 3), prefix=1).positions()
     case = CASES[name](pos, 2)

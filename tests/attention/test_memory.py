@@ -16,6 +16,7 @@ from tests.attention.cases import (
     leaf,
     tensors,
 )
+from tests.cases import cases
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, SumBias, TableBias, explain
 from vispe.attention.backends import sdpa
@@ -24,8 +25,8 @@ from vispe.errors import ShapeError
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", CASES)
+@cases("training", [True, False])
+@cases("name", CASES)
 def test_head_groups_equal_one_mask(name, training, monkeypatch):
     monkeypatch.setattr(sdpa, "MASK_LIMIT", 2 * 10 * 10 * 4)  # two heads of one sample
     pos = Grid((3, 3), prefix=1).positions()

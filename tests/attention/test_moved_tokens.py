@@ -5,6 +5,7 @@ import torch
 
 from tests.attention.cases import tensors
 from tests.attention.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
+from tests.cases import cases, pairwise
 from tests.encodings.test_conformance import NAMES, build, positions, shapes, tokens
 from vispe.attention.backends import blocked
 from vispe.encodings.metadata import encoding_info
@@ -23,9 +24,10 @@ def _strips(monkeypatch):
     monkeypatch.setattr(blocked, "SHORTEST_ROW", 1)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "lowrank"])
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("name", [*VOCABULARY, *ENCODED])
+@pairwise
+@cases("backend", ["sdpa", "lowrank"])
+@cases("move", MOVES)
+@cases("name", [*VOCABULARY, *ENCODED])
 def test_moved_tokens(name, move, backend):
     served = agrees_when_moved(name, move, backend)
     assert served or backend == "lowrank" or name in ENCODED
@@ -39,8 +41,8 @@ def test_moved_tokens_compiled(name, move):
     agrees_when_moved(name, move, "lowrank", "eager")
 
 
-@pytest.mark.parametrize("move", ["replaced", "spaced", "without a place"])
-@pytest.mark.parametrize("spec", ROTARY)
+@cases("move", ["replaced", "spaced", "without a place"])
+@cases("spec", ROTARY)
 def test_rotations_of_moved_tokens(spec, move):
     encoding = build(spec).eval()
     pos = MOVES[move](positions(encoding, shapes(encoding)[0]))

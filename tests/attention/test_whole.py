@@ -6,6 +6,7 @@ import torch
 
 import vispe
 from tests.attention.cases import CASES, tensors
+from tests.cases import cases
 from vispe import Biased, Grid, attention, explain
 from vispe.attention import DenseBias, DistanceBias, LowRankBias, PairRotation, SumBias, TableBias
 from vispe.encodings import registry
@@ -15,7 +16,7 @@ POS = Grid((3, 4), prefix=1).positions()
 FIXED = DistanceBias((0.5, 0.2, 0.0), POS)
 
 
-@pytest.mark.parametrize("first", [False, True])
+@cases("first", [False, True])
 def test_kept_masks_are_not_confused(first):
     """The mask of a fixed bias is kept, and the next call with it goes straight to SDPA."""
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
@@ -55,7 +56,7 @@ def test_half_precision_has_no_rounding_of_the_product():
     assert (found.float() - wanted).norm() < 8e-3 * wanted.norm()
 
 
-@pytest.mark.parametrize("backend", ["triton", "flex"])
+@cases("backend", ["triton", "flex"])
 def test_fused_kernels_refuse(backend):
     q, k, v = tensors(1, POS.tokens)
     with pytest.raises(BackendUnavailable, match=f"backend='{backend}' does not support this call"):
@@ -71,7 +72,10 @@ def test_a_sum_has_at_most_one():
         SumBias([FIXED.as_logits(), table.as_logits()])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("whole")])
+WHOLE = [name for name in CASES if name.startswith("whole")]
+
+
+@pytest.mark.parametrize("name", [*WHOLE[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in WHOLE[1:])])
 def test_compiled(name):
     case = CASES[name](POS, 2)
     q, k, v = tensors(2, POS.tokens)

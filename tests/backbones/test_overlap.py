@@ -9,6 +9,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe.backbones.overlap import overlap
 from vispe.backbones.timm import load_backbone
 from vispe.backbones.vision_model import VisionModel
@@ -18,8 +19,8 @@ from vispe.hosts.common.overlapping_patches import table_at
 BIASED = "alibi2d.local(slopes=geometric)"
 
 
-@pytest.mark.parametrize("old", [(10, 10), (5, 7)])
-@pytest.mark.parametrize("new", [(10, 10), (4, 9), (13, 6)])
+@cases("old", [(10, 10), (5, 7)])
+@cases("new", [(10, 10), (4, 9), (13, 6)])
 def test_the_table_is_that_of_timm_at_every_whole_patch_and_smooth_between(old, new):
     from timm.layers import resample_abs_pos_embed
 
@@ -92,7 +93,7 @@ def test_rotary_embeddings_of_a_model_itself_are_refused():
     assert actual.shape[-2:] == (5, 7)
 
 
-@pytest.mark.parametrize("pos_embed", [BIASED, f"learn+{BIASED}"])
+@cases("pos_embed", [BIASED, f"learn+{BIASED}"])
 def test_towers_of_open_clip_look_at_overlapping_patches_once_they_are_converted(pos_embed):
     torch.manual_seed(0)
     vision = {"image_size": 32, "layers": 2, "width": 64, "head_width": 32, "patch_size": 8}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.backbones.attention_recorder import attention_layers, attention_map, record_attention
 from vispe.backbones.local.transformers_model import TransformersModel
 from vispe.backbones.vision_model import VisionModel, reinitialized_copy
@@ -22,7 +23,7 @@ def build(kind, attention="sdpa"):
     return getattr(transformers, KINDS[kind])._from_config(config, attn_implementation=attention).eval()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_maps_are_the_last_hidden_state_behind_the_prefix(kind):
     net, images = build(kind), torch.rand(2, 3, 32, 32)
     f = VisionModel(TransformersModel(net).eval())
@@ -33,8 +34,8 @@ def test_maps_are_the_last_hidden_state_behind_the_prefix(kind):
     assert len(f.layers(images)) == 2
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("kind", KINDS)
+@cases("attention", ["eager", "sdpa"])
+@cases("kind", KINDS)
 def test_watched_attention_is_what_the_model_shows(kind, attention):
     net, images, recorded = build(kind, attention), torch.rand(1, 3, 32, 32), []
     before, own = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
@@ -54,7 +55,7 @@ def test_watched_attention_is_what_the_model_shows(kind, attention):
         assert one.grid.tokens == one.x.shape[1]
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@cases("attention", ["eager", "sdpa"])
 def test_a_language_model_is_one_causal_row(attention):
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, vocab_size=50)
     net = transformers.LlamaModel._from_config(config, attn_implementation=attention).eval()

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vispe
+from tests.cases import cases
 from vispe import Attention, Grid, create_encoding
 from vispe.errors import BackendUnavailable, OptionError, ShapeError, UnsupportedCombination
 
@@ -25,11 +26,9 @@ def plain(module, x, bias):
     return module.proj(out)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("qk_norm", [None, nn.LayerNorm])
-@pytest.mark.parametrize(
-    "spec", [None, "none", "alibi2d.geometric", "alibi2d(slopes=learned)", "alibi2d+alibi2d.local"]
-)
+@cases("fused", [True, False])
+@cases("qk_norm", [None, nn.LayerNorm])
+@cases("spec", [None, "none", "alibi2d.geometric", "alibi2d(slopes=learned)", "alibi2d+alibi2d.local"])
 def test_attention(spec, qk_norm, fused):
     layer = Attention(12, 3, spec, fused_qkv=fused, qk_norm=qk_norm)
     grid = Grid((3, 4), prefix=1)

@@ -7,12 +7,15 @@ import itertools
 import json
 import pickle
 import random
+import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 import vispe
+from tests.cases import cases, run_cases
 from vispe import create_encoding, list_encodings
 from vispe.encodings.attention_layer import attend
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
@@ -28,9 +31,9 @@ PROMISED = {"xpos": "xpos(causal=true)", "path": "path(causal=true)"}
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
 TOKENS_COUNT = "its factor is the logarithm of the number of tokens; tests/encodings/rotary/test_ssmax.py"
-# test -> encoding or spec -> why the test is not meant for it
+# check -> encoding or spec -> why the check is not meant for it
 EXCLUDED = {
-    "test_every_parameter_learns": {
+    "every_parameter_learns": {
         "loope": "starts exactly at the static order, by a last layer of zeros; test_loope has the steps that follow",
         "neuda": "a small grid does not reach every anchor; test_neuda.py has the gradients of those that it does",
         "neuda.released": "a small grid does not reach every anchor",
@@ -70,7 +73,7 @@ EXCLUDED = {
         "rose(spacing_scale=log,learn_scale=true,spacing=[2,0.5])": "a = 0 at first, so b has no gradient",
         "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
     },
-    "test_prefix_tokens_are_untouched": {
+    "prefix_tokens_are_untouched": {
         **dict.fromkeys(
             ["distance_bank", "distance_bank.inkling", "pape", "pape.ri"],
             "another size rounds otherwise; their own tests have a tolerance",
@@ -108,11 +111,11 @@ EXCLUDED = {
         "kerple(weighted=true)": "whole logits: prefix tokens keep their products of queries and keys",
         "dape": "products round by place in memory; test_dape.py has a tolerance",
     },
-    "test_training_draws_come_from_the_given_generator": {
+    "training_draws_come_from_the_given_generator": {
         "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
         "seqpe.vit_s": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
     },
-    "test_dropped_tokens_take_their_rows_along": {
+    "dropped_tokens_take_their_rows_along": {
         **dict.fromkeys(
             ["fox", "cable"], "dropped patches cost nothing; see tests/encodings/bias/test_fox.py"
         ),
@@ -127,16 +130,15 @@ EXCLUDED = {
 }
 NAMES = [*list_encodings(), *list_encodings("*.*")]
 SPECS = [*NAMES, *(f"{name}({option})" for name, options in OPTIONS.items() for option in options)]
+PLAIN = list_encodings()
 SUMS = ["psc+rope_axial", "sincos2d+alibi2d", "learned+alibi2d(slopes=learned)+alibi2d.local"]
-every = pytest.mark.parametrize("spec", SPECS + SUMS)
+CHECKS: dict[str, Callable] = {}
 
 
-@pytest.fixture(autouse=True)
-def _excluded(request):
-    spec = getattr(request.node, "callspec", None) and request.node.callspec.params.get("spec")
-    reasons = EXCLUDED.get(getattr(request.node, "originalname", None), {})
-    if isinstance(spec, str) and {spec, spec.partition("(")[0]} & set(reasons):
-        pytest.skip(reasons.get(spec) or reasons[spec.partition("(")[0]])
+def check(function):
+    """Register a check of one encoding; `full` runs all of its sizes and not a few, fewer with presets and options."""
+    CHECKS[function.__name__] = function
+    return function
 
 
 def Grid(shape, **arguments):
@@ -239,27 +241,32 @@ def transforms(part, pos):
     return [transform for transform in made if transform is not None]
 
 
-def tensors_of(encoding, pos):
-    """Return all that the encoding alone makes: tables, and dense biases of each block."""
+def tensors_of(encoding, pos, layers=range(DEPTH)):
+    """Return all that the encoding alone makes: tables, and dense biases of some blocks."""
     made = [added(e, pos) for e in encoding.parts() if isinstance(e, Additive)]
-    for part, layer in itertools.product(encoding.parts(), range(DEPTH)):
+    for part, layer in itertools.product(encoding.parts(), layers):
         made += [bias.dense(**content(pos)) for bias in biases(part, pos, layer)]
     return made
 
 
-@every
-def test_builds_on_the_meta_device(spec):
+@check
+def builds_on_the_meta_device(spec, full):
     with torch.device("meta"):
         encoding = build(spec)
     assert all(p.is_meta for p in encoding.parameters())
     pos = Grid(shapes(encoding)[0], prefix=1).positions("meta")
-    assert forward(encoding, pos, torch.empty(2, pos.tokens, DIM, device="meta")).is_meta
+    if full or spec in PLAIN + SUMS:
+        x = torch.empty(2, pos.tokens, DIM, device="meta")
+        assert forward(encoding, pos, x, layers=(0, 2) if full else (0,)).is_meta
+    else:  # attention itself, which takes most of the time, does not depend on options
+        assert all(made.is_meta for made in tensors_of(encoding, pos, layers=(0,)))
+        assert all(transforms(part, pos) for part in encoding.parts() if isinstance(part, Rotary))
     encoding.to_empty(device="cpu").reset_parameters()
     assert all(p.isfinite().all() for p in encoding.parameters())
 
 
-@every
-def test_config_and_spec_rebuild_it(spec):
+@check
+def config_and_spec_rebuild_it(spec, full):
     encoding = build(spec)
     assert create_encoding(json.loads(json.dumps(encoding.config))).config == encoding.config
     assert build(json.loads(json.dumps(encoding.spec))).config == encoding.config
@@ -274,52 +281,75 @@ def test_config_and_spec_rebuild_it(spec):
         assert part.name in repr(part) or type(part).__name__ in repr(part)
 
 
-@every
-def test_copies_are_equal(spec):
+@check
+def copies_are_equal_after_other_grids(spec, full):
+    """Copies, pickles and checkpoints; a larger grid in between; no global random state is read or changed."""
     encoding = build(spec).eval()
-    pos = positions(encoding, shapes(encoding)[0])
-    wanted = run(encoding, pos)
+    sizes, layers = shapes(encoding), (0, 2) if full else (2,)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    small = run(encoding, positions(encoding, sizes[0]), layers=layers)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    fresh = build(spec).eval()
+    made = torch.get_rng_state()  # parameters are drawn
     buffer = io.BytesIO()
     torch.save(encoding.state_dict(), buffer)
     buffer.seek(0)
-    fresh = build(spec).eval()
     fresh.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
+    large = run(
+        fresh, positions(fresh, sizes[-1]), layers=layers
+    )  # before the small grid, the original after it
+    assert torch.equal(run(encoding, positions(encoding, sizes[-1]), layers=layers), large)
+    assert torch.equal(run(encoding, positions(encoding, sizes[0]), layers=layers), small)
     for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding)), fresh):
         assert other.config == encoding.config
         assert not other.training
-        assert torch.equal(run(other, positions(other, shapes(other)[0])), wanted)
+        assert torch.equal(run(other, positions(other, sizes[0]), layers=layers), small)
         for mine, yours in zip(encoding.parameters(), other.parameters(), strict=True):
             assert mine is not yours
+        if full:
+            assert torch.equal(run(other, positions(other, sizes[-1]), layers=layers), large)
     assert {name for name, _ in encoding.named_buffers()} <= set(encoding.state_dict())  # all are saved
+    assert torch.equal(torch.get_rng_state(), made)
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
 
 
-@every
-def test_finite_in_every_dtype(spec):
+@check
+def finite_in_every_dtype(spec, full):
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         encoding = build(spec).to(dtype)
         sizes = shapes(encoding)
-        for shape in sizes if dtype == torch.float32 else sizes[:3]:  # of these one is a single cell
+        if dtype == torch.float16 or (full and dtype != torch.float32):
+            sizes = sizes[:3]  # one of them is a single cell
+        elif not full and spec not in PLAIN:
+            continue
+        elif not full:
+            sizes = sizes[1:5:2] if dtype == torch.float32 else sizes[:1]
+        for shape in sizes:
             pos = positions(encoding, shape)
-            out = run(encoding, pos, dtype=dtype)
+            out = run(encoding, pos, dtype=dtype, layers=(0, 2) if full else (0,))
             assert out.dtype == dtype
             assert out.isfinite().all(), dtype
-            assert all(t.dtype in (torch.float32, torch.float64) for t in tensors_of(encoding, pos)), dtype
+            made = full or (shape == sizes[0] and (spec in PLAIN or dtype == torch.float16))
+            tensors = tensors_of(encoding, pos, range(DEPTH) if full else (0, DEPTH - 1)) if made else []
+            assert all(t.dtype in (torch.float32, torch.float64) for t in tensors), dtype
 
 
-@every
-def test_what_saves_nothing_is_unchanged_by_half_precision(spec):
+@check
+def what_saves_nothing_is_unchanged_by_half_precision(spec, full):
     encoding = build(spec).eval()
+    if list(encoding.parameters()):
+        return
     pos = positions(encoding, shapes(encoding)[0])
     before = tensors_of(encoding, pos)
     encoding.half().float()
-    if not list(encoding.parameters()):
-        after = tensors_of(encoding, positions(encoding, shapes(encoding)[0]))
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(before, tensors_of(encoding, pos), strict=True))
+    after = tensors_of(encoding, positions(encoding, shapes(encoding)[0]))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors_of(encoding, pos), strict=True))
 
 
-@every
-def test_buffers_are_unchanged_by_half_precision(spec):
+@check
+def buffers_are_unchanged_by_half_precision(spec, full):
     """Fixed frequencies and locations: rounded to bfloat16 they would be off by radians at position 10,000."""
     encoding = build(spec)
     before = {name: b.clone() for name, b in encoding.named_buffers() if b.is_floating_point()}
@@ -330,10 +360,12 @@ def test_buffers_are_unchanged_by_half_precision(spec):
             assert torch.equal(encoding.get_buffer(name), wanted)
 
 
-@every
-def test_prefix_tokens_are_untouched(spec):
+@check
+def prefix_tokens_are_untouched(spec, full):
     encoding = build(spec).eval()
-    for shape, prefix in itertools.product(shapes(encoding), (1, 5)):
+    sizes = shapes(encoding)
+    few = [(shape, (5, 1, 1, 5)[k]) for k, shape in enumerate(sizes[: 4 if spec in PLAIN else 2])]
+    for shape, prefix in itertools.product(sizes, (1, 5)) if full else few:
         pos, bare = positions(encoding, shape, prefix), positions(encoding, shape, 0)
         for part in encoding.parts():
             if isinstance(part, Additive):
@@ -354,46 +386,23 @@ def test_prefix_tokens_are_untouched(spec):
                 assert not turned[..., x.shape[-1] :].any()
 
 
-@every
-def test_a_larger_grid_after_a_small_one(spec):
-    encoding, again = build(spec).eval(), None
-    sizes = shapes(encoding)
-    for shape in (sizes[0], sizes[-1], sizes[0]):
-        found = run(encoding, positions(encoding, shape))
-        again = copy.deepcopy(encoding)
-        assert torch.equal(found, run(again, positions(again, shape)))
-
-
-@every
-def test_eval_is_deterministic_and_leaves_global_random_states(spec):
-    encoding = build(spec).eval()
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    first = run(encoding, positions(encoding, shapes(encoding)[0]))
-    second = run(encoding, positions(encoding, shapes(encoding)[0]))
-    assert torch.equal(first, second)
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
-
-
-@every
-def test_training_draws_come_from_the_given_generator(spec):
+@check
+def training_draws_come_from_the_given_generator(spec, full):
     encoding = build(spec).train()
     grid = Grid(shapes(encoding)[0], prefix=1)
     state = torch.get_rng_state()
+    draws = any(getattr(e, name, None) for e in encoding.parts() for name in DRAWN)
     outs = []
-    for seed in (1, 1, 2):
+    for seed in (1, 1, 2) if draws or full else (1, 2):
         pos = encoding.prepare(grid.positions(), generator=torch.Generator().manual_seed(seed))
         outs.append(run(encoding, pos))
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(outs[0], outs[1])
-    assert torch.equal(outs[0], outs[2]) == (
-        not any(getattr(e, name, None) for e in encoding.parts() for name in DRAWN)
-    )
+    assert torch.equal(outs[0], outs[-2])
+    assert torch.equal(outs[0], outs[-1]) == (not draws)
 
 
-@every
-def test_every_parameter_learns(spec):
+@check
+def every_parameter_learns(spec, full):
     encoding = build(spec).train()
     out = run(encoding, positions(encoding, shapes(encoding)[0]), layers=range(DEPTH))
     out.backward(torch.randn_like(out)) if out.requires_grad else None
@@ -439,10 +448,10 @@ def test_compiles_in_one_graph_with_two_grids(spec):
     assert len(graphs) == 2
 
 
-@every
-def test_dropped_tokens_take_their_rows_along(spec):
+@check
+def dropped_tokens_take_their_rows_along(spec, full):
     encoding = build(spec).train()  # jitter included: it is drawn before tokens are dropped
-    for shape in shapes(encoding):
+    for shape in shapes(encoding) if full else shapes(encoding)[: 3 if spec in PLAIN else 1]:
         pos = positions(encoding, shape, prefix=2)
         keep = torch.stack(
             [torch.cat([torch.arange(2), 2 + torch.randperm(pos.tokens - 2)[:3]]) for _ in range(3)]
@@ -462,7 +471,41 @@ def test_dropped_tokens_take_their_rows_along(spec):
                     torch.testing.assert_close(few[i], dense[:, keep[i]][:, :, keep[i]])
 
 
-@pytest.mark.parametrize("name", list_encodings())
+def checks_of(name, full):
+    """Return the cases of an encoding: every check with every preset and option."""
+    specs = SUMS if name == "sums" else [s for s in SPECS if re.split(r"[.(]", s)[0] == name]
+    return [(f"{c}-{spec}", {"check": c, "spec": spec, "full": full}) for spec in specs for c in CHECKS]
+
+
+def run_check(check, spec, full):
+    reasons = EXCLUDED.get(check, {})
+    if {spec, spec.partition("(")[0]} & set(reasons):
+        pytest.skip(reasons.get(spec) or reasons[spec.partition("(")[0]])
+    CHECKS[check](spec, full)
+
+
+@pytest.mark.parametrize("name", [*list_encodings(), "sums"])
+def test_conformance(name):
+    run_cases(run_check, checks_of(name, full=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*list_encodings(), "sums"])
+def test_conformance_at_all_sizes(name):
+    run_cases(run_check, checks_of(name, full=True))
+
+
+def test_every_spec_is_checked_and_exclusions_exist():
+    checked = [
+        arguments["spec"] for name in [*list_encodings(), "sums"] for _, arguments in checks_of(name, False)
+    ]
+    assert set(checked) == {*SPECS, *SUMS}
+    assert set(EXCLUDED) <= set(CHECKS)
+    known = {*SPECS, *SUMS, *(spec.partition("(")[0] for spec in SPECS)}
+    assert {spec for specs in EXCLUDED.values() for spec in specs} <= known
+
+
+@cases("name", list_encodings())
 def test_docstrings_say_what_users_ask(name):
     cls = encoding_class(name)
     text = inspect.getdoc(cls)
@@ -483,7 +526,7 @@ def test_docstrings_say_what_users_ask(name):
         assert set(options) <= set(info.options)
 
 
-@pytest.mark.parametrize("name", list_encodings())
+@cases("name", list_encodings())
 def test_axes(name):
     encoding = build(name)
     for axes in (1, 2, 3):
@@ -495,7 +538,7 @@ def test_axes(name):
                 run(encoding, encoding.prepare(grid.positions()))
 
 
-@pytest.mark.parametrize("name", list_encodings())
+@cases("name", list_encodings())
 def test_every_class_is_of_a_kind(name):
     cls = encoding_class(name)
     assert issubclass(cls, Encoding)
@@ -505,7 +548,7 @@ def test_every_class_is_of_a_kind(name):
     assert made.extra_repr() == ", ".join(f"{k}={v}" for k, v in made.config.items() if k != "name")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "facts", "message"),
     [
         ("sincos2d", {"dim": 6}, "dim needs an integer above 0 and divisible by 4, got dim=6"),

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.attention import oracle
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.encodings.additive.trained.learned import resample
 from vispe.encodings.parts.bias.slopes import fixed_slopes
@@ -21,7 +22,7 @@ ALIBI = {
 }
 
 
-@pytest.mark.parametrize("heads", ALIBI)
+@cases("heads", ALIBI)
 def test_slopes(heads):
     assert fixed_slopes("alibi", heads) == pytest.approx(ALIBI[heads], rel=1e-12)
     assert fixed_slopes("geometric", heads) == pytest.approx(
@@ -30,7 +31,7 @@ def test_slopes(heads):
     assert fixed_slopes("constant", heads) == (1.0,) * heads
 
 
-@pytest.mark.parametrize("name", ["alibi", "alibi2d", "alibi3d"])
+@cases("name", ["alibi", "alibi2d", "alibi3d"])
 def test_harmonic_and_radius_slopes(name):
     def slopes(options, heads=4):
         return create_encoding(f"{name}({options})", num_heads=heads).head_slopes()
@@ -47,10 +48,8 @@ def test_harmonic_and_radius_slopes(name):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"), [("alibi", (401,)), ("alibi2d", (81, 81)), ("alibi3d", (41, 41, 41))]
-)
-@pytest.mark.parametrize("metric", ["euclidean", "manhattan"])
+@cases(("name", "shape"), [("alibi", (401,)), ("alibi2d", (81, 81)), ("alibi3d", (41, 41, 41))])
+@cases("metric", ["euclidean", "manhattan"])
 def test_radius_holds_95_percent_of_even_attention(name, shape, metric):
     radius = {"alibi": 40.0, "alibi2d": 15.0, "alibi3d": 9.0}[name]
     (slope,) = create_encoding(f"{name}(slopes=radius,radius=[{radius}])", num_heads=1).head_slopes()
@@ -64,10 +63,8 @@ def test_radius_holds_95_percent_of_even_attention(name, shape, metric):
     assert within[1] - within[0] < 0.05
 
 
-@pytest.mark.parametrize("slopes", ["constant", "geometric", "alibi", "harmonic"])
-@pytest.mark.parametrize(
-    "rule", [("euclidean", True, "max"), ("manhattan", False, "none"), ("squared", True, "reference")]
-)
+@cases("slopes", ["constant", "geometric", "alibi", "harmonic"])
+@cases("rule", [("euclidean", True, "max"), ("manhattan", False, "none"), ("squared", True, "reference")])
 def test_alibi2d(rule, slopes):
     metric, wrap, normalize = rule
     grid = Grid((3, 5), prefix=2, spacing=(2.0, 1.0), reference=(4, 4))
@@ -239,7 +236,7 @@ def test_learned_resamples_to_the_target_size():
     torch.testing.assert_close(made.table(Grid((9, 4)).positions()), torch.full((1, 36, 8), 0.7))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@cases("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_learned_in_every_dtype(dtype):
     made = create_encoding("learned", dim=8, grid=(3, 3)).to(dtype)
     same, other = (made.table(Grid(s).positions()) for s in ((3, 3), (4, 2)))

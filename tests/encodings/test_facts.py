@@ -1,11 +1,9 @@
 """What encodings say of themselves: invariances, measured on attention logits, and lists by such facts."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Biased, Grid, Positions, Rotary, create_encoding, encoding_info, list_encodings
 from vispe.encodings.base import INFORMATION, INVARIANCES
 from vispe.encodings.multi_softmax import calls_of
@@ -103,7 +101,7 @@ def moved_anywhere(encoding, pos, content, frame=None):
         return False
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_invariances_are_those_that_are_measured(name):
     claimed = set(encoding_info(name).invariant)
     accepted = create_encoding(PROMISED.get(name, name), dim=DIM, num_heads=HEADS, depth=4, grid=(6, 6)).ndim
@@ -150,23 +148,7 @@ def test_lists_by_facts():
         list_encodings(invariant="flip")
 
 
-def test_encodings_are_imported_when_asked_for():
-    code = """
-import sys
-import vispe
-import vispe.encodings.registry as registry
-def loaded():
-    return sorted(n for n in registry._FILES if registry._FILES[n] in sys.modules)
-assert loaded() == [], loaded()
-vispe.create_encoding("alibi2d", num_heads=2)
-assert loaded() == ["alibi2d"], loaded()
-assert len(vispe.list_encodings()) == len(registry._FILES)
-assert loaded() == sorted(registry._FILES)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.parametrize("name", INSIDE)
+@cases("name", INSIDE)
 def test_who_reads_tokens(name):
     """It needs them, or does not look at them."""
     ndim = encoding_class(name).ndim

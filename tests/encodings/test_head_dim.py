@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.encodings.test_conformance import PROMISED
 from vispe.encodings.base import Biased, Rotary
 from vispe.encodings.registry import encoding_class
@@ -17,8 +18,8 @@ SIZES = [(12, 3, 12), (36, 3, 8), (16, 4, 12)]
 SHAPES = {1: (7,), 2: (3, 4), 3: (2, 3, 2)}
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("name", INSIDE)
+@cases("sizes", SIZES, ids=str)
+@cases("name", INSIDE)
 def test_attention_with_heads_of_their_own_width(name, sizes):
     dim, heads, width = sizes
     axes = encoding_class(name).ndim

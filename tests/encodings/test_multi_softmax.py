@@ -5,6 +5,7 @@ import timm
 import torch
 from torch import nn
 
+from tests.cases import cases
 from vispe import Attention, Biased, Grid, Rotary, create_encoding, plot_bias
 from vispe.attention import Affine, DenseBias, PairRotation, attention
 from vispe.encodings import registry
@@ -62,7 +63,7 @@ def expected(encoding, q, k, v, pos):
     return ((1 - share) * content + share * fixed) @ v
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (1, 5), (6, 2)])
+@cases("shape", [(3, 4), (1, 5), (6, 2)])
 def test_branches_add_up_with_their_gates(shape):
     encoding, pos = Both(num_heads=3).double(), Grid(shape, prefix=1).positions()
     q, k, v, cotangent = torch.randn(4, 2, 3, pos.tokens, 8, dtype=torch.float64)
@@ -73,7 +74,7 @@ def test_branches_add_up_with_their_gates(shape):
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@cases("fused", [True, False])
 def test_a_converted_model_takes_branches(fused):
     model = timm.create_model("test_vit", img_size=64, pos_embed="both", num_classes=5).eval()
     weights = []
@@ -131,7 +132,7 @@ def test_what_branches_refuse():
         branches_of([Values(num_heads=3)], pos, 0)
 
 
-@pytest.mark.parametrize("spec", ["twice+rope_axial", "rope_axial+twice"])
+@cases("spec", ["twice+rope_axial", "rope_axial+twice"])
 def test_calibrations_come_before_the_rotation(spec):
     both = create_encoding(spec, dim=24, num_heads=3, grid=(3, 4))
     pos = Grid((3, 4)).positions()

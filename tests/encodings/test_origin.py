@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.encodings.test_conformance import DIM, NAMES, SUMS, build, forward
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import ShapeError
@@ -11,8 +12,8 @@ from vispe.errors import ShapeError
 PLACELESS = {"none", "dynamic", "psc", "ssmax"}
 
 
-@pytest.mark.parametrize("spec", [*NAMES, *SUMS])
-@pytest.mark.parametrize("origin", ["end", "centre"])
+@cases("spec", [*NAMES, *SUMS])
+@cases("origin", ["end", "centre"])
 def test_coordinates_are_followed_or_refused(spec, origin):
     encoding = build(spec).eval()
     axes = max(set.intersection(*(set(e.ndim) for e in encoding.parts())))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe import Biased, Compose, Encoding, create_encoding, encoding_info, list_encodings
 from vispe.encodings.bias.decay.alibi2d import Alibi2D
 from vispe.encodings.registry import parse_spec, register, spec_error
@@ -21,7 +22,7 @@ def registry(monkeypatch):
     return registry
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "options"),
     [
         ("alibi2d", {}),
@@ -81,7 +82,7 @@ def test_finished_members_of_a_list_stay_themselves():
         create_encoding(learned, wrap=False)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("alibi2", r"There is no encoding 'alibi2'\. Did you mean 'alibi2d' or .*Known: alibi, alibi2d,"),
@@ -101,7 +102,7 @@ def test_unknown_names(spec, message):
     assert isinstance(spec_error(spec), UnknownEncoding)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         (

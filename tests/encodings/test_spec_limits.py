@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.cases import cases
 from vispe.encodings.spec import MAX_SPEC_DEPTH, MAX_SPEC_LENGTH, parse_text
 from vispe.errors import OptionError, VispeError
 
@@ -27,7 +28,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@cases("name", HOSTILE)
 def test_a_hostile_spec_is_refused_in_one_sentence(name):
     begun = time.process_time()
     with pytest.raises(OptionError) as caught:
@@ -36,9 +37,7 @@ def test_a_hostile_spec_is_refused_in_one_sentence(name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "text", ["a(b=" + "-" * 2_000 + "1)", "+".join(["rope_axial"] * 2_000), "a(b=" + "9" * 4_300 + ")"]
-)
+@cases("text", ["a(b=" + "-" * 2_000 + "1)", "+".join(["rope_axial"] * 2_000), "a(b=" + "9" * 4_300 + ")"])
 def test_a_long_spec_is_read_or_refused(text):
     with contextlib.suppress(VispeError):
         assert parse_text(text)

@@ -3,6 +3,7 @@
 import pytest
 
 import vispe
+from tests.cases import cases
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnknownName, did_you_mean
 from vispe.multimodal import create_scheme, list_schemes
@@ -14,7 +15,7 @@ assert SCHEMES["mrope-i"] == "mrope_i"
 assert SPELLED["rope-axial"] == "rope_axial"
 
 
-@pytest.mark.parametrize("spelled", [*SPELLED, *SCHEMES])
+@cases("spelled", [*SPELLED, *SCHEMES])
 def test_hyphens(spelled):
     right = rf"Did you mean '{(SPELLED | SCHEMES)[spelled]}'\?"
     for look_up in (vispe.create_encoding, vispe.encoding_info, encoding_class, create_scheme):
@@ -29,9 +30,7 @@ def test_hyphens(spelled):
         vispe.create_encoding(f"none+{spelled}")
 
 
-@pytest.mark.parametrize(
-    "spelled", ["MRoPE-I", "M-RoPE-I", "mrope_I", "VRoPE", "V2PE", "RoPE-axial", "ALiBi2D"]
-)
+@cases("spelled", ["MRoPE-I", "M-RoPE-I", "mrope_I", "VRoPE", "V2PE", "RoPE-axial", "ALiBi2D"])
 def test_capitals_as_in_papers(spelled):
     right = spelled.lower().replace("-", "_").replace("m_rope", "mrope")
     for look_up in (vispe.create_encoding, create_scheme):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.errors import OptionError, ShapeError
 from vispe.experimental.tape import TapeBlock, tape_state
@@ -61,7 +62,7 @@ def slow(block, x, state, causal=False, keep=None):
     return torch.stack(out), final
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "backend"),
     [({}, "reference"), ({"causal": True}, "sdpa"), ({"act": "gelu", "eps": 1e-6}, "auto")],
 )
@@ -86,7 +87,7 @@ def test_padding():
         torch.testing.assert_close((found[0][0], found[1][:, 0]), wanted)
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 1, 3)])
+@cases("shape", [(5,), (2, 3), (2, 1, 3)])
 def test_new_blocks_have_the_rotation_of_axial_rope(shape):
     pos = Grid(shape, prefix=2).positions()
     state = tape_state(pos, num_heads=2, head_dim=12, temperature=100.0)
@@ -138,7 +139,7 @@ def test_what_learns_from_the_start():
     assert still == {"state_gate.weight", "state_down.weight"}  # they wait for W_up
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@cases("dtype", [torch.bfloat16, torch.float16])
 def test_tables_stay_in_float32(dtype):
     exact, state = build(), tape_state((2, 3), num_heads=2, head_dim=6)
     x = torch.randn(2, 6, 12, dtype=torch.float64)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Positions, create_encoding
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
@@ -14,8 +15,8 @@ from vispe.multimodal import Image, Stream, Text, Video, allocation, angles, cre
 ROWS = [[Text(5), Image(3, 4), Text(2), Video(3, 2, 2, 0.5), Text(300)], [Image(2, 5), Text(7)]]
 
 
-@pytest.mark.parametrize(("dim", "base", "scale", "length"), [(128, 1e6, 4.0, 32768), (32, 1e4, 2.5, 256)])
-@pytest.mark.parametrize("spec", ["videorope", "mrope", "mrope_i", "mmrope"])
+@cases(("dim", "base", "scale", "length"), [(128, 1e6, 4.0, 32768), (32, 1e4, 2.5, 256)])
+@cases("spec", ["videorope", "mrope", "mrope_i", "mmrope"])
 def test_yarn_on_time_alone(spec, dim, base, scale, length):
     """YaRN's formulas for each pair of time, nothing for rows and columns."""
     axis = create_scheme(spec).allocation(dim // 2)
@@ -69,8 +70,8 @@ def test_frequencies_of_one_axis_refuse_what_does_not_belong_together():
         on_axis(plain, plain, create_scheme("mhrope").allocation(8, 4))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("spec", ["mrope", "videorope(centre=exact)", "circlerope"])
+@cases("shared", [True, False])
+@cases("spec", ["mrope", "videorope(centre=exact)", "circlerope"])
 def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
     """Learned frequencies, pair c for axis c mod 3, minus the angle; against products written out for each pair."""
     coordinates = create_scheme(spec).coordinates(Stream.of(ROWS, "left"))
@@ -119,7 +120,7 @@ def test_learned_frequencies_under_any_allocation():
     assert a.abs().min() > 0
 
 
-@pytest.mark.parametrize("spec", ["mrope", "circlerope"])
+@cases("spec", ["mrope", "circlerope"])
 def test_gated_slopes_of_grape_on_the_coordinates_of_a_stream(spec):
     """GRAPE-A: attention under the stream's mask, with the bias of every pair of tokens written out."""
     stream = Stream.of([[[Text(3), Image(2, 3)], [Text(2), Video(2, 1, 2)]], [Image(3, 2), Text(4)]], "left")

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.multimodal import oracle
 from tests.multimodal.schemes.test_oracle import check, quick
 from tests.multimodal.strategies import EVERY, batches, shared
@@ -73,9 +74,7 @@ def test_text_is_exact_in_all_layers():
             assert torch.equal(angles(found.ids, FREQUENCIES, scheme.allocation(8))[0], plain)
 
 
-@pytest.mark.parametrize(
-    "layers", [alternating(["circlerope", "mrope"], 4), pyramid(4, 3, 1)], ids=["alternating", "pyramid"]
-)
+@cases("layers", [alternating(["circlerope", "mrope"], 4), pyramid(4, 3, 1)], ids=["alternating", "pyramid"])
 def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
     """A stack of attention layers with a cache of turned keys, against one pass without a cache."""
     prompt = [Text(3), Image(5, 6), Text(2), Video(3, 2, 5), Text(2)]

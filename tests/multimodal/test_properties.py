@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import OptionError, UnknownName, UnsupportedCombination
 from vispe.multimodal import Scheme, create_scheme, list_schemes, scheme_class
 from vispe.multimodal.properties import is_text_exact, properties
@@ -54,12 +55,12 @@ def test_every_scheme_decodes_where_its_text_ends(found):
     assert [spec for spec, p in found.items() if not p.decode_safe] == []
 
 
-@pytest.mark.parametrize("name", list_schemes())
+@cases("name", list_schemes())
 def test_schemes_know_whether_they_keep_text(found, name):
     assert found[name].text_exact == scheme_class(name).text_exact
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "image", "video", "tiles"),
     [
         ("rope1d", "h w", "t h w", 1792),

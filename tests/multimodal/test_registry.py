@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError, UnknownName, UnsupportedCombination
 from vispe.multimodal import (
     Image,
@@ -41,7 +42,7 @@ def test_all_schemes_are_there():
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_what_a_scheme_says_of_itself(name):
     scheme = create_scheme(name)
     assert type(scheme) is scheme_class(name)
@@ -57,7 +58,7 @@ def test_what_a_scheme_says_of_itself(name):
     assert scheme.text(torch.tensor([1.5])).shape == (scheme.axes, 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_options_cannot_be_changed_later(name):
     scheme = create_scheme(name)
     for option in scheme.options():
@@ -65,7 +66,7 @@ def test_options_cannot_be_changed_later(name):
             setattr(scheme, option, 3)
 
 
-@pytest.mark.parametrize(
+@cases(
     "spec",
     [
         "mrope(stride=2.0,sections=[4,6,6])",
@@ -230,7 +231,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("spec", WRONG)
+@cases("spec", WRONG)
 def test_what_is_refused(spec):
     error, message = WRONG[spec]
     with pytest.raises(error, match=message):

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.multimodal import (
     Image,
@@ -67,9 +68,9 @@ def same_tables(module, scheme, ids, dtype):
         assert torch.equal(torch.cat([mine, mine], -1), wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scaling", SCALING)
-@pytest.mark.parametrize("family", SPEC)
+@cases("dtype", [torch.float32, torch.bfloat16])
+@cases("scaling", SCALING)
+@cases("family", SPEC)
 def test_bit_equal_to_the_tables_of_language_models(family, scaling, dtype):
     module, scheme = rotary_of(family, scaling), create_scheme(SPEC[family])
     assert (module.attention_scaling != 1) == (scaling == "yarn")
@@ -81,10 +82,8 @@ def test_bit_equal_to_the_tables_of_language_models(family, scaling, dtype):
     same_tables(module, scheme, text.double().reshape(scheme.axes, 2, -1), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "spec", ["mrope", "mrope_i", "mmrope", "videorope", "vrope", "ppe", "circlerope", "v2pe", "pype"]
-)
+@cases("dtype", [torch.float32, torch.bfloat16])
+@cases("spec", ["mrope", "mrope_i", "mmrope", "videorope", "vrope", "ppe", "circlerope", "v2pe", "pype"])
 def test_text_alone_is_encoded_as_in_a_text_model(spec, dtype):
     module, scheme = rotary_of("qwen2", "default"), create_scheme(spec)
     for side in ("left", "right"):
@@ -139,7 +138,7 @@ def test_positions_to_a_million():
     assert bool(((beyond - wanted).abs() <= 2.0**-24 * wanted).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@cases("dtype", [torch.bfloat16, torch.float16])
 def test_positions_survive_models_of_low_precision(dtype):
     """Neighbours above 256, and neighbours a quarter apart at 2000, are turned differently by the fast pairs."""
     frequencies = (10000 ** (-torch.arange(0, 64, 2) / 64)).float()
@@ -169,7 +168,7 @@ def test_a_shift_of_all_positions_does_not_change_attention():
     torch.testing.assert_close(scores[2], scores[0], rtol=0, atol=2e-3)  # angles in float32 at 1000
 
 
-@pytest.mark.parametrize("spec", ["mrope", "mrope_i", "mhrope(sections=[1,1,1])", "vrope", "hope_vlm"])
+@cases("spec", ["mrope", "mrope_i", "mhrope(sections=[1,1,1])", "vrope", "hope_vlm"])
 def test_rotation_in_float64_and_in_both_layouts(spec):
     """Turn channels one pair at a time; and interleaved channels as the same channels in another order."""
     scheme, pairs, kv_heads, group = create_scheme(spec), 8, 3, 2
@@ -210,7 +209,7 @@ def test_scaling_is_that_of_cosines_and_sines():
     torch.testing.assert_close(scaled.query(q), 1.5 * plain.query(q))
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@cases("layout", ["half", "interleaved"])
 def test_gradients(layout):
     """A rotation's gradient is the cotangent turned back."""
     scheme = create_scheme("mrope_i")
@@ -241,7 +240,7 @@ def test_gradients_reach_coordinates():
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+@cases("dim", [0, 1, 2, -1, -2, -3])
 def test_layouts_convert_both_ways(dim):
     x = torch.randn(6, 10, 4)
     moved, pairs = x.movedim(dim, 0), x.shape[dim] // 2
@@ -270,7 +269,7 @@ def test_rows_of_projections():
     torch.testing.assert_close(scores(moved, moved_bias, "interleaved"), scores(weight, bias, "half"))
 
 
-@pytest.mark.parametrize("convert", [to_half, to_interleaved])
+@cases("convert", [to_half, to_interleaved])
 def test_channels_come_in_pairs(convert):
     with pytest.raises(ShapeError, match="need an even number of channels, got 5 in dimension 1"):
         convert(torch.zeros(2, 5, 4), 1)
@@ -309,7 +308,7 @@ ALLOCATIONS = {
 }
 
 
-@pytest.mark.parametrize("spec", ALLOCATIONS)
+@cases("spec", ALLOCATIONS)
 def test_axis_of_each_pair(spec):
     axis = create_scheme(spec).allocation(16)
     assert letters(axis) == ALLOCATIONS[spec]
@@ -338,7 +337,7 @@ def test_published_sections():
     ]
 
 
-@pytest.mark.parametrize("pairs", [6, 7, 9, 20, 33, 40, 48, 96])
+@cases("pairs", [6, 7, 9, 20, 33, 40, 48, 96])
 def test_every_axis_has_pairs_at_any_width(pairs):
     for spec in ("mrope", "mrope_i", "mmrope", "videorope", "circlerope", "vrope", "ppe(k=2)", "ppe(k=3)"):
         scheme = create_scheme(spec)
@@ -360,7 +359,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("spec", WRONG)
+@cases("spec", WRONG)
 def test_sections_that_do_not_fit(spec):
     with pytest.raises(OptionError, match=WRONG[spec]):
         create_scheme(spec).allocation(16)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import create_encoding
 from vispe.encodings.positions import set_progress
 from vispe.errors import ShapeError, UnsupportedCombination
@@ -12,8 +13,8 @@ from vispe.multimodal.sampling import sampled
 STREAM = Stream.of([[Text(3), Image(2, 3), Text(2)], [Image(3, 2), Text(1)]], padding="left")
 
 
-@pytest.mark.parametrize("scheme", list_schemes())
-@pytest.mark.parametrize("sampler", ["randomized(reach=64)", "rfs(reach=64)", "gaps(rate=0.5)", "increments"])
+@cases("scheme", list_schemes())
+@cases("sampler", ["randomized(reach=64)", "rfs(reach=64)", "gaps(rate=0.5)", "increments"])
 def test_order_and_equal_coordinates_are_kept(scheme, sampler):
     before = create_scheme(scheme).coordinates(STREAM)
     if before.scheme.levels > 1:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention.cases import close
+from tests.cases import cases, pairwise
 from vispe import Grid, attention, create_encoding
 from vispe.attention import ContextBias, DistanceBias, RadialBias, SumBias, TableBias, explain
 from vispe.attention.backends import block_content, blocked, content_cpu, sdpa
@@ -96,10 +97,12 @@ def padding(pos, b=2):
     return keep
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["all keys", "padded"])
-@pytest.mark.parametrize(("shape", "prefix"), GRIDS, ids=str)
-@pytest.mark.parametrize("spec", FIXED + LEARNED + CONTENT)
+@pairwise
+@cases("padded", [False, True], ids=["all keys", "padded"])
+@cases(("shape", "prefix"), GRIDS, ids=str)
+@cases("spec", FIXED + LEARNED + CONTENT)
 def test_encodings(spec, shape, prefix, padded, calls, monkeypatch):
+    calls.clear()
     if spec.startswith("shaw"):
         monkeypatch.setattr(block_content, "MAX_PRODUCTS", 0)
     encoding = made(spec, (5, 7))  # the other grids are new resolutions
@@ -117,8 +120,9 @@ def test_encodings(spec, shape, prefix, padded, calls, monkeypatch):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("prefix", [0, 2])
+@cases("prefix", [0, 2])
 def test_sums_of_tables_and_content(prefix, calls):
+    calls.clear()
     pos = Grid((6, 5), prefix).positions()
     leaves, cotangent = inputs(pos)
     slopes = torch.rand(HEADS, dtype=torch.float64, requires_grad=True)
@@ -133,8 +137,9 @@ def test_sums_of_tables_and_content(prefix, calls):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("dot", ["query", "key"])
+@cases("dot", ["query", "key"])
 def test_buckets_per_sample_and_content(dot, calls):
+    calls.clear()
     pos = Grid((6, 5)).positions()
     leaves, cotangent = inputs(pos)
     weights = torch.randn(1, 6, 4, dtype=torch.float64, requires_grad=True)
@@ -174,9 +179,10 @@ CLOSED = {
 }
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["all keys", "padded"])
-@pytest.mark.parametrize("name", CLOSED)
+@cases("padded", [False, True], ids=["all keys", "padded"])
+@cases("name", CLOSED)
 def test_rows_without_keys_in_a_fixed_bias(name, padded, calls):
+    calls.clear()
     pos = Grid((5, 5)).positions()
     leaves, cotangent = inputs(pos)
     bias, keep = CLOSED[name](pos), padding(pos) if padded else None
@@ -188,10 +194,11 @@ def test_rows_without_keys_in_a_fixed_bias(name, padded, calls):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", ["alibi2d", "lookhere", "irpe", "shaw"])
-@pytest.mark.parametrize("prefix", [0, 1])
+@cases("dtype", [torch.float16, torch.bfloat16], ids=str)
+@cases("spec", ["alibi2d", "lookhere", "irpe", "shaw"])
+@cases("prefix", [0, 1])
 def test_half_precision(spec, prefix, dtype, calls):
+    calls.clear()
     pos, encoding = Grid((6, 7), prefix).positions(), made(spec, (6, 7)).float()
     leaves, cotangent = inputs(pos, dtype=dtype)
     exact = [t.detach().double().requires_grad_() for t in leaves]
@@ -207,9 +214,10 @@ def test_half_precision(spec, prefix, dtype, calls):
         close(grad, other, 2 * tol)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", ["lookhere", "rpb", "irpe.ctx_product_50_shared_qk", "shaw"])
+@cases("dtype", [torch.float16, torch.bfloat16], ids=str)
+@cases("spec", ["lookhere", "rpb", "irpe.ctx_product_50_shared_qk", "shaw"])
 def test_half_precision_without_gradient(spec, dtype, calls):
+    calls.clear()
     pos, encoding = Grid((6, 7), 1).positions(), made(spec, (6, 7)).float()
     leaves, _ = inputs(pos, dtype=dtype)
     keep = padding(pos)
@@ -223,8 +231,9 @@ def test_half_precision_without_gradient(spec, dtype, calls):
     close(out, expected, 5e-3 if dtype == torch.float16 else 2e-2)
 
 
-@pytest.mark.parametrize("offset", [0.0, 30.0, -200.0])
+@cases("offset", [0.0, 30.0, -200.0])
 def test_half_precision_of_fixed_biases_far_from_zero(offset, calls):
+    calls.clear()
     """Softmax ignores a constant, so a fixed bias is rounded after its maximum is subtracted."""
     pos = Grid((6, 7), 1).positions()
     leaves, _ = inputs(pos, dtype=torch.bfloat16)
@@ -236,8 +245,9 @@ def test_half_precision_of_fixed_biases_far_from_zero(offset, calls):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "irpe.ctx_product_50_shared_qk", "shaw"])
+@cases("spec", ["alibi2d", "irpe.ctx_product_50_shared_qk", "shaw"])
 def test_gradients_of_gradients(spec, calls):
+    calls.clear()
     pos, encoding = Grid((2, 4), 1).positions(), made(spec, (2, 4))
     leaves, _ = inputs(pos, b=1)
 
@@ -249,8 +259,9 @@ def test_gradients_of_gradients(spec, calls):
     assert calls
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "lookhere", "rpb", "irpe", "irpe(on=q)", "shaw", "t5"])
+@cases("spec", ["alibi2d", "lookhere", "rpb", "irpe", "irpe(on=q)", "shaw", "t5"])
 def test_nothing_of_the_size_of_scores_is_saved_or_cached(spec, monkeypatch, calls):
+    calls.clear()
     # in evaluation, irpe and shaw use buckets of all pairs up to this size
     monkeypatch.setattr(content_cpu, "MAX_TOTAL_BYTES", 0)
     monkeypatch.setattr(block_content, "MAX_PRODUCTS", 0)

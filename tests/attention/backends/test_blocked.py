@@ -5,6 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tests.attention.cases import close
+from tests.cases import cases, pairwise
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, SumBias, TableBias, explain
 from vispe.attention.backends import blocked
@@ -57,14 +58,16 @@ def exact(leaves, *rest, **arguments):
     return results([t.detach().double().requires_grad_() for t in leaves], *rest, "reference", **arguments)
 
 
-@pytest.mark.parametrize("blocks", ["small", "large"])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(
+@pairwise
+@cases("blocks", ["small", "large"])
+@cases("padded", [False, True])
+@cases(
     ("shape", "prefix", "table_heads"),
     [((5, 7), 0, 3), ((5, 7), 1, 1), ((9, 4), 5, 3), ((1, 6), 1, 3), ((2, 3, 4), 2, 3)],
     ids=str,
 )
 def test_gradients(shape, prefix, table_heads, padded, blocks, calls, monkeypatch):
+    calls.clear()
     if blocks == "small":
         small_blocks(monkeypatch)
     pos = Grid(shape, prefix).positions()
@@ -80,8 +83,9 @@ def test_gradients(shape, prefix, table_heads, padded, blocks, calls, monkeypatc
         close(a, w, 2e-6 if i == 0 else 1e-5, f"result {i}")
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@cases("autocast", [False, True])
 def test_half_precision(autocast, calls):
+    calls.clear()
     pos = Grid((6, 5), 1).positions()
     leaves, cotangent = inputs(pos, dtype=torch.float32 if autocast else torch.bfloat16)
     with torch.no_grad():
@@ -197,8 +201,9 @@ def test_explain_says_when_blocks_are_taken():
     }
 
 
-@pytest.mark.parametrize("scale", [1e-2, 1e-4, 1e-6])
+@cases("scale", [1e-2, 1e-4, 1e-6])
 def test_half_precision_at_tiny_scales(scale, calls):
+    calls.clear()
     pos = Grid((6, 7), 1).positions()
     leaves, cotangent = inputs(pos, dtype=torch.float16)
     leaves[0] = (leaves[0].detach() * min(0.25 / scale, 16.0)).requires_grad_()

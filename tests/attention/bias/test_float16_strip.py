@@ -1,9 +1,9 @@
 """Strips that are packed in float32 and float16: what is rounded, by how much, and that it is no worse than a mask."""
 
-import pytest
 import torch
 
 from tests.attention import oracle
+from tests.cases import cases
 from vispe import Grid
 from vispe.attention.bias.float16_strip import pack_with_copy, widest_range
 from vispe.attention.bias.strip import Layout, build, pack
@@ -40,11 +40,9 @@ def attend(x, bias, v):
     return (x + bias).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize(
-    ("grid", "rows"), [(Grid((5, 7), 2), False), (Grid((4, 9)), False), (Grid((3, 4), 1), True)]
-)
-@pytest.mark.parametrize("scale", [0.125, 1.0, 0.004])
+@cases("dtype", HALVES, ids=str)
+@cases(("grid", "rows"), [(Grid((5, 7), 2), False), (Grid((4, 9)), False), (Grid((3, 4), 1), True)])
+@cases("scale", [0.125, 1.0, 0.004])
 def test_numbers_are_off_by_no_more_than_is_said(dtype, grid, rows, scale):
     widest = widest_range(dtype, scale)
     values = torch.rand(HEADS, *(2 * n - 1 for n in grid.shape))
@@ -66,10 +64,8 @@ def test_numbers_are_off_by_no_more_than_is_said(dtype, grid, rows, scale):
     assert (error.abs().amax((1, 2))[2:] <= 2.0**-22 * spread[2:]).all()
 
 
-@pytest.mark.parametrize("grid", [Grid((8, 8), 1), Grid((9, 13))], ids=str)
-@pytest.mark.parametrize(
-    ("dtype", "spread", "part"), [(torch.float16, 0.2, 1.1), (torch.bfloat16, 1.5, 0.25)]
-)
+@cases("grid", [Grid((8, 8), 1), Grid((9, 13))], ids=str)
+@cases(("dtype", "spread", "part"), [(torch.float16, 0.2, 1.1), (torch.bfloat16, 1.5, 0.25)])
 def test_attention_is_no_worse_than_with_a_mask_in_the_dtype_of_queries(dtype, spread, part, grid):
     ours = masks = 0.0
     for _ in range(8):
@@ -89,7 +85,7 @@ def test_attention_is_no_worse_than_with_a_mask_in_the_dtype_of_queries(dtype, s
     assert ours <= part**2 * masks
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@cases("dtype", HALVES, ids=str)
 def test_closed_entries_and_heads_without_a_number(dtype):
     grid = Grid((3, 4), 1)
     values = torch.rand(HEADS, 5, 7)
@@ -106,7 +102,7 @@ def test_closed_entries_and_heads_without_a_number(dtype):
     assert (read.softmax(-1) - order.softmax(-1))[1:3].abs().max() < 2 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, 4096.0, 1e-9])
+@cases("scale", [0.0, -1.0, 4096.0, 1e-9])
 def test_scales_that_leave_nothing_to_round(scale):
     assert widest_range(torch.float32, 0.125) == 0.0
     assert widest_range(torch.bfloat16, scale) < 2e-4

@@ -1,8 +1,8 @@
 """Tables shifted to a maximum of 0: a constant per query is subtracted, separately for patches and prefix tokens."""
 
-import pytest
 import torch
 
+from tests.cases import cases, pairwise
 from vispe import Grid
 from vispe.attention import TableBias
 from vispe.attention.bias.lower_to_table import lower_to_table, shifted, with_causal_mask
@@ -17,11 +17,12 @@ def _parts(grid, heads, edge_heads, offset, edge_offset):
     return values, edge
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize(("heads", "edge_heads"), [(2, 2), (1, 2), (2, 1), (2, None)])
-@pytest.mark.parametrize("offset", [0.0, 1e3, -1e3])
-@pytest.mark.parametrize("edge_offset", [(0.0, 0.0, 0.0), (50.0, -1e3, 0.0), (-1e3, 1e4, 1e3)])
-@pytest.mark.parametrize("causal", [False, True])
+@pairwise
+@cases("grid", GRIDS, ids=str)
+@cases(("heads", "edge_heads"), [(2, 2), (1, 2), (2, 1), (2, None)])
+@cases("offset", [0.0, 1e3, -1e3])
+@cases("edge_offset", [(0.0, 0.0, 0.0), (50.0, -1e3, 0.0), (-1e3, 1e4, 1e3)])
+@cases("causal", [False, True])
 def test_one_constant_per_query(grid, heads, edge_heads, offset, edge_offset, causal):
     values, edge = _parts(grid, heads, edge_heads, offset, edge_offset)
     values, edge = values.double(), None if edge is None else edge.double()

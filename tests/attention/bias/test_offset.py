@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention import oracle
+from tests.cases import cases
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, attention
 from vispe.attention import OffsetBias, RadialBias
@@ -28,7 +29,7 @@ def test_table_and_dense_are_the_function():
     offsets.check_values(Lean(), lambda d: lean(torch.tensor([d], dtype=torch.float64))[:, 0].tolist(), GRIDS)
 
 
-@pytest.mark.parametrize("shape", [(4,), (3, 4), (5, 2)])
+@cases("shape", [(4,), (3, 4), (5, 2)])
 def test_the_torus(shape):
     pos = Grid(shape, 1).positions()
     found = OffsetBias(lean, pos, wrap=True)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases, pairwise
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias, RadialBias, SumBias, TableBias, call
 from vispe.attention.backends import sdpa
@@ -81,9 +82,10 @@ def frozen(make):
     return seeded
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("prefix", [0, 1, 3])
-@pytest.mark.parametrize("name", BIASES)
+@pairwise
+@cases("dtype", LIMITS, ids=str)
+@cases("prefix", [0, 1, 3])
+@cases("name", BIASES)
 def test_open_masks_are_used_directly(name, prefix, dtype, monkeypatch):
     pos, make = Grid(SHAPE, prefix).positions(), frozen(BIASES[name])
     q, k, v, bias, _ = check(pos, make, dtype)
@@ -101,9 +103,10 @@ def test_open_masks_are_used_directly(name, prefix, dtype, monkeypatch):
     assert not searched
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("prefix", [0, 1])
-@pytest.mark.parametrize("name", BIASES)
+@pairwise
+@cases("dtype", LIMITS, ids=str)
+@cases("prefix", [0, 1])
+@cases("name", BIASES)
 def test_padding_closes_rows_of_open_masks(name, prefix, dtype):
     pos = Grid(SHAPE, prefix).positions()
     keep = torch.rand(2, pos.tokens) > 0.5
@@ -111,9 +114,10 @@ def test_padding_closes_rows_of_open_masks(name, prefix, dtype):
     check(pos, frozen(BIASES[name]), dtype, key_padding_mask=keep)
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", CLOSED)
+@pairwise
+@cases("dtype", LIMITS, ids=str)
+@cases("padded", [False, True])
+@cases("name", CLOSED)
 def test_closed_rows_are_zero(name, padded, dtype):
     pos, make = Grid(SHAPE).positions(), frozen(CLOSED[name])
     masks = {"key_padding_mask": torch.rand(2, pos.tokens) > 0.3} if padded else {}

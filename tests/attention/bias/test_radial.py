@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention import oracle
+from tests.cases import cases
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, RadialBias
 from vispe.attention.backends import blocked
@@ -24,8 +25,8 @@ def hat(d):
     return torch.stack([torch.cos(d) + 1, -torch.log1p(3 * d), d.square() - 2])
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@cases("rule", RULES, ids=str)
+@cases("grid", GRIDS, ids=str)
 def test_table_and_dense_are_the_function(grid, rule):
     pos = grid.positions()
     bias = RadialBias(hat, pos, **rule)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.attention import oracle
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.errors import ShapeError, UnsupportedCombination
@@ -21,10 +22,11 @@ GRIDS = [
 ]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda g: "x".join(map(str, g.shape)))
-@pytest.mark.parametrize("wrap", [False, True])
-@pytest.mark.parametrize("normalize", ["none", "max", "reference"])
-@pytest.mark.parametrize("metric", METRICS)
+@pairwise
+@cases("grid", GRIDS, ids=lambda g: "x".join(map(str, g.shape)))
+@cases("wrap", [False, True])
+@cases("normalize", ["none", "max", "reference"])
+@cases("metric", METRICS)
 def test_distance_equals_its_table_and_the_definition(metric, normalize, wrap, grid):
     reference = (6, 5, 4)[: grid.axes] if normalize == "reference" else None
     slopes = torch.rand(3).requires_grad_()
@@ -46,8 +48,8 @@ def test_distance_equals_its_table_and_the_definition(metric, normalize, wrap, g
     torch.testing.assert_close(direct.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda g: "x".join(map(str, g.shape)))
-@pytest.mark.parametrize("edges", [False, True])
+@cases("grid", GRIDS, ids=lambda g: "x".join(map(str, g.shape)))
+@cases("edges", [False, True])
 def test_gradient_of_a_table_is_exact(grid, edges):
     pos, heads = grid.positions(), 2
     values = torch.randn(heads, *(2 * n - 1 for n in grid.shape), dtype=torch.float64, requires_grad=True)
@@ -117,8 +119,8 @@ def test_what_is_no_table_says_so():
         TableBias(torch.zeros(1, 3, 3)).table(Grid((3, 2)))
 
 
-@pytest.mark.parametrize("wrap", [False, True])
-@pytest.mark.parametrize("metric", METRICS)
+@cases("wrap", [False, True])
+@cases("metric", METRICS)
 def test_coordinates_that_learn_get_finite_gradients_at_distance_zero(metric, wrap):
     grid = Grid((3, 3), prefix=1)
     base = grid.positions()
@@ -144,8 +146,8 @@ def test_coordinates_that_learn_get_finite_gradients_at_distance_zero(metric, wr
         assert torch.autograd.gradcheck(run, (free.requires_grad_(),))
 
 
-@pytest.mark.parametrize("n", [2, 10, 38, 64])
-@pytest.mark.parametrize("spacing", [0.1, 0.3, 1 / 3, 0.7, 1.1, 14.0])
+@cases("n", [2, 10, 38, 64])
+@cases("spacing", [0.1, 0.3, 1 / 3, 0.7, 1.1, 14.0])
 def test_the_divisor_survives_rounding_of_the_spacing(spacing, n):
     grid = Grid((n, 2), spacing=(spacing, spacing))
     bias = DistanceBias((1.0,), grid.positions(), metric="chebyshev", wrap=True, normalize="max")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention.windows import mask_of, shifted
+from tests.cases import cases
 from vispe import Grid
 from vispe.attention import SumBias, TableBias, WindowMask, attention, explain, use_backend
 from vispe.attention.backends.triton.coords.operands import coords_unsupported_reason
@@ -24,7 +25,7 @@ def read(mask, table):
     return mask.widened(table).flatten(1)[:, cells[:, 0, :, None] - cells[:, 1, None]].transpose(0, 1)
 
 
-@pytest.mark.parametrize(("windows", "shape", "shift"), MAPS)
+@cases(("windows", "shape", "shift"), MAPS)
 def test_pairs_read_the_mask(windows, shape, shift):
     pos = Grid(shape).positions()
     mask = mask_of(pos, windows, shift, 2)
@@ -34,7 +35,7 @@ def test_pairs_read_the_mask(windows, shape, shift):
     assert torch.equal(read(mask, None), wanted)
 
 
-@pytest.mark.parametrize(("windows", "shape", "shift"), MAPS)
+@cases(("windows", "shape", "shift"), MAPS)
 def test_pairs_read_a_bias_with_it(windows, shape, shift):
     pos = Grid(shape).positions()
     mask = mask_of(pos, windows, shift, 1)
@@ -43,7 +44,7 @@ def test_pairs_read_a_bias_with_it(windows, shape, shift):
     assert torch.equal(read(mask, table), SumBias([bias, mask]).dense())
 
 
-@pytest.mark.parametrize(("size", "window", "shift"), [((9, 8), (4, 4), (2, 2)), ((5, 14), (5, 7), (2, 3))])
+@cases(("size", "window", "shift"), [((9, 8), (4, 4), (2, 2)), ((5, 14), (5, 7), (2, 3))])
 def test_masks_of_torchvision(size, window, shift):
     given = window_shift_mask(torch.zeros(2, *size, 8), window, shift)
     mask = WindowMask(given, Grid(window).positions(), 2 * len(given))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import attention
 from vispe.attention import Affine, BlockTransform, Calibrate, Chain, Expand, PairRotation
 from vispe.attention.backends import triton
@@ -42,7 +43,7 @@ def test_a_chain_is_its_links_one_after_the_other():
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("kv_heads", [H, 2])
+@cases("kv_heads", [H, 2])
 def test_calibration_is_its_formula_with_gradients(kv_heads):
     q, k, _ = qkv(kv_heads)
     q_up, q_down = torch.randn(H, D, 3, requires_grad=True), torch.randn(H, 3, D, requires_grad=True)
@@ -71,8 +72,8 @@ def test_calibration_is_its_formula_with_gradients(kv_heads):
         torch.testing.assert_close(turn.query(q), wanted)
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("values", [False, True])
+@cases("layout", ["half", "interleaved"])
+@cases("values", [False, True])
 def test_keys_may_have_tables_of_their_own(layout, values):
     q, k, v = qkv()
     turn = rotation(values, True, layout)
@@ -89,7 +90,7 @@ def test_keys_may_have_tables_of_their_own(layout, values):
         PairRotation(turn.cos, turn.sin, layout, keys=(own.cos[..., :1], own.sin[..., :1]))
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "auto"])
+@cases("backend", ["reference", "sdpa", "auto"])
 def test_groups_of_queries_with_tables_of_their_own_share_keys(backend):
     q, k, v = qkv(kv_heads=2)
     angle, other = torch.randn(1, H, N, 3), torch.randn(1, 1, N, 3)
@@ -112,8 +113,8 @@ def test_a_quarter_turn_of_the_keys_gives_the_imaginary_part():
     torch.testing.assert_close(turned.query(q) @ turned.key(k).mT, product.imag)
 
 
-@pytest.mark.parametrize("magnitude", [None, "softplus"])
-@pytest.mark.parametrize("width", [D, 3])
+@cases("magnitude", [None, "softplus"])
+@cases("width", [D, 3])
 def test_expansion_weighs_channels_by_cosines(magnitude, width):
     q, k, _ = qkv()
     a, b = torch.randn(2, 1, H, N, width).unbind(0)
@@ -136,7 +137,7 @@ def test_expansion_weighs_channels_by_cosines(magnitude, width):
         Expand(a, a, (a[..., :1], a[..., :1]))
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "auto"])
+@cases("backend", ["reference", "sdpa", "auto"])
 def test_backends_take_all_of_them(backend):
     q, k, v = qkv()
     up = torch.randn(H, D, D)

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.attention.transform.head_linear import HeadLinear
 from vispe.errors import ShapeError
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@cases("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_products_of_each_head(dtype):
     q, k = torch.randn(2, 3, 4, 4)
     x = torch.randn(2, 3, 5, 4).to(dtype)

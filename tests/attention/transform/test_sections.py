@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.blocks import BlockTransform
@@ -17,8 +18,8 @@ def rotation(values):
     return PairRotation(angle.cos(), angle.sin(), "half", values=values)
 
 
-@pytest.mark.parametrize("rest", [0, 3])
-@pytest.mark.parametrize("values", [False, True])
+@cases("rest", [0, 3])
+@cases("values", [False, True])
 def test_each_section_has_its_own_transform(rest, values):
     blocks = BlockTransform(
         *(torch.randn(1, 1, 5, 1, 3, 3, dtype=torch.float64) for _ in range(4 if values else 2))

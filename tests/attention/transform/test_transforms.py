@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.attention import Affine, BlockTransform, Expand, PairRotation, Transform
 from vispe.errors import ShapeError
 
@@ -28,8 +29,8 @@ def matrix(angle, layout):
     return full
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize(("pairs", "heads", "batch"), [(5, 1, 1), (3, 3, 1), (2, 1, 2), (1, 3, 2)])
+@cases("layout", ["half", "interleaved"])
+@cases(("pairs", "heads", "batch"), [(5, 1, 1), (3, 3, 1), (2, 1, 2), (1, 3, 2)])
 def test_pair_rotation_is_a_rotation_matrix(layout, pairs, heads, batch):
     angle, half, interleaved = tables(pairs, heads, batch)
     turn = half if layout == "half" else interleaved
@@ -70,7 +71,7 @@ def test_scores_depend_on_differences_of_angles_only():
             torch.testing.assert_close(line, line[:1].expand_as(line))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@cases("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_cast_once_at_the_end(dtype):
     angle, turn, _ = tables(5)
     blocks = BlockTransform(q=torch.randn(1, 1, N, 2, 5, 5))

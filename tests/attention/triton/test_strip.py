@@ -1,9 +1,9 @@
 """The layout of bias tables for the fused kernels, index by index."""
 
-import pytest
 import torch
 
 from tests.attention import oracle
+from tests.cases import cases, pairwise
 from vispe import Grid
 from vispe.attention.bias.strip import WORD, Layout, build, layout_of, pack, visible_offsets
 
@@ -16,9 +16,10 @@ def parts(shape, prefix, heads=2):
     return table, edge
 
 
-@pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize("prefix", [0, 1, 5])
-@pytest.mark.parametrize("shape", GRIDS, ids=str)
+@pairwise
+@cases("rows", [False, True])
+@cases("prefix", [0, 1, 5])
+@cases("shape", GRIDS, ids=str)
 def test_every_pair_reads_its_entry(shape, prefix, rows):
     table, edge = parts(shape, prefix)
     layout = Layout(shape, prefix, rows)
@@ -40,9 +41,10 @@ def test_every_pair_reads_its_entry(shape, prefix, rows):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if other is None else other)
 
 
-@pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize("prefix", [0, 1, 5])
-@pytest.mark.parametrize("shape", GRIDS, ids=str)
+@pairwise
+@cases("rows", [False, True])
+@cases("prefix", [0, 1, 5])
+@cases("shape", GRIDS, ids=str)
 def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
     table, edge = (t.detach() for t in parts(shape, prefix))
     layout = Layout(shape, prefix, rows)
@@ -60,9 +62,10 @@ def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
     torch.testing.assert_close(numbers, ((ends - top[:, None]) * 4).float())
 
 
-@pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize("prefix", [0, 1, 5, 11])
-@pytest.mark.parametrize("shape", GRIDS, ids=str)
+@pairwise
+@cases("rows", [False, True])
+@cases("prefix", [0, 1, 5, 11])
+@cases("shape", GRIDS, ids=str)
 def test_runs_that_are_read_from_the_first_patch_on(shape, prefix, rows):
     table, edge = (t.detach() for t in parts(shape, prefix))
     layout = Layout(shape, prefix, rows)

@@ -1,9 +1,9 @@
 """Symmetric convolutions: patterns that span their symmetry, and layers that turn with the picture."""
 
-import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe.backbones.micro.equivariant_conv import SymmetricConv, patterns
 
 POSES = [(turns, mirror) for mirror in (False, True) for turns in range(4)]
@@ -13,7 +13,7 @@ def posed(x, turns, mirror):
     return torch.rot90(x.flip(-1) if mirror else x, turns, (-2, -1))
 
 
-@pytest.mark.parametrize("side", [3, 4, 5, 6])
+@cases("side", [3, 4, 5, 6])
 def test_patterns_span_all_kernels_of_their_symmetry(side):
     kernels = torch.randn(200, side, side, dtype=torch.float64)
     wanted = {
@@ -35,8 +35,8 @@ def test_patterns_span_all_kernels_of_their_symmetry(side):
         assert torch.allclose(spanned, expected.flatten(1), atol=1e-5)
 
 
-@pytest.mark.parametrize(("side", "stride"), [(3, 1), (5, 1), (4, 2), (6, 2)])
-@pytest.mark.parametrize("size", [(8, 14), (12, 12)])
+@cases(("side", "stride"), [(3, 1), (5, 1), (4, 2), (6, 2)])
+@cases("size", [(8, 14), (12, 12)])
 def test_layer_turns_with_the_picture(side, stride, size):
     torch.manual_seed(side)
     layer = SymmetricConv(3, 5, 2, side, stride).double()
@@ -62,7 +62,7 @@ def test_values_are_those_of_plain_convolutions():
         assert torch.allclose(layer(x), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(("side", "stride", "edges"), [(3, 1, 2), (6, 2, 3), (4, 2, 0)])
+@cases(("side", "stride", "edges"), [(3, 1, 2), (6, 2, 3), (4, 2, 0)])
 def test_one_channel_stands_for_all(side, stride, edges):
     torch.manual_seed(side)
     layer = SymmetricConv(3, 4, edges, side, stride).double()

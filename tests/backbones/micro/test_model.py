@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.cases import cases
 from vispe.backbones.device import flush_denormals
 from vispe.backbones.micro import PATCH, STRIDE, WEIGHTS, Micro, features, load_micro, patch_features
 from vispe.errors import InputError, OptionError, ShapeError
@@ -22,7 +23,7 @@ def model(request, shipped):
     return Micro(depth=2).eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("size", [(48, 80), (96, 96)])
+@cases("size", [(48, 80), (96, 96)])
 def test_features_turn_with_the_picture(model, size):
     x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1))
     y = model(x)
@@ -61,7 +62,7 @@ def test_second_size_after_the_first(shipped):
     assert patch_features.patch_size == PATCH
 
 
-@pytest.mark.parametrize("size", [(48, 80), (64, 64)])
+@cases("size", [(48, 80), (64, 64)])
 def test_grey_is_three_equal_channels(model, size):
     grey = torch.rand(2, 1, *size, generator=torch.Generator().manual_seed(3))
     expected = model(grey.expand(-1, 3, -1, -1))
@@ -69,7 +70,7 @@ def test_grey_is_three_equal_channels(model, size):
         assert torch.allclose(model(sample), expected, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("before", [False, True])
+@cases("before", [False, True])
 def test_denormal_numbers_are_zero_inside_and_as_before_after_it(before):
     inside = []
 
@@ -91,9 +92,7 @@ def test_denormal_numbers_are_zero_inside_and_as_before_after_it(before):
         torch.set_flush_denormal(False)
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, 3, 40, 32), (1, 3, 32, 8), (3, 32, 32), (1, 2, 32, 32), (1, 1, 40, 32)]
-)
+@cases("shape", [(1, 3, 40, 32), (1, 3, 32, 8), (3, 32, 32), (1, 2, 32, 32), (1, 1, 40, 32)])
 def test_other_sizes_are_refused(shape):
     with pytest.raises(ShapeError, match=r"multiples of 16, got \("):
         Micro(depth=1)(torch.zeros(shape))

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -36,7 +37,7 @@ ALL = [
 SHAPES = {1: [(7,), (3,)], 2: [(3, 5), (4, 2)], 3: [(2, 3, 5), (1, 4, 2)]}
 
 
-@pytest.mark.parametrize(("name", "options", "axes"), ALL)
+@cases(("name", "options", "axes"), ALL)
 def test_tables_encode_the_centres_of_cells(name, options, axes):
     made = create_encoding(name, dim=12, **options)
     for shape in [*SHAPES[axes], SHAPES[axes][0]]:
@@ -52,7 +53,7 @@ def test_tables_encode_the_centres_of_cells(name, options, axes):
         close(table[0, 2:], made.encode(points))
 
 
-@pytest.mark.parametrize(("name", "options", "axes"), ALL)
+@cases(("name", "options", "axes"), ALL)
 def test_free_coordinates_and_normalize(name, options, axes):
     made = create_encoding(name, dim=12, normalize=False, **options)
     coords = torch.rand(2, 5, axes)
@@ -68,7 +69,7 @@ def test_free_coordinates_and_normalize(name, options, axes):
     )
 
 
-@pytest.mark.parametrize(("name", "options", "axes"), ALL)
+@cases(("name", "options", "axes"), ALL)
 def test_dropped_tokens_and_gradients_to_coordinates(name, options, axes):
     made = create_encoding(name, dim=12, **options)
     pos = Grid(SHAPES[axes][0], prefix=1).positions()
@@ -123,7 +124,7 @@ def test_spder_initialisation():
     assert made.to_dim.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-@pytest.mark.parametrize("divisor", ["constant", "batch", "none"])
+@cases("divisor", ["constant", "batch", "none"])
 def test_shifted_gaussian_formula(divisor):
     made = create_encoding("shifted_gaussian", dim=11, centres=5, sigma=0.15, divisor=divisor)
     assert made.centre_points() == (0, 0.2, 0.4, 0.6, 0.8)
@@ -192,7 +193,7 @@ def test_half_precision_parameters_are_computed_in_float32():
         assert torch.equal(made.bfloat16().encode(torch.full((2, axes), 0.3)), wanted)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "facts", "message"),
     [
         ("spder", {"dim": 0}, "dim needs an integer above 0, got dim=0"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken
@@ -16,8 +17,8 @@ def waves(value, base, half, last):
     return [math.sin(a) for a in angle] + [math.cos(a) for a in angle]
 
 
-@pytest.mark.parametrize("mode", ["difference", "ratio"])
-@pytest.mark.parametrize(("dim", "offset"), [(8, 3), (9, 0), (4, -2)])
+@cases("mode", ["difference", "ratio"])
+@cases(("dim", "offset"), [(8, 3), (9, 0), (4, -2)])
 def test_closed_form(mode, dim, offset):
     encoding = create_encoding("countdown", dim=dim, mode=mode, offset=offset)
     length = torch.tensor([7, 5000])
@@ -66,7 +67,7 @@ def test_free_coordinates_are_numbers_from_zero():
         encoding.table(Positions(torch.rand(6, 2), attrs=attrs))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("length", "message"),
     [
         (9, r"one length for each of b samples in Positions.attrs\['length'\], got int"),
@@ -90,7 +91,7 @@ def test_one_length_per_sample():
         create_encoding("countdown", dim=2)
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 4), (1, 1), (2, 3, 2)])
+@cases("shape", [(5,), (3, 4), (1, 1), (2, 3, 2)])
 def test_border(shape):
     encoding = create_encoding("border", dim=26, temperature=50)
     axes = len(shape)
@@ -135,7 +136,7 @@ def test_ranks():
     torch.testing.assert_close(bare[0, 1:], encoding.table(Grid((4,)).positions())[0])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("rank", "message"),
     [
         (

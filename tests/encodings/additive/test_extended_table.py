@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.encodings.additive.trained.learned import extended_indices, resample, table_indices
 from vispe.errors import OptionError
@@ -12,8 +13,8 @@ from vispe.errors import OptionError
 RULES = ["tile", "nearest", "linear"]
 
 
-@pytest.mark.parametrize("entries", [1, 2, 5, 9])
-@pytest.mark.parametrize("tokens", [1, 2, 5, 13, 45])
+@cases("entries", [1, 2, 5, 9])
+@cases("tokens", [1, 2, 5, 13, 45])
 def test_rules_against_their_definitions(tokens, entries):
     group = -(-tokens // entries)
     wanted = {
@@ -36,8 +37,8 @@ def test_the_jump_of_the_authors():
     assert extended_indices(3, 5, 4).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("new", [(7, 9), (2, 6), (3, 1)])
+@cases("rule", RULES)
+@cases("new", [(7, 9), (2, 6), (3, 1)])
 def test_grids_are_read_axis_by_axis(rule, new):
     old = (3, 4)
     table = torch.randn(1, 12, 5, dtype=torch.float64)
@@ -50,7 +51,7 @@ def test_grids_are_read_axis_by_axis(rule, new):
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@cases("rule", RULES)
 def test_the_grid_of_training_is_unchanged_and_others_read_the_table(rule):
     encoding = create_encoding("learned", dim=6, grid=(3, 4), resample=rule)
     table = encoding.weight.detach()
@@ -66,7 +67,7 @@ def test_the_grid_of_training_is_unchanged_and_others_read_the_table(rule):
             torch.testing.assert_close(found[corner], own[corner])
 
 
-@pytest.mark.parametrize("rule", RULES)
+@cases("rule", RULES)
 def test_weights_of_a_smaller_grid_load_as_they_would_be_read(rule):
     small = create_encoding("learned", dim=6, grid=(3, 4), resample=rule)
     large = create_encoding("learned", dim=6, grid=(6, 7), resample=rule)

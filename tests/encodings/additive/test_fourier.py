@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -18,8 +19,8 @@ def fourier(dim=8, dtype=torch.float64, **options):
     return create_encoding("fourier", dim=dim, **options).to(dtype)
 
 
-@pytest.mark.parametrize("two_pi", [True, False])
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@cases("two_pi", [True, False])
+@cases("axes", [1, 2, 3])
 def test_values_and_gradients(two_pi, axes):
     made = fourier(dim=9, axes=axes, two_pi=two_pi, learned=True, scale=2.0)
     x = torch.randn(2, 5, axes, dtype=torch.float64, requires_grad=True)
@@ -89,7 +90,7 @@ def test_a_projection_starts_small():
     torch.testing.assert_close(made.encode(x), made.to_dim(waves))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("normalize", "wanted"),
     [
         ("field", lambda y, x: ((y + 0.5) / 3, (x + 0.5) / 5)),
@@ -163,7 +164,7 @@ def test_half_precision_parameters():
         assert torch.equal(low.encode(x), found)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"dim": 0}, "dim needs an integer above 0, got dim=0"),

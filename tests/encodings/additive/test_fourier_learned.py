@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -37,7 +38,7 @@ def slow(made, x):
     return out
 
 
-@pytest.mark.parametrize(("axes", "groups"), [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 3)])
+@cases(("axes", "groups"), [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 3)])
 def test_values_and_gradients(axes, groups):
     torch.manual_seed(axes)
     made = lff(axes=axes, groups=groups, features=6, hidden=5)
@@ -61,7 +62,7 @@ def test_values_and_gradients(axes, groups):
         assert (values[0] - values[1]) / 2e-6 == pytest.approx(wanted, rel=1e-4, abs=1e-7)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "std"),
     [
         ({}, 5.0),
@@ -156,7 +157,7 @@ def test_half_precision_parameters():
         assert torch.equal(low.encode(x), found)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"init": "port"}, "init must be one of paper, willguimont, jhlew, got 'port'"),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -40,8 +41,8 @@ def expected(table, t, h, w, temperature):
     return torch.stack(out).flatten(0, 2)
 
 
-@pytest.mark.parametrize("size", [(1, 3, 5), (1, 6, 2), (4, 2, 9), (3, 3, 5), (2, 1, 1)])
-@pytest.mark.parametrize("temperature", [10000.0, 7.0])
+@cases("size", [(1, 3, 5), (1, 6, 2), (4, 2, 9), (3, 3, 5), (2, 1, 1)])
+@cases("temperature", [10000.0, 7.0])
 def test_table_is_that_of_the_formula(size, temperature):
     made = create_encoding(
         "learned_video.moonvit", dim=6, grid=(3, 5), temperature=temperature, std=1.0
@@ -90,7 +91,7 @@ def test_tables_of_other_grids_are_resampled_when_loaded():
     torch.testing.assert_close(state["weight"], wanted.detach())
 
 
-@pytest.mark.parametrize("grids", [[[1, 4, 2], [3, 2, 2]], [[4, 6, 4]]])
+@cases("grids", [[[1, 4, 2], [3, 2, 2]], [[4, 6, 4]]])
 def test_equal_to_transformers(grids):
     module = pytest.importorskip("transformers.models.kimi_k25.modeling_kimi_k25")
     config = module.Kimi_K25VisionConfig(hidden_size=12, pos_emb_height=5, pos_emb_width=5, pos_emb_time=4)

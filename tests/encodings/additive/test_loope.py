@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.encodings.parts.additive.curves import curve_order
 from vispe.errors import OptionError, ShapeError
@@ -83,8 +84,8 @@ def code(x, dim, temperature=10000.0):
     return [f(x * r) for r in rates for f in (math.sin, math.cos)]
 
 
-@pytest.mark.parametrize("order", ["gilbert", "raster"])
-@pytest.mark.parametrize("class_token", ["learned", "origin", "zero"])
+@cases("order", ["gilbert", "raster"])
+@cases("class_token", ["learned", "origin", "zero"])
 def test_static_tables(order, class_token):
     made = loope(order=order, class_token=class_token, context="none", temperature=100.0)
     if class_token == "learned":
@@ -189,7 +190,7 @@ def test_the_image_shifts_the_order():
                 assert table[b, grid.prefix + token].tolist() == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.parametrize("context", ["image", "released"])
+@cases("context", ["image", "released"])
 def test_every_parameter_learns_from_the_second_step(context):
     torch.manual_seed(0)
     made = loope(context=context).train()
@@ -263,7 +264,7 @@ def test_dropped_tokens_with_images():
         torch.testing.assert_close(few[i], table[i, keep[i]])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"dim": 7}, "dim needs an integer above 0 and divisible by 2, got dim=7"),
@@ -319,8 +320,8 @@ def rounded(places, dim, temperature):
     return torch.tensor(rows)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("order", ["gilbert", "raster"])
+@cases("dtype", [torch.float32, torch.float64])
+@cases("order", ["gilbert", "raster"])
 def test_rounding_of_the_reference(order, dtype):
     shape, grid = (25, 23), Grid((25, 23), prefix=1)
     made = loope(12, None, dtype, order=order, context="none", class_token="origin", exact=False)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -26,7 +27,7 @@ def slow(shape, counts, temperature, spacing):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("dim", "split", "counts"),
     [
         (24, (1, 1, 1), (4, 4, 4)),
@@ -83,7 +84,7 @@ def test_spacing_std_and_free_coordinates():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"dim": 7}, "dim needs an integer of 6 or more and divisible by 2, got dim=7"),

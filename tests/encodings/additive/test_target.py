@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError
@@ -23,8 +24,8 @@ def orders():
     }
 
 
-@pytest.mark.parametrize("of", ["sincos2d", "learned", "sincos2d(temperature=50)+learned", "fourier_learned"])
-@pytest.mark.parametrize("order", orders())
+@cases("of", ["sincos2d", "learned", "sincos2d(temperature=50)+learned", "fourier_learned"])
+@cases("order", orders())
 def test_it_is_the_table_of_the_next_place(of, order):
     order = orders()[order]
     encoding = create_encoding("target", of=of, **FACTS)
@@ -69,7 +70,7 @@ class Toy(torch.nn.Module):
         return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize("spec", ["sincos2d+target", "learned+target(of=learned)"])
+@cases("spec", ["sincos2d+target", "learned+target(of=learned)"])
 def test_tokens_with_their_order(spec):
     """Outputs depend on tokens, places and order alone, not on how the batch was stored; and on nothing later."""
     model, x = Toy(spec), torch.randn(2, 13, DIM)

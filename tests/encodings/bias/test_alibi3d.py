@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.attention import oracle
+from tests.cases import cases, pairwise
 from vispe import Grid, create_encoding
 from vispe.attention import attention
 from vispe.encodings.parts.bias.slopes import fixed_slopes
@@ -25,11 +26,10 @@ def same(a, b):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("slopes", ["constant", "geometric", "alibi"])
-@pytest.mark.parametrize("metric", ["euclidean", "manhattan", "chebyshev", "squared"])
-@pytest.mark.parametrize(
-    ("wrap", "normalize"), [(False, "none"), (True, "max"), (False, "reference"), (True, "reference")]
-)
+@pairwise
+@cases("slopes", ["constant", "geometric", "alibi"])
+@cases("metric", ["euclidean", "manhattan", "chebyshev", "squared"])
+@cases(("wrap", "normalize"), [(False, "none"), (True, "max"), (False, "reference"), (True, "reference")])
 def test_values(slopes, metric, wrap, normalize):
     grid = Grid((2, 3, 5), prefix=2, spacing=(5.0, 0.5, 1.5), reference=(4, 3, 2))
     made = create_encoding(
@@ -121,7 +121,7 @@ def test_learned_slopes_get_the_gradient_of_their_distances():
     same(made.slope.grad, -(cotangent[0] * distance).sum((1, 2)))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("alibi3d(spacing=[1,2])", r"spacing needs one number for each of 3 axes, got spacing=\[1, 2\]"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.parts.bias.slopes import fixed_slopes
@@ -21,7 +22,7 @@ def given(lengths, pos=None):
     return pos.replace(attrs={"distance": lengths})
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.float64])
+@cases("dtype", [torch.int64, torch.float16, torch.float64])
 def test_pairs_without_a_path(dtype):
     lengths = torch.stack([LENGTHS, LENGTHS.clamp(min=0) * 2]).to(dtype)
     far = offsets.made("alibi_graph").bias(given(lengths), 0).dense()
@@ -51,7 +52,7 @@ def test_prefix_tokens_are_not_read():
         assert torch.equal(found[..., 2:, 2:], made.bias(given(LENGTHS[None]), 0).dense())
 
 
-@pytest.mark.parametrize("neighbours", ["edges", "corners"])
+@cases("neighbours", ["edges", "corners"])
 def test_a_grid_is_a_graph(neighbours):
     measure = {"edges": lambda d: sum(map(abs, d)), "corners": lambda d: max(map(abs, d))}[neighbours]
     made = offsets.made(f"alibi_graph(neighbours={neighbours})")

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.encodings.bias import offsets
 from vispe import Grid, create_encoding
 from vispe.errors import OptionError, ShapeError
@@ -38,21 +39,19 @@ def shaken(spec):
     return made
 
 
-@pytest.mark.parametrize(
-    "options", ["", "shape_init=linear", "shape_init=2", "scale_init=4,eps=0.1", "shape_init=0"]
-)
+@cases("options", ["", "shape_init=linear", "shape_init=2", "scale_init=4,eps=0.1", "shape_init=0"])
 def test_values(options):
     made = shaken(f"bam({options})")
     offsets.check_values(made, defined(made))
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@cases("axes", [1, 2, 3])
 def test_locations_and_scales_of_axes(axes):
     made = shaken(f"bam(train_loc=true,axis_scale=true,axes={axes},loc_init=0.4)")
     offsets.check_values(made, defined(made), [g for g in offsets.GRIDS if g.axes == axes])
 
 
-@pytest.mark.parametrize("spec", ["bam", "bam.offset", "bam(axis_scale=true,axes=2,shape_init=1.5)"])
+@cases("spec", ["bam", "bam.offset", "bam(axis_scale=true,axes=2,shape_init=1.5)"])
 def test_gradients_and_routes(spec):
     made = shaken(spec)
     offsets.check_routes(made, Grid((3, 4), 1))
@@ -95,7 +94,7 @@ def test_a_vit():
     offsets.check_vit("bam.offset")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ("train_loc=true", "bam needs axes, the number of grid axes, .* Use axes=2"),

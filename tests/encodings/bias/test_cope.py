@@ -7,6 +7,7 @@ import timm
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Attention, Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -76,7 +77,7 @@ def slow_tra(made, pos, q, k, x):
     return out
 
 
-@pytest.mark.parametrize(("grid", "options"), GRIDS)
+@cases(("grid", "options"), GRIDS)
 def test_cope(grid, options):
     made, pos, (q, k, _) = build(max_pos=4, **options), grid.positions(), tensors(grid.tokens)
     found = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
@@ -87,7 +88,7 @@ def test_cope(grid, options):
     torch.testing.assert_close(ours, torch.autograd.grad(wanted, leaves, cotangent))
 
 
-@pytest.mark.parametrize(("grid", "options"), GRIDS)
+@cases(("grid", "options"), GRIDS)
 def test_tra(grid, options):
     made, pos, (q, k, x) = build("tra", **options), grid.positions(), tensors(grid.tokens)
     bias = made.bias(pos, 0, x)
@@ -115,7 +116,7 @@ def dense(name, made, pos, q, k, x):
     return made.bias(pos, 0, x).dense(q=q, k=k, scale=0.5)
 
 
-@pytest.mark.parametrize("name", ["cope", "tra"])
+@cases("name", ["cope", "tra"])
 def test_turns_and_moves(name):
     made, (q, k, x) = build(name), tensors(9)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
@@ -134,7 +135,7 @@ def test_turns_and_moves(name):
     torch.testing.assert_close(turned, still[..., order, :][..., order])
 
 
-@pytest.mark.parametrize("name", ["cope", "tra"])
+@cases("name", ["cope", "tra"])
 def test_what_is_left_of_dropped_tokens_counts(name):
     made, pos, (q, k, x) = build(name), Grid((3, 4), 1).positions(), tensors(13)
     keep, rows = torch.tensor([[0, 3, 8, 1], [0, 12, 5, 6]]), torch.arange(2)[:, None]

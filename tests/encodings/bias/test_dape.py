@@ -8,6 +8,7 @@ import timm
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Grid, attention, create_encoding
 from vispe.encodings.registry import parse_spec
 from vispe.encodings.spec import spec_to_text
@@ -61,7 +62,7 @@ def slow(made, grid, q, k):
     return a + F.pad(out, (p, 0, p, 0))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "grid"),
     [
         ({}, Grid((3, 2), 2)),
@@ -97,7 +98,7 @@ def test_backends_and_some_heads():
     torch.testing.assert_close(part, bias.dense(q=q, k=k, scale=0.5)[:, 1:3])
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3])
+@cases("turns", [1, 2, 3])
 def test_turns_of_what_is_inside(turns):
     made, pos, (q, k) = build(), Grid((3, 3)).positions(), content(9)
     order = torch.arange(9).reshape(3, 3).rot90(turns).flip(0).flatten()

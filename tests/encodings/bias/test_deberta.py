@@ -9,6 +9,7 @@ import torch
 
 import vispe
 from tests.attention import oracle
+from tests.cases import cases
 from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, create_encoding
 from vispe.encodings.attention_layer import attend
@@ -74,7 +75,7 @@ def slow(made, grid, q, k, v):
     return ((logits + torch.stack(rows, -2)) * WIDTH**-0.5).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@cases("options", OPTIONS, ids=str)
 def test_attention_and_all_gradients(options):
     for grid in GRIDS:
         made = build(grid.axes, **options)
@@ -113,8 +114,8 @@ def test_invariant_to_translation():
     torch.testing.assert_close(dense[..., 1:, 2:, 1:, 2:], dense[..., :-1, :-2, :-1, :-2])
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
+@cases("fused", [True, False])
+@cases("biased", [True, False])
 def test_shared_projections_are_those_of_attention(fused, biased):
     torch.manual_seed(0)
     layer = vispe.Attention(DIM, HEADS, "deberta(share_att_key=true)", fused_qkv=fused, qkv_bias=biased)
@@ -169,7 +170,7 @@ def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
             p.data -= 0.1 * grad
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"terms": "p2p"}, "terms must be one of both, c2p, p2c, got 'p2p'"),

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import vispe
 from tests.attention import oracle
+from tests.cases import cases
 from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.offsets.decomposed import TABLES
@@ -34,7 +35,7 @@ def slow(made, grid, q, k, v):
     return (WIDTH**-0.5 * q @ k.mT + read).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("options", [{}, {"scaled": True, "shared": False}], ids=str)
+@cases("options", [{}, {"scaled": True, "shared": False}], ids=str)
 def test_attention_and_all_gradients(options):
     for grid in GRIDS:
         made = build(grid.shape, **options)
@@ -50,8 +51,8 @@ def test_attention_and_all_gradients(options):
                 torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
-@pytest.mark.parametrize("fused", [True, False])
+@cases("shape", [(4, 4), (3, 5)])
+@cases("fused", [True, False])
 def test_equals_the_attention_of_sam(shape, fused):
     torch.manual_seed(0)
     stock = SamAttention(DIM, HEADS, use_rel_pos=True, input_size=shape).double()
@@ -95,7 +96,7 @@ def test_a_whole_sam_block_of_timm_gives_the_same():
     torch.testing.assert_close(model(x), wanted)
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 2)])
+@cases("shape", [(5,), (3, 4), (2, 3, 2)])
 def test_checkpoints_of_other_grids_are_stretched(shape):
     made, larger = build(shape), tuple(n + 2 for n in shape)
     other = build(larger)
@@ -156,7 +157,7 @@ def test_a_vit_stays_what_it_is_and_learns():
     assert torch.equal(model.blocks[1].attn.pos_enc.rel_pos_w, released["blocks.1.attn.rel_pos_w"])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"grid": []}, "grid needs a list of 1 to 3 integers above 0"),

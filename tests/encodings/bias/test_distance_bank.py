@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -39,7 +40,7 @@ def slow(made, pos, x, step=(1.0, 1.0, 1.0)):
     return torch.stack(out, -1).unflatten(-1, (n, n))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "grid"),
     [
         ({"causal": True, "max_dist": 4}, Grid((6,), 1)),

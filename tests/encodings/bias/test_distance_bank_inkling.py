@@ -7,6 +7,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.attention_layer import attend
 from vispe.encodings.compose import bias_of, transform_of
@@ -58,7 +59,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("options", "n", "layer", "prefix"), CASES)
+@cases(("options", "n", "layer", "prefix"), CASES)
 def test_logits_and_gradients(options, n, layer, prefix):
     encoding = build(causal=True, **options)
     for length in (n, n + 3):
@@ -118,7 +119,7 @@ def test_positions_of_a_decoding_step_are_absolute():
         )
 
 
-@pytest.mark.parametrize("over", ["distance", "offset"])
+@cases("over", ["distance", "offset"])
 def test_an_image_with_an_extent_per_block(over):
     encoding = build(over=over, scale="inverse", max_dist=[3, 2])
     pos, x = Grid((3, 4), prefix=1).positions(), torch.randn(2, 13, DIM, dtype=torch.float64)
@@ -187,7 +188,7 @@ def test_attention_layer_in_half_precision():
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         (

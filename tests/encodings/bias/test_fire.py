@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
@@ -51,7 +52,7 @@ def shaken(options="", **facts):
     return made
 
 
-@pytest.mark.parametrize("options", ["", "threshold=0,hidden=5", "threshold=100,init_c=2,hidden=7"])
+@cases("options", ["", "threshold=0,hidden=5", "threshold=100,init_c=2,hidden=7"])
 def test_values(options):
     made = shaken(options)
     offsets.check_values(made, defined(made), by_field=True)

@@ -5,6 +5,7 @@ import timm
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases, pairwise
 from vispe import Attention, Grid, attention, create_encoding
 from vispe.attention import SumBias
 from vispe.attention.bias.content import GatedBias
@@ -68,9 +69,10 @@ def same_with_gradients(found, wanted, leaves):
     torch.testing.assert_close(ours, torch.autograd.grad(wanted, leaves, cotangent))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", ["fox", "cable"])
-@pytest.mark.parametrize(("shape", "prefix"), [((3, 4), 2), ((1, 5), 0), ((5, 2), 1), ((1, 1), 1)])
+@pairwise
+@cases("shared", [True, False])
+@cases("name", ["fox", "cable"])
+@cases(("shape", "prefix"), [((3, 4), 2), ((1, 5), 0), ((5, 2), 1), ((1, 1), 1)])
 def test_images(name, shared, shape, prefix):
     made, grid = build(name, shared=shared, **({"scale": 0.7} if name == "fox" else {})), Grid(shape, prefix)
     x = tokens(grid.tokens)
@@ -81,7 +83,7 @@ def test_images(name, shared, shape, prefix):
     same_with_gradients(found, wanted, [x, *made.parameters()])
 
 
-@pytest.mark.parametrize("mode", ["causal", "shared", "separate"])
+@cases("mode", ["causal", "shared", "separate"])
 def test_lines(mode):
     made = build(causal=mode == "causal", shared=mode != "separate")
     grid, x = Grid((5,), prefix=2), tokens(7)
@@ -110,8 +112,8 @@ def test_a_line_is_an_image_of_one_row():
     torch.testing.assert_close(made.bias(Grid((6, 1)).positions(), 0, x).dense(), line)
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3])
-@pytest.mark.parametrize("flip", [False, True])
+@cases("turns", [1, 2, 3])
+@cases("flip", [False, True])
 def test_turns_and_flips(turns, flip):
     made, x = build("cable"), tokens(12)
     picture = torch.arange(12).reshape(3, 4).rot90(turns)

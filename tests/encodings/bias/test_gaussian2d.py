@@ -10,6 +10,7 @@ from timm.models import VisionTransformer
 
 import vispe
 from tests.attention import oracle
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -34,11 +35,9 @@ def slow(grid, sigma=5.0, amplitude=1.0, wrap=False, spacing=None):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("wrap", [False, True])
-@pytest.mark.parametrize("options", [{}, {"sigma": 0.6, "amplitude": -2.5}, {"spacing": (2.0, 0.25)}])
-@pytest.mark.parametrize(
-    "grid", [Grid((4, 4), 1), Grid((3, 5), 3, spacing=(0.5, 2.0)), Grid((1, 1), 2), Grid((1, 6))]
-)
+@cases("wrap", [False, True])
+@cases("options", [{}, {"sigma": 0.6, "amplitude": -2.5}, {"spacing": (2.0, 0.25)}])
+@cases("grid", [Grid((4, 4), 1), Grid((3, 5), 3, spacing=(0.5, 2.0)), Grid((1, 1), 2), Grid((1, 6))])
 def test_values(grid, options, wrap):
     made = create_encoding({"name": "gaussian2d", "wrap": wrap, **options})
     bias = made.bias(grid.positions(), 0)
@@ -135,7 +134,7 @@ def test_layers_and_a_vit():
     torch.testing.assert_close(model(x), before)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ("sigma=0", "sigma needs a number above 0, got sigma=0"),

@@ -9,6 +9,7 @@ from timm.models.convit import GPSA
 from torch import nn
 
 import vispe
+from tests.cases import cases
 from vispe import Attention, Grid, create_encoding
 from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
@@ -46,9 +47,7 @@ def definition(made, places, q, k, prefix=0):
     return torch.stack(rows).reshape(*q.shape[:3], n)
 
 
-@pytest.mark.parametrize(
-    ("heads", "side", "local"), [(4, 3, True), (9, 4, True), (6, 5, True), (2, 3, False)]
-)
+@cases(("heads", "side", "local"), [(4, 3, True), (9, 4, True), (6, 5, True), (2, 3, False)])
 def test_a_layer_is_that_of_timm(heads, side, local):
     stock = GPSA(4 * heads, num_heads=heads, qkv_bias=True, locality_strength=0.7).double()
     layer = Attention(4 * heads, heads, "gpsa", fused_qkv=False).double()
@@ -83,8 +82,8 @@ def test_a_layer_is_that_of_timm(heads, side, local):
     assert all((g != 0).all() for g in grads[0])
 
 
-@pytest.mark.parametrize(("shape", "prefix"), [((3,), 0), ((2, 3), 0), ((2, 3), 2), ((2, 1, 2), 1)])
-@pytest.mark.parametrize("spacing", [None, (2.0, 0.5, 3.0)])
+@cases(("shape", "prefix"), [((3,), 0), ((2, 3), 0), ((2, 3), 2), ((2, 1, 2), 1)])
+@cases("spacing", [None, (2.0, 0.5, 3.0)])
 def test_values_and_gradients(shape, prefix, spacing):
     spacing = spacing and spacing[: len(shape)]
     made, grid = build(axes=len(shape), spacing=spacing), Grid(shape, prefix=prefix)
@@ -104,7 +103,7 @@ def test_spacing_of_the_grid_counts():
     torch.testing.assert_close(found, maps(build(spacing=[2, 0.5]), Grid((2, 3)).positions(), q, k))
 
 
-@pytest.mark.parametrize(("axes", "heads", "side"), [(1, 3, 3), (2, 10, 3), (3, 27, 3), (2, 4, 2)])
+@cases(("axes", "heads", "side"), [(1, 3, 3), (2, 10, 3), (3, 27, 3), (2, 4, 2)])
 def test_it_starts_as_a_convolution(axes, heads, side):
     made = create_encoding("gpsa(locality_strength=20,gating=20)", num_heads=heads, axes=axes)
     shape = (5, 4, 5)[:axes]

@@ -10,6 +10,7 @@ from timm.models import VisionTransformer
 
 import vispe
 from tests.attention import oracle
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.offsets.irpe import bucket_ids, num_buckets, piecewise_index
 from vispe.errors import OptionError, ShapeError
@@ -117,8 +118,9 @@ def test_piecewise_index_of_real_offsets():
     assert found.dtype == torch.int64
 
 
-@pytest.mark.parametrize("prefix_buckets", [0, 1, 3])
-@pytest.mark.parametrize("method", METHODS)
+@pairwise
+@cases("prefix_buckets", [0, 1, 3])
+@cases("method", METHODS)
 def test_bucket_ids(method, prefix_buckets):
     for grid in GRIDS:
         for ratio in (1.9, 20):
@@ -140,8 +142,8 @@ def test_counts_of_the_published_models():
     assert used == {"euclidean": (20, 82), "quantization": (51, 134), "cross": (28, 82), "product": (50, 50)}
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
+@cases("method", METHODS)
+@cases(
     ("mode", "on", "prefix_buckets", "shared"),
     [
         ("contextual", "k", 1, True),
@@ -170,8 +172,9 @@ def test_attention_and_all_gradients(method, mode, on, prefix_buckets, shared):
                 torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("prefix_buckets", [0, 1, 3])
+@pairwise
+@cases("method", METHODS)
+@cases("prefix_buckets", [0, 1, 3])
 def test_dropped_tokens_are_the_full_computation_restricted_to_them(method, prefix_buckets):
     made = build(method=method, on="qkv", prefix_buckets=prefix_buckets)
     grid = Grid((3, 4), 2)
@@ -231,7 +234,7 @@ def test_tables_start_at_zero_and_shapes():
     build().reset_parameters()
 
 
-@pytest.mark.parametrize("preset", ["ctx_product_50_shared_qkv", "ctx_cross_56_shared_k"])
+@cases("preset", ["ctx_product_50_shared_qkv", "ctx_cross_56_shared_k"])
 def test_released_checkpoints_load(preset):
     torch.manual_seed(0)
     model = VisionTransformer(
@@ -280,7 +283,7 @@ def test_distances_do_not_see_turns_of_a_square(n, method, turns, flip):
     torch.testing.assert_close(dense[..., order, :][..., order], dense)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ("method=prod", "method must be one of euclidean, quantization, product, cross, got 'prod'"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
@@ -27,8 +28,8 @@ def defined(encoding):
     return lambda d: [-y * d**x if d else 0.0 for x, y in zip(p, a, strict=True)]
 
 
-@pytest.mark.parametrize("positive", ["softplus", "clamp"])
-@pytest.mark.parametrize("kernel", ["log", "power"])
+@cases("positive", ["softplus", "clamp"])
+@cases("kernel", ["log", "power"])
 def test_values(kernel, positive):
     made = offsets.made(f"kerple.{kernel}(positive={positive})")
     with torch.no_grad():
@@ -36,7 +37,7 @@ def test_values(kernel, positive):
     offsets.check_values(made, offsets.of_length(defined(made)))
 
 
-@pytest.mark.parametrize("kernel", ["log", "power"])
+@cases("kernel", ["log", "power"])
 def test_gradients_routes_and_symmetry(kernel):
     made = offsets.made(f"kerple.{kernel}")
     offsets.check_routes(made, Grid((3, 4), 1))
@@ -101,7 +102,7 @@ def test_a_vit():
     offsets.check_vit("kerple.power")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ("eps=0.1", "eps=0.1 has no effect with positive='softplus'. Omit it"),

@@ -7,6 +7,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -46,8 +47,8 @@ def by_angles(groups, shape, spacing=(1, 1), power=1):
     return torch.tensor(heads)
 
 
-@pytest.mark.parametrize("name", [n for n in FIELDS if n != "none"])
-@pytest.mark.parametrize("shape", [(3, 4), (5, 1), (1, 1)])
+@cases("name", [n for n in FIELDS if n != "none"])
+@cases("shape", [(3, 4), (5, 1), (1, 1)])
 def test_fields_of_view(name, shape):
     made = create_encoding("lookhere", num_heads=12, directions=f"{name}-none", depth=1)
     found = made.bias(Grid(shape).positions(), 0).dense()[0]
@@ -55,7 +56,7 @@ def test_fields_of_view(name, shape):
     torch.testing.assert_close(found, -1.5 * wanted)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("heads", "directions", "sizes"),
     [
         (12, "halves", [12]),
@@ -82,7 +83,7 @@ def test_groups_of_heads(heads, directions, sizes):
     torch.testing.assert_close(found, -by_angles(groups, (3, 3)))
 
 
-@pytest.mark.parametrize(("distance", "power"), [("sqrt", 0.5), ("square", 2)])
+@cases(("distance", "power"), [("sqrt", 0.5), ("square", 2)])
 def test_distances_and_spacing(distance, power):
     made = create_encoding(
         "lookhere", num_heads=4, directions="triangles", distance=distance, spacing=[2, 0.5], global_slope=3
@@ -112,7 +113,7 @@ def test_layers():
         made.bias(pos, 5)
 
 
-@pytest.mark.parametrize("prefix", [0, 1])
+@cases("prefix", [0, 1])
 def test_backends_agree(prefix):
     made = create_encoding("lookhere.released", num_heads=12, depth=2)
     grid = Grid((3, 5), prefix=prefix)

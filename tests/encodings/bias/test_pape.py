@@ -7,6 +7,7 @@ import timm
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -39,8 +40,8 @@ def definition(made, coords, x):
     return torch.stack(rows).reshape(len(x), heads, n, n)
 
 
-@pytest.mark.parametrize("spec", ["pape", "pape(parabolas=1)", RI])
-@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 1, 2)])
+@cases("spec", ["pape", "pape(parabolas=1)", RI])
+@cases("shape", [(3,), (2, 3), (2, 1, 2)])
 def test_values_and_gradients(spec, shape):
     made = build(spec, axes=len(shape))
     pos = Grid(shape).positions()
@@ -52,7 +53,7 @@ def test_values_and_gradients(spec, shape):
     torch.testing.assert_close(*sides, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("spec", ["pape", RI])
+@cases("spec", ["pape", RI])
 def test_spacing(spec):
     x = torch.randn(1, 6, 12, dtype=torch.float64)
     torch.manual_seed(0)
@@ -61,7 +62,7 @@ def test_spacing(spec):
     torch.testing.assert_close(made.bias(Grid((2, 3)).positions(), 0, x).dense(), definition(made, coords, x))
 
 
-@pytest.mark.parametrize("spec", ["pape", RI])
+@cases("spec", ["pape", RI])
 def test_prefix_and_dropped_tokens(spec):
     made = build(spec)
     pos = Grid((3, 4), prefix=2).positions()
@@ -76,7 +77,7 @@ def test_prefix_and_dropped_tokens(spec):
         torch.testing.assert_close(few[i], dense[i][:, kept][:, :, kept])
 
 
-@pytest.mark.parametrize("degrees", [37, 90, 201.5])
+@cases("degrees", [37, 90, 201.5])
 def test_radial_form_is_blind_to_rotation_about_any_point(degrees):
     x = torch.randn(2, 9, 12, dtype=torch.float64)
     coords, centre = torch.rand(1, 9, 2, dtype=torch.float64) * 20, torch.randn(2, dtype=torch.float64)
@@ -101,7 +102,7 @@ def test_radial_form_on_three_axes_is_blind_to_rotation():
     )
 
 
-@pytest.mark.parametrize(("spec", "backend"), [("pape", "sdpa"), ("pape", "lowrank"), (RI, "sdpa")])
+@cases(("spec", "backend"), [("pape", "sdpa"), ("pape", "lowrank"), (RI, "sdpa")])
 def test_backends_agree(spec, backend):
     made, pos = build(spec), Grid((3, 5), prefix=1).positions()
     x = torch.randn(2, 16, 12, dtype=torch.float64)
@@ -122,7 +123,7 @@ def test_far_from_the_origin_nothing_is_lost():
     assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
-@pytest.mark.parametrize("spec", ["pape", RI])
+@cases("spec", ["pape", RI])
 def test_whole_model(spec):
     model = timm.create_model("test_vit", pos_embed=spec, img_size=64)
     for size in (64, 96):

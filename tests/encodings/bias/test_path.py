@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Attention, Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.content.path import PathScores
 from vispe.errors import ShapeError, UnsupportedCombination
@@ -46,8 +47,8 @@ def steps(made, x):
     return w, beta, None if made.forget is None else F.logsigmoid(made.forget(x)).mT
 
 
-@pytest.mark.parametrize("gate", [False, True])
-@pytest.mark.parametrize(("tokens", "prefix"), [(5, 0), (4, 2), (1, 0)])
+@cases("gate", [False, True])
+@cases(("tokens", "prefix"), [(5, 0), (4, 2), (1, 0)])
 def test_logits_and_backends(gate, tokens, prefix):
     made, pos = build(gate=gate), Grid((tokens,), prefix).positions()
     n = pos.tokens
@@ -93,7 +94,7 @@ def test_gradients():
         return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x, (4,)))
 
     leaves = [x, *(layer.get_parameter(n).detach().clone() for n in names)]
-    assert torch.autograd.gradcheck(out, [t.requires_grad_() for t in leaves])
+    assert torch.autograd.gradcheck(out, [t.requires_grad_() for t in leaves], fast_mode=True)
 
 
 def test_long_ways_stay_finite():

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import vispe
 from tests.attention import oracle
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.parts.bias.table_interpolation import growth, resample_table
 from vispe.errors import OptionError, ShapeError
@@ -38,9 +39,9 @@ def parts(made):
     return table.reshape(-1, *(2 * n - 1 for n in made.table_grid)), edge
 
 
-@pytest.mark.parametrize("name", ["rpb.swin", "rpb.beit"])
-@pytest.mark.parametrize("shape", [(5,), (3, 4), (1, 6), (1, 1), (2, 3, 2)])
-@pytest.mark.parametrize("prefix", [0, 1, 4])
+@cases("name", ["rpb.swin", "rpb.beit"])
+@cases("shape", [(5,), (3, 4), (1, 6), (1, 1), (2, 3, 2)])
+@cases("prefix", [0, 1, 4])
 def test_values_and_gradients(name, shape, prefix):
     made, grid = build(shape, name), Grid(shape, prefix)
     found = made.bias(grid.positions(), 0).dense()[0]
@@ -56,8 +57,8 @@ def test_values_and_gradients(name, shape, prefix):
 
 
 @theirs_warns
-@pytest.mark.parametrize("prefix", [0, 1])
-@pytest.mark.parametrize("shape", [(4, 4), (3, 5), (2, 1)])
+@cases("prefix", [0, 1])
+@cases("shape", [(4, 4), (3, 5), (2, 1)])
 def test_equals_timm(shape, prefix):
     stock = RelPosBias(shape, 3, prefix_tokens=prefix)
     made = create_encoding("rpb", num_heads=3, grid=shape, prefix_values=bool(prefix))
@@ -87,8 +88,8 @@ def test_equals_beit_with_several_prefix_tokens():
     assert torch.equal(made.bias(Grid((3, 4), 3).positions(), 0).dense(), one[:, :, order][..., order])
 
 
-@pytest.mark.parametrize("old", [1, 2, 3, 7, 14])
-@pytest.mark.parametrize("new", [1, 2, 5, 14, 24])
+@cases("old", [1, 2, 3, 7, 14])
+@cases("new", [1, 2, 5, 14, 24])
 def test_resampling_of_one_axis(old, new):
     table = torch.randn(3, 2 * old - 1, dtype=torch.float64)
     found = resample_table(table, (old,), (new,), "geometric")
@@ -123,7 +124,7 @@ def test_resampling_of_two_and_three_axes():
         torch.testing.assert_close(resample_table(cube, (2, 3, 2), (3, 4, 5), method), step)
 
 
-@pytest.mark.parametrize("resample", ["geometric", "bicubic"])
+@cases("resample", ["geometric", "bicubic"])
 def test_another_grid_has_gradients_and_leaves_the_table(resample):
     made = build((3, 4), resample=resample, prefix_values=True)
     before = made.relative_position_bias_table.detach().clone()
@@ -173,7 +174,7 @@ def test_dropped_tokens_and_attention():
         torch.testing.assert_close(attention(q, k, v, bias=kept, backend=backend), wanted)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "theirs"),
     [
         ("", "blocks.{}.attn.relative_position_bias_table"),
@@ -195,7 +196,7 @@ def test_released_checkpoints_load(options, theirs):
     assert model(torch.randn(1, 3, 24, 24)).isfinite().all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"num_heads": 0}, "num_heads needs an integer above 0, got num_heads=0"),

@@ -12,6 +12,7 @@ from timm.models.swin_transformer_v2 import WindowAttention
 
 import vispe
 from tests.attention import oracle
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.offsets.rpb_cpb import DRAW
 from vispe.errors import OptionError, ShapeError
@@ -58,10 +59,8 @@ def slow(made, grid, kept=None):
     return torch.stack([torch.stack(row, -1) for row in rows], 1)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"centre": False}, {"coords": "cr"}, {"name": "rpb_cpb.swinv2", "hidden": 7}]
-)
-@pytest.mark.parametrize("shape", [(5,), (3, 4), (1, 4), (2, 1, 3)])
+@cases("options", [{}, {"centre": False}, {"coords": "cr"}, {"name": "rpb_cpb.swinv2", "hidden": 7}])
+@cases("shape", [(5,), (3, 4), (1, 4), (2, 1, 3)])
 def test_values_and_gradients(shape, options):
     made, grid = build(shape, **options), Grid(shape, prefix=2)
     found, wanted = made.bias(grid.positions(), 0).dense()[0], slow(made, grid)
@@ -75,8 +74,8 @@ def test_values_and_gradients(shape, options):
         torch.testing.assert_close(f, w, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("mode", "prefix"), [("cr", 0), ("cr", 3), ("swin", 0), ("swin", 2)])
-@pytest.mark.parametrize("pretrained", [(0, 0), (4, 6)])
+@cases(("mode", "prefix"), [("cr", 0), ("cr", 3), ("swin", 0), ("swin", 2)])
+@cases("pretrained", [(0, 0), (4, 6)])
 def test_equals_timm_after_loading_its_entries(mode, prefix, pretrained):
     stock = RelPosMlp((3, 5), 3, 12, prefix, mode, pretrained).eval()
     options = {"pretrained": list(pretrained)} if pretrained[0] and mode == "swin" else {}
@@ -95,7 +94,7 @@ def test_equals_timm_after_loading_its_entries(mode, prefix, pretrained):
         )
 
 
-@pytest.mark.parametrize("pretrained", [(0, 0), (2, 5)])
+@cases("pretrained", [(0, 0), (2, 5)])
 def test_equals_swin_v2(pretrained):
     stock = WindowAttention(12, (3, 4), num_heads=3, pretrained_window_size=pretrained)
     seen = {}
@@ -178,7 +177,7 @@ def test_dropped_tokens():
         assert torch.equal(kept[b], dense[:, keep[b]][:, :, keep[b]])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"num_heads": 0}, "num_heads needs an integer above 0, got num_heads=0"),

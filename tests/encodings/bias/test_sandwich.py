@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.encodings.bias import offsets
 from vispe import Grid, create_encoding
 from vispe.errors import OptionError
@@ -17,7 +18,7 @@ def defined(width=128, base=10000.0, heads=offsets.HEADS):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"width": 6, "base": 50.0}, {"width": 20}])
+@cases("options", [{}, {"width": 6, "base": 50.0}, {"width": 20}])
 def test_values(options):
     offsets.check_values(create_encoding("sandwich", num_heads=3, **options), defined(**options))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError
@@ -18,8 +19,8 @@ def both(grid, **options):
     return grouped.bias(pos, 0), plain, (q, k, v), turn, pos
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("grid", [(3, 5), (7,), (1, 9)])
+@cases("layout", ["half", "interleaved"])
+@cases("grid", [(3, 5), (7,), (1, 9)])
 def test_groups_of_one_are_rope_axial(grid, layout):
     bias, plain, (q, k, v), turn, _ = both(grid, group=1, window=2, layout=layout)
     torch.testing.assert_close(bias.dense(q=q, k=k), plain, rtol=1e-4, atol=1e-5)

@@ -8,6 +8,7 @@ import torch
 
 import vispe
 from tests.attention import oracle
+from tests.cases import cases
 from tests.encodings.bias.products import DIM, HEADS, WIDTH, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.parts.bias.table_interpolation import resample_table
@@ -78,7 +79,7 @@ def fast(made, grid, q, k, v, backend="auto"):
     return attention(q, k, v, bias=made.bias(pos, 0), value_term=made.value_term(pos, 0), backend=backend)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@cases("options", OPTIONS, ids=str)
 def test_attention_and_all_gradients(options):
     for grid in GRIDS:
         made = build(grid.shape, **options)
@@ -94,8 +95,8 @@ def test_attention_and_all_gradients(options):
                 torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("resample", ["geometric", "bicubic"])
-@pytest.mark.parametrize("method", ["key", "distance_factor"])
+@cases("resample", ["geometric", "bicubic"])
+@cases("method", ["key", "distance_factor"])
 def test_another_grid_reads_a_resampled_table(method, resample):
     made = build((3, 4), method=method, resample=resample)
     other = build((5, 2), method=method)
@@ -168,7 +169,7 @@ def test_released_names_are_taken():
     assert set(state) == {f"attn.pos_enc.{name}.weight" for name in ("distance_embedding", "value_embedding")}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"method": "method3"}, "method must be one of key, key_query, distance_factor, offset_factor"),

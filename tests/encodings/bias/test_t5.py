@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.encodings.bias import offsets
 from vispe import Grid, create_encoding
 from vispe.encodings.bias.offsets.t5 import relative_buckets
@@ -42,7 +43,7 @@ def defined(made):
     return function
 
 
-@pytest.mark.parametrize(("count", "far"), [(32, 128), (8, 5), (5, 3), (16, 20)])
+@cases(("count", "far"), [(32, 128), (8, 5), (5, 3), (16, 20)])
 def test_buckets(count, far):
     rel = [*range(-30, 31), 0.5, -0.5, 2.7, -3.2, 11.6]
     for causal in (False, True):
@@ -51,8 +52,8 @@ def test_buckets(count, far):
         assert max(found) < count
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
-@pytest.mark.parametrize("mode", ["axial", "radial"])
+@cases("axes", [1, 2, 3])
+@cases("mode", ["axial", "radial"])
 def test_values(mode, axes):
     made = shaken(f"t5.{mode}(axes={axes},num_buckets=9,max_distance=6)")
     offsets.check_values(made, defined(made), [g for g in offsets.GRIDS if g.axes == axes])
@@ -63,7 +64,7 @@ def test_causal_values():
     offsets.check_values(made, defined(made), [Grid((7,), 2), Grid((3,))])
 
 
-@pytest.mark.parametrize("mode", ["axial", "radial"])
+@cases("mode", ["axial", "radial"])
 def test_gradients_and_routes(mode):
     made = shaken(f"t5.{mode}(num_buckets=8,max_distance=5)")
     offsets.check_routes(made, Grid((3, 4), 1))
@@ -83,7 +84,7 @@ def test_a_vit():
     offsets.check_vit("t5")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ("causal=true", "causal=True counts steps back along 1 axis, got axes=2, mode='axial'. Use axes=1"),

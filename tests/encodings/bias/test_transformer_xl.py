@@ -7,6 +7,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.attention_layer import attend
@@ -59,7 +60,7 @@ def agree(made, pos, backends=("reference", "sdpa")):
             torch.testing.assert_close(f, w, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@cases("options", OPTIONS, ids=str)
 def test_attention_and_all_gradients(options):
     made = build(**options)
     for grid in GRIDS:  # one after the other, of all numbers of axes
@@ -70,7 +71,7 @@ def test_spacing_takes_the_place_of_that_of_the_grid():
     agree(build(spacing=(3, 0.5)), Grid((2, 3), 1, (0.5, 2.0)).positions())
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@cases("axes", [1, 2, 3])
 def test_free_coordinates(axes):
     coords = torch.rand(1, 6, axes, dtype=torch.float64) * 5 - 1
     spatial = torch.tensor([[False, True, True, True, True, True]])
@@ -151,7 +152,7 @@ def test_weights_sum_to_one_and_drawn_start():
     torch.testing.assert_close(found.sum(-1), torch.ones(1, 4, 13))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"dim": 9}, "dim needs an integer above 0 and divisible by 2, got dim=9"),

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, create_encoding
 from vispe.encodings.attention_layer import Attention
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
@@ -53,9 +54,10 @@ def slow(x, shape, prefix, kernel, bias, padding="zeros", present=None):
     return out
 
 
-@pytest.mark.parametrize("padding", ["zeros", "circular", "reflect"])
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize(("shape", "k"), [((3, 5), 3), ((5, 2), 5), ((1, 1), 3), ((1, 6), 5), ((2, 3), 7)])
+@pairwise
+@cases("padding", ["zeros", "circular", "reflect"])
+@cases("symmetric", [False, True])
+@cases(("shape", "k"), [((3, 5), 3), ((5, 2), 5), ((1, 1), 3), ((1, 6), 5), ((2, 3), 7)])
 def test_values_and_gradients(padding, symmetric, shape, k):
     made = peg(padding=padding, symmetric=symmetric, kernel_size=k, after=[2])
     pos = Grid(shape, prefix=2).positions()
@@ -192,8 +194,8 @@ def test_content_away_from_the_border_may_move(h, w, row, column):
     torch.testing.assert_close(outs[0], outs[1])
 
 
-@pytest.mark.parametrize("padding", ["zeros", "circular", "reflect"])
-@pytest.mark.parametrize("prefix", [0, 1, 5])
+@cases("padding", ["zeros", "circular", "reflect"])
+@cases("prefix", [0, 1, 5])
 def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
     made = peg(padding=padding)
     full = Grid((4, 5), prefix=prefix).positions()
@@ -255,7 +257,7 @@ def test_a_coarser_grid():
             made.shrink(x, pos, layer, stride)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@cases("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     exact = peg(dim=16, symmetric=True)
     low = peg(dim=16, symmetric=True, dtype=dtype)
@@ -288,7 +290,7 @@ def test_compiles():
         torch.testing.assert_close(compiled(x[:, :3], few), mix(x[:, :3], few))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"dim": 0}, "dim needs an integer above 0, got dim=0"),

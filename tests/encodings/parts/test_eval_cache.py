@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 
-import pytest
 import torch
 from torch import Tensor
 
 import vispe
+from tests.cases import cases
 from vispe.grid import Grid
 
 SPECS = ("liere", "comrope_ap", "comrope_ld(form=folded)", "rope_mixed", "grape", "grape(planes=rank2)")
@@ -34,7 +34,7 @@ def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
     return encoding.transform(pos, 0).query(q)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_kept_equals_computed(spec: str) -> None:
     encoding, pos = made(spec), GRID.positions()
     with torch.enable_grad():
@@ -49,7 +49,7 @@ def test_kept_equals_computed(spec: str) -> None:
         assert torch.equal(read(encoding, GRID.positions()), wanted)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_any_change_of_parameters_is_seen(spec: str) -> None:
     encoding, pos = made(spec), GRID.positions()
     with torch.inference_mode():
@@ -65,7 +65,7 @@ def test_any_change_of_parameters_is_seen(spec: str) -> None:
     assert torch.equal(read(fresh, pos).detach(), second)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_training_and_gradients_after_prediction(spec: str) -> None:
     encoding, pos = made(spec), GRID.positions()
     with torch.inference_mode():

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
+from tests.cases import cases
 from tests.encodings.test_conformance import SPECS, build
 from vispe.encodings.parts.layers import EmbeddingTable, PreciseConv, PreciseLinear, PreciseNorm
 
@@ -34,7 +34,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@cases("name", PAIRS)
 def test_values_and_random_numbers_are_those_of_torch(name):
     made = []
     for build_layer in PAIRS[name][:2]:
@@ -54,8 +54,8 @@ def test_values_and_random_numbers_are_those_of_torch(name):
         torch.testing.assert_close(layer(x), stock(x))
 
 
-@pytest.mark.parametrize("name", [n for n in PAIRS if n != "table"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@cases("name", [n for n in PAIRS if n != "table"])
+@cases("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_forward_is_in_float32_or_better(name, dtype):
     layer = PAIRS[name][0]().to(dtype)
     x = torch.randn(PAIRS[name][2])
@@ -68,7 +68,7 @@ def test_forward_is_in_float32_or_better(name, dtype):
     torch.testing.assert_close(found.double(), stock(x.double()), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_no_weight_is_held_by_a_layer_of_torch(spec):
     """Tools that replace, wrap or re-initialise layers by their class must not meet the weights of an encoding."""
     held = {type(m) for m in build(spec).modules() if any(True for _ in m.parameters(recurse=False))}
@@ -76,6 +76,6 @@ def test_no_weight_is_held_by_a_layer_of_torch(spec):
     assert not {c for c in held - allowed if c.__module__.startswith("torch.")}
 
 
-@pytest.mark.parametrize("spec", PARAMETERS)
+@cases("spec", PARAMETERS)
 def test_names_and_shapes_of_weights_are_those_of_earlier_checkpoints(spec):
     assert {k: list(v.shape) for k, v in build(spec).state_dict().items()} == PARAMETERS[spec]

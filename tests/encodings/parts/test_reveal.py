@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.encodings.metadata import list_encodings
 from vispe.encodings.parts.additive.fourier import ProgressiveBands, band_weights
@@ -37,7 +38,7 @@ SPECS = [
     "border",
     "ranked",
 ]
-every = pytest.mark.parametrize("spec", SPECS)
+every = cases("spec", SPECS)
 
 
 def built(spec, form, **facts):
@@ -59,7 +60,7 @@ def test_every_encoding_with_bands_is_tested():
     assert found == {spec.partition("(")[0].partition(".")[0] for spec in SPECS}
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 12])
+@cases("count", [1, 2, 5, 12])
 def test_how_far_bands_are_open(count):
     for progress in (0.0, 0.1, 1 / 3, 0.5, 0.999, 1.0):
         linear = [min(max(progress * count - k, 0), 1) for k in range(count)]
@@ -73,7 +74,7 @@ def test_how_far_bands_are_open(count):
 
 
 @every
-@pytest.mark.parametrize("form", ["linear", "cosine"])
+@cases("form", ["linear", "cosine"])
 def test_the_end_is_that_of_no_reveal_to_the_bit(spec, form):
     encoding, plain = built(spec, form).eval(), built(spec, "none").eval()
     pos, image = grid(spec).positions(), torch.rand(1, 3, 24, 32)
@@ -158,7 +159,7 @@ def test_levels_of_anchors():
     torch.testing.assert_close(encoding.features(places), plain.features(places) * gate)
 
 
-@pytest.mark.parametrize("spec", ["fourier(learned=true)", "fourier_learned", "neuda(levels=2)", "fourier"])
+@cases("spec", ["fourier(learned=true)", "fourier_learned", "neuda(levels=2)", "fourier"])
 def test_gradients_of_closed_bands_are_zero(spec):
     encoding = built(spec, "linear", dim=8).double()
     encoding.progress = 0.6

@@ -8,6 +8,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.encodings.metadata import list_encodings
 from vispe.encodings.parts.preparation import prepare
@@ -27,7 +28,7 @@ SAMPLERS = (
     "jitter(sd=0.4)",
     "stretch(low=0.5,high=2.0)",
 )
-every = pytest.mark.parametrize("spec", SAMPLERS)
+every = cases("spec", SAMPLERS)
 
 
 def lines(pos, shape, prefix=0):
@@ -44,7 +45,7 @@ def test_every_sampler_is_tested():
 
 
 @every
-@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (11, 4), (2, 3, 4), (1, 1)])
+@cases("shape", [(1,), (7,), (3, 5), (11, 4), (2, 3, 4), (1, 1)])
 def test_maps_of_each_axis_grow_and_rows_stay_rows(spec, shape):
     for training in (True, False):
         sampler = create_encoding(spec).train(training)
@@ -61,9 +62,7 @@ def test_maps_of_each_axis_grow_and_rows_stay_rows(spec, shape):
             assert line[-1] <= length
 
 
-@pytest.mark.parametrize(
-    "spec", ["shifted_gaussian", "fourier", "fourier(normalize=common)", "spder", "legendre", "neuda"]
-)
+@cases("spec", ["shifted_gaussian", "fourier", "fourier(normalize=common)", "spder", "legendre", "neuda"])
 def test_fractions_of_the_field_are_those_of_cell_centres(spec):
     """Jitter of almost nothing is almost nothing, also for what stands in the centre of a cell in evaluation."""
     encoding, pos = create_encoding(spec, dim=16, grid=(4, 6)), Grid((4, 6), prefix=1).positions()
@@ -260,7 +259,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("spec", REFUSED)
+@cases("spec", REFUSED)
 def test_too_small_a_reach_is_refused(spec):
     error, words = REFUSED[spec]
     with pytest.raises(error, match=words):
@@ -320,7 +319,7 @@ def vit(spec, **options):
 
 @every
 @pytest.mark.filterwarnings("ignore:shift has no effect")
-@pytest.mark.parametrize("base", ["rope_axial", "alibi2d.local", "sincos2d"])
+@cases("base", ["rope_axial", "alibi2d.local", "sincos2d"])
 def test_a_vit_trains_with_samplers(spec, base):
     model = vit(f"{base}+{spec}").train()  # samplers come first whatever the order
     x = torch.randn(2, 3, 64, 80)

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe import Attention, Grid, Positions, create_encoding
 from vispe.encodings.parts.rotary.skew_symmetric import skew_matrix, skew_upper
 from vispe.errors import OptionError, ShapeError
 
 DIM, HEADS = 32, 2
 AP, LD = "comrope_ap", "comrope_ld"
-BOTH = pytest.mark.parametrize("name", [AP, LD])
+BOTH = cases("name", [AP, LD])
 
 
 def build(name, **options):
@@ -63,7 +64,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "shape"), CASES)
+@cases(("name", "options", "shape"), CASES)
 def test_rotations_are_the_exponentials_of_the_definition(name, options, shape):
     encoding = build(name, **options)
     normalize = options.get("normalize", "axis")
@@ -85,7 +86,7 @@ def test_rotations_are_the_exponentials_of_the_definition(name, options, shape):
     )
 
 
-@pytest.mark.parametrize(("name", "options", "shape"), CASES)
+@cases(("name", "options", "shape"), CASES)
 def test_the_folded_form_is_the_same_attention(name, options, shape):
     encoding = build(name, **options)
     folded, basis = encoding.fold()
@@ -179,7 +180,7 @@ def test_scores_depend_on_offsets_only(name, form, h, w, down, right):
 
 
 @BOTH
-@pytest.mark.parametrize("form", ["matrix", "folded"])
+@cases("form", ["matrix", "folded"])
 def test_dropped_tokens_keep_their_rotation(name, form):
     encoding = build(name, form=form, jitter=1.0, cls_position=0.5).train()
     pos = encoding.prepare(Grid((3, 4), prefix=2).positions())
@@ -201,8 +202,8 @@ def test_dropped_tokens_keep_their_rotation(name, form):
 
 
 @BOTH
-@pytest.mark.parametrize("form", ["matrix", "folded"])
-@pytest.mark.parametrize("shape", [(3, 2), (1, 4)])
+@cases("form", ["matrix", "folded"])
+@cases("shape", [(3, 2), (1, 4)])
 def test_gradients(name, form, shape):
     encoding = build(name, dim=12, num_heads=2, block=3, form=form)
     grid = Grid(shape, prefix=1)
@@ -299,7 +300,7 @@ def test_checkpoints_of_the_reference_load(name):
     assert torch.equal(skew_matrix(skew_upper(freqs), 4), freqs - freqs.mT)
 
 
-@pytest.mark.parametrize("spec", [f"{n}({f})" for n in (AP, LD) for f in ("form=matrix", "form=folded")])
+@cases("spec", [f"{n}({f})" for n in (AP, LD) for f in ("form=matrix", "form=folded")])
 def test_axes_and_forms_are_checked(spec):
     encoding = create_encoding(spec, dim=DIM, num_heads=HEADS)
     with pytest.raises(ShapeError, match=r"needs 2-axis positions, got 3 axes .* Use comrope_..\(axes=3\)"):
@@ -311,7 +312,7 @@ def test_axes_and_forms_are_checked(spec):
             encoding.fold()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("comrope_ap(axes=4)", "axes needs an integer from 1 to 3, got axes=4"),

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -116,8 +117,8 @@ def same_with_gradients(encoding, grid, slow):
         torch.testing.assert_close((found, grads[0]), (wanted, grads[1]))
 
 
-@pytest.mark.parametrize("spec", SCANS)
-@pytest.mark.parametrize(("n", "prefix"), [(6, 0), (3, 2)])
+@cases("spec", SCANS)
+@cases(("n", "prefix"), [(6, 0), (3, 2)])
 def test_scans(spec, n, prefix):
     layout = "half" if prefix else "interleaved"
     same_with_gradients(
@@ -125,15 +126,15 @@ def test_scans(spec, n, prefix):
     )
 
 
-@pytest.mark.parametrize("spec", FIELDS)
-@pytest.mark.parametrize(("shape", "prefix"), [((2, 3), 2), ((4,), 0), ((1, 2, 2), 1)])
+@cases("spec", FIELDS)
+@cases(("shape", "prefix"), [((2, 3), 2), ((4,), 0), ((1, 2, 2), 1)])
 def test_fields(spec, shape, prefix):
     grid = Grid(shape, prefix=prefix)
     layout = "half" if prefix else "interleaved"
     same_with_gradients(build(spec, layout=layout, base=7.0), grid, lambda e, x: field(e, x, grid))
 
 
-@pytest.mark.parametrize("spec", FIELDS)
+@cases("spec", FIELDS)
 def test_fields_start_as_rope_and_then_learn_all(spec):
     encoding = create_encoding(spec, dim=16, num_heads=2)
     pos = Grid((3, 4), prefix=1).positions()
@@ -149,7 +150,7 @@ def test_fields_start_as_rope_and_then_learn_all(spec):
     assert all((p.grad != 0).all() for p in encoding.parameters())
 
 
-@pytest.mark.parametrize("spec", FIELDS)
+@cases("spec", FIELDS)
 def test_fields_take_offsets_and_dropped_tokens(spec):
     encoding = build(spec)
     coords, x = torch.randn(7, 2, dtype=torch.float64), torch.randn(2, 7, DIM, dtype=torch.float64)
@@ -167,7 +168,7 @@ def test_fields_take_offsets_and_dropped_tokens(spec):
         torch.testing.assert_close(few[i], full.query(q)[i][:, keep[i]])
 
 
-@pytest.mark.parametrize("spec", [SCANS[3], SCANS[4], *FIELDS])
+@cases("spec", [SCANS[3], SCANS[4], *FIELDS])
 def test_backends_and_half_precision(spec):
     encoding = build(spec).float()
     pos = Grid((8,), prefix=1).positions()
@@ -201,7 +202,7 @@ def test_heads_of_another_width():
     assert turn.cos.shape == (2, HEADS, 6, 4)
 
 
-@pytest.mark.parametrize("spec", ["selective_rope", "carope"])
+@cases("spec", ["selective_rope", "carope"])
 def test_a_whole_model(spec):
     model = timm.create_model("test_vit", pos_embed=spec, img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
@@ -214,7 +215,7 @@ def test_a_whole_model(spec):
     assert layer(torch.randn(1, 6, DIM), (6,)).isfinite().all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         (

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -35,7 +36,7 @@ def slow(encoding, grid, head, cell):
     return tables
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shape", "prefix", "options"),
     [
         ((2, 3), 2, {}),

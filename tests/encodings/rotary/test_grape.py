@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.attention import oracle
+from tests.cases import cases
 from vispe import Attention, Grid, Positions, create_encoding
 from vispe.attention import attention
 from vispe.encodings.parts.rotary.grape_rank2 import rank2_rotation, rotate_rank2
@@ -27,7 +28,7 @@ def content(n):
     return torch.randn(2, 2, 3, n, 8).unbind(0)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-4, 0.0])
+@cases("scale", [1.0, 1e-4, 0.0])
 def test_rank2_rotations(scale):
     a, b = torch.randn(2, 6, dtype=torch.float64) * math.sqrt(scale)
     angle, x = torch.randn(5, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
@@ -43,8 +44,8 @@ def test_rank2_rotations(scale):
         assert torch.autograd.gradcheck(rotate_rank2, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 2, 3)])
-@pytest.mark.parametrize("shared", [True, False])
+@cases("shape", [(7,), (3, 4), (2, 2, 3)])
+@cases("shared", [True, False])
 def test_canonical_planes(shape, shared):
     made = build(f"grape(shared={shared},base=50)")
     grid = Grid(shape, prefix=1)
@@ -61,7 +62,7 @@ def test_canonical_planes(shape, shared):
     torch.testing.assert_close(fresh.frequencies(), 10000.0 ** -(torch.arange(4) / 4))
 
 
-@pytest.mark.parametrize("spec", ["grape", "grape(shared=false)", "grape(planes=rank2)"])
+@cases("spec", ["grape", "grape(shared=false)", "grape(planes=rank2)"])
 def test_logits_depend_on_offsets_only_and_norms_stay(spec):
     made = build(spec).double()
     q, k = (t.double() for t in content(12))
@@ -83,9 +84,9 @@ def test_logits_depend_on_offsets_only_and_norms_stay(spec):
             torch.testing.assert_close(found, want)
 
 
-@pytest.mark.parametrize("gates", ["none", "key", "query", "query_key"])
-@pytest.mark.parametrize("shape", [(3, 4), (2, 2, 3), (5,)])
-@pytest.mark.parametrize("l2_norm", [True, False])
+@cases("gates", ["none", "key", "query", "query_key"])
+@cases("shape", [(3, 4), (2, 2, 3), (5,)])
+@cases("l2_norm", [True, False])
 def test_gated_alibi(gates, shape, l2_norm):
     if gates == "none" and not l2_norm:
         return
@@ -149,7 +150,7 @@ def test_paths_by_hand():
     assert layer(x, Grid((6,)), attn_mask=torch.ones(6, 6).bool().tril()).isfinite().all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "facts", "message"),
     [
         ("grape", {"num_heads": 5}, "grape needs dim to be a multiple of num_heads, got dim=24, num_heads=5"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.attention import PairRotation
 from vispe.errors import OptionError, ShapeError
@@ -83,8 +84,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("options", "head", "shape", "posed"), CASES)
-@pytest.mark.parametrize("prefix", [0, 2])
+@cases(("options", "head", "shape", "posed"), CASES)
+@cases("prefix", [0, 2])
 def test_attention_is_that_of_the_definition(options, head, shape, posed, prefix):
     encoding = create_encoding("gta", dim=2 * head, num_heads=2, **options).double()
     if encoding.se3:
@@ -167,7 +168,7 @@ def test_the_output_does_not_see_a_motion_of_all_cameras(seed, scale):
     torch.testing.assert_close(*outs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"se3": 8}, {"so3": 8, "t2": 3, "so2": 4}])
+@cases("options", [{}, {"se3": 8}, {"so3": 8, "t2": 3, "so2": 4}])
 def test_dropped_tokens_keep_their_frame(options):
     encoding = create_encoding("gta", dim=32, num_heads=2, **options)
     attrs = {"extrinsic": pose(views=3, batch=2).float()} if len(options) else {}
@@ -183,7 +184,7 @@ def test_dropped_tokens_keep_their_frame(options):
         )
 
 
-@pytest.mark.parametrize("options", [{}, {"se3": 4, "so2": 4, "t2": 3}])
+@cases("options", [{}, {"se3": 4, "so2": 4, "t2": 3}])
 def test_gradients(options):
     encoding = create_encoding("gta", dim=24, num_heads=2, **options).double()
     pos = Grid((2, 3), prefix=1).positions()
@@ -218,7 +219,7 @@ def test_another_size():
     assert trained.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 3, 7 / 4])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("gta(axes=5)", "axes needs an integer from 1 to 3, got axes=5"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -19,7 +20,7 @@ def build(**options):
     return create_encoding("liere", **{"dim": DIM, "num_heads": HEADS, **options}).double()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "shape"),
     [
         ({}, (3, 4)),
@@ -63,8 +64,8 @@ def test_rotations_are_the_exponentials_of_the_definition(options, shape):
     torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1))
 
 
-@pytest.mark.parametrize("kind", ["inverse_exp", "even"])
-@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2)])
+@cases("kind", ["inverse_exp", "even"])
+@cases("shape", [(3, 4), (2, 3, 2)])
 def test_fixed_generators_are_axial_rotations(kind, shape):
     axes = len(shape)
     encoding = create_encoding("liere", dim=DIM, num_heads=HEADS, kind=kind, axes=axes, normalize="none")
@@ -133,7 +134,7 @@ def test_dropped_tokens_keep_their_rotation():
         torch.testing.assert_close(few, full.gather(2, take), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(3, 2), (1, 4)])
+@cases("shape", [(3, 2), (1, 4)])
 def test_gradients(shape):
     encoding = create_encoding("liere", dim=12, num_heads=2, block=3, normalize="none").double()
     grid = Grid(shape, prefix=1)
@@ -180,7 +181,7 @@ def test_checkpoints_of_the_reference_load():
         torch.testing.assert_close(encoding.generators().transpose(0, 1).flatten(1, 2), wanted)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("liere(axes=0)", "axes needs an integer from 1 to 3, got axes=0"),

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases, pairwise
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -21,9 +22,10 @@ def phases(encoding, cell, head, h):
     return every[:head] if encoding.form == "cosine" else every
 
 
-@pytest.mark.parametrize("spectrum", ["shared", "heads"])
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize(
+@pairwise
+@cases("spectrum", ["shared", "heads"])
+@cases("learned", [False, True])
+@cases(
     ("shape", "head", "prefix"),
     [((3, 4), 6, 1), ((2, 5), 5, 0), ((2, 1, 3), 7, 2), ((6,), 4, 1), ((1, 1), 8, 5)],
 )
@@ -47,8 +49,8 @@ def test_cosine_form(shape, head, prefix, spectrum, learned):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("spectrum", ["shared", "heads"])
-@pytest.mark.parametrize(("shape", "head"), [((3, 4), 8), ((2, 5), 7), ((2, 2, 3), 14)])
+@cases("spectrum", ["shared", "heads"])
+@cases(("shape", "head"), [((3, 4), 8), ((2, 5), 7), ((2, 2, 3), 14)])
 def test_rotate_form(shape, head, spectrum):
     encoding = create_encoding(
         "lightnet.rotate", dim=3 * head, num_heads=3, axes=len(shape), spectrum=spectrum
@@ -81,7 +83,7 @@ def test_scores_depend_on_offsets_only(form, h, w, down, right):
     torch.testing.assert_close(*scores, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["cosine", "rotate"])
+@cases("form", ["cosine", "rotate"])
 def test_gradients_and_backends(form):
     encoding = create_encoding("lightnet", dim=14, num_heads=2, form=form, learned=True, base=10).double()
     grid = Grid((2, 3), prefix=1)
@@ -99,7 +101,7 @@ def test_gradients_and_backends(form):
     torch.testing.assert_close(out(q, k, v, coords, start), out(q, k, v, coords, start, "sdpa"))
 
 
-@pytest.mark.parametrize("form", ["cosine", "rotate"])
+@cases("form", ["cosine", "rotate"])
 def test_dropped_tokens_and_another_grid(form):
     encoding = create_encoding("lightnet", dim=16, num_heads=2, form=form)
     for shape in ((3, 5), (6, 2)):
@@ -117,7 +119,7 @@ def test_dropped_tokens_and_another_grid(form):
         )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("lightnet(axes=4)", "axes needs an integer from 1 to 3, got axes=4"),

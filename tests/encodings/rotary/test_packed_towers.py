@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.errors import OptionError
 from vispe.grid import packed_positions
@@ -31,7 +32,7 @@ def rotated(spec, x, pos, **options):
     return made.transform(pos, 0).query(x.transpose(0, 1)[None])[0].transpose(0, 1)
 
 
-@pytest.mark.parametrize(("width", "theta"), [(4, 100.0), (12, 10000.0), (20, 7.0)])
+@cases(("width", "theta"), [(4, 100.0), (12, 10000.0), (20, 7.0)])
 def test_moonvit_alternates_columns_and_rows(width, theta):
     pos = packed_positions(GRIDS, frames=False)
     x = torch.randn(len(pos.coords[0]), 2, width, dtype=torch.float64)
@@ -41,9 +42,7 @@ def test_moonvit_alternates_columns_and_rows(width, theta):
     torch.testing.assert_close(found, turned(x, axes, rates, pos.coords[0]), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("width", "theta"), [(6, 100.0), (8, 10.0), (14, 10000.0), (15, 100.0), (17, 9.0), (80, 1e4)]
-)
+@cases(("width", "theta"), [(6, 100.0), (8, 10.0), (14, 10000.0), (15, 100.0), (17, 9.0), (80, 1e4)])
 def test_minimax_rotates_the_first_channels(width, theta):
     pos = packed_positions(GRIDS, 2)
     x = torch.randn(len(pos.coords[0]), 2, width, dtype=torch.float64)
@@ -94,7 +93,7 @@ def test_moonvit_is_that_of_transformers():
         torch.testing.assert_close(rotated("rope_axial.moonvit", x, pos, temperature=theta), expected)
 
 
-@pytest.mark.parametrize("width", [8, 14, 80])
+@cases("width", [8, 14, 80])
 def test_minimax_is_that_of_transformers(width):
     module = pytest.importorskip("transformers.models.minimax_m3_vl.modeling_minimax_m3_vl")
     config = module.MiniMaxM3VLVisionConfig(hidden_size=2 * width, num_attention_heads=2)

@@ -8,6 +8,7 @@ import timm
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -36,7 +37,7 @@ def slow(encoding, grid, counts, q, k):
     return scores
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shape", "prefix", "options", "counts"),
     [
         ((2, 3), 2, {}, [4, 4]),
@@ -112,7 +113,7 @@ def test_a_whole_model():
     assert all(p.grad.any() for name, p in model.named_parameters() if name.endswith("pos_enc.bias"))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"rotated": 0.3}, r"integer number of channels, got rotated=0.3 of 8 per head\. Use 2/8"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken
@@ -87,8 +88,8 @@ def rho_of(shape, channels, base, prefix, poses, cameras, size, batch):
     return torch.stack(per_sample)
 
 
-@pytest.mark.parametrize(("channels", "shape", "with_intrinsics", "base", "prefix", "rigid", "skew"), CASES)
-@pytest.mark.parametrize("batches", [(1, 1), (3, 1), (3, 3)])
+@cases(("channels", "shape", "with_intrinsics", "base", "prefix", "rigid", "skew"), CASES)
+@cases("batches", [(1, 1), (3, 1), (3, 3)])
 def test_attention_and_gradients(channels, shape, with_intrinsics, base, prefix, rigid, skew, batches):
     encoding = create_encoding("prope", dim=2 * channels, num_heads=2, base=base)
     views, size, batch = shape[0], (48, 80), 3
@@ -129,9 +130,7 @@ def test_a_second_size_of_the_same_encoding():
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("width", "pairs", "groups"), [(4, 1, 0), (7, 1, 0), (8, 1, 1), (12, 1, 2), (21, 2, 3)]
-)
+@cases(("width", "pairs", "groups"), [(4, 1, 0), (7, 1, 0), (8, 1, 1), (12, 1, 2), (21, 2, 3)])
 def test_widths_that_are_not_multiples_of_8(width, pairs, groups):
     encoding = create_encoding("prope", dim=width, num_heads=1).double()
     attrs = {"extrinsic": extrinsics(2)} if groups else {}
@@ -172,7 +171,7 @@ def test_one_view_needs_no_camera():
     assert not list(encoding.parameters())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@cases("seed", range(5))
 def test_invariant_under_a_change_of_the_world_frame(seed):
     encoding = create_encoding("prope", dim=32, num_heads=2)
     q, k, v = torch.randn(3, 1, 2, 12, 16, dtype=torch.float64)
@@ -233,7 +232,7 @@ def test_large_world_coordinates_in_float32():
     torch.testing.assert_close(key.double(), torch.linalg.inv(matrices)[0, :, :, 0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@cases("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_its_dtype(dtype):
     encoding = create_encoding("prope", dim=16, num_heads=1).to(dtype)
     attrs = {"extrinsic": extrinsics(2).float(), "intrinsic": intrinsics(2).float(), "image_size": (48, 80)}
@@ -253,7 +252,7 @@ def test_option_errors():
         create_encoding("prope(base=0)", dim=16, num_heads=2)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shape", "attrs", "message"),
     [
         ((2, 2, 3), {}, r"prope needs 2-axis positions, got 3 axes"),
@@ -316,7 +315,7 @@ def test_cameras_must_be_set_before_tokens_are_dropped():
         encoding.transform(pos, 0)
 
 
-@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("prepared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_cameras_compile_as_one_graph(prepared):
     encoding = create_encoding("prope", dim=8, num_heads=1)
     attrs = {"extrinsic": extrinsics(2).float(), "intrinsic": intrinsics(2).float(), "image_size": (20, 30)}

@@ -7,6 +7,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError
@@ -65,8 +66,8 @@ def slow_angles(rows, shape, unit=None):
     return torch.tensor(table, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("shape", SIZES)
-@pytest.mark.parametrize("prefix", [0, 3])
+@cases("shape", SIZES)
+@cases("prefix", [0, 3])
 def test_angles_are_those_of_the_definitions(shape, prefix):
     pos = Grid(shape, prefix=prefix).positions()
     cases = [
@@ -103,8 +104,8 @@ def test_given_frequencies_and_odd_pairs():
     same_angles(found, torch.cartesian_prod(torch.arange(3.0), torch.arange(2.0)) @ torch.tensor(rows).T)
 
 
-@pytest.mark.parametrize("spec", ["rope_field", "rope_field.spiral(groups=4)"])
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@cases("spec", ["rope_field", "rope_field.spiral(groups=4)"])
+@cases("axes", [1, 2, 3])
 def test_directions_are_unit_vectors_spread_over_all_sides(spec, axes):
     encoding = build(spec, dim=1024, heads=1, min_freq=1, max_freq=1 + 1e-9)
     field = encoding.field(axes)
@@ -129,7 +130,7 @@ def test_likeness_depends_less_on_the_direction_than_that_of_axial_rope():
     assert unevenness(build("rope_field.spiral(groups=8)", **options).field(2)) < axial / 3
 
 
-@pytest.mark.parametrize("spec", ["rope_field", "rope_field.spiral", "rope_field(normalize_coords=min)"])
+@cases("spec", ["rope_field", "rope_field.spiral", "rope_field(normalize_coords=min)"])
 def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_kept(spec):
     encoding = build(spec)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 8
@@ -185,7 +186,7 @@ def test_dropped_tokens_keep_their_angles_and_a_second_grid_gets_its_own():
     assert angles(encoding, Grid((5, 4)).positions()).shape == (1, 1, 20, 8)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "auto"])
+@cases("backend", ["sdpa", "auto"])
 def test_backends_agree(backend):
     encoding = build("rope_field(logit_scale=1.3)")
     transform = encoding.transform(Grid((3, 5), prefix=1).positions(), 0)
@@ -215,7 +216,7 @@ def test_a_whole_model_trains():
     assert "rope_field" in vispe.describe(model)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("rope_field(schedule=ntk)", "schedule='ntk' needs frequencies in order"),

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.errors import OptionError
 from vispe.grid.crops import crop_positions
@@ -46,8 +47,8 @@ def slow(x, points, freqs):
     return torch.stack(rows, 2)
 
 
-@pytest.mark.parametrize("edges", ["centres", "box"])
-@pytest.mark.parametrize(("axes", "width"), [(1, 6), (2, 10), (2, 8), (3, 14), (3, 20)])
+@cases("edges", ["centres", "box"])
+@cases(("axes", "width"), [(1, 6), (2, 10), (2, 8), (3, 14), (3, 20)])
 def test_rotations_and_gradients(axes, width, edges):
     encoding = create_encoding("rope_muvit", dim=2 * width, num_heads=2, axes=axes, temperature=256).double()
     part = 2 * (width // axes // 2)

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -37,7 +38,7 @@ def slow(encoding, grid, q, k):
     return scores
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shape", "prefix", "options"),
     [
         ((2, 3), 2, {}),

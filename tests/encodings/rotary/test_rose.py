@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -55,8 +56,8 @@ def slow(x, shape, spacing, freqs, scale, prefix=0):
     return torch.cat(rows, 2)
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
-@pytest.mark.parametrize("scale", ["none", "identity", "log", "rope"])
+@cases("axes", [1, 2, 3])
+@cases("scale", ["none", "identity", "log", "rope"])
 def test_queries_and_keys_of_two_grids_and_gradients(axes, scale):
     learned = scale != "none"
     encoding = build(axes, rotary_ratio=0.7, spacing_scale=scale, learn_scale=learned)
@@ -82,7 +83,7 @@ def test_queries_and_keys_of_two_grids_and_gradients(axes, scale):
         torch.testing.assert_close(list(grads), list(expected), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("rule", "exponent"),
     [
         ("none", lambda a: 1),
@@ -91,7 +92,7 @@ def test_queries_and_keys_of_two_grids_and_gradients(axes, scale):
         ("adaptive", lambda a: 2 / (24 * a)),
     ],
 )
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@cases("axes", [1, 2, 3])
 def test_initial_frequencies(axes, rule, exponent):
     encoding = create_encoding(
         "rose",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from vispe import Attention, Grid, Positions, create_encoding
 from vispe.encodings.parts.seqpe.encoder import DigitEncoder, digits_of, may_attend
 from vispe.encodings.parts.seqpe.losses import (
@@ -36,7 +37,7 @@ def test_digits():
     assert (digits.tolist(), real.tolist()) == ([[0, 1, 0, 1]], [[False, True, True, True]])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("direction", "hide", "last"),
     [(d, h, c) for d, h, c in itertools.product(("causal", "bi"), (True, False), (True, False))],
 )
@@ -50,8 +51,8 @@ def test_masks(direction, hide, last):
         assert bool(mask[p, i, j]) == (key and (direction == "bi" or j <= i))
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
-@pytest.mark.parametrize("last", [True, False])
+@cases("axes", [1, 2, 3])
+@cases("last", [True, False])
 def test_encoder_against_torch_layers(axes, last):
     torch.manual_seed(axes)
     made = DigitEncoder(
@@ -89,8 +90,8 @@ def test_encoder_against_torch_layers(axes, last):
     torch.testing.assert_close(made(cells), torch.stack(want), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["attn_mul", "attn_add", "attn_scalar"])
-@pytest.mark.parametrize("multi_head", [True, False])
+@cases("mode", ["attn_mul", "attn_add", "attn_scalar"])
+@cases("multi_head", [True, False])
 def test_attention(mode, multi_head):
     torch.manual_seed(0)
     made = build(f"seqpe(mode={mode},multi_head={multi_head})")
@@ -125,7 +126,7 @@ def test_layers_have_projections_of_their_own():
         assert torch.equal(single.transform(pos, 0).query(q), single.transform(pos, 7).query(q))
 
 
-@pytest.mark.parametrize("spec", ["seqpe_input", "seqpe_input(class_vector=true)"])
+@cases("spec", ["seqpe_input", "seqpe_input(class_vector=true)"])
 def test_input_form_and_new_grids(spec):
     made = build(spec)
     small, large = (made.table(Grid(s, prefix=2).positions()) for s in ((3, 4), (11, 13)))
@@ -244,8 +245,8 @@ def test_contrastive_loss_by_hand():
         torch.testing.assert_close(found, torch.stack(terms).mean())
 
 
-@pytest.mark.parametrize("metric", ["kl_div", "mse"])
-@pytest.mark.parametrize("beta", [1.0, 0.8])
+@cases("metric", ["kl_div", "mse"])
+@cases("beta", [1.0, 0.8])
 def test_transfer_loss_by_hand(metric, beta):
     torch.manual_seed(0)
     main = torch.randn(9, 6, requires_grad=True)
@@ -269,7 +270,7 @@ def test_transfer_loss_by_hand(metric, beta):
         torch.testing.assert_close(mine[0], (1 - beta) * full[0])
 
 
-@pytest.mark.parametrize(("axes", "digits"), [(1, 4), (2, 2), (3, 2)])
+@cases(("axes", "digits"), [(1, 4), (2, 2), (3, 2)])
 def test_positions_of_the_losses(axes, digits):
     generator = torch.Generator().manual_seed(0)
     pivot, found, labels = contrastive_positions(axes, digits, 200, 20, generator)
@@ -299,7 +300,7 @@ def test_auxiliary_losses_train_the_encoder():
         made.auxiliary_losses((3,))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "facts", "message"),
     [
         ("seqpe", {"num_heads": 5}, "seqpe needs dim to be a multiple of num_heads, got dim=12, num_heads=5"),

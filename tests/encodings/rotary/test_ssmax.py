@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.compose import bias_of, transform_of
@@ -67,8 +68,8 @@ def test_beside_a_rotation_the_logits_are_scaled():
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("scaled", [False, True])
+@cases("causal", [False, True])
+@cases("scaled", [False, True])
 def test_bam_ssmax(scaled, causal):
     pos = Grid((6,) if causal else (2, 4), 1).positions()
     made = offsets.made(f"bam_ssmax(scale_prior={scaled},causal={causal})")
@@ -103,7 +104,7 @@ def test_vits():
     offsets.check_vit("bam_ssmax")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("ssmax(init=0)", "init needs a number above 0, got init=0"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases, pairwise
 from vispe import Grid, create_encoding
 from vispe.attention import ChannelTables
 from vispe.errors import OptionError, ShapeError
@@ -44,9 +45,10 @@ def doubled(pos):
     return pos.replace(coords=pos.coords.double(), extent=pos.extent.double(), cell=pos.cell.double())
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("rule", ["none", "align_corners", "rescale"])
-@pytest.mark.parametrize("preset", ["vjepa2", "vjepa21"])
+@pairwise
+@cases("width", WIDTHS)
+@cases("rule", ["none", "align_corners", "rescale"])
+@cases("preset", ["vjepa2", "vjepa21"])
 def test_tables_of_the_presets(preset, rule, width):
     side = 7
     options = {} if rule == "none" else {"reference": (1, side, side)}

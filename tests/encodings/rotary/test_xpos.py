@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import ShapeError, UnsupportedCombination
 
@@ -28,8 +29,8 @@ def slow(encoding, places, q, k):
     return scores
 
 
-@pytest.mark.parametrize("options", [{}, {"layout": "half", "centre": "up", "scale_base": 4.0, "base": 20.0}])
-@pytest.mark.parametrize("n", [5, 6])
+@cases("options", [{}, {"layout": "half", "centre": "up", "scale_base": 4.0, "base": 20.0}])
+@cases("n", [5, 6])
 def test_scores_and_gradients(n, options):
     encoding = build(**options)
     places = torch.randn(n, dtype=torch.float64) * 9

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Positions, create_encoding
 from vispe.attention import attention
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedCombination
@@ -40,7 +41,7 @@ def test_pictures_and_frames_are_segments():
     assert tiles.ids[0, 0].tolist() == [0, 0, 1, 1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
+@cases("padding", ["left", "right"])
 def test_decoding_is_the_prefill(padding):
     """Whatever is written after a prompt has the coordinates that it would have in it; separators included."""
     written = [3, END, 4, 5, END, END, 6]
@@ -103,7 +104,7 @@ def test_boundaries_matter_to_this_scheme_alone():
     assert create_scheme("bilevel").coordinates(spread).ids[1, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("rotate", ["inter", "intra", "both"])
+@cases("rotate", ["inter", "intra", "both"])
 def test_what_turns(rotate):
     """With 'inter' the order inside a segment turns nothing; with 'intra' all segments are turned alike."""
     scheme = create_scheme("bilevel", rotate=rotate)

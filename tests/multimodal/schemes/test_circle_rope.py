@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import OptionError
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation, tables
@@ -26,9 +27,9 @@ def distance_to_text(p):
     return (p - p.mean(0)).norm(dim=0)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("radius", [10, 0.5, 3.25])
-@pytest.mark.parametrize("alpha", [0, 0.3, 1])
+@cases("size", SIZES)
+@cases("radius", [10, 0.5, 3.25])
+@cases("alpha", [0, 0.3, 1])
 def test_all_patches_are_equally_far_from_every_text_token(size, radius, alpha):
     found = points(f"circlerope(radius={radius},alpha={alpha})", *size, start=7.0)
     torch.testing.assert_close(
@@ -40,7 +41,7 @@ def test_all_patches_are_equally_far_from_every_text_token(size, radius, alpha):
         torch.testing.assert_close(far, far[:1].expand_as(far))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@cases("size", SIZES)
 def test_patches_share_the_turn_in_raster_order_without_directions(size):
     """Patch k of n is k / n of a turn from the first; the first is where the counter of rows is highest."""
     n = size[0] * size[1]
@@ -80,8 +81,8 @@ def test_directions_from_the_first_patch():
     )
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("origin", ["true", "false"])
+@cases("size", SIZES)
+@cases("origin", ["true", "false"])
 def test_the_grid_itself_laid_flat_keeps_its_distances(size, origin):
     h, w = size
     found = points(f"circlerope(blend=1,move_to_origin={origin})", h, w)
@@ -96,7 +97,7 @@ def test_the_grid_itself_laid_flat_keeps_its_distances(size, origin):
         torch.testing.assert_close(found[:, 0], torch.zeros(3).double(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("blend", [0.25, 0.6])
+@cases("blend", [0.25, 0.6])
 def test_blends_are_between_the_circle_and_the_grid(blend):
     circle, grid, mixed = (points(f"circlerope(blend={b})", 4, 7) for b in (0, 1, blend))
     torch.testing.assert_close(mixed, (1 - blend) * circle + blend * grid)
@@ -112,7 +113,7 @@ def test_a_radius_that_grows_with_the_grid():
     assert points("circlerope(relative=true)", 1, 1).tolist() == [[0], [0], [0]]
 
 
-@pytest.mark.parametrize("offset", [0, 2.5])
+@cases("offset", [0, 2.5])
 def test_pictures_lifted_above_the_counter(offset):
     low, lifted = points("circlerope", 4, 7), points(f"circlerope(offset={offset})", 4, 7)
     torch.testing.assert_close(lifted - low, (-low.min() + offset).expand(3, 28))
@@ -120,9 +121,7 @@ def test_pictures_lifted_above_the_counter(offset):
     assert -10 * math.sqrt(2 / 3) <= low.min() < -7
 
 
-@pytest.mark.parametrize(
-    "options", ["", "(offset=0,stride=1.5)", "(alpha=-1,radius=-1,move_to_origin=false)"]
-)
+@cases("options", ["", "(offset=0,stride=1.5)", "(alpha=-1,radius=-1,move_to_origin=false)"])
 def test_text_goes_on_one_step_after_the_largest_coordinate(options):
     scheme = create_scheme(f"circlerope{options}")
     stream = Stream.of([[Text(4), Image(4, 7), Text(2), Video(2, 3, 3), Text(2)]])
@@ -133,7 +132,7 @@ def test_text_goes_on_one_step_after_the_largest_coordinate(options):
     assert found[0, 32].item() % 1 != 0
 
 
-@pytest.mark.parametrize("options", ["radius=10", "radius=3,blend=0.3,offset=0", "alpha=1,relative=true"])
+@cases("options", ["radius=10", "radius=3,blend=0.3,offset=0", "alpha=1,relative=true"])
 def test_points_in_the_precision_of_the_authors_code(options):
     """About a millionth of the radius from the points in float64; coordinates of text stay in float64."""
     near, exact = (
@@ -157,9 +156,7 @@ def test_frames_are_circles_behind_each_other():
     assert found.next.item() == pytest.approx(frames.max().item() + 2)
 
 
-@pytest.mark.parametrize(
-    "spec", ["circlerope", "circlerope(blend=0.3,relative=true)", "ilrope", "omnirope(text_axes=time)"]
-)
+@cases("spec", ["circlerope", "circlerope(blend=0.3,relative=true)", "ilrope", "omnirope(text_axes=time)"])
 def test_padding_and_neighbours_do_not_matter(spec):
     """The same on either side, alone, in a batch with other sizes, packed, and in a second call."""
     scheme = create_scheme(spec)
@@ -177,9 +174,7 @@ def test_padding_and_neighbours_do_not_matter(spec):
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "spec", ["circlerope", "circlerope(offset=1)", "ilrope(stride=1.5)", "omnirope(text_axes=time)"]
-)
+@cases("spec", ["circlerope", "circlerope(offset=1)", "ilrope(stride=1.5)", "omnirope(text_axes=time)"])
 def test_decoding_goes_on_where_the_text_ends(spec):
     scheme = create_scheme(spec)
     full = scheme.coordinates(Stream.of([[*ROW, Text(6)]]))
@@ -193,7 +188,7 @@ def test_decoding_goes_on_where_the_text_ends(spec):
     torch.testing.assert_close(torch.cat([head.ids, tail.ids], -1), first.ids, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["circlerope", "ilrope", "omnirope"])
+@cases("name", ["circlerope", "ilrope", "omnirope"])
 def test_text_alone_is_plain_rotary_embedding(name):
     scheme, freqs = create_scheme(name), inverse_frequencies(32, 5e5)
     assert scheme.text_exact
@@ -205,10 +200,8 @@ def test_text_alone_is_plain_rotary_embedding(name):
         assert torch.equal(sin[row, stream.mask[row]], plain[:n].sin())
 
 
-@pytest.mark.parametrize(
-    "spec", ["circlerope", "circlerope(blend=0.5,offset=0)", "ilrope", "omnirope(text_axes=time)"]
-)
-@pytest.mark.parametrize("heads", [(2, 1), (6, 3)])
+@cases("spec", ["circlerope", "circlerope(blend=0.5,offset=0)", "ilrope", "omnirope(text_axes=time)"])
+@cases("heads", [(2, 1), (6, 3)])
 def test_gradients_of_rotated_queries_and_keys(spec, heads):
     """Full tensors against complex numbers in float64; a gradient turns back by the angle."""
     scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
@@ -230,7 +223,7 @@ def test_gradients_of_rotated_queries_and_keys(spec, heads):
             )
 
 
-@pytest.mark.parametrize("name", RESET)
+@cases("name", RESET)
 def test_every_picture_has_the_same_rows_and_columns(name):
     """Wherever it stands; time alone moves on."""
     stream = Stream.of([[Text(3), Image(3, 5), Text(40), Image(3, 5), Text(1)]])
@@ -242,7 +235,7 @@ def test_every_picture_has_the_same_rows_and_columns(name):
     assert found[:, 18].tolist() == [8, 8, 8]  # the longest side after the start
 
 
-@pytest.mark.parametrize(("name", "plain"), RESET.items())
+@cases(("name", "plain"), RESET.items())
 def test_only_rows_and_columns_differ_from_the_plain_scheme(name, plain):
     rows = [ROW, OTHER]
     for options in ("", "(stride=2.5,after=side)"):
@@ -260,7 +253,7 @@ def test_axes_take_turns_in_one_and_are_chunks_in_the_other():
     assert create_scheme("ilrope(sections=[4,2,2])").allocation(8).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
 
 
-@pytest.mark.parametrize("name", RESET)
+@cases("name", RESET)
 def test_text_on_the_axis_of_time_alone(name):
     found = create_scheme(name, text_axes="time").coordinates(Stream.of([[Text(2), Image(2, 3), Text(2)]]))
     assert found.ids[:, 0].tolist() == [
@@ -271,7 +264,7 @@ def test_text_on_the_axis_of_time_alone(name):
     assert found.decode(2).tolist() == [[[7, 8]], [[0, 0]], [[0, 0]]]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("circlerope(radius=0)", "radius=0 maps all patches of an image to one point"),
@@ -298,9 +291,7 @@ def test_options_are_checked(spec, message):
         create_scheme(spec)
 
 
-@pytest.mark.parametrize(
-    "spec", ["circlerope(radius=5,offset=0,relative=true)", "ilrope(stride=2)", "omnirope"]
-)
+@cases("spec", ["circlerope(radius=5,offset=0,relative=true)", "ilrope(stride=2)", "omnirope"])
 def test_specs_come_back(spec):
     scheme = create_scheme(spec)
     assert create_scheme(str(scheme)) == scheme

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.attention import attention
 from vispe.errors import InputError, OptionError, UnsupportedCombination
 from vispe.grid.frequencies import inverse_frequencies
@@ -20,7 +21,7 @@ def attend(x, stream, mask=None, **options):
     return attention(*x, transform=turn, attn_mask=group_mask(stream) if mask is None else mask)
 
 
-@pytest.mark.parametrize("phi", [0, 7, 2.5, 0.1])
+@cases("phi", [0, 7, 2.5, 0.1])
 def test_groups_count_for_themselves(phi):
     coordinates = create_scheme("group_pe", phi=phi).coordinates(Stream.of([ARRIVAL]))
     want = [0, 1, 2, phi, phi + 1, 3, 4, 5, 6, phi + 2, 7, phi + 3, phi + 4, phi + 5]
@@ -102,8 +103,8 @@ def test_suffixes_do_not_see_each_other():
 PAIRS = {"source_prompt": 3, "target_prompt": 2, "end": 1}
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize("wait", [1, 2, 3, 9])
+@cases("padding", ["left", "right"])
+@cases("wait", [1, 2, 3, 9])
 def test_wait_k_against_a_walk_over_tokens(wait, padding):
     source, target = [[2, 3, 1], [4], [1, 1]], [[1, 2], [3, 3, 1], [2]]
     pairs = streamed(source, target, **PAIRS, length=22, padding=padding)
@@ -126,7 +127,7 @@ def test_wait_k_against_a_walk_over_tokens(wait, padding):
     assert torch.equal(mask, want)
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
+@cases("padding", ["left", "right"])
 def test_what_tokens_are_for(padding):
     pairs = streamed(torch.tensor([[2, 3], [1, 0]]), [[2], [1]], **PAIRS, padding=padding)
     assert pairs.source_lengths.tolist() == [9, 5]

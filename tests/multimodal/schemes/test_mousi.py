@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.attention import attention
 from vispe.errors import OptionError
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation
 
 
-@pytest.mark.parametrize(
+@cases(
     ("share", "ids", "end"),
     [("all", [4] * 6, 5), ("row", [4, 4, 4, 5, 5, 5], 6), (None, [4, 5, 6, 7, 8, 9], 10)],
 )
@@ -44,7 +45,7 @@ def test_text_alone_is_counted():
         assert torch.equal(found.ids, want.ids)
 
 
-@pytest.mark.parametrize(("share", "same"), [("all", True), ("row", False)])
+@cases(("share", "same"), [("all", True), ("row", False)])
 def test_the_order_inside_a_shared_picture_is_lost_without_a_causal_mask(share, same):
     stream, scheme = Stream.of([[Text(3), Image(3, 4), Text(2)]]), create_scheme("mousi", share=share)
     turn = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.attention import attention
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.grid.frequencies import inverse_frequencies
@@ -26,8 +27,8 @@ def walk(tokens, labels, ids, members, axes, weights, epsilon):
     return torch.stack(out), torch.tensor(places, dtype=torch.float64).T
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 0.5])
-@pytest.mark.parametrize(("members", "held", "axes"), [(1, 1, 3), (2, 1, 3), (5, 1, 1), (8, 2, 3), (6, 6, 2)])
+@cases("epsilon", [0.0, 1e-6, 0.5])
+@cases(("members", "held", "axes"), [(1, 1, 3), (2, 1, 3), (5, 1, 1), (8, 2, 3), (6, 6, 2)])
 def test_merging_against_a_walk_over_clusters(members, held, axes, epsilon):
     tokens, ids = (
         torch.randn(2, 30, 7, dtype=torch.float64),
@@ -140,8 +141,8 @@ def test_wrong_arguments_of_merging():
             merge_tokens(**{"tokens": tokens, "labels": labels, "ids": ids, **change})
 
 
-@pytest.mark.parametrize("options", [{}, {"spatial_reset": True, "stride": 2}, {"text_axes": "time"}])
-@pytest.mark.parametrize("k", KS)
+@cases("options", [{}, {"spatial_reset": True, "stride": 2}, {"text_axes": "time"}])
+@cases("k", KS)
 def test_what_is_not_merged_is_as_by_mrope(k, options):
     stream, freqs = Stream.of(MIXED, padding="left"), inverse_frequencies(32, 1e6)
     for in_turn, name in ((False, "mrope"), (True, "mrope_i")):
@@ -156,7 +157,7 @@ def test_what_is_not_merged_is_as_by_mrope(k, options):
             assert torch.equal(*turned)
 
 
-@pytest.mark.parametrize("k", KS)
+@cases("k", KS)
 def test_clusters_of_one_token_change_nothing(k):
     stream, x = Stream.of(MIXED), torch.randn(2, 31, 6)
     scheme = create_scheme("ppe", k=k)
@@ -207,9 +208,7 @@ def test_a_sequence_is_merged_and_goes_on():
         scheme.merge(create_scheme("mrope").coordinates(stream), x, labels)
 
 
-@pytest.mark.parametrize(
-    ("k", "sections"), [(1, (4, 6, 6)), (2, (4, 6, 6)), (4, (8, 12, 12)), (8, (16, 24, 24))]
-)
+@cases(("k", "sections"), [(1, (4, 6, 6)), (2, (4, 6, 6)), (4, (8, 12, 12)), (8, (16, 24, 24))])
 def test_the_reference_is_the_same_where_k_divides_sections(k, sections):
     pairs = sum(sections)
     ids, freqs, q = (

@@ -1,8 +1,8 @@
 """PyPE: rings of pictures of any shape, what they cost, and that no side of a picture is favoured."""
 
-import pytest
 import torch
 
+from tests.cases import cases
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 
 
@@ -29,8 +29,8 @@ def test_rings_by_hand():
     assert (one.unique().tolist(), cost) == ([0], 1)
 
 
-@pytest.mark.parametrize("limit", [None, 1, 3, 99])
-@pytest.mark.parametrize(("h", "w"), [(1, 1), (1, 9), (2, 7), (24, 24), (24, 36), (13, 5)])
+@cases("limit", [None, 1, 3, 99])
+@cases(("h", "w"), [(1, 1), (1, 9), (2, 7), (24, 24), (24, 36), (13, 5)])
 def test_a_square_of_symmetries(h, w, limit):
     found, cost = rings(h, w, rings=limit)
     for other in (found.flip(0), found.flip(1), rings(w, h, rings=limit)[0].T):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 from vispe.multimodal.schemes.rope_dhr import media_ids
@@ -51,8 +52,8 @@ def test_the_reference_takes_tiles_in_another_order():
     assert torch.equal(theirs[-1], ours[-1])
 
 
-@pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize(
+@cases("place", ["first", "last"])
+@cases(
     ("h", "w", "tiles"), [(16, 16, (2, 3)), (4, 6, (2, 3)), (3, 5, (4, 2)), (1, 7, (1, 3)), (5, 5, (1, 1))]
 )
 def test_an_image_costs_its_thumbnail(h, w, tiles, place):
@@ -65,16 +66,14 @@ def test_an_image_costs_its_thumbnail(h, w, tiles, place):
     assert coordinates.decode(2)[0, 0].tolist() == [7 + h * w, 8 + h * w]
 
 
-@pytest.mark.parametrize(
-    ("h", "w", "tiles"), [(16, 16, (2, 4)), (16, 16, (8, 1)), (4, 6, (2, 3)), (6, 4, (3, 2))]
-)
+@cases(("h", "w", "tiles"), [(16, 16, (2, 4)), (16, 16, (8, 1)), (4, 6, (2, 3)), (6, 4, (3, 2))])
 def test_cells_are_hit_equally_often_where_tiles_divide_the_thumbnail(h, w, tiles):
     ids = image_ids(Image(h, w, tiles, "last"))[0][:-1]
     assert torch.equal(ids.flatten().bincount(), torch.full((h * w,), tiles[0] * tiles[1]))
 
 
-@pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize(("h", "w", "tiles"), [(16, 16, (3, 2)), (5, 3, (2, 3)), (2, 7, (5, 1))])
+@cases("place", ["first", "last"])
+@cases(("h", "w", "tiles"), [(16, 16, (3, 2)), (5, 3, (2, 3)), (2, 7, (5, 1))])
 def test_positions_painted_back_make_one_picture(h, w, tiles, place):
     rows, cols = canvas(Image(h, w, tiles, place))
     assert torch.equal(rows, rows[:, :1].expand_as(rows))
@@ -85,9 +84,7 @@ def test_positions_painted_back_make_one_picture(h, w, tiles, place):
         assert (along[0], along[-1]) == (0, side - 1)
 
 
-@pytest.mark.parametrize(
-    ("h", "w", "tiles"), [(4, 6, (2, 3)), (3, 5, (4, 2)), (5, 5, (3, 3)), (24, 24, (2, 1))]
-)
+@cases(("h", "w", "tiles"), [(4, 6, (2, 3)), (3, 5, (4, 2)), (5, 5, (3, 3)), (24, 24, (2, 1))])
 def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w, tiles):
     """ID-Align, with the thumbnail first: found by looking at every token of the thumbnail, in integers."""
     ids = image_ids(Image(h, w, tiles, "first"))[0]

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation
@@ -18,7 +19,7 @@ def line(stream, **options):
     return coordinates.ids[0, 0], coordinates
 
 
-@pytest.mark.parametrize("n", [1, 12, 49, 144, 729])
+@cases("n", [1, 12, 49, 144, 729])
 def test_a_stride_of_all_tokens_counts_them(n):
     stream = Stream.of([[Text(3), Image(1, n, (1, 4), "last"), Text(2), Image(1, n), Text(1)]])
     ids, coordinates = line(stream, stride=n)
@@ -28,8 +29,8 @@ def test_a_stride_of_all_tokens_counts_them(n):
     assert torch.equal(line(alone, stride=n)[0], torch.arange(n).double())
 
 
-@pytest.mark.parametrize("stride", [0.25, 1, 5, 16, 64, "1/3", 0.1, Fraction(7, 9)])
-@pytest.mark.parametrize("n", [12, 49, 144, 729])
+@cases("stride", [0.25, 1, 5, 16, 64, "1/3", 0.1, Fraction(7, 9)])
+@cases("n", [12, 49, 144, 729])
 def test_steps_are_equal_and_add_up(n, stride):
     tiles = 3
     ids, coordinates = line(Stream.of([[Text(4), Image(1, n, (1, tiles)), Text(2)]]), stride=stride)

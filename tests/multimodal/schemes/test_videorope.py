@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation, tables
@@ -50,7 +51,7 @@ def test_tokens_of_tad_rope_by_hand():
     assert 2 * 13 + found.delta().item() == 21
 
 
-@pytest.mark.parametrize(
+@cases(
     ("sections", "axes"),
     [
         ((16, 24, 24), "hw" * 24 + "t" * 16),
@@ -68,7 +69,7 @@ def test_time_has_the_lowest_frequencies(sections, axes):
     assert "".join({ZERO: "t", 1: "h", 2: "w"}[int(a)] for a in still) == axes
 
 
-@pytest.mark.parametrize(
+@cases(
     ("sections", "axes"),
     [
         ((16, 24, 24), "t" + "hw" * 23 + "h" + "t" * 16),
@@ -91,8 +92,8 @@ def test_shares_of_axes_by_default():
     assert axis[-1] == 0
 
 
-@pytest.mark.parametrize("pairs", [8, 16, 64])
-@pytest.mark.parametrize("layout", ["paper", "package"])
+@cases("pairs", [8, 16, 64])
+@cases("layout", ["paper", "package"])
 def test_text_alone_is_plain_rotary_embedding(pairs, layout):
     """Bit for bit, far from the start and with padding on either side; HoPE is not, and says so."""
     freqs = inverse_frequencies(2 * pairs, 1e6)
@@ -113,9 +114,9 @@ def test_text_alone_is_plain_rotary_embedding(pairs, layout):
     assert not create_scheme("tad_rope").text_exact
 
 
-@pytest.mark.parametrize("centre", ["floor", "exact"])
-@pytest.mark.parametrize("name", DIAGONAL)
-@pytest.mark.parametrize("size", [(1, 1), (3, 5), (5, 3), (7, 1)])
+@cases("centre", ["floor", "exact"])
+@cases("name", DIAGONAL)
+@cases("size", [(1, 1), (3, 5), (5, 3), (7, 1)])
 def test_the_middle_of_odd_frames_is_on_the_diagonal(size, name, centre):
     h, w = size
     found = create_scheme(name, centre=centre, scale=1.25).coordinates(Stream.of([[Text(9), Video(3, h, w)]]))
@@ -134,8 +135,8 @@ def test_the_middle_of_even_frames():
     assert exact.mean(1).tolist() == [4, 4, 4]
 
 
-@pytest.mark.parametrize("name", DIAGONAL)
-@pytest.mark.parametrize("centre", ["floor", "exact"])
+@cases("name", DIAGONAL)
+@cases("centre", ["floor", "exact"])
 def test_an_image_is_the_centred_grid_whatever_the_scale(name, centre):
     row = [Text(2), Image(4, 3), Text(2)]
     found = [ids(f"{name}(scale={scale},centre={centre})", row) for scale in (0.5, 3)]
@@ -153,9 +154,9 @@ def test_coordinates_below_zero_are_kept():
     assert found[:, 0, -1].tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("centre", ["floor", "exact"])
-@pytest.mark.parametrize("name", DIAGONAL)
-@pytest.mark.parametrize("size", [(1, 1, 1), (3, 2, 5), (1, 6, 3), (4, 1, 2)])
+@cases("centre", ["floor", "exact"])
+@cases("name", DIAGONAL)
+@cases("size", [(1, 1, 1), (3, 2, 5), (1, 6, 3), (4, 1, 2)])
 def test_text_goes_on_after_the_time_or_after_everything(size, name, centre):
     for after in ("time", "max"):
         scheme = create_scheme(name, after=after, centre=centre, scale=1.5)
@@ -173,7 +174,7 @@ def test_seconds_between_frames():
     assert torch.equal(found, ids("hope_vlm(tokens_per_second=2,scale=4)", *rows))
 
 
-@pytest.mark.parametrize("name", [*DIAGONAL, "tad_rope"])
+@cases("name", [*DIAGONAL, "tad_rope"])
 def test_padding_and_neighbours_do_not_matter(name):
     """The same on either side, alone, in a batch, packed, in a longer batch, and in a second call."""
     scheme = create_scheme(name)
@@ -190,7 +191,7 @@ def test_padding_and_neighbours_do_not_matter(name):
     assert torch.equal(packed, torch.cat(alone, 1))
 
 
-@pytest.mark.parametrize("spec", ["videorope(scale=0.75)", "hope_vlm(scale=1.25,after=max)", "tad_rope"])
+@cases("spec", ["videorope(scale=0.75)", "hope_vlm(scale=1.25,after=max)", "tad_rope"])
 def test_decoding_goes_on_where_the_text_ends(spec):
     """As if the tokens had been there from the start, in one go and in parts."""
     scheme = create_scheme(spec)
@@ -270,7 +271,7 @@ def test_hope_repeats_what_was_drawn():
         scheme.coordinates(stream, draws=torch.ones(6))
 
 
-@pytest.mark.parametrize("name", [*DIAGONAL, "tad_rope"])
+@cases("name", [*DIAGONAL, "tad_rope"])
 def test_nothing_is_drawn_where_nothing_is_random(name):
     scheme, stream, before = create_scheme(name), Stream.of([ROW, OTHER]), torch.get_rng_state()
     found = scheme.coordinates(stream, training=name != "hope_vlm")
@@ -287,11 +288,9 @@ def test_the_scale_changes_videos_only():
     assert (ones.next - halves.next).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "spec", ["videorope", "hope_vlm(scale=0.75)", "videorope(layout=package)", "tad_rope"]
-)
-@pytest.mark.parametrize("heads", [(2, 1), (6, 3)])
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@cases("spec", ["videorope", "hope_vlm(scale=0.75)", "videorope(layout=package)", "tad_rope"])
+@cases("heads", [(2, 1), (6, 3)])
+@cases("layout", ["half", "interleaved"])
 def test_gradients_of_rotated_queries_and_keys(spec, heads, layout):
     """Full tensors against complex numbers in float64; a gradient turns back by the angle."""
     scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
@@ -336,7 +335,7 @@ def test_scores_depend_on_distances_only():
     torch.testing.assert_close(*scores, rtol=0, atol=math.sqrt(32) * 2e-3)  # tables are in float32
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("videorope(scale=0)", "videorope: scale needs a number above 0, got scale=0"),
@@ -377,8 +376,6 @@ def test_sections_must_fill_a_head():
         create_scheme("videorope(sections=[16,24,24])").allocation(32)
 
 
-@pytest.mark.parametrize(
-    "spec", ["videorope(sections=[4,6,6],scale=1.5,layout=package)", "hope_vlm(train_scales=[1,2])"]
-)
+@cases("spec", ["videorope(sections=[4,6,6],scale=1.5,layout=package)", "hope_vlm(train_scales=[1,2])"])
 def test_specs_come_back(spec):
     assert create_scheme(str(create_scheme(spec))) == create_scheme(spec)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.attention import attention
 from vispe.errors import OptionError
 from vispe.grid.frequencies import inverse_frequencies
@@ -27,7 +28,7 @@ def test_worked_example():
     assert coordinates.decode(2)[:, 0].tolist() == [[7, 8]] * 4
 
 
-@pytest.mark.parametrize(("t", "h", "w"), [(1, 3, 5), (3, 4, 2), (2, 1, 6), (1, 1, 1), (2, 5, 5)])
+@cases(("t", "h", "w"), [(1, 3, 5), (3, 4, 2), (2, 1, 6), (1, 1, 1), (2, 5, 5)])
 def test_mirrored_pictures_exchange_axes(t, h, w):
     ids = ids_of(Video(t, h, w))[0].unflatten(-1, (t, h, w))
     assert torch.equal(ids.flip(-1), ids[[1, 0, 3, 2]])
@@ -36,7 +37,7 @@ def test_mirrored_pictures_exchange_axes(t, h, w):
         assert torch.equal(ids.transpose(-1, -2), ids[[0, 2, 1, 3]])
 
 
-@pytest.mark.parametrize(("t", "h", "w"), [(1, 3, 5), (4, 4, 2), (2, 1, 6)])
+@cases(("t", "h", "w"), [(1, 3, 5), (4, 4, 2), (2, 1, 6)])
 def test_axes_have_the_same_mean_everywhere_and_frames_touch(t, h, w):
     ids, coordinates = ids_of(Video(t, h, w), before=7)
     frames = 7 + torch.arange(t) * (h + w - 1.0)
@@ -60,7 +61,7 @@ def test_frames_may_be_closer():
         create_scheme("vrope", stride=0)
 
 
-@pytest.mark.parametrize("pairs", [4, 7, 16, 33])
+@cases("pairs", [4, 7, 16, 33])
 def test_text_turns_as_by_one_position(pairs):
     stream, freqs = Stream.of([[Text(50)], [Text(9)]], padding="left"), inverse_frequencies(2 * pairs, 1e6)
     found, want = (

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedCombination
 from vispe.grid.frequencies import inverse_frequencies, ntk_base
 from vispe.multimodal import (
@@ -48,8 +49,8 @@ def turned(x, ids, sections, layout, theta=10000.0):
     return out
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("sections", [(3, 2, 2, 1), (1, 4, 0, 3), (2, 3, 3)])
+@cases("layout", LAYOUTS)
+@cases("sections", [(3, 2, 2, 1), (1, 4, 0, 3), (2, 3, 3)])
 def test_rotation_is_that_of_the_formula(sections, layout):
     scheme = create_scheme("xdrope", sections=sections, layout=layout)
     stream = Stream.of([[Text(2), Image(2, 3), Text(1), Image(1, 2)], [Text(3)]], "left")
@@ -78,7 +79,7 @@ def test_coordinates_of_an_example():
     assert torch.equal(three, found[1:])
 
 
-@pytest.mark.parametrize("align", ["start", "end"])
+@cases("align", ["start", "end"])
 def test_parallel_images_have_one_index(align):
     members = [Image(1, 2), [Image(1, 1), Image(2, 1)]]
     rows = [[Image(1, 1), Parallel(members, align=align), Image(1, 1)], [Image(1, 1)]]
@@ -88,7 +89,7 @@ def test_parallel_images_have_one_index(align):
     assert counted[1, 0] == 4
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@cases("layout", LAYOUTS)
 def test_text_is_rotated_as_before(layout):
     scheme = create_scheme("xdrope", layout=layout)
     assert is_text_exact(scheme, pairs=16)
@@ -143,7 +144,7 @@ def test_images_of_a_processor():
     assert newline_images(torch.zeros(1, 3, dtype=torch.long), None)[1] == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("types", "grids", "message"),
     [
         (
@@ -192,7 +193,7 @@ def random_batch(generator, merge):
     return torch.tensor(padded), torch.tensor(grids, dtype=torch.long).reshape(-1, 3), torch.tensor(mask)
 
 
-@pytest.mark.parametrize("sections", [[4, 2, 1, 1], [2, 3, 3]])
+@cases("sections", [[4, 2, 1, 1], [2, 3, 3]])
 def test_coordinates_and_tables_are_those_of_transformers(sections):
     module = pytest.importorskip("transformers.models.hunyuan_vl.modeling_hunyuan_vl")
     rope = {

@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.multimodal import oracle
 from tests.multimodal.strategies import (
     EVERY,
@@ -112,7 +113,7 @@ def attend(q, k, v, turned, mask):
     return torch.nn.functional.scaled_dot_product_attention(turned.query(q), turned.key(k), v, attn_mask=mask)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_attention_over_packed_rows_is_that_of_samples_alone(name):
     """With the stream's mask; outputs and gradients of q, k and v."""
     scheme, pairs = create_scheme(name), 8

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import create_encoding
 from vispe.errors import InputError, OptionError, UnsupportedCombination
 from vispe.multimodal import Image, Parallel, Stream, Text, Video, create_scheme, list_schemes
@@ -16,7 +17,7 @@ def coordinates(name, *segments, **options):
     return create_scheme(name).coordinates(Stream.of([list(segments)]), **options)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@cases("name", SCHEMES)
 def test_members_are_where_they_would_be_alone(name):
     found = coordinates(name, Text(3), Parallel(PICTURES), Text(2))
     alone = [coordinates(name, Text(3), picture) for picture in PICTURES]
@@ -29,7 +30,7 @@ def test_members_are_where_they_would_be_alone(name):
     )
 
 
-@pytest.mark.parametrize("name", ["rope1d", "mrope_i", "v2pe"])
+@cases("name", ["rope1d", "mrope_i", "v2pe"])
 def test_members_that_end_together_leave_room_for_all(name):
     found = coordinates(name, Text(3), Parallel(PICTURES, see="all", align="end"), Text(2))
     costs = [float(coordinates(name, picture).next) for picture in PICTURES]
@@ -69,8 +70,8 @@ def test_without_sets_the_mask_is_as_before():
     assert Stream.of([[Text(3)]]).blocks.parallel is None
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize("name", ["rope1d", "mrope"])
+@cases("padding", ["left", "right"])
+@cases("name", ["rope1d", "mrope"])
 def test_rows_padded_and_packed_are_those_of_each_alone(name, padding):
     one = [Text(1), Parallel([Text(2), Image(2, 3)], see="all", align="end"), Text(2)]
     two = [Parallel([Image(3, 2), Text(1), Image(1, 4)]), Text(3)]

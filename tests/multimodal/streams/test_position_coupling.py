@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.attention import attention
 from vispe.errors import InputError, OptionError
 from vispe.grid.frequencies import inverse_frequencies
@@ -17,7 +18,7 @@ def ids_of(name, *rows, padding="right"):
     return create_scheme(name).coordinates(Stream.of(list(rows), padding)).ids
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@cases("name", SCHEMES)
 def test_text_has_the_coordinates_of_the_cells_that_it_names(name):
     cells = [(0, 0), (2, 3), (1, 2)]
     segments = [Text(2), Image(3, 4), Text(1), Text(3, cells=cells, of=0), Text(2)]
@@ -34,7 +35,7 @@ def test_text_has_the_coordinates_of_the_cells_that_it_names(name):
     assert torch.equal(here.next, there.next)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@cases("name", SCHEMES)
 def test_logits_between_coupled_tokens_and_their_cells_are_those_of_offset_0(name):
     """With rotations, whatever the scheme, the product of a coupled token with its cell is not turned."""
     segments = [Text(5), Image(3, 4), Text(3, cells=[(0, 1), (2, 3), (1, 0)]), Text(1)]
@@ -129,7 +130,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("message", "kind"), WRONG)
+@cases(("message", "kind"), WRONG)
 def test_what_is_refused(message, kind):
     pictures, options = WRONG[message, kind]
     with pytest.raises(kind, match=message):
@@ -147,8 +148,8 @@ def test_on_the_command_line():
         parse_segments("text:2@1")
 
 
-@pytest.mark.parametrize("reverse_input", [False, True])
-@pytest.mark.parametrize("reverse_output", [False, True])
+@cases("reverse_input", [False, True])
+@cases("reverse_output", [False, True])
 def test_digits_of_equal_significance_share_an_id(reverse_input, reverse_output):
     a, b, total, start = 947, 68, 1015, 5
     question, answer = addition_positions(

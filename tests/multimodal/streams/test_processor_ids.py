@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 
@@ -55,7 +56,7 @@ def test_grids_are_used_in_the_order_of_the_rows():
     same(found, Stream.of(rows))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@cases("side", ["left", "right"])
 def test_padding(side):
     rows = [[Text(2), Image(1, 2), Text(1)], [Image(1, 1), Text(1)]]
     short = "ittvi" if side == "right" else "tviit"  # what padding holds is not read
@@ -131,7 +132,7 @@ def test_frames_apart():
         Stream.from_ids(types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+@cases("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
 def test_dtypes_do_not_matter_and_results_are_int64(dtype):
     mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
     given = (types("tiivvt").to(dtype), grids([1, 2, 4]).to(dtype), grids([2, 2, 2]).to(dtype))
@@ -195,8 +196,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("kind", ["image", "video"])
+@cases("case", WRONG)
+@cases("kind", ["image", "video"])
 def test_placeholders_that_do_not_fit_their_grids(case, kind):
     row, sizes, message = WRONG[case]
     if kind == "video":
@@ -207,8 +208,8 @@ def test_placeholders_that_do_not_fit_their_grids(case, kind):
         Stream.from_ids(types(row), **{f"{kind}s": grids(*sizes)})
 
 
-@pytest.mark.parametrize("kind", ["i", "v"])
-@pytest.mark.parametrize("others", [False, True])
+@cases("kind", ["i", "v"])
+@cases("others", [False, True])
 def test_placeholders_without_any_grids(kind, others):
     """Also where there are grids of the other kind."""
     given = {"videos" if kind == "i" else "images": grids([1, 1, 1])} if others else {}
@@ -255,7 +256,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("case", SHAPES)
+@cases("case", SHAPES)
 def test_wrong_shapes(case):
     given, message = SHAPES[case]
     with pytest.raises(ShapeError, match=message):
@@ -293,7 +294,7 @@ VALUES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", VALUES)
+@cases("case", VALUES)
 def test_wrong_values(case):
     given, error, message = VALUES[case]
     with pytest.raises(error, match=message):
@@ -343,7 +344,7 @@ HAND = {
 }
 
 
-@pytest.mark.parametrize("case", HAND)
+@cases("case", HAND)
 def test_wrong_by_hand(case):
     rows, options, error, message = HAND[case]
     with pytest.raises(error, match=message):
@@ -373,7 +374,7 @@ SEGMENTS = {
 }
 
 
-@pytest.mark.parametrize("case", SEGMENTS)
+@cases("case", SEGMENTS)
 def test_wrong_segments(case):
     make, message = SEGMENTS[case]
     with pytest.raises(OptionError, match=message):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases, pairwise
 from vispe import Grid, attention, create_encoding
 from vispe.attention.backends import content_cpu, sdpa
 from vispe.attention.backends.content_cpu.runs import _find, runs_of
@@ -28,10 +29,11 @@ def made(spec, dim=24, heads=3):
     return encoding
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("threads", [1, 7])
-@pytest.mark.parametrize("spec", ["irpe", "irpe(shared=false,prefix_buckets=3)", "irpe(prefix_buckets=0)"])
-@pytest.mark.parametrize("prefix", [0, 1, 5, 20])
+@pairwise
+@cases("dtype", [torch.float32, torch.bfloat16], ids=str)
+@cases("threads", [1, 7])
+@cases("spec", ["irpe", "irpe(shared=false,prefix_buckets=3)", "irpe(prefix_buckets=0)"])
+@cases("prefix", [0, 1, 5, 20])
 def test_attention_on_two_grids(spec, prefix, dtype, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     encoding = made(spec)
@@ -59,7 +61,7 @@ def test_shared_heads_of_keys():
     torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("prefix", [0, 1, 5])
+@cases("prefix", [0, 1, 5])
 def test_runs_say_what_the_buckets_say(prefix):
     grid = Grid((23, 17), prefix)
     table = bucket_ids(grid, "product", 1.9)[0][0]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases, pairwise
 from vispe import Grid, attention, create_encoding
 from vispe.attention.backends import content_cpu, sdpa
 from vispe.attention.backends.content_cpu import windows
@@ -29,11 +30,12 @@ def made(spec, grid, dim=24, heads=3):
     return encoding
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("threads", [1, 7])
-@pytest.mark.parametrize("spec", ["shaw", "shaw(shared=false)", "shaw(index=key_query)"])
-@pytest.mark.parametrize("prefix", [0, 1, 5])
-@pytest.mark.parametrize("shapes", [[(7, 9), (9, 7)], [(23,), (17,)], [(1, 6), (6, 1)]], ids=str)
+@pairwise
+@cases("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@cases("threads", [1, 7])
+@cases("spec", ["shaw", "shaw(shared=false)", "shaw(index=key_query)"])
+@cases("prefix", [0, 1, 5])
+@cases("shapes", [[(7, 9), (9, 7)], [(23,), (17,)], [(1, 6), (6, 1)]], ids=str)
 def test_attention_on_two_grids(shapes, prefix, spec, threads, dtype, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     encoding = made(spec, shapes[0])
@@ -49,7 +51,7 @@ def test_attention_on_two_grids(shapes, prefix, spec, threads, dtype, monkeypatc
         assert (found[0] - wanted).abs().max() < {torch.bfloat16: 6e-2}.get(dtype, 5e-6)
 
 
-@pytest.mark.parametrize("prefix", [0, 1, 5])
+@cases("prefix", [0, 1, 5])
 def test_windows_say_what_the_buckets_say(prefix):
     """Every vector alone: a bias of one bucket must stand where that bucket is read."""
     pos = Grid((3, 4), prefix).positions()
@@ -78,7 +80,7 @@ def test_heads_that_share_keys():
     torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("spec", ["shaw(method=key_query)", "shaw(clip=[2,2])", "shaw(clip=[9,3])"])
+@cases("spec", ["shaw(method=key_query)", "shaw(clip=[2,2])", "shaw(clip=[9,3])"])
 def test_with_other_ways(spec):
     """A term that keys read is looked up beside windows; clipped tables are small, or have repeated offsets."""
     encoding, pos = made(spec, (7, 9)), Grid((7, 9), 2).positions()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
+
 pytest.importorskip("triton", reason="Triton is not installed")
 from tests.attention.triton.compiled.calls import LaunchCase
 from tests.attention.triton.compiled.machine_code import count, plain_loop
@@ -236,7 +238,7 @@ def test_another_version_of_triton(tmp_path, name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tokens", "prefix", "size", "most"),
     [
         (1025, 1, 128, 1.05),
