@@ -1,7 +1,6 @@
 """What every test can rely on: seeds, one thread, warnings that are errors, a clean skip without a GPU."""
 
 import os
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,10 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 # programs of eval, which some tests load, find their neighbour `checkout`
 sys.path.append(str(Path(__file__).parents[1] / "eval"))
 
-import numpy as np
 import pytest
 import torch
+
+from tests.cases import seed_everything
 
 IGNORED_WARNINGS = (  # every warning is an error, except
     # torch looks for a GPU driver while compiling and says so when there is none
@@ -71,9 +71,7 @@ def _one_thread_each() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - libraries that are called draw from the global state
-    torch.manual_seed(0)
+    seed_everything()
 
 
 @pytest.fixture

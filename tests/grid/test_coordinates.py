@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe import Grid, Positions
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, as_positions
 from vispe.hosts.common.position_cache import PositionCache
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "error", "message"),
     [
         ({"shape": (0, 3)}, ShapeError, r"at least one token per axis, got shape=\(0, 3\)"),
@@ -56,8 +57,8 @@ def test_grid():
         grid.prefix = 3
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 3), (1, 1), (2, 3, 4)])
-@pytest.mark.parametrize("prefix", [0, 3])
+@cases("shape", [(5,), (2, 3), (1, 1), (2, 3, 4)])
+@cases("prefix", [0, 3])
 def test_positions_of_a_grid(shape, prefix):
     spacing = (0.5, 2.0, 3.0)[: len(shape)]
     pos = Grid(shape, prefix=prefix, spacing=spacing).positions()
@@ -121,7 +122,7 @@ def test_free_positions():
     assert "tokens dropped" in repr(Grid((2, 2)).positions().gather(torch.tensor([[0]])))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("make", "message"),
     [
         (lambda c: Positions(c.half()), "float32 or float64 coords"),
@@ -254,7 +255,7 @@ def test_as_positions():
         as_positions(Grid((7,)).positions("meta"), x)
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 3), (1, 1), (4, 3, 2)])
+@cases("shape", [(5,), (2, 3), (1, 1), (4, 3, 2)])
 def test_origin(shape):
     spacing = (0.5, 2.0, 3.0)[: len(shape)]
     start = Grid(shape, prefix=2, spacing=spacing).positions()

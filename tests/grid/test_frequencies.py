@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import frequencies as fr
 
@@ -72,7 +73,7 @@ def test_giraffe_of_the_paper_takes_the_position_out_of_eleven_pairs():
     assert (fr.giraffe(64, 10000, truncate=256) == 0).sum() == 11
 
 
-@pytest.mark.parametrize(
+@cases(
     ("dim", "base", "length", "scale", "range_", "mscale"),
     [
         (64, 1e4, 2048, 4, (8, 21), 1.13863),
@@ -129,7 +130,7 @@ SMALLEST_BASES = {  # of side 14, 16, 24, 32, 37, 64, 128, by pairs
 }
 
 
-@pytest.mark.parametrize("pairs", SMALLEST_BASES)
+@cases("pairs", SMALLEST_BASES)
 def test_min_base_is_that_of_the_table(pairs):
     for side, base in zip((14, 16, 24, 32, 37, 64, 128), SMALLEST_BASES[pairs], strict=True):
         found = fr.min_base(pairs, side)
@@ -180,7 +181,7 @@ def test_grid_schedules(scale, schedule):
         assert torch.equal(made, freqs)
 
 
-@pytest.mark.parametrize("trained", [1, 7, 49])
+@cases("trained", [1, 7, 49])
 def test_align_corners_maps_the_last_patch_to_the_last_and_a_single_one_to_0(trained):
     for now in (1, 2, 49):
         scale = torch.tensor(now / trained, dtype=torch.float64)
@@ -223,7 +224,7 @@ def test_grid_schedules_broadcast_and_keep_gradients():
         assert (grad != 0).all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("call", "error", "message"),
     [
         (lambda: fr.inverse_frequencies(7), OptionError, "an even number of channels >= 2, got dim=7"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.encodings.test_conformance import DIM, NAMES, build, forward
 from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import encoding_class
@@ -75,7 +76,7 @@ def test_offset_of_a_grid():
         Grid((2, 3), offset=(1, float("nan")))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_every_encoding_follows_the_offset_or_refuses_it(name):
     """Equal coordinates with and without a grid give equal results, as for other origins."""
     encoding = build(name).eval()
@@ -95,7 +96,7 @@ def test_every_encoding_follows_the_offset_or_refuses_it(name):
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_every_encoding_reads_joined_grids_or_names_them(name):
     encoding = build(name).eval().double()
     axes = 2 if 2 in encoding.ndim else max(encoding.ndim)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import packed_positions, pool_windows
 
@@ -22,7 +23,7 @@ def counted(grids, kh, kw):
     ]
 
 
-@pytest.mark.parametrize("merge", [1, 2, (2, 1), (1, 2)])
+@cases("merge", [1, 2, (2, 1), (1, 2)])
 def test_positions_are_counted(merge):
     kh, kw = (merge, merge) if isinstance(merge, int) else merge
     expected = torch.tensor(counted(GRIDS.tolist(), kh, kw)).float()
@@ -32,7 +33,7 @@ def test_positions_are_counted(merge):
     assert pos.spatial.all()
 
 
-@pytest.mark.parametrize("merge", [1, 2])
+@cases("merge", [1, 2])
 def test_positions_are_those_of_transformers(merge):
     utils = pytest.importorskip("transformers.vision_utils")
     if not hasattr(utils, "get_vision_position_ids"):
@@ -41,7 +42,7 @@ def test_positions_are_those_of_transformers(merge):
     assert torch.equal(packed_positions(GRIDS, merge, frames=False).coords[0], theirs.float())
 
 
-@pytest.mark.parametrize("kernel", [(2, 2), (2, 1), 1])
+@cases("kernel", [(2, 2), (2, 1), 1])
 def test_windows_are_means_over_frames(kernel):
     x = torch.randn(int(GRIDS.prod(1).sum()), 3, dtype=torch.float64)
     kh, kw = (kernel, kernel) if isinstance(kernel, int) else kernel

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe import Grid, Positions
 from vispe.errors import OptionError, ShapeError
 from vispe.grid.token_orders import (
@@ -42,7 +43,7 @@ def recursive(levels, start, stop, depth=0):
     return levels
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 31, 50])
+@cases("tokens", [1, 2, 7, 16, 31, 50])
 def test_fractal_halves_level_by_level(tokens):
     order, levels = fractal(tokens, 3 if tokens > 3 else 0).tolist(), {}
     prompt = 3 if tokens > 3 else 0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.evaluate.rotation.cases import noise, vit
 from vispe.errors import OptionError, ShapeError, UnknownName
 from vispe.evaluate.rotation import D4, Element, VisionModel, element, equivariance, fit_to_patches
@@ -11,8 +12,8 @@ from vispe.evaluate.rotation import D4, Element, VisionModel, element, equivaria
 SHAPES = [(1, 1), (2, 2), (3, 3), (2, 5), (6, 1), (7, 4)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("g", D4, ids=lambda g: g.name)
+@cases("shape", SHAPES)
+@cases("g", D4, ids=lambda g: g.name)
 def test_elements_are_undone_and_are_index_permutations(g, shape):
     x = torch.arange(2.0 * shape[0] * shape[1]).reshape(2, *shape)
     moved = g.apply(x)
@@ -52,8 +53,8 @@ def test_what_is_no_element_is_refused():
         D4[1].apply(torch.zeros(5))
 
 
-@pytest.mark.parametrize("patch", [1, 2, 5, 7, 16])
-@pytest.mark.parametrize("how", ["auto", "crop", "pad"])
+@cases("patch", [1, 2, 5, 7, 16])
+@cases("how", ["auto", "crop", "pad"])
 def test_fitting_commutes_with_every_element_or_is_refused(patch, how):
     for shape in [(35, 48), (36, 37), (33, 50)]:
         x = noise(shape)

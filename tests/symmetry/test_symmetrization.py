@@ -12,6 +12,7 @@ from timm.models import Eva, NaFlexVit, VisionTransformer
 from timm.models.naflexvit import NaFlexVitCfg
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import shake
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.symmetry import D4Features, d4_average, patch_kernel, symmetrize
@@ -54,9 +55,9 @@ def picture(h, w, dtype=torch.float32, b=2):
     return torch.randn(b, 3, h, w, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", EXACT)
-@pytest.mark.parametrize("options", [{}, {"reg_tokens": 4}, {"class_token": False}], ids=str)
-@pytest.mark.parametrize(
+@cases("dtype", EXACT)
+@cases("options", [{}, {"reg_tokens": 4}, {"class_token": False}], ids=str)
+@cases(
     "spec",
     ["none", "alibi2d", "alibi2d(wrap=false,normalize=none,slopes=geometric)", "alibi2d(metric=manhattan)"],
 )
@@ -71,20 +72,20 @@ def test_isotropic_positions_and_a_symmetric_kernel_are_exact(spec, options, dty
             assert max(float((t - tokens[0]).abs().max() / scale) for t in tokens) < 5 * EXACT[dtype]
 
 
-@pytest.mark.parametrize("spec", ["none", "alibi2d"])
+@cases("spec", ["none", "alibi2d"])
 def test_an_ordinary_kernel_is_not_exact(spec):
     assert error(maps(vit(spec, torch.float64)), picture(35, 35, torch.float64)) > 0.1
 
 
-@pytest.mark.parametrize("spec", ["learn", "rope_axial", "rope_mixed", "sincos2d"])
+@cases("spec", ["learn", "rope_axial", "rope_mixed", "sincos2d"])
 def test_other_positions_are_not_exact_though_the_kernel_is(spec):
     model = symmetrize(vit(spec, torch.float64))
     assert patch_kernel(model).asymmetry == 0
     assert error(maps(model), picture(35, 35, torch.float64)) > 1e-2
 
 
-@pytest.mark.parametrize("dtype", EXACT)
-@pytest.mark.parametrize("spec", ["learn", "rope_axial", "alibi2d"])
+@cases("dtype", EXACT)
+@cases("spec", ["learn", "rope_axial", "alibi2d"])
 def test_the_mean_over_poses_is_exact_for_every_model(spec, dtype):
     model = vit(spec, dtype, reg_tokens=1)
     averaged = D4Features(maps(model), patch=7)
@@ -92,7 +93,7 @@ def test_the_mean_over_poses_is_exact_for_every_model(spec, dtype):
         assert error(averaged, picture(*size, dtype), FEW) < EXACT[dtype]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@cases("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_kernel_is_the_mean_and_symmetric_bit_for_bit(dtype):
     model = vit(dtype=dtype)
     before = copy.deepcopy(model.state_dict())
@@ -141,7 +142,7 @@ def test_eva():
     assert error(maps(symmetrize(model)), images) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["linear", "linear, normed", "linear, channels first", "conv"])
+@cases("kind", ["linear", "linear, normed", "linear, channels first", "conv"])
 def test_naflex(kind):
     torch.manual_seed(0)
     cfg = NaFlexVitCfg(
@@ -165,7 +166,7 @@ def test_naflex(kind):
     assert error(maps(symmetrize(model)), images) < 1e-12
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@cases("whole", [True, False])
 def test_open_clip(whole):
     pytest.importorskip("open_clip")
     from tests.hosts.open_clip.common import tiny_clip
@@ -190,7 +191,7 @@ def test_open_clip(whole):
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "path"),
     [
         ("CLIPVision", "embeddings.patch_embedding.weight"),
@@ -284,7 +285,7 @@ def test_gradients_flow_through_the_mean():
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@cases("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_summed_in_float32(dtype):
     images = picture(12, 20).to(dtype)
     found = d4_average(cells, images, patch=4)
@@ -306,8 +307,8 @@ def test_the_map_of_one_pose_is_freed_before_the_next():
     assert most == [0] * 8
 
 
-@pytest.mark.parametrize(("size", "grid"), [((37, 30), (5, 4)), ((30, 43), (4, 7)), ((33, 40), (5, 6))])
-@pytest.mark.parametrize("spec", ["learn", "none"])
+@cases(("size", "grid"), [((37, 30), (5, 4)), ((30, 43), (4, 7)), ((33, 40), (5, 6))])
+@cases("spec", ["learn", "none"])
 def test_remainders_are_centred(spec, size, grid):
     """Patches of 7: an even remainder is cropped, an odd one padded, alike on both sides."""
     model = vit(spec, torch.float64)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.symmetry import Placement, common_part
 
@@ -109,7 +110,7 @@ def test_the_same_generator_draws_the_same():
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "words"),
     [
         ({"offset": (0, 4)}, r"is outside of the canvas \(4, 4\)"),
