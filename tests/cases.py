@@ -2,15 +2,17 @@
 
 `cases` has the arguments of `pytest.mark.parametrize` and is stacked like it. An item of pytest costs about as much
 as a hundred small tensor operations, so short cases share one; tests that are marked slow are parametrised, so that
-they can be sampled and spread over workers. Function-scoped fixtures serve all cases of a test.
+they can be sampled and spread over workers. Function-scoped fixtures serve all cases of a test, but `tmp_path`,
+`monkeypatch` and what is captured are those of one case.
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,15 @@ import pytest
 import torch
 
 SHOWN = 3  # tracebacks per report
+# without an accelerator `torch.manual_seed` formats the stack once per absent kind of device, which takes 1 ms
+SEED_TORCH = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
 
 def seed_everything() -> None:
     """Seed the global generators, before every test and every case."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries that are called draw from the global state
-    torch.manual_seed(0)
+    SEED_TORCH(0)
 
 
 def label(value: Any, name: str, index: int) -> str:
@@ -106,16 +110,34 @@ def sampled(rows: list) -> list:
     return [rows[int(k * step)] for k in range(min(count, len(rows)))]
 
 
+@contextlib.contextmanager
+def isolated(fixtures: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Yield fixtures with the folder, patches and output of one case alone."""
+    own = dict(fixtures)
+    if "caplog" in own:
+        own["caplog"].clear()
+    for capture in {"capsys", "capfd"} & set(own):
+        own[capture].readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        if "tmp_path" in own:
+            own["tmp_path"] = own["tmp_path"] / name
+            own["tmp_path"].mkdir()
+        if "monkeypatch" in own:
+            own["monkeypatch"] = patch
+        yield own
+
+
 def run_cases(
     function: Callable, rows: Sequence[tuple[str, dict[str, Any]]], *args: Any, **fixtures: Any
 ) -> None:
     """Call the function with each case; fail at the end with all cases that failed, skip if all were skipped."""
     assert rows, "there are no cases"
     failures, skipped = [], []
-    for name, arguments in rows:
+    for index, (name, arguments) in enumerate(rows):
         seed_everything()
         try:
-            function(*args, **fixtures, **arguments)
+            with isolated(fixtures, str(index)) as own:
+                function(*args, **own, **arguments)
         except pytest.skip.Exception as reason:
             skipped.append(f"[{name}] {reason}")
         except (Exception, pytest.fail.Exception):

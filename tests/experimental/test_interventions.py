@@ -6,6 +6,7 @@ import torch
 from timm.models.eva import Eva
 from torch import nn
 
+from tests.cases import cases
 from tests.hosts.helpers import image, shake, tiny
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.experimental.interventions import calibrated, scale_channel
@@ -82,7 +83,7 @@ def result(model, x):
     return actual if isinstance(actual, torch.Tensor) else actual.logits
 
 
-@pytest.mark.parametrize("case", STEERS)
+@cases("case", STEERS)
 @torch.no_grad()
 def test_nothing_of_it_stays(case):
     make, inputs, steer = STEERS[case]
@@ -109,7 +110,7 @@ def test_nothing_of_it_stays(case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("reader", [False, True])
+@cases("reader", [False, True])
 def test_scaling_in_a_vit_is_attention_written_out(reader):
     model = vit()
     attn, x = model.blocks[1].attn, torch.randn(2, 16, 32)
@@ -173,8 +174,8 @@ def test_scaling_in_a_decoder_is_the_last_query_with_all_keys_projected_again():
     assert torch.equal(generated[:, 9], logits[:, -1].argmax(-1))
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Mistral"])
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@cases("kind", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+@cases("implementation", ["sdpa", "eager"])
 @torch.no_grad()
 def test_decoders_are_calibrated_in_the_last_half(kind, implementation):
     model, x = decoder(kind, implementation), words()
@@ -221,7 +222,7 @@ def test_calibration_in_a_decoder_is_attention_written_out():
         assert torch.allclose(left, model(x).logits[:, -1], atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+@cases("family", ["qwen2_5_vl", "llava"])
 @torch.no_grad()
 def test_the_language_model_of_a_vision_language_model_is_steered(family):
     from tests.hosts.transformers.tiny import batch, make

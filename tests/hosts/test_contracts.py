@@ -10,6 +10,7 @@ from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelSca
 from timm.models.vision_transformer_hybrid import HybridEmbed
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import close, shake
 from vispe.errors import UnsupportedCombination
 
@@ -43,7 +44,7 @@ def make(model: str, spec: str, **options):
     return shake(timm.create_model(name, pos_embed=spec, **{**SMALL, **extra, **options})).eval()
 
 
-@pytest.mark.parametrize("model", [m for m in MODELS if "diff" in m])
+@cases("model", [m for m in MODELS if "diff" in m])
 def test_differential_attention_tells_encodings_the_width_of_its_heads(model):
     net = make(model, "rope_mixed")
     assert net.blocks[0].get_submodule("" if "parallel" in model else "attn").pos_enc.width == 8
@@ -53,8 +54,8 @@ def test_differential_attention_tells_encodings_the_width_of_its_heads(model):
         make(model, "irpe(on=v)")
 
 
-@pytest.mark.parametrize("spec", KINDS)
-@pytest.mark.parametrize("model", MODELS)
+@cases("spec", KINDS)
+@cases("model", MODELS)
 def test_contracts_of_timm(model, spec):
     net = make(model, spec)
     twin = shake(copy.deepcopy(net), seed=2)
@@ -98,8 +99,8 @@ def test_contracts_of_timm(model, spec):
     assert {"stem", "blocks"} <= set(matcher)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope_axial", "learned", "rpb", "peg"])
-@pytest.mark.parametrize("model", ["vit", "distilled", "dinov2 with registers", "siglip", "dinov3"])
+@cases("spec", ["alibi2d", "rope_axial", "learned", "rpb", "peg"])
+@cases("model", ["vit", "distilled", "dinov2 with registers", "siglip", "dinov3"])
 def test_another_size(model, spec):
     dynamic, fixed = make(model, spec, dynamic_img_size=True), make(model, spec)
     fixed.load_state_dict(dynamic.state_dict())

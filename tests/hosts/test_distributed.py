@@ -10,6 +10,7 @@ import torch
 from tests.hosts.distributed_worker import gradients, model
 from tests.hosts.helpers import close, image
 
+pytestmark = pytest.mark.slow  # two processes that import everything
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,7 +42,6 @@ def single() -> tuple[dict, torch.Tensor]:
     return expected, model()(image(4, 3, 32, 24)).detach()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "ddp checkpointed", "fsdp"])
 def test_every_gradient_equals_that_of_one_process(way, actual, single):
     for rank in (0, 1):
@@ -51,7 +51,6 @@ def test_every_gradient_equals_that_of_one_process(way, actual, single):
         close(actual[rank][way], single[0])
 
 
-@pytest.mark.slow
 def test_sharded_outputs_equal_those_of_one_process(actual, single):
     for rank in (0, 1):
         close(actual[rank]["fsdp out"], single[1][2 * rank : 2 * rank + 2])

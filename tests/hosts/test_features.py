@@ -9,17 +9,17 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import SHAPE, close, dense, head_masks, image, oracle, set_fused, tiny, without_table
+from tests.products import partly
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.hosts.common.context import Context
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize(
-    "form", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str
-)
+@cases("spec", SPECS)
+@cases("form", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str)
 def test_intermediates_agree_with_features_in_every_form(spec, form):
     model = vispe.convert(tiny(depth=3, dynamic_img_size=True, **form), spec)
     x, p = image(2, 3, 40, 16), model.num_prefix_tokens
@@ -54,7 +54,7 @@ def test_intermediates_agree_with_features_in_every_form(spec, form):
     assert torch.equal(layers[1].flatten(2).mT, final[:, p:])
 
 
-@pytest.mark.parametrize("arguments", [
+@cases("arguments", [
     {}, {"indices": 2}, {"indices": [0, -1]}, {"norm": True, "output_fmt": "NLC"}, {"return_prefix_tokens": True},
     {"stop_early": True, "indices": [1]}, {"output_dict": True, "return_prefix_tokens": True},
 ], ids=str)  # fmt: skip
@@ -75,7 +75,7 @@ def test_wrong_requests_for_intermediates_raise():
         model.forward_intermediates(image(), output_fmt="NHWC")
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_features_only_and_pruning(spec):
     torch.manual_seed(0)
     getter = timm.create_model(
@@ -103,10 +103,11 @@ def test_features_only_and_pruning(spec):
     assert torch.equal(again.forward_features(image()), whole.forward_features(image()))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("spec", ["alibi2d", "none"])
-@pytest.mark.parametrize("shape", [(16, 16), (2, 1, 16, 16), (1, 4, 16, 16)], ids=str)
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32], ids=str)
+@partly(4)
+@cases("checkpointing", [False, True])
+@cases("spec", ["alibi2d", "none"])
+@cases("shape", [(16, 16), (2, 1, 16, 16), (1, 4, 16, 16)], ids=str)
+@cases("kind", [torch.bool, torch.float32], ids=str)
 def test_a_mask_of_the_user_comes_on_top(kind, shape, spec, checkpointing):
     stock = without_table(tiny())
     ours = vispe.convert(copy.deepcopy(stock), spec)
@@ -124,7 +125,7 @@ def test_a_mask_of_the_user_comes_on_top(kind, shape, spec, checkpointing):
     close(final, expected)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "none"])
+@cases("spec", ["alibi2d", "none"])
 def test_causal(spec):
     stock = without_table(tiny())
     ours = vispe.convert(copy.deepcopy(stock), spec)
@@ -144,8 +145,8 @@ def test_swapped_attention_needs_positions():
                 block(x, **arguments)
 
 
-@pytest.mark.parametrize("size", [(40, 24), (48, 64), (8, 8), (8, 80)])
-@pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)"])
+@cases("size", [(40, 24), (48, 64), (8, 8), (8, 80)])
+@cases("spec", ["alibi2d", "alibi2d(slopes=learned)"])
 def test_dynamic_sizes_and_set_input_size(spec, size):
     stock = without_table(tiny(dynamic_img_size=True))
     ours = vispe.convert(copy.deepcopy(stock), spec)
@@ -191,7 +192,7 @@ def test_reference_normalisation_keeps_the_grid_of_building():
     close(ours.forward_features(x), oracle(stock, x, head_masks(stock, distance)))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_copies_and_files(spec):
     model = vispe.convert(tiny(dynamic_img_size=True), spec)
     x = image(2, 3, 40, 16)
@@ -214,9 +215,7 @@ def test_copies_and_files(spec):
         assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("options", "off"), [("layers=[1]", [0]), ("layers=[]", [0, 1]), ("slopes=learned,layers=[0]", [1])]
-)
+@cases(("options", "off"), [("layers=[1]", [0]), ("layers=[]", [0, 1]), ("slopes=learned,layers=[0]", [1])])
 def test_layers_switch_the_bias_per_block(options, off):
     stock = without_table(tiny())
     ours = vispe.convert(copy.deepcopy(stock), f"alibi2d({options})")

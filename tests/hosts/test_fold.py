@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import shake
 from tests.hosts.test_unused_parameters import HOSTS
 from tests.hosts.windows import common as windows
+from tests.products import partly
 from vispe import create_encoding, list_encodings
 from vispe.encodings.base import Biased, Rotary
 from vispe.encodings.registry import encoding_class
@@ -55,7 +57,7 @@ def tensors(out):
     return [value for value in out if isinstance(value, torch.Tensor)]
 
 
-@pytest.mark.parametrize("host", ["timm_sam", "hub_swin", "hub_vitdet", "hub_sam3"])
+@cases("host", ["timm_sam", "hub_swin", "hub_vitdet", "hub_sam3"])
 def test_outputs_of_windowed_models_are_unchanged(host):
     make, side = windows.MODELS[host][:2]
     model = moved(vispe.convert(make(), SPEC))
@@ -66,8 +68,9 @@ def test_outputs_of_windowed_models_are_unchanged(host):
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", [SPEC, "rope_axial(basis=head,basis_key=same)+alibi2d(slopes=learned)"])
-@pytest.mark.parametrize("host", BUILDERS)
+@partly(1)
+@cases("spec", [SPEC, "rope_axial(basis=head,basis_key=same)+alibi2d(slopes=learned)"])
+@cases("host", BUILDERS)
 def test_outputs_are_unchanged(host, spec):
     torch.manual_seed(0)
     model = moved(vispe.convert(BUILDERS[host](), spec))
@@ -111,7 +114,7 @@ def test_attention_layers_of_hand_written_models():
 INSIDE = [n for n in list_encodings() if issubclass(encoding_class(n), Biased | Rotary)]
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@cases("name", INSIDE)
 def test_sums_fold_exactly_or_are_refused(name):
     grid, terms = (3, 4), [{"name": "rope_axial", "basis": "head", "basis_key": "same"}, {"name": name}]
     try:

@@ -1,11 +1,11 @@
 """Hosts whose attention layers have heads of another width than dim / num_heads."""
 
-import pytest
 import torch
 from timm.layers import Attention
 from timm.models import VisionTransformer
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import close, shake
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2, "num_classes": 0}
@@ -28,8 +28,8 @@ def differential():
 HOSTS = {"vit": (vit, 32), "differential": (differential, 12)}
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("host", HOSTS)
+@cases("spec", SPECS)
+@cases("host", HOSTS)
 def test_heads_of_timm(host, spec):
     torch.manual_seed(0)
     build, width = HOSTS[host]

@@ -137,6 +137,7 @@ def test_an_import_that_fails_can_be_tried_again(monkeypatch):
     assert recorded == [(own, own), (own, own), "door of timm"]
 
 
+@pytest.mark.slow
 def test_vispe_can_be_imported_without_timm():
     code = (
         "import sys; sys.modules['timm'] = None; import vispe; vispe.create_encoding('alibi2d', num_heads=2)"

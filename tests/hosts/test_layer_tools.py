@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils import weight_norm as old_weight_norm
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import cotangent, image, shake, tiny
 from vispe.errors import UnsupportedCombination
 
@@ -18,7 +19,7 @@ NAMES = [
     "legendre", "loope", "neuda", "pape", "peg", "positional_attention", "rpb_cpb", "selective_rope", "seqpe",
     "seqpe_input", "shaw", "spder", "tpe2d", "tra",
 ]  # fmt: skip
-every = pytest.mark.parametrize("spec", NAMES)
+every = cases("spec", NAMES)
 
 
 def make(spec):
@@ -55,7 +56,7 @@ def quantised_by_torchao(model, config):
     return made
 
 
-TORCHAO = pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
+TORCHAO = cases("config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
 
 
 @TORCHAO
@@ -104,7 +105,7 @@ def test_bitsandbytes_leaves_the_encoding_alone(spec, bits, tmp_path):
 
 
 @TORCHAO
-@pytest.mark.parametrize("fused", [True, False])
+@cases("fused", [True, False])
 @torch.no_grad()
 def test_tied_projections_of_deberta_follow_torchao(fused, config):
     torch.manual_seed(0)
@@ -117,7 +118,7 @@ def test_tied_projections_of_deberta_follow_torchao(fused, config):
     assert 0 < (made(x, grid) - wanted).norm() < 0.05 * wanted.norm()
 
 
-@pytest.mark.parametrize("trained", [None, ["pos_enc"]])
+@cases("trained", [None, ["pos_enc"]])
 @every
 def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
     peft = pytest.importorskip("peft", reason="vispe[train] is not installed")
@@ -135,8 +136,8 @@ def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
         torch.testing.assert_close(model.merge_and_unload()(image()), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, old_weight_norm])
-@pytest.mark.parametrize("spec", ["learn+deberta", "seqpe", "rpb_cpb"])
+@cases("norm", [parametrizations.weight_norm, old_weight_norm])
+@cases("spec", ["learn+deberta", "seqpe", "rpb_cpb"])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @torch.no_grad()
 def test_weight_norm_on_the_layers_of_the_host(spec, norm):
@@ -148,7 +149,7 @@ def test_weight_norm_on_the_layers_of_the_host(spec, norm):
     same(of_encodings(model), own)
 
 
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+@cases("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 @torch.no_grad()
 def test_parametrizations_of_the_maps_of_an_encoding_count(norm):
     model = make("fire")
@@ -188,7 +189,7 @@ def test_initialisation_of_the_host_is_that_of_the_encoding_inside(spec):
     initialised(model)
 
 
-@pytest.mark.parametrize("spec", ["seqpe", "deberta", "shaw", "fire"])
+@cases("spec", ["seqpe", "deberta", "shaw", "fire"])
 def test_initialisation_of_transformers_is_that_of_the_encoding_inside(spec):
     transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     config = transformers.Dinov2Config(
@@ -204,7 +205,7 @@ def test_initialisation_of_transformers_is_that_of_the_encoding_inside(spec):
     initialised(model)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@cases("fused", [True, False])
 def test_tied_projections_of_deberta_follow_an_adapter(fused):
     peft = pytest.importorskip("peft", reason="vispe[train] is not installed")
     torch.manual_seed(0)

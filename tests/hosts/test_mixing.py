@@ -8,6 +8,7 @@ from timm.models import Eva, VisionTransformer
 from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelThingsBlock
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import SHAPE, close, grads, image, keep_of, tiny, without_table
 from vispe.encodings import registry
 from vispe.encodings.base import Mixing
@@ -72,11 +73,11 @@ def pair(spec="stir", **options) -> Pair:
     return Pair(stock, vispe.convert(copy.deepcopy(stock), spec))
 
 
-@pytest.mark.parametrize("options", [
+@cases("options", [
     {}, {"class_token": False, "global_pool": "avg"}, {"reg_tokens": 2}, {"block_fn": ParallelThingsBlock},
     {"block_fn": DiffParallelScalingBlock}, {"dynamic_img_size": True},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("checkpointing", [False, True])
+@cases("checkpointing", [False, True])
 def test_tokens_are_mixed_after_each_active_block(options, checkpointing):
     models = pair(**options)
     models.ours.set_grad_checkpointing(checkpointing)
@@ -126,8 +127,8 @@ def test_eva_mixes_too():
     close(ours.forward_features(image()), by_hand(Pair(stock, ours), image())[0])
 
 
-@pytest.mark.parametrize("spec", ["peg", "peg.cpvt", "peg.retrofit", "peg(after=[0,2],padding=circular)"])
-@pytest.mark.parametrize("cls", [VisionTransformer, Eva])
+@cases("spec", ["peg", "peg.cpvt", "peg.retrofit", "peg(after=[0,2],padding=circular)"])
+@cases("cls", [VisionTransformer, Eva])
 def test_peg_follows_its_blocks(cls, spec):
     torch.manual_seed(0)
     stock = without_table(cls(**{**SHAPE, "depth": 3}).eval())

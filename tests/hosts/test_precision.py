@@ -2,11 +2,11 @@
 
 import copy
 
-import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import RELEASE, close, grads, image, tiny
 
 SPECS = [
@@ -18,7 +18,7 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_predicting_first_does_not_spoil_training(spec):
     model = vispe.convert(tiny(dynamic_img_size=True), spec)
     x = image()
@@ -66,8 +66,8 @@ def test_function_transforms_agree_and_leave_the_cache_clean():
         close({n: g[i] for n, g in each.items()}, {n: p.grad for n, p in model.named_parameters()}, 1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)", "sincos2d"])
+@cases("dtype", [torch.bfloat16, torch.float16])
+@cases("spec", ["alibi2d", "alibi2d(slopes=learned)", "sincos2d"])
 def test_half_precision_models_and_autocast_stay_near(spec, dtype):
     expected = vispe.convert(tiny(qk_norm=True), spec)
     model, x = copy.deepcopy(expected).to(dtype), image()

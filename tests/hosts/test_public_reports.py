@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import image
 from vispe.cli.main import main
 
@@ -32,9 +33,7 @@ def moved(model: torch.nn.Module, name: str = "pos_enc", share: float = 0.3) -> 
     return model
 
 
-@pytest.mark.parametrize(
-    ("spec", "how"), [("rope_axial", {}), ("rope_mixed", {}), ("alibi2d", {"keep_rope": True})]
-)
+@cases(("spec", "how"), [("rope_axial", {}), ("rope_mixed", {}), ("alibi2d", {"keep_rope": True})])
 def test_rope_keeps_bfloat16_activations(spec, how):
     """pytorch-image-models#2794: rotations lifted bf16 to fp32; angles are computed in fp32 all the same."""
     model = small("vit_small_patch16_rope_224", img_size=IMAGE_SIZE, dynamic_img_size=True)
@@ -52,7 +51,7 @@ def test_rope_keeps_bfloat16_activations(spec, how):
     assert error < 2e-2
 
 
-@pytest.mark.parametrize("size", [(64, 160), (160, 64)])
+@cases("size", [(64, 160), (160, 64)])
 def test_x_and_y_of_pe_core_keep_their_order(size):
     """pytorch-image-models#2541: axes were exchanged where the grid is not square."""
     torch.manual_seed(0)
@@ -64,9 +63,7 @@ def test_x_and_y_of_pe_core_keep_their_order(size):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "spec", ["alibi2d", "rope_mixed", "rope_dinov3", "rpb", "irpe", "sincos2d", "fourier"]
-)
+@cases("spec", ["alibi2d", "rope_mixed", "rope_dinov3", "rpb", "irpe", "sincos2d", "fourier"])
 def test_models_from_the_meta_device_are_equal_or_refused(spec):
     """transformers#45902: buffers were garbage after to_empty and load_state_dict."""
     x = image(1, 3, IMAGE_SIZE, IMAGE_SIZE)
@@ -103,7 +100,7 @@ def test_slide_coordinates_do_not_depend_on_the_offset():
     torch.testing.assert_close(here, grid, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("spec", "how"), [("rope_dinov3", {}), ("alibi2d", {"keep_rope": True})])
+@cases(("spec", "how"), [("rope_dinov3", {}), ("alibi2d", {"keep_rope": True})])
 def test_the_error_of_bfloat16_does_not_grow_with_the_grid(spec, how):
     """dinov3#181: bf16 was much worse than fp32 at 512 x 1024."""
     model = small("vit_small_patch16_dinov3")
@@ -136,8 +133,8 @@ def jepa(frames: int, side: int) -> torch.nn.Module:
     return transformers.VJEPA2Model(config).eval()
 
 
-@pytest.mark.parametrize("spec", ["alibi3d", "rope_axial"])
-@pytest.mark.parametrize(("frames", "side"), [(8, 64), (32, 64), (16, 96)])
+@cases("spec", ["alibi3d", "rope_axial"])
+@cases(("frames", "side"), [(8, 64), (32, 64), (16, 96)])
 def test_videos_of_another_length_equal_a_model_built_for_it(spec, frames, side):
     """vjepa2#68: frames and sizes other than those of the configuration were counted wrongly."""
     model = vispe.convert(jepa(16, 64), spec)
@@ -172,8 +169,8 @@ def test_windowed_dino_of_rf_detr_is_right_or_refused_before_a_change():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("spec", "how"), [("alibi2d", {}), ("rpb", {}), ("alibi2d", {"keep_abs": True})])
-@pytest.mark.parametrize("size", [(96, 64), (192, 96), (96, 32)])
+@cases(("spec", "how"), [("alibi2d", {}), ("rpb", {}), ("alibi2d", {"keep_abs": True})])
+@cases("size", [(96, 64), (192, 96), (96, 32)])
 def test_swin_unetr_in_two_dimensions_at_any_size(spec, how, size):
     """MONAI#4693, #8300: SwinUNETR in 2D at sizes that are not square."""
     monai = pytest.importorskip("monai.networks.nets", reason="MONAI is not installed")
@@ -216,7 +213,7 @@ def test_released_mixed_frequencies_of_another_grid_load(tmp_path):
         assert torch.equal(larger(x), model(x))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@cases("compiled", [False, True])
 def test_sine_positions_keep_half_precision(compiled):
     """transformers#47238, #47228: tables of sines in half precision, compiled."""
     model = small("vit_tiny_patch16_224", img_size=IMAGE_SIZE, pos_embed="sincos2d").bfloat16()

@@ -11,6 +11,7 @@ from timm.models import NaFlexVit, VisionTransformer
 from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock, ParallelThingsBlock
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import SHAPE, VisionTransformerDistilled, image, tiny
 from tests.hosts.packed import naflex
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
@@ -52,10 +53,8 @@ def same(a: tuple, b: tuple, ids: bool = True) -> None:
     assert torch.equal(a[3], b[3])
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize(
-    "form", FORMS, ids=lambda f: "-".join(getattr(v, "__name__", v) for v in f.values()) or "plain"
-)
+@cases("spec", SPECS)
+@cases("form", FORMS, ids=lambda f: "-".join(getattr(v, "__name__", v) for v in f.values()) or "plain")
 def test_restore_is_exact_to_the_bit(form, spec):
     model = tiny(**form)
     model._model_args = {"num_classes": 5}
@@ -150,8 +149,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("first", [None, "alibi2d(slopes=learned)", "learned"])
-@pytest.mark.parametrize(("spec", "options", "text"), REFUSED, ids=lambda v: str(v)[:20])
+@cases("first", [None, "alibi2d(slopes=learned)", "learned"])
+@cases(("spec", "options", "text"), REFUSED, ids=lambda v: str(v)[:20])
 def test_a_refused_conversion_leaves_the_model_alone(first, spec, options, text):
     model = tiny()
     if first:
@@ -203,7 +202,7 @@ def test_every_swap_differs_from_its_parent_in_forward_only():
         assert names - {"forward"} <= {"fused_attn", "vispe_attend", "vispe_stock_takes_masks", "_abc_impl"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "spec", "what"),
     [
         ("eva02_tiny_patch14_224", "rope+alibi2d", "absolute table"),
@@ -238,7 +237,7 @@ def test_what_was_built_with_all_of_its_own_positions_is_restored():
     assert torch.equal(vispe.restore(remaining)(image()), tiny()(image()))
 
 
-@pytest.mark.parametrize("depth", [1, 5])
+@cases("depth", [1, 5])
 def test_a_finished_encoding_of_another_depth_is_refused(depth):
     sample = vispe.create_encoding("peg(first=5)", dim=32, depth=depth)
     model = tiny(depth=3)
@@ -249,9 +248,7 @@ def test_a_finished_encoding_of_another_depth_is_refused(depth):
     assert type(model) is VisionTransformer
 
 
-@pytest.mark.parametrize(
-    "option", ["split=[2,1,1]", "spacing=[5,0.7,0.7]", "schedule=rescale,reference=[2,5,7]"]
-)
+@cases("option", ["split=[2,1,1]", "spacing=[5,0.7,0.7]", "schedule=rescale,reference=[2,5,7]"])
 def test_options_for_another_number_of_axes_are_refused_before_any_change(option):
     model, naflex_model = tiny(), naflex()
     changed = option.split("=[")[0].rpartition(",")[2]

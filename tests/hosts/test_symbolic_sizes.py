@@ -173,17 +173,19 @@ def test_compiled_backward(spec):
     check_compiled(spec, "aot_eager")
 
 
-# a table that the content reads, sums of functions and of tables, a resampled table with prefix values
-@pytest.mark.parametrize("spec", ["shaw", "t5+bam"])
+# a sum of functions, a table that the content reads; a resampled table with prefix values; a sum of tables
+@pytest.mark.parametrize("spec", ["t5+bam", pytest.param("shaw", marks=pytest.mark.slow)])
 def test_exported_sample(spec):
     check_export(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_onnx_sample(tmp_path):
     check_onnx("rpb.beit", tmp_path)
 
 
+@pytest.mark.slow
 def test_compiled_sample():
     check_compiled("alibi2d+rpb", "eager")
 

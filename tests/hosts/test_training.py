@@ -11,6 +11,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_grou
 from timm.utils import ModelEmaV3
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import (
     SHAPE,
     close,
@@ -79,7 +80,7 @@ def test_checkpointing_with_equal_token_counts_gives_exact_gradients(spec, reent
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("block", [ParallelThingsBlock, DiffParallelScalingBlock])
+@cases("block", [ParallelThingsBlock, DiffParallelScalingBlock])
 def test_checkpointing_other_blocks(block, reentrant):
     model = vispe.convert(tiny(dynamic_img_size=True, block_fn=block), "alibi2d(slopes=learned)").train()
     expected = crops_gradients(model)
@@ -100,10 +101,8 @@ def test_three_crops_are_three_separate_gradients():
     close(together["blocks.0.attn.pos_enc.slope"], slopes[0])
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize(
-    "form", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str
-)
+@cases("checkpointing", [False, True])
+@cases("form", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str)
 def test_patch_dropout_takes_the_rows_of_the_dense_bias(form, checkpointing):
     stock = without_table(tiny(patch_drop_rate=0.5, **form))
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned)").train()
@@ -126,7 +125,7 @@ def test_patch_dropout_takes_the_rows_of_the_dense_bias(form, checkpointing):
     close(ours.forward_features(x), oracle(stock, x, head_masks(stock, distance, slopes.detach())))
 
 
-@pytest.mark.parametrize("spec", ["sincos2d", "learned"])
+@cases("spec", ["sincos2d", "learned"])
 def test_patch_dropout_after_additive_encodings(spec):
     ours = vispe.convert(tiny(patch_drop_rate=0.5), spec).train()
     extra = ours.pos_enc.table(vispe.Grid((3, 5), prefix=1).positions()).detach()
@@ -225,14 +224,14 @@ def test_an_optimizer_trains_the_slopes_and_decays_nothing_of_ours():
     assert ((slopes_of(model) - slopes).abs() > 1e-3).all()
 
 
-@pytest.mark.parametrize("coarse", [False, True])
+@cases("coarse", [False, True])
 def test_group_matcher_of_the_distilled_model_knows_the_shared_encoding(coarse):
     model = timm.create_model("deit_tiny_distilled_patch16_224", pos_embed="learned", **SHAPE)
     groups = timm.models.group_parameters(model, model.group_matcher(coarse=coarse))
     assert any({"pos_enc.weight", "patch_embed.proj.weight"} <= set(names) for names in groups.values())
 
 
-@pytest.mark.parametrize("layers", [[1], [0]])
+@cases("layers", [[1], [0]])
 def test_draws_are_made_for_encodings_that_only_some_layers_have(layers):
     spec = [{"name": "alibi2d", "slopes": "learned", "layers": layers, "jitter": 0.9}, {"name": "rope_mixed"}]
     model = vispe.convert(tiny(), spec).train()

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import EVERY, cotangent
+from tests.products import partly
 from vispe.errors import VispeError
 
 
@@ -94,8 +96,9 @@ def unused(host, spec):
     return [n for n, p in mine if p.grad is None]
 
 
-@pytest.mark.parametrize("spec", SAMPLE)
-@pytest.mark.parametrize("host", HOSTS)
+@partly(2)
+@cases("spec", SAMPLE)
+@cases("host", HOSTS)
 def test_every_parameter_has_a_gradient(host, spec):
     assert not unused(host, spec)
 
@@ -111,7 +114,7 @@ def test_every_parameter_of_every_encoding_has_a_gradient(host, spec):
     assert not unused(host, spec)
 
 
-@pytest.mark.parametrize("host", ["swin", "torchvision_vit", "torchvision_swin"])
+@cases("host", ["swin", "torchvision_vit", "torchvision_swin"])
 def test_seqpe_has_one_projection_for_each_layer(host):
     torch.manual_seed(0)
     model = HOSTS[host]()

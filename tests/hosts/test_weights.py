@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from timm.models import load_checkpoint, save_for_hf
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import (
     RELEASE,
     SHAPE,
@@ -63,7 +64,7 @@ def test_keep_abs_loads_the_table_too():
     assert torch.equal(ours.pos_embed, source.pos_embed)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "learned", "alibi2d(slopes=learned)+learned"])
+@cases("spec", ["alibi2d(slopes=learned)", "learned", "alibi2d(slopes=learned)+learned"])
 def test_own_checkpoints_load_strictly_and_partial_ones_raise(spec):
     source = shake(vispe.convert(tiny(), spec), 3)
     weights = source.state_dict()
@@ -113,7 +114,7 @@ def dinosaw(depth=12, learned=False):
     return stock, weights
 
 
-@pytest.mark.parametrize("learned", [False, True], ids=["constant", "learned"])
+@cases("learned", [False, True], ids=["constant", "learned"])
 def test_released_checkpoints_load_by_name(learned, tmp_path):
     depth = 2 if learned else 12
     stock, weights = dinosaw(depth, learned)
@@ -140,10 +141,8 @@ def test_released_checkpoints_load_by_name(learned, tmp_path):
             ours.load_state_dict({**weights, "blocks.0.attn.m": torch.rand(6, 1, 1)})
 
 
-@pytest.mark.parametrize(
-    "name", ["vit_small_patch14_reg4_dinov2", "deit_tiny_distilled_patch16_224", "flexivit_small"]
-)
-@pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)", "learn+alibi2d"])
+@cases("name", ["vit_small_patch14_reg4_dinov2", "deit_tiny_distilled_patch16_224", "flexivit_small"])
+@cases("spec", ["alibi2d", "alibi2d(slopes=learned)", "learn+alibi2d"])
 def test_pretrained_through_timms_own_path_also_at_another_size(name, spec, tmp_path):
     size = {"img_size": 56} if "dinov2" in name else {"img_size": 64}
     source = shake(timm.create_model(name, **SMALL, **size), 4).eval()
@@ -177,10 +176,8 @@ def test_load_checkpoint_of_timm(tmp_path):
     assert torch.equal(ours.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["by name", "converted after creation"])
-@pytest.mark.parametrize(
-    "spec", ["alibi2d(slopes=learned,wrap=false)", "learn+alibi2d.local", "sincos2d+alibi2d"]
-)
+@cases("late", [False, True], ids=["by name", "converted after creation"])
+@cases("spec", ["alibi2d(slopes=learned,wrap=false)", "learn+alibi2d.local", "sincos2d+alibi2d"])
 def test_local_dir_round_trip(spec, late, tmp_path):
     options = {} if late else {"pos_embed": spec}
     model = timm.create_model("vit_tiny_patch16_224", **options, **SHAPE)
@@ -226,8 +223,8 @@ def test_a_finished_encoding_brings_its_weights_and_a_json_able_spec():
 
 
 @pytest.mark.skipif(RELEASE < (1, 0, 31), reason="timm keeps the arguments of a model from 1.0.31 on")
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
-@pytest.mark.parametrize(
+@cases("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+@cases(
     "spec",
     [
         "alibi2d(normalize=reference)",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from vispe.errors import InputError
 from vispe.images.file_search import match_files
 from vispe.images.sequences import FileImages, FileMasks
@@ -28,7 +29,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("images", "files", "pairs", "left"), CASES)
+@cases(("images", "files", "pairs", "left"), CASES)
 def test_files_are_matched_by_name(images, files, pairs, left):
     wanted = dict(tuple(map(Path, pair.split("="))) for pair in pairs.split())
     assert match_files(paths(images), paths(files), "labels") == (wanted, paths(left))

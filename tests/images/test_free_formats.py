@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from vispe.errors import InputError
 from vispe.images.file_search import find_images
 from vispe.images.labels.label_files import read_labels
@@ -47,7 +48,7 @@ def test_gif_gives_its_greys_and_only_its_first_frame(tmp_path):
         read_image(path)
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.float32, np.float64, ">u2"])
+@cases("kind", [np.uint8, np.uint16, np.int32, np.float32, np.float64, ">u2"])
 def test_npy_of_two_dimensions_is_a_picture(tmp_path, kind):
     path = tmp_path / "a.npy"
     np.save(path, GREY.astype(kind))

@@ -7,6 +7,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.images.formats.headers import stored_shape
 from vispe.images.formats.units import microns, seconds
 from vispe.images.read import Micrograph, read_image
@@ -50,7 +51,7 @@ def _mpo(path):
     small.save(path, "MPO", save_all=True, append_images=[large])
 
 
-@pytest.mark.parametrize("write", [_thumbnail_first, _preview_of_a_stack, _ome_series, _pyramid, _mpo])
+@cases("write", [_thumbnail_first, _preview_of_a_stack, _ome_series, _pyramid, _mpo])
 def test_the_largest_image_is_read(tmp_path, write):
     path = tmp_path / ("a.ome.tif" if write is _ome_series else "a.jpg" if write is _mpo else "a.tif")
     write(path)
@@ -67,7 +68,7 @@ def test_the_largest_image_is_read(tmp_path, write):
 # --- units ---
 
 
-@pytest.mark.parametrize(
+@cases(
     ("unit", "factor"),
     [
         *(
@@ -105,7 +106,7 @@ def test_units_of_time():
         assert seconds(3, unit) == (None if factor is None else pytest.approx(3 * factor)), unit
 
 
-@pytest.mark.parametrize(
+@cases(
     ("units", "expected"),
     [
         ("unit=nm", (0.5, 0.25, 0.1)),
@@ -175,8 +176,8 @@ def _probabilities(path, image):
     return write_probabilities(path, np.zeros((z, 2, h, w), np.float32), image, ["a", "b"])
 
 
-@pytest.mark.parametrize("source", [_imagej, _imagej_minutes, _ome, _ome_z_before_t])
-@pytest.mark.parametrize("target", [_labels, _instances, _many, _probabilities])
+@cases("source", [_imagej, _imagej_minutes, _ome, _ome_z_before_t])
+@cases("target", [_labels, _instances, _many, _probabilities])
 def test_every_length_and_time_is_written(tmp_path, source, target):
     source(tmp_path / "a.tif")
     image = read_image(tmp_path / "a.tif")
@@ -187,7 +188,7 @@ def test_every_length_and_time_is_written(tmp_path, source, target):
     assert again.page_axes == image.page_axes
 
 
-@pytest.mark.parametrize("size", [2e-5, 1e-4, 0.5, 6.5, 120.0])
+@cases("size", [2e-5, 1e-4, 0.5, 6.5, 120.0])
 def test_label_maps_of_one_page_have_any_pixel_size(tmp_path, size):
     image = Micrograph(tmp_path / "a.tif", np.zeros((1, H, W, 1), np.uint8), (size, 2 * size))
     assert read_image(_labels(tmp_path / "b.png", image)).pixel_size == pytest.approx((size, 2 * size))
@@ -212,8 +213,8 @@ def test_a_frame_interval_without_a_pixel_size_is_written(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*stored as RGB")
-@pytest.mark.parametrize("count", [3, 4])
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+@cases("count", [3, 4])
+@cases("kind", [np.uint8, np.uint16, np.float32])
 def test_slices_stored_as_colours_get_a_note(tmp_path, count, kind):
     array = RNG.integers(0, 200, (count, H, W)).astype(kind)
     tifffile.imwrite(tmp_path / "a.tif", array)

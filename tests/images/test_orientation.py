@@ -7,6 +7,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageOps
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.formats.headers import stored_shape, stored_tag
 from vispe.images.labels.label_files import read_labels
@@ -45,7 +46,7 @@ def save(path, array, tag):
     return path
 
 
-@pytest.mark.parametrize("tag", TAGS)
+@cases("tag", TAGS)
 def test_a_tag_means_what_pillow_makes_of_it(tag):
     shown = Image.fromarray(drawn())
     shown.getexif()[274] = tag
@@ -55,8 +56,8 @@ def test_a_tag_means_what_pillow_makes_of_it(tag):
     np.testing.assert_array_equal(oriented(expected[None], inverse_tag(tag))[0], drawn())
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
-@pytest.mark.parametrize("tag", TAGS)
+@cases("name", CONTAINERS)
+@cases("tag", TAGS)
 def test_images_are_read_in_both_frames_with_a_note(tmp_path, name, tag):
     path = save(tmp_path / name, image(), tag)
     for how, expected in (("stored", image()), ("tag", oriented(image()[None], tag)[0])):
@@ -88,9 +89,9 @@ def expected_in(frame):
     return oriented(drawn()[None], frame.tag) if frame.applied else drawn()[None]
 
 
-@pytest.mark.parametrize("applied", [False, True])
-@pytest.mark.parametrize("tag", TAGS)
-@pytest.mark.parametrize("read", ["labels", "truth"])
+@cases("applied", [False, True])
+@cases("tag", TAGS)
+@cases("read", ["labels", "truth"])
 def test_labels_lie_where_they_were_drawn(tmp_path, read, tag, applied):
     """Labels as stored, with the tag of the image, and as the tag shows the image."""
     frame = Frame(tag, applied)
@@ -127,8 +128,8 @@ def test_labels_that_fit_no_frame_name_the_tag(tmp_path):
         read_labels(tmp_path / "s.json", (1, H, W), frame=Frame(6))
 
 
-@pytest.mark.parametrize("tag", range(5, 9))
-@pytest.mark.parametrize("runs", [False, True])
+@cases("tag", range(5, 9))
+@cases("runs", [False, True])
 def test_coco_of_the_other_size_is_rotated(tmp_path, tag, runs):
     shown = np.ascontiguousarray(oriented(drawn()[None], tag)[0])
     h, w = shown.shape

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from tests.cli.test_segment import scene
+from tests.products import partly
 from vispe.cli.main import main, parse
 from vispe.errors import InputError, OptionError
 from vispe.images.file_search import find_images
@@ -50,8 +52,9 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("name", ["labels", "truth", "classes", "text", "legend", "weights", "out"])
+@partly(2)
+@cases("text", TEXTS)
+@cases("name", ["labels", "truth", "classes", "text", "legend", "weights", "out"])
 def test_every_text_reaches_its_option_as_it_was_given(text, name):
     flag = f"--{name}"
     for words in ([flag, text], [f"{flag}={text}"]):

@@ -12,6 +12,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageOps
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.file_search import find_images
 from vispe.images.formats import decoded_image
@@ -66,9 +67,9 @@ def micrograph(pages, **more):
 KINDS = ["uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64"]
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(H, W), (H, W, 3)])
+@cases("order", ["<", ">"])
+@cases("kind", KINDS)
+@cases("shape", [(H, W), (H, W, 3)])
 def test_tiff_keeps_every_depth_and_byte_order(tmp_path, kind, order, shape):
     a = ramp(np.dtype(kind).type, *shape)
     tifffile.imwrite(
@@ -82,9 +83,9 @@ def test_tiff_keeps_every_depth_and_byte_order(tmp_path, kind, order, shape):
     assert m.notes == ()
 
 
-@pytest.mark.parametrize("options", [{"bigtiff": True}, {"tile": (16, 32)}, {"rowsperstrip": 3}])
-@pytest.mark.parametrize("compression", [None, "deflate"])
-@pytest.mark.parametrize("predictor", [None, 2])
+@cases("options", [{"bigtiff": True}, {"tile": (16, 32)}, {"rowsperstrip": 3}])
+@cases("compression", [None, "deflate"])
+@cases("predictor", [None, 2])
 def test_tiff_layouts(tmp_path, options, compression, predictor):
     if predictor and not compression:
         pytest.skip("a predictor belongs to a compression")
@@ -95,15 +96,15 @@ def test_tiff_layouts(tmp_path, options, compression, predictor):
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif").pages, a[None])
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+@cases("kind", [np.uint8, np.uint16, np.float32])
 def test_tiff_planar(tmp_path, kind):
     a = ramp(kind, 3, H, W)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="rgb", planarconfig="separate")
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif").pages, a.transpose(1, 2, 0)[None])
 
 
-@pytest.mark.parametrize("compression", ["tiff_lzw", "packbits", "tiff_adobe_deflate"])
-@pytest.mark.parametrize("kind", ["L", "RGB", "I;16", "I", "F", "1"])
+@cases("compression", ["tiff_lzw", "packbits", "tiff_adobe_deflate"])
+@cases("kind", ["L", "RGB", "I;16", "I", "F", "1"])
 def test_tiff_compressions_of_libtiff(tmp_path, compression, kind):
     a = {
         "L": ramp(np.uint8, H, W),
@@ -146,7 +147,7 @@ def test_tiff_lzw_colour_of_16_bits_is_never_cut(tmp_path):
         read_image(tmp_path / "a.tif")
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+@cases("kind", [np.uint8, np.uint16])
 def test_tiff_min_is_white_is_turned_round(tmp_path, kind):
     a = ramp(kind, H, W)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="miniswhite")
@@ -181,7 +182,7 @@ def test_tiff_palette_becomes_colours_and_grey_palette_one_channel(tmp_path):
     assert m.notes == ("a palette of grey levels was read as one channel.",)
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+@cases("kind", [np.uint8, np.uint16, np.float32])
 def test_tiff_alpha_is_dropped_with_a_note_but_a_fourth_channel_is_kept(tmp_path, kind):
     a = ramp(kind, H, W, 4)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="rgb", extrasamples=["unassalpha"])
@@ -293,7 +294,7 @@ def test_smaller_copies_are_noted(tmp_path):
 # --- PNG, JPEG, BMP ---
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@cases("channels", [1, 2, 3, 4])
 def test_png_of_16_bits_keeps_its_depth(tmp_path, channels):
     a = ramp(np.uint16, H, W, channels)
     png16(tmp_path / "a.png", a)
@@ -310,8 +311,8 @@ def test_png_of_16_bits_damaged_or_interlaced(tmp_path):
         read_image(tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("suffix", [".png", ".bmp"])
-@pytest.mark.parametrize("shape", [(H, W), (H, W, 3), (1, 1), (1, 77)])
+@cases("suffix", [".png", ".bmp"])
+@cases("shape", [(H, W), (H, W, 3), (1, 1), (1, 77)])
 def test_8_bit_files(tmp_path, suffix, shape):
     a = ramp(np.uint8, *shape) if np.prod(shape) > 1 else np.full(shape, 7, np.uint8)
     Image.fromarray(a).save(tmp_path / f"a{suffix}")
@@ -338,7 +339,7 @@ def test_alpha_palette_and_1_bit_png(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "b.png").pages[0, ..., 0], bits * np.uint8(255))
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@cases("mode", ["L", "RGB", "CMYK"])
 def test_jpeg(tmp_path, mode):
     smooth = np.add.outer(np.arange(H), np.arange(W)).astype(np.uint8) * 3
     Image.fromarray(smooth).convert(mode).save(tmp_path / "a.jpg", quality=95)
@@ -348,8 +349,8 @@ def test_jpeg(tmp_path, mode):
     assert m.notes == (("CMYK colours were converted to RGB.",) if mode == "CMYK" else ())
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", [".png", ".tif", ".jpg"])
+@cases("orientation", range(1, 9))
+@cases("suffix", [".png", ".tif", ".jpg"])
 def test_orientation_is_applied_once(tmp_path, orientation, suffix):
     a = np.zeros((H, W), np.uint8)
     a[:8, :16] = 200
@@ -370,9 +371,7 @@ def test_orientation_is_applied_once(tmp_path, orientation, suffix):
     assert m.pixel_size == pytest.approx((1.0, 0.5) if orientation >= 5 else (0.5, 1.0), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("dpi", "size"), [(72, None), (300, None), (2400, None), (25_400, 1.0), (254_000, 0.1)]
-)
+@cases(("dpi", "size"), [(72, None), (300, None), (2400, None), (25_400, 1.0), (254_000, 0.1)])
 def test_print_resolutions_are_no_pixel_size(tmp_path, dpi, size):
     Image.fromarray(ramp(np.uint8, H, W)).save(tmp_path / "a.png", dpi=(dpi, dpi))
     found = read_image(tmp_path / "a.png").pixel_size
@@ -413,7 +412,7 @@ def test_z_and_channel(tmp_path):
         read(channel=[])
 
 
-@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@cases("kind", ["float16", "float32", "float64"])
 def test_nan_and_infinite_pixels_are_no_data(tmp_path, kind):
     a = ramp(np.dtype(kind).type, H, W, 3)
     a[0, 0, 0], a[3, 4, 2], a[5] = np.nan, -np.inf, np.inf
@@ -464,10 +463,8 @@ def test_a_wrong_ending_does_not_matter(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "a.png").pages[0, ..., 0], a)
 
 
-@pytest.mark.parametrize("keep", [0.02, 0.3, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize(
-    "name", ["a.png", "a.jpg", "a.bmp", "a.tif", "stack.tif", "deflate.tif", "rgb16.png", "lzw.tif"]
-)
+@cases("keep", [0.02, 0.3, 0.5, 0.9, 0.99])
+@cases("name", ["a.png", "a.jpg", "a.bmp", "a.tif", "stack.tif", "deflate.tif", "rgb16.png", "lzw.tif"])
 def test_truncated_files_are_refused(tmp_path, name, keep):
     path = tmp_path / name
     a = ramp(np.uint8, 97, 113)
@@ -548,7 +545,7 @@ def test_find_images(tmp_path, monkeypatch):
 # --- normalize ---
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_normalize_is_the_percentile_formula(kind):
     pages = ramp(np.dtype(kind).type, 3, 19, 23, 3)
     m = micrograph(pages)

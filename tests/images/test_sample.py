@@ -5,6 +5,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
@@ -40,7 +41,7 @@ def test_crops_are_slices(tmp_path, grey, crop, rows, columns):
     np.testing.assert_array_equal(found.pages[0, ..., 0], grey)  # which keeps its size
 
 
-@pytest.mark.parametrize("crop", ["1", "0:5", "0:5,0:5,0:5", "a:b,:", "0:5;0:5", "1.5:2,:", "5,5"])
+@cases("crop", ["1", "0:5", "0:5,0:5,0:5", "a:b,:", "0:5;0:5", "1.5:2,:", "5,5"])
 def test_bad_crops(crop):
     with pytest.raises(OptionError, match="must be two ranges of pixels, rows and columns"):
         parse_crop(crop)
@@ -92,7 +93,7 @@ def test_masks_that_do_not_fit(tmp_path, grey):
 
 
 @pytest.mark.filterwarnings("ignore:.*stored as RGB")
-@pytest.mark.parametrize("pages", [1, 3])
+@cases("pages", [1, 3])
 def test_masks_of_stacks(tmp_path, pages):
     tifffile.imwrite(tmp_path / "s.tif", np.ones((3, H, W), np.uint8), photometric="minisblack")
     m = np.stack([np.roll(inside(), n, 1) for n in range(pages)])
@@ -120,7 +121,7 @@ def _transparent(tmp_path, kind):
     return path
 
 
-@pytest.mark.parametrize("kind", ["png", "png LA", "png P", "webp", "tif", "tif assoc"])
+@cases("kind", ["png", "png LA", "png P", "webp", "tif", "tif assoc"])
 def test_transparent_pixels_are_excluded(tmp_path, kind):
     found = read_image(_transparent(tmp_path, kind))
     np.testing.assert_array_equal(found.valid[0], inside())

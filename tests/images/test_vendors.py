@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError, MissingExtra
 from vispe.images.file_search import find_images
@@ -60,7 +61,7 @@ def test_czi_gives_planes_channels_and_sizes_back(tmp_path):
     np.testing.assert_array_equal(read_image(path, channel="GFP", z=1).pages[0, ..., 0], values[0, 1, 1])
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+@cases("kind", [np.uint8, np.uint16, np.float32])
 def test_czi_of_each_type_and_colours_without_sizes(tmp_path, kind):
     grey = (RNG.random((H, W)) * 200).astype(kind)
     found = read_image(write_czi(tmp_path / "g.czi", {(0, 0, 0): grey}))
@@ -292,7 +293,7 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@cases("name", WRITERS)
 def test_damaged_files_give_one_sentence(tmp_path, name):
     path = tmp_path / name
     needs(next(v.module for v in VENDORS if v.name.lower().endswith(name[-3:])))

@@ -14,6 +14,8 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
+from tests.products import partly
 from vispe.errors import InputError, ShapeError
 from vispe.files import atomic_path, check_writable, write_csv, write_json
 from vispe.images.read import Micrograph, read_image
@@ -161,7 +163,7 @@ def test_labels_of_one_page_are_a_png(tmp_path):
     write_labels(tmp_path / "c.png", values, micrograph(pixel_size=(1e-6, 1e-6)))
 
 
-@pytest.mark.parametrize("z", [1, 3, 4, 7])
+@cases("z", [1, 3, 4, 7])
 def test_labels_of_a_stack_are_a_tiff_with_the_resolution_tags(tmp_path, z):
     assert label_suffix(3) == ".tif"
     values = RNG.integers(0, 4, (z, H, W), dtype=np.uint8)
@@ -226,7 +228,7 @@ def test_probabilities_are_one_float_page_per_class(tmp_path):
         write_probabilities(tmp_path / "q.png", prob)
 
 
-@pytest.mark.parametrize(("shape", "kind"), [((H, W), np.uint8), ((H, W), np.uint16), ((H, W, 3), np.uint8)])
+@cases(("shape", "kind"), [((H, W), np.uint8), ((H, W), np.uint16), ((H, W, 3), np.uint8)])
 def test_write_png(tmp_path, shape, kind):
     a = RNG.integers(0, np.iinfo(kind).max, shape, dtype=kind)
     back = read_image(write_png(tmp_path / "a.png", a)).pages[0]
@@ -282,7 +284,7 @@ def test_palette():
     assert all(0 <= c <= 255 for color in PALETTE for c in color)
 
 
-@pytest.mark.parametrize("channels", [None, 1, 2, 3, 5])
+@cases("channels", [None, 1, 2, 3, 5])
 def test_overlay_blends_at_native_resolution(channels):
     h, w = 500, 601
     image = RNG.random((h, w) if channels is None else (h, w, channels)).astype(np.float32)
@@ -318,8 +320,9 @@ def test_overlay_enlarges_small_images_by_whole_factors():
     np.testing.assert_allclose(found.astype(int), expected, atol=1)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 900), (900, 1), (300, 1500), (29, 37)])
-@pytest.mark.parametrize("k", [1, 2, 20])
+@partly(2)
+@cases("shape", [(1, 1), (1, 900), (900, 1), (300, 1500), (29, 37)])
+@cases("k", [1, 2, 20])
 def test_overlay_of_any_shape_and_number_of_classes(shape, k):
     labels = RNG.integers(0, k + 1, shape)
     names = [f"a class with quite a long name {i}" for i in range(k)]
@@ -336,7 +339,7 @@ def test_overlay_uses_given_colours_and_title():
     assert overlay(image, labels, ["m"], title="x").shape[0] > plain.shape[0]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("pixel_size", "length", "text"),
     [
         (None, 100, "100 px"),

@@ -15,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import close, grads, image, keep_of, shake, tiny
+from tests.products import partly
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedCombination, UnsupportedHost
 
 IMAGE = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(3))
@@ -140,8 +142,9 @@ def sized(host):
 HOSTS = (_plain, _dynamic, _eva, _naflex, _tower, _custom_tower, _dinov2, _hf_vit)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.__name__[1:])
+@partly(2)
+@cases("spec", SPECS)
+@cases("host", HOSTS, ids=lambda host: host.__name__[1:])
 def test_blocks_raise_alone_and_are_right_inside(host, spec):
     additive = spec.startswith("sincos")
     if host in (_dinov2, _hf_vit) and additive:
@@ -161,7 +164,7 @@ def test_blocks_raise_alone_and_are_right_inside(host, spec):
         close(features(model, x), expected, 0)
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.__name__[1:])
+@cases("host", HOSTS, ids=lambda host: host.__name__[1:])
 def test_the_own_table_alone_needs_nothing(host):
     model, loop = host("learn")
     x, _ = sized(host)
@@ -169,8 +172,8 @@ def test_the_own_table_alone_needs_nothing(host):
         close(loop(model, x), features(model, x), 1e-6)
 
 
-@pytest.mark.parametrize("spec", ["sincos2d", "learn+sincos2d", "fourier_learned", "border"])
-@pytest.mark.parametrize("host", [_plain, _dynamic, _eva, _tower], ids=lambda host: host.__name__[1:])
+@cases("spec", ["sincos2d", "learn+sincos2d", "fourier_learned", "border"])
+@cases("host", [_plain, _dynamic, _eva, _tower], ids=lambda host: host.__name__[1:])
 def test_additive_encodings_are_in_the_tokens(host, spec):
     if host is _eva and spec.startswith("learn+"):
         pytest.skip("this Eva has no table")
@@ -192,7 +195,7 @@ def test_samplers_and_hand_made_tokens():
     _vit_loop(model.eval(), IMAGE)
 
 
-@pytest.mark.parametrize("host", [_plain, _tower], ids=["timm", "open_clip"])
+@cases("host", [_plain, _tower], ids=["timm", "open_clip"])
 def test_mixing_between_blocks_is_not_lost(host):
     model, loop = host("peg")
     with pytest.raises(InputError, match="positions"):
@@ -210,7 +213,7 @@ def test_peg_leaves_attention_to_the_host():
     assert torch.equal(block(x, context), stock.blocks[0](x))
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.__name__[1:])
+@cases("host", HOSTS, ids=lambda host: host.__name__[1:])
 def test_restored_models_are_stock(host):
     model, loop = host("learn+alibi2d" if host is not _eva else "alibi2d")
     if host in (_plain, _dynamic):
@@ -221,7 +224,7 @@ def test_restored_models_are_stock(host):
         close(loop(model, x), features(model, x), 1e-6)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "learn+rpb"])
+@cases("spec", ["alibi2d", "rope_mixed", "irpe", "learn+rpb"])
 def test_kept_patches_are_those_of_patch_dropout(spec):
     model = tiny(pos_embed=spec, reg_tokens=2)
     keep = keep_of(5, 2, 15, model.num_prefix_tokens, 0.4)
@@ -256,7 +259,7 @@ def test_one_index_for_all_samples_and_another_one_in_later_blocks():
         close(actual[row : row + 1], block(y[row : row + 1], attn_mask=distance), 1e-5)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope_axial", "irpe"])
+@cases("spec", ["alibi2d", "rope_axial", "irpe"])
 def test_prompts_are_prefix_tokens(spec):
     """Prompts have no position: with as many registers, the model itself computes the same."""
     model, more = vit(spec), vit(spec, reg_tokens=4)
@@ -269,9 +272,9 @@ def test_prompts_are_prefix_tokens(spec):
         close(model.norm(model.blocks(x)), more.forward_features(IMAGE), 1e-6)
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["backward inside", "backward outside"])
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed"])
+@cases("inside", [True, False], ids=["backward inside", "backward outside"])
+@cases("reentrant", [True, False])
+@cases("spec", ["alibi2d(slopes=learned)", "rope_mixed"])
 def test_checkpointed_blocks(spec, reentrant, inside):
     """A statement that has ended cannot serve the backward pass; positions that are an argument can."""
     model, other = vit(spec), torch.randn(2, 8, 32)
@@ -460,7 +463,7 @@ class MergedBlock(Block):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "learn+irpe", "peg"])
+@cases("spec", ["alibi2d", "rope_mixed", "learn+irpe", "peg"])
 def test_exchanged_classes_are_noticed(spec):
     """Token merging libraries put classes of their own in place of those of blocks and attention."""
     model = vit(spec)

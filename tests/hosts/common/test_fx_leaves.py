@@ -11,6 +11,7 @@ from timm.models.vision_transformer import DiffParallelScalingBlock
 from timm.utils import AttentionExtract
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import (
     VisionTransformerDistilled,
     close,
@@ -24,6 +25,7 @@ from tests.hosts.helpers import (
     tiny,
 )
 from tests.hosts.packed import naflex, pack
+from tests.products import partly
 from vispe.errors import ShapeError
 from vispe.hosts.common import fx_leaves
 
@@ -38,7 +40,10 @@ SPECS = [
 # mixed
 EACH = ["sincos2d", "alibi2d", "irpe", "tapa", "rope_axial", "psc", "gpsa", "peg"]
 REST = {spec: [pytest.mark.slow] * (spec not in EACH) for spec in SPECS}
-FIXED_SIZE = [pytest.param(spec, False, marks=slow, id=f"fixed-{spec}") for spec, slow in REST.items()]
+FIXED_SIZE, FREE_SIZE = (
+    [pytest.param(spec, free, marks=slow, id=f"{name}-{spec}") for spec, slow in REST.items()]
+    for free, name in ((False, "fixed"), (True, "dynamic"))
+)
 EVA = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 
 
@@ -52,9 +57,7 @@ def deep(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return grads(model, model(image()), drop="nothing")
 
 
-@pytest.mark.parametrize(
-    ("spec", "dynamic"), [*FIXED_SIZE, *(pytest.param(spec, True, id=f"dynamic-{spec}") for spec in SPECS)]
-)
+@pytest.mark.parametrize(("spec", "dynamic"), [*FIXED_SIZE, *FREE_SIZE])
 def test_a_symbolic_trace_is_the_model_with_its_gradients_and_its_free_sizes(spec, dynamic):
     model = vispe.convert(tiny(dynamic_img_size=dynamic), spec)
     graph = torch.fx.symbolic_trace(model)
@@ -65,10 +68,9 @@ def test_a_symbolic_trace_is_the_model_with_its_gradients_and_its_free_sizes(spe
     assert torch.equal(again(image()), model(image()))
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "rpb", "peg", "sincos2d"])
-@pytest.mark.parametrize(
-    "options", [{}, {"rotated": True}, {"distilled": True}, {"attn_layer": "diff"}], ids=str
-)
+@partly(1)
+@cases("spec", ["alibi2d", "rope_mixed", "rpb", "peg", "sincos2d"])
+@cases("options", [{}, {"rotated": True}, {"distilled": True}, {"attn_layer": "diff"}], ids=str)
 def test_feature_extractors_of_timm_give_what_the_modules_give(options, spec):
     if options.pop("rotated", False):
         model = eva()
@@ -159,8 +161,9 @@ def exact_maps(model, x: torch.Tensor) -> list[torch.Tensor]:
     return actual
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "rpb", "alibi2d(slopes=learned)+sincos2d"])
-@pytest.mark.parametrize("host", MAPS)
+@partly(1)
+@cases("spec", ["alibi2d", "rope_mixed", "irpe", "rpb", "alibi2d(slopes=learned)+sincos2d"])
+@cases("host", MAPS)
 def test_attention_maps_of_timm_are_those_of_float64(host, spec):
     make, options, name = MAPS[host]
     model = vispe.convert(make(**options), spec)
@@ -234,7 +237,10 @@ def test_the_switch_of_timm_gives_maps():
 @pytest.mark.parametrize(
     ("make", "spec"),
     [
-        *(pytest.param(lambda: tiny(dynamic_img_size=True), spec, id=f"vit-{spec}") for spec in SPECS),
+        *(
+            pytest.param(lambda: tiny(dynamic_img_size=True), spec, marks=slow, id=f"vit-{spec}")
+            for spec, slow in REST.items()
+        ),
         *(pytest.param(eva, spec, marks=slow, id=f"eva-{spec}") for spec, slow in REST.items()),
         *(pytest.param(naflex, spec, marks=slow, id=f"naflex-{spec}") for spec, slow in REST.items()),
     ],

@@ -10,9 +10,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils import parametrizations, parametrize
 
 import vispe
+from tests.cases import cases
 from tests.hosts.common.test_block_loops import IMAGE, vit
 from tests.hosts.helpers import close, shake
 from tests.hosts.open_clip.common import tiny_tower
+from tests.products import partly
 from vispe.errors import UnsupportedHost
 
 
@@ -77,8 +79,8 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("host", HOSTS)
+@cases("wrapper", WRAPPERS)
+@cases("host", HOSTS)
 def test_wrapped_after_conversion(host, wrapper):
     model = shake(vispe.convert(HOSTS[host](), "rope_mixed"))
     expected = run(model).detach()
@@ -99,8 +101,8 @@ def test_wrapped_after_conversion(host, wrapper):
     assert torch.isfinite(run(model)).all()
 
 
-@pytest.mark.parametrize("wrapper", list(WRAPPERS)[:2])
-@pytest.mark.parametrize("host", HOSTS)
+@cases("wrapper", list(WRAPPERS)[:2])
+@cases("host", HOSTS)
 def test_wrapped_before_conversion(host, wrapper):
     """Known wrappers hand on all arguments."""
     model, plain = HOSTS[host](), HOSTS[host]()
@@ -112,7 +114,7 @@ def test_wrapped_before_conversion(host, wrapper):
     close(run(model), run(plain), 1e-6)
 
 
-@pytest.mark.parametrize("host", ["timm", "open_clip"])
+@cases("host", ["timm", "open_clip"])
 def test_unknown_layers_are_named(host):
     model = HOSTS[host]()
     WRAPPERS["own attention"](model)
@@ -122,9 +124,10 @@ def test_unknown_layers_are_named(host):
         vispe.convert(model, "rope_mixed")
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("order", ["convert first", "adapter first"])
-@pytest.mark.parametrize("host", HOSTS)
+@partly(2)
+@cases("spec", SPECS)
+@cases("order", ["convert first", "adapter first"])
+@cases("host", HOSTS)
 def test_adapters(host, order, spec):
     """LoRA wraps `nn.MultiheadAttention` as a whole."""
     targets = {"timm": ["qkv", "proj"], "open_clip": ["attn"], "torchvision": ["self_attention"]}[host]
@@ -154,7 +157,7 @@ def test_adapters(host, order, spec):
     assert torch.isfinite(run(adapted)).all()
 
 
-@pytest.mark.parametrize("host", ["open_clip", "torchvision"])
+@cases("host", ["open_clip", "torchvision"])
 def test_parametrized_attention(host):
     model = shake(vispe.convert(HOSTS[host](), "rope_mixed"))
     expected = run(model).detach()

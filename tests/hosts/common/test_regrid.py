@@ -9,7 +9,9 @@ from safetensors.torch import save_file
 from timm.models import load_checkpoint, save_for_hf
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import RELEASE, SHAPE, image, shake, tiny
+from tests.products import partly
 from vispe.errors import EncodingMismatch
 
 SPECS = (
@@ -35,9 +37,10 @@ def moved(model, size):
     return model
 
 
-@pytest.mark.parametrize("new", SIZES)
-@pytest.mark.parametrize("old", SIZES)
-@pytest.mark.parametrize("spec", SPECS)
+@partly(4)
+@cases("new", SIZES)
+@cases("old", SIZES)
+@cases("spec", SPECS)
 def test_a_table_is_resampled_as_the_forward_pass_does(spec, old, new, caplog):
     theirs, ours = converted(spec, old, 5), converted(spec, new, 1)
     weights = theirs.state_dict()
@@ -64,7 +67,8 @@ def test_equal_counts_of_other_grids():
         torch.testing.assert_close(ours(x), moved(theirs, new)(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@partly(4)
+@cases("spec", SPECS)
 def test_without_a_saved_grid_equal_sides_are_assumed(spec, tmp_path):
     x = image(2, 3, 24, 40)
     square, wide = converted(spec, (32, 32), 5), converted(spec, (56, 48), 5)
@@ -88,7 +92,8 @@ def test_without_a_saved_grid_equal_sides_are_assumed(spec, tmp_path):
 
 
 @pytest.mark.skipif(RELEASE < (1, 0, 31), reason="timm keeps the arguments of a model from 1.0.31 on")
-@pytest.mark.parametrize("spec", SPECS)
+@partly(4)
+@cases("spec", SPECS)
 def test_hub_folders_at_another_size(spec, tmp_path):
     model = shake(
         timm.create_model("vit_tiny_patch16_224", pos_embed=spec, **{**SHAPE, "img_size": 32})

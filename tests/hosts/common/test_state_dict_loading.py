@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import SHAPE, image, shake, tiny
 from vispe.errors import EncodingMismatch
 
@@ -44,7 +45,7 @@ def named(spec):
     return re.escape(repr(re.sub(r"irpe(?!\()", "irpe(ratio=1.9)", full)))
 
 
-@pytest.mark.parametrize("source", SPECS)
+@cases("source", SPECS)
 def test_every_pair_of_encodings(source):
     theirs = made(source, 5)
     weights = theirs.state_dict()
@@ -98,8 +99,8 @@ def test_every_pair_of_encodings_where_no_spec_is_kept(source, caplog):
 JUNK = ("blocks.0.attn.pos_enc", "pos_enc", "blocks.1.pos_enc", "rope", "blocks.0.attn.pos_enc.deep")
 
 
-@pytest.mark.parametrize("name", [None, *NAMES])
-@pytest.mark.parametrize("spec", ["none", "alibi2d", "sincos2d", "rope_mixed", "irpe"])
+@cases("name", [None, *NAMES])
+@cases("spec", ["none", "alibi2d", "sincos2d", "rope_mixed", "irpe"])
 def test_junk_is_an_error(spec, name):
     stock = tiny() if name is None else small(name)
     ours = vispe.convert(copy.deepcopy(stock), spec)
@@ -122,7 +123,7 @@ def small(name, **options):
     return shake(timm.create_model(NAMES[name], **{**sizes, **options}), 2).eval()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_every_family_of_timm(name):
     specs = ("alibi2d", "rope_axial", "rope_mixed", "irpe", "learned", "alibi2d(slopes=learned)", "none")
     made = {spec: shake(vispe.convert(small(name), spec), 3).eval() for spec in specs}
@@ -142,7 +143,7 @@ def test_every_family_of_timm(name):
     assert not any(vispe.restore(ours).load_state_dict(stock.state_dict()))
 
 
-@pytest.mark.parametrize("name", ["eva", "naflex"])
+@cases("name", ["eva", "naflex"])
 def test_a_rope_that_was_kept_is_not_dropped(name):
     mixed = {"eva": "vit_small_patch16_rope_mixed_224", "naflex": "naflexvit_base_patch16_gap"}[name]
     options = {"depth": 2, "embed_dim": 48, "num_heads": 4, "num_classes": 0}
@@ -188,8 +189,8 @@ def test_the_state_dict_has_no_entry_of_its_own_and_loads_into_stock_models(tmp_
         made("learn+rope_axial").load_state_dict(again)
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module."])
-@pytest.mark.parametrize("container", [None, "state_dict", "state_dict_ema", "model"])
+@cases("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module."])
+@cases("container", [None, "state_dict", "state_dict_ema", "model"])
 def test_files_of_training_programs_keep_the_spec(prefix, container, tmp_path):
     theirs = made("alibi2d", 5)
     outer = theirs
@@ -246,7 +247,7 @@ def test_parts_of_a_checkpoint_without_strict():
     assert all(torch.equal(ours.state_dict()[k], v) for k, v in encoding.items())
 
 
-@pytest.mark.parametrize("spec", ["rope_mixed", "alibi2d", "learned"])
+@cases("spec", ["rope_mixed", "alibi2d", "learned"])
 def test_assign(spec):
     theirs, stock = made(spec, 5), tiny()
     with torch.device("meta"):
@@ -335,7 +336,7 @@ def test_attention_layers_of_ones_own():
         vispe.create_encoding("alibi2d(wrap=false)", num_heads=4).load_state_dict(plain.state_dict())
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@cases("whole", [False, True])
 def test_open_clip(whole):
     pytest.importorskip("open_clip")
     from tests.hosts.open_clip.common import tiny_clip, tiny_tower

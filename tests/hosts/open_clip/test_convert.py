@@ -8,8 +8,10 @@ import torch
 from open_clip.transformer import PatchDropout, VisionTransformer
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import close, cotangent, dense, grads, image, shake
 from tests.hosts.open_clip.common import CUSTOM, TOWER, as_custom, tiny_clip, tiny_tower, tower_oracle, words
+from tests.products import partly
 from vispe.backbones.attention_recorder import record_attention
 from vispe.errors import InputError, OptionError
 from vispe.hosts.open_clip.tower import ConvertedClipTower
@@ -24,10 +26,8 @@ def tokens_of(tower, x):
     return torch.cat([actual["image_intermediates_prefix"][0], actual["image_intermediates"][0]], 1)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"]
-)
-@pytest.mark.parametrize("slopes", ["constant", "geometric"])
+@cases("options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"])
+@cases("slopes", ["constant", "geometric"])
 def test_the_bias_of_every_layer_and_its_gradients(options, slopes):
     tower = tiny_tower(**options)
     wanted = as_custom(tower, **options)
@@ -82,7 +82,7 @@ def test_mixing_follows_its_blocks():
     close(tokens_of(tower, image()), stock.transformer.resblocks[1](x))
 
 
-@pytest.mark.parametrize("size", [(24, 40), (40, 24), (32, 32), (47, 9)])
+@cases("size", [(24, 40), (40, 24), (32, 32), (47, 9)])
 def test_other_image_sizes_have_the_grid_of_the_image(size):
     tower = vispe.convert(tiny_tower(), "alibi2d")
     h, w = size[0] // 8, size[1] // 8
@@ -167,9 +167,7 @@ def test_keep_abs_brings_a_table_back_that_was_put_aside():
     assert torch.equal(tower(image()), stock(image()))
 
 
-@pytest.mark.parametrize(
-    "spec", ["alibi2d", "alibi2d(slopes=learned)", "learned", "learned+alibi2d(slopes=learned)"]
-)
+@cases("spec", ["alibi2d", "alibi2d(slopes=learned)", "learned", "learned+alibi2d(slopes=learned)"])
 def test_stock_weights_load_strictly_before_and_after(spec):
     weights = {k: v.clone() for k, v in shake(tiny_clip(), 5).state_dict().items()}
     before, after = tiny_clip(), vispe.convert(tiny_clip(), spec)
@@ -213,8 +211,8 @@ def test_released_slopes_load_by_name():
     assert [b.attn.pos_enc.slope.tolist() for b in ours.transformer.resblocks] == [[0.5] * 4, [1.5] * 4]
 
 
-@pytest.mark.parametrize("options", [{}, {"block_type": "custom"}], ids=["default", "custom"])
-@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "learned", "sincos2d+alibi2d", "rope_mixed+peg"])
+@cases("options", [{}, {"block_type": "custom"}], ids=["default", "custom"])
+@cases("spec", ["alibi2d(slopes=learned)", "learned", "sincos2d+alibi2d", "rope_mixed+peg"])
 def test_checkpointing_changes_no_gradient(options, spec):
     tower = vispe.convert(tiny_tower(**options), spec).train()
     wanted = grads(tower, tower(image()), "-")
@@ -265,7 +263,7 @@ POOLS = [
 ]
 
 
-@pytest.mark.parametrize("options", POOLS, ids=lambda o: "-".join(map(str, o.values())))
+@cases("options", POOLS, ids=lambda o: "-".join(map(str, o.values())))
 def test_heads_pool_what_the_blocks_gave(options):
     stock = tiny_tower(output_tokens=True, **options)
     ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
@@ -279,9 +277,9 @@ def test_heads_pool_what_the_blocks_gave(options):
     assert type(ours.attn_pool) is type(stock.attn_pool)
 
 
-@pytest.mark.parametrize("indices", [None, 1, [0], [-1, 0]])
-@pytest.mark.parametrize("stop_early", [False, True])
-@pytest.mark.parametrize("fmt", ["NCHW", "NLC"])
+@cases("indices", [None, 1, [0], [-1, 0]])
+@cases("stop_early", [False, True])
+@cases("fmt", ["NCHW", "NLC"])
 def test_forward_intermediates_is_as_in_open_clip(indices, stop_early, fmt):
     stock = tiny_tower()
     ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
@@ -313,7 +311,7 @@ def test_forward_intermediates_agrees_with_forward_and_refuses():
     assert tower(image()).shape == (2, 32)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "learned+alibi2d", "none"])
+@cases("spec", ["alibi2d(slopes=learned)", "learned+alibi2d", "none"])
 def test_copies_and_pickles(spec):
     model = vispe.convert(tiny_clip(), spec)
     wanted = model.encode_image(image())
@@ -340,7 +338,7 @@ def test_describe_says_what_is_where():
     assert vispe.describe(tiny_clip()).startswith("CLIP without an encoding of vispe")
 
 
-@pytest.mark.parametrize("groups", [0, 1, 2, 3, 4, 9])
+@cases("groups", [0, 1, 2, 3, 4, 9])
 def test_lock_freezes_the_groups_of_open_clip_with_the_encodings_in_them(groups):
     stock, ours = tiny_clip(), vispe.convert(tiny_clip(), "learned+alibi2d(slopes=learned)")
     stock.lock_image_tower(groups)
@@ -423,8 +421,8 @@ def test_dropout_of_attention_acts_in_training_only():
     assert isinstance(tower.patch_dropout, torch.nn.Identity | PatchDropout)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "rpb"])
-@pytest.mark.parametrize("average", [True, False])
+@cases("spec", ["alibi2d", "rope_mixed", "irpe", "rpb"])
+@cases("average", [True, False])
 def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
     tower = vispe.convert(tiny_tower(), spec)
     wanted, actual = [], []
@@ -451,10 +449,9 @@ def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    "options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"]
-)
-@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "peg", "learn+sincos2d"])
+@partly(1)
+@cases("options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"])
+@cases("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "peg", "learn+sincos2d"])
 def test_graphs_of_fx_and_jit_are_the_tower(spec, options):
     tower = vispe.convert(tiny_tower(**options), spec)
     graph = torch.fx.symbolic_trace(tower)

@@ -10,6 +10,7 @@ from open_clip.transformer import VisionTransformer
 from torch import nn
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import close, image, shake
 from tests.hosts.open_clip.common import TEXT, TOWER, VISION, tiny_clip, tiny_tower, words
 from vispe.errors import UnsupportedCombination, UnsupportedHost
@@ -38,7 +39,7 @@ def coca(**vision):
     return shake(model).eval()
 
 
-@pytest.mark.parametrize("cls", [CLIP, CustomTextCLIP])
+@cases("cls", [CLIP, CustomTextCLIP])
 def test_the_trunk_of_a_timm_tower_is_converted(cls):
     stock = timm_clip(cls)
     x = image(2, 3, 160, 160)
@@ -238,7 +239,7 @@ def test_specs_that_do_not_fit_are_refused():
     )
 
 
-@pytest.mark.parametrize("name", vispe.list_encodings(ndim=2))
+@cases("name", vispe.list_encodings(ndim=2))
 def test_every_encoding_is_converted_or_refused_before_the_first_change(name):
     stock = tiny_tower()
     tower = copy.deepcopy(stock)
@@ -256,7 +257,7 @@ def test_every_encoding_is_converted_or_refused_before_the_first_change(name):
     assert torch.equal(vispe.restore(tower)(image()), stock(image()))
 
 
-@pytest.mark.parametrize("layers", [[1], [0]])
+@cases("layers", [[1], [0]])
 def test_draws_are_made_for_encodings_that_only_some_layers_have(layers):
     spec = [{"name": "alibi2d", "slopes": "learned", "layers": layers, "jitter": 0.9}, {"name": "rope_mixed"}]
     tower = vispe.convert(tiny_tower(), spec).train()

@@ -9,6 +9,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import close, image, shake
 from tests.hosts.open_clip.common import TEXT, TOWER, VISION
 from vispe.errors import OptionError, UnknownName, UnsupportedHost
@@ -41,8 +42,8 @@ def _quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("base", ["tiny-own", "tiny-timm"])
-@pytest.mark.parametrize("spec", ["alibi2d", LEARNED, {"name": "alibi2d", "slopes": "geometric"}])
+@cases("base", ["tiny-own", "tiny-timm"])
+@cases("spec", ["alibi2d", LEARNED, {"name": "alibi2d", "slopes": "geometric"}])
 def test_a_stock_checkpoint_loads_into_the_named_model(base, spec, tmp_path):
     name = register_alias(base, spec)
     assert name.startswith(f"vispe-{base}-")
@@ -64,7 +65,7 @@ def test_a_stock_checkpoint_loads_into_the_named_model(base, spec, tmp_path):
     assert torch.equal(again.encode_image(x), made.encode_image(x))
 
 
-@pytest.mark.parametrize("base", ["tiny-own", "tiny-timm"])
+@cases("base", ["tiny-own", "tiny-timm"])
 def test_the_force_options_hold(base):
     name = register_alias(base, LEARNED)
     made = open_clip.create_model(name, force_image_size=(160, 96), force_patch_dropout=0.5, precision="bf16")

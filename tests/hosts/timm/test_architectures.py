@@ -19,6 +19,7 @@ from timm.models.vision_transformer import (
 from timm.models.vision_transformer_hybrid import HybridEmbed
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import (
     RELEASE,
     close,
@@ -77,8 +78,8 @@ def build(name: str, **options):
     return model
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
-@pytest.mark.parametrize("name", FORMS)
+@cases("fused", [True, False], ids=["fused", "unfused"])
+@cases("name", FORMS)
 def test_converted_equals_stock_under_the_dense_bias_with_gradients(name, fused):
     stock = without_table(build(name))
     set_fused(stock, fused)
@@ -93,10 +94,8 @@ def test_converted_equals_stock_under_the_dense_bias_with_gradients(name, fused)
     assert (plain - expected).abs().max() > 1e-3, "the bias would not be seen by this test"
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
-@pytest.mark.parametrize(
-    "name", ["registers", "diff", "parallel scaling", "parallel diff", "distilled", "qk norm"]
-)
+@cases("fused", [True, False], ids=["fused", "unfused"])
+@cases("name", ["registers", "diff", "parallel scaling", "parallel diff", "distilled", "qk norm"])
 def test_learned_slopes_get_the_gradient_of_the_dense_bias(name, fused):
     stock = without_table(build(name))
     set_fused(stock, fused)
@@ -125,7 +124,7 @@ def hybrid(**options):
     return tiny(embed_layer=embed, patch_size=2, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"dynamic_img_size": True}], ids=["static", "dynamic"])
+@cases("options", [{}, {"dynamic_img_size": True}], ids=["static", "dynamic"])
 def test_hybrid_stems(options):
     stock = without_table(hybrid(**options))
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
@@ -137,9 +136,7 @@ def test_hybrid_stems(options):
         close(ours.forward_features(y), oracle(stock, y, head_masks(stock, dense(5, 2, 1))))
 
 
-@pytest.mark.parametrize(
-    "name", ["class token", "registers without entry", "distilled", "pre-norm", "no table"]
-)
+@cases("name", ["class token", "registers without entry", "distilled", "pre-norm", "no table"])
 def test_sincos_is_added_to_the_patches_only(name):
     stock = without_table(build(name))
     ours = vispe.convert(copy.deepcopy(stock), "sincos2d")
@@ -170,7 +167,7 @@ def test_the_learned_table_is_trained_like_timms_own():
     close(mine, theirs)
 
 
-@pytest.mark.parametrize("name", ["registers", "registers without entry", "distilled", "dynamic"])
+@cases("name", ["registers", "registers without entry", "distilled", "dynamic"])
 def test_keep_abs_keeps_the_table_beside_the_bias(name):
     stock = build(name)
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_abs=True)
@@ -183,7 +180,7 @@ def test_keep_abs_keeps_the_table_beside_the_bias(name):
     assert torch.equal(same.forward_features(x), actual)
 
 
-@pytest.mark.parametrize(("height", "width"), [(24, 40), (40, 24), (16, 56), (19, 33)])
+@cases(("height", "width"), [(24, 40), (40, 24), (16, 56), (19, 33)])
 def test_padded_dynamic_sizes(height, width):
     stock = without_table(build("dynamic, padded"))
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
@@ -196,7 +193,7 @@ MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit")
 NAMES = [name for module in MODULES for name in timm.list_models(module=module)]
 
 
-@pytest.mark.parametrize("third", range(3))
+@cases("third", range(3))
 def test_every_registered_architecture_converts_and_runs(third):
     names, kinds = NAMES[third::3], set()
     assert len(names) > 50
@@ -234,7 +231,7 @@ def test_every_architecture_of_the_two_classes_is_in_the_sweep():
 READERS = [n for n in vispe.list_encodings(ndim=2) if encoding_class(n).reads_tokens]
 
 
-@pytest.mark.parametrize("name", READERS)
+@cases("name", READERS)
 def test_encodings_that_read_tokens_in_differential_attention(name):
     """Heads there have half the width of the tokens."""
     model = timm.create_model(

@@ -11,7 +11,9 @@ from timm.models import Eva
 from timm.optim import param_groups_layer_decay
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import SHAPE, close, cotangent, dense, grads, image, set_fused, shake, slopes_of
+from tests.products import partly
 from vispe.errors import UnknownEncoding, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.timm import patch_constructors
 from vispe.hosts.timm.eva import ConvertedEva
@@ -73,8 +75,9 @@ def masks_of(distance: torch.Tensor, slopes=None) -> list[torch.Tensor]:
     return [(-slope[:, None, None] * distance)[None] for slope in slopes]
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
-@pytest.mark.parametrize("name", FORMS)
+@partly(1)
+@cases("fused", [True, False], ids=["fused", "unfused"])
+@cases("name", FORMS)
 def test_a_bias_replaces_table_and_rope_with_gradients(name, fused):
     stock = build(name)
     set_fused(stock, fused)
@@ -89,7 +92,7 @@ def test_a_bias_replaces_table_and_rope_with_gradients(name, fused):
     assert (stock(x) - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", FORMS)
+@cases("name", FORMS)
 def test_learned_slopes_and_their_gradient(name):
     stock = blind(build(name))
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned)")
@@ -102,8 +105,9 @@ def test_learned_slopes_and_their_gradient(name):
     close(got, slopes.grad)
 
 
-@pytest.mark.parametrize("name", WITH_ROPE)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@partly(1)
+@cases("name", WITH_ROPE)
+@cases("checkpointing", [False, True])
 def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
     stock = build(name)
     x, masks = image(), masks_of(dense(3, 5, stock.num_prefix_tokens))
@@ -126,10 +130,9 @@ def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
     close(alone.forward_features(x), through(table_gone, x, masks, rope=True))
 
 
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize(
-    "spec", ["none", "alibi2d(slopes=learned)", "rope_axial", "sincos2d", "learned", "rope_axial+alibi2d"]
-)
+@partly(2)
+@cases("name", FORMS)
+@cases("spec", ["none", "alibi2d(slopes=learned)", "rope_axial", "sincos2d", "learned", "rope_axial+alibi2d"])
 def test_restore_is_exact_to_the_bit_and_stock_weights_load_strictly(name, spec):
     stock = build(name)
     weights, x = copy.deepcopy(stock.state_dict()), image()
@@ -168,8 +171,8 @@ def test_keeping_what_is_not_there_and_two_ropes_raise_before_any_change():
     assert model.rope is not None
 
 
-@pytest.mark.parametrize("size", [(40, 24), (48, 64), (8, 8)])
-@pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d"])
+@cases("size", [(40, 24), (48, 64), (8, 8)])
+@cases("spec", ["alibi2d", "rope+alibi2d"])
 def test_dynamic_sizes_and_set_input_size(spec, size):
     stock = build("dynamic")
     ours = vispe.convert(copy.deepcopy(stock), spec)
@@ -192,8 +195,8 @@ def test_restoring_after_a_new_size_resamples_table_and_rope():
     close(vispe.restore(model)(image(2, 3, 48, 64)), stock(image(2, 3, 48, 64)))
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d", "rope_axial"])
-@pytest.mark.parametrize("name", ["fused qkv", "mixed", "dinov3"])
+@cases("spec", ["alibi2d", "rope+alibi2d", "rope_axial"])
+@cases("name", ["fused qkv", "mixed", "dinov3"])
 def test_dropped_patches(name, spec):
     ours = vispe.convert(build(name, patch_drop_rate=0.4), spec).train()
     torch.manual_seed(3)
@@ -212,8 +215,8 @@ def test_dropped_patches(name, spec):
         close(actual, through(plain, image(), masks, keep=tokens))
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d(slopes=learned)", "rope_axial"])
-@pytest.mark.parametrize("name", ["fused qkv", "mixed"])
+@cases("spec", ["alibi2d", "rope+alibi2d(slopes=learned)", "rope_axial"])
+@cases("name", ["fused qkv", "mixed"])
 def test_checkpointing_gives_the_same_gradients(name, spec):
     ours = vispe.convert(build(name), spec).train()
     expected = grads(ours, ours(image()), "none")
@@ -223,10 +226,9 @@ def test_checkpointing_gives_the_same_gradients(name, spec):
     close(actual, expected)
 
 
-@pytest.mark.parametrize(
-    "spec", ["alibi2d", "rope+alibi2d", "none", "rope_axial", "learn+rope+alibi2d", {"name": "alibi2d"}]
-)
-@pytest.mark.parametrize("name", [
+@partly(1)
+@cases("spec", ["alibi2d", "rope+alibi2d", "none", "rope_axial", "learn+rope+alibi2d", {"name": "alibi2d"}])
+@cases("name", [
     "eva02_tiny_patch14_224", "vit_small_patch16_rope_ape_224", "vit_small_patch16_rope_mixed_ape_224"
 ])  # fmt: skip
 def test_the_factory(name, spec):

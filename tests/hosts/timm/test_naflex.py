@@ -9,6 +9,7 @@ import torch
 from timm.models import NaFlexVit
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import close, dense, grads, image, shake
 from tests.hosts.packed import NAFLEX, alone, naflex, pack
 from vispe.errors import ShapeError, UnsupportedCombination
@@ -45,7 +46,7 @@ def through(model, batch, mask, keep=None) -> torch.Tensor:
     return model.norm(x)
 
 
-@pytest.mark.parametrize("options", [{}, {"attn_type": "eva"}, {"qk_norm": True, "pre_norm": True}], ids=str)
+@cases("options", [{}, {"attn_type": "eva"}, {"qk_norm": True, "pre_norm": True}], ids=str)
 def test_a_bias_is_combined_with_the_padding_mask_per_sample_with_gradients(options):
     stock = naflex(pos_embed="none", **options)
     ours, batch = vispe.convert(copy.deepcopy(stock), "alibi2d"), pack(SIZES)
@@ -57,7 +58,7 @@ def test_a_bias_is_combined_with_the_padding_mask_per_sample_with_gradients(opti
     assert (stock(batch) - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_packed_samples_get_what_they_get_alone(spec):
     model, batch = vispe.convert(naflex(), spec), pack(SIZES, tokens=17)
     close(model(batch), torch.cat([model(alone(batch, i)) for i in range(3)]))
@@ -65,7 +66,7 @@ def test_packed_samples_get_what_they_get_alone(spec):
     assert torch.equal(model(batch["patches"], **parts), model(batch))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@cases("spec", SPECS)
 def test_packed_patches_equal_the_image_they_were_cut_from(spec):
     model, x = vispe.convert(naflex(), spec), image()
     patches = x.unflatten(3, (5, 8)).unflatten(2, (3, 8)).permute(0, 2, 4, 3, 5, 1).flatten(1, 2).flatten(2)
@@ -77,8 +78,8 @@ def test_packed_patches_equal_the_image_they_were_cut_from(spec):
     close(model({k: v[:, order] for k, v in batch.items()}), model(x))
 
 
-@pytest.mark.parametrize("kept", ["learned", "factorized"])
-@pytest.mark.parametrize("spec", SPECS[:-1])
+@cases("kept", ["learned", "factorized"])
+@cases("spec", SPECS[:-1])
 def test_restore_is_exact_and_stock_weights_load_strictly(spec, kept):
     stock, batch = naflex(pos_embed=kept, rope_type="mixed"), pack(SIZES)
     weights = copy.deepcopy(stock.state_dict())
@@ -95,7 +96,7 @@ def test_restore_is_exact_and_stock_weights_load_strictly(spec, kept):
     assert type(ours.embeds.pos_drop) is torch.nn.Dropout
 
 
-@pytest.mark.parametrize("rope", ROPES)
+@cases("rope", ROPES)
 def test_its_own_table_and_rope_stay_when_named(rope):
     stock, batch = naflex(rope_type=rope), pack(SIZES)
     same = vispe.convert(copy.deepcopy(stock), "learn+rope")
@@ -140,7 +141,7 @@ def test_a_mask_of_the_user_replaces_the_padding_mask_as_in_timm():
     close(ours.forward_features(**batch, attn_mask=mask)["patches"], expected)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d", "none", "sincos2d"])
+@cases("spec", ["alibi2d", "none", "sincos2d"])
 def test_intermediates_agree_with_features(spec):
     ours, batch = vispe.convert(naflex(), spec), pack(SIZES)
     actual = ours.forward_intermediates(batch, output_fmt="NLC", output_dict=True)
@@ -176,7 +177,7 @@ def test_what_belongs_to_one_grid_refuses_mixed_batches_and_takes_equal_ones():
         model._forward_embeds(**{"x": batch.pop("patches"), **batch}, attn_mask=None)
 
 
-@pytest.mark.parametrize(
+@cases(
     "spec", ["alibi2d", "learn+alibi2d", {"name": "alibi2d", "wrap": False}, [{"name": "learned"}]], ids=str
 )
 def test_the_factory(spec):
@@ -195,12 +196,12 @@ def test_the_factory(spec):
     assert torch.equal(again(batch), ours(batch))
 
 
-@pytest.mark.parametrize("word", ["learned", "factorized", "none"])
+@cases("word", ["learned", "factorized", "none"])
 def test_words_of_timm_stay_its_own(word):
     assert type(naflex(pos_embed=word)) is NaFlexVit
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+@cases("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
 def test_models_that_timm_turns_into_naflex(name):
     model = timm.create_model(name, use_naflex=True, pos_embed="alibi2d", depth=1)
     assert isinstance(model, NaFlexVit)
@@ -208,9 +209,7 @@ def test_models_that_timm_turns_into_naflex(name):
     assert model.rope is None
 
 
-@pytest.mark.parametrize(
-    "options", ["", ",on=qk,shared=false", ",method=cross,prefix_buckets=3", ",method=euclidean"]
-)
+@cases("options", ["", ",on=qk,shared=false", ",method=cross,prefix_buckets=3", ",method=euclidean"])
 def test_tables_that_know_nothing_of_the_grid_serve_grids_of_several_sizes(options):
     model = vispe.convert(naflex(), f"irpe(mode=bias{options})")
     batch, none = pack(SIZES, tokens=17), vispe.convert(naflex(), "none")

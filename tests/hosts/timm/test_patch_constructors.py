@@ -13,6 +13,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.utils import ParseKwargs
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import SHAPE, close, dense, head_masks, image, oracle, without_table
 from vispe.errors import OptionError, UnknownEncoding, UnsupportedCombination
 from vispe.hosts.timm import patch_constructors
@@ -26,7 +27,7 @@ def make(pos_embed, name="vit_tiny_patch16_224", **options):
     return timm.create_model(name, pos_embed=pos_embed, **{**SHAPE, **options}).eval()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "slopes", "rule"),
     [
         ("alibi2d", None, {}),
@@ -62,8 +63,8 @@ def test_sums_and_learn_in_sums():
     close(remaining.forward_features(x), oracle(stock, x, head_masks(stock, dense(3, 5, 1))))
 
 
-@pytest.mark.parametrize("word", ["learn", "none", ""])
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+@cases("word", ["learn", "none", ""])
+@cases("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_words_of_timm_are_untouched_to_the_bit(word, name):
     ours = make(word, name)
     patch_constructors.uninstall()
@@ -88,7 +89,7 @@ def test_the_distilled_model_has_no_table_although_timm_always_makes_one():
     close(ours(image()), stock.forward_head(oracle(stock, image(), head_masks(stock, dense(3, 5, 2)))))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "error", "text"),
     [
         ("alibi", UnsupportedCombination, "alibi supports 1 axes, got the 2-axis grid of"),
@@ -157,7 +158,7 @@ def test_create_model_bound_before_vispe_is_imported():
     assert done.stdout.split("\n")[:2] == ["stock refuses", "VispeVisionTransformer"]
 
 
-@pytest.mark.parametrize("text", ["pos_embed=alibi2d", "pos_embed={'name':'alibi2d','wrap':True}"])
+@cases("text", ["pos_embed=alibi2d", "pos_embed={'name':'alibi2d','wrap':True}"])
 def test_model_kwargs_of_timms_scripts(text):
     import argparse
 

@@ -14,7 +14,8 @@ NAME = "tu-vit_tiny_patch16_224"
 
 def dpt(**options):
     torch.manual_seed(0)
-    return smp.DPT(NAME, encoder_weights=None, classes=2, **options).eval()
+    small = {"decoder_intermediate_channels": (16, 16, 16, 16), "decoder_fusion_channels": 16}
+    return smp.DPT(NAME, encoder_weights=None, classes=2, **small, **options).eval()
 
 
 def test_an_encoder_is_built_with_an_encoding():

@@ -7,12 +7,13 @@ import timm
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from tests.hosts.helpers import close, shake
 
 VIT = {"patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 0}
 
 
-@pytest.mark.parametrize("spec", ["none", "alibi2d", "sincos2d"])
+@cases("spec", ["none", "alibi2d", "sincos2d"])
 def test_class_and_register_tokens_train(spec):
     """A DINOv2 with registers at 56 px has 1 + 4 + 16 tokens."""
     small = {"embed_dim": 48, "depth": 2, "num_heads": 3}
@@ -30,7 +31,7 @@ def resampled(values, grid):
     return F.interpolate(image, grid, mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
 
 
-@pytest.mark.parametrize("spec", ["learn+alibi2d", "rpb", "learned"])
+@cases("spec", ["learn+alibi2d", "rpb", "learned"])
 def test_tables_are_resampled_from_the_true_grid(spec):
     def build(size, **options):
         torch.manual_seed(0)

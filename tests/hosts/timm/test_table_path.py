@@ -6,6 +6,7 @@ from timm.models import Eva, VisionTransformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import close, image, tiny
 from tests.hosts.packed import naflex
 from vispe.attention import dispatch
@@ -48,9 +49,10 @@ class Comparisons(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("host", HOSTS)
+@cases("spec", SPECS)
+@cases("host", HOSTS)
 def test_called(host, spec, reasons):
+    reasons.clear()
     model = vispe.convert(HOSTS[host](), spec).eval()
     with Comparisons() as first:
         model(image())
@@ -59,7 +61,7 @@ def test_called(host, spec, reasons):
 
 
 @pytest.mark.parametrize(
-    "host", [h if h in ("vit", "eva") else pytest.param(h, marks=pytest.mark.slow) for h in HOSTS]
+    "host", [h if h == "vit" else pytest.param(h, marks=pytest.mark.slow) for h in HOSTS]
 )
 def test_compiled(host, reasons):
     torch._dynamo.reset()

@@ -13,6 +13,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import RELEASE, close, image, tiny
 from vispe.errors import UnsupportedHost
 from vispe.hosts.common.equivalent_models import ELSEWHERE, TRANSFORMERS
@@ -47,7 +48,7 @@ def _name(cls: type) -> str:
     return cls.__name__
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "words"),
     [
         (
@@ -81,7 +82,7 @@ def test_every_twin_is_a_model_of_timm_that_converts():
 TINY = {"num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("stem", "width", "twin"),
     [
         ("Data2VecVision", 768, "vit_base_patch16_224"),
@@ -158,7 +159,7 @@ def test_adapters_of_peft_are_looked_through():
     close(model(image()), other(image()))
 
 
-@pytest.mark.parametrize("verb", ["convert", "restore"])
+@cases("verb", ["convert", "restore"])
 def test_wrappers_that_know_parameters_are_refused(verb):
     act = (lambda m: vispe.convert(m, "alibi2d")) if verb == "convert" else vispe.restore
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.more import text_part, vision_part
 from tests.hosts.transformers.samples import model_of
 from tests.hosts.transformers.tiny import CACHE, IMAGE, batch
@@ -36,8 +37,8 @@ def checked(model, **options):
     return actual
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", SOME)
+@cases("attention", ["sdpa", "eager"])
+@cases("family", SOME)
 def test_isolation_does_not_depend_on_the_cache(family, attention):
     model = vispe.convert(model_of(family, attention), "mrope_i")
     text = model.config.get_text_config()
@@ -52,9 +53,7 @@ def test_isolation_does_not_depend_on_the_cache(family, attention):
     checked(model.train())
 
 
-@pytest.mark.parametrize(
-    "options", [{"late_rotation": True}, {"parallel": "pine"}, {"self_extend": (2, 4)}], ids=str
-)
+@cases("options", [{"late_rotation": True}, {"parallel": "pine"}, {"self_extend": (2, 4)}], ids=str)
 def test_isolation_where_attention_rotates(options):
     checked(vispe.convert(model_of("llava"), "vrope", **options))
 
@@ -95,7 +94,7 @@ def test_masks_of_packed_samples_are_made_once_for_all_layers():
     assert len({id(mask) for mask in made}) == 2  # one for each kind of layers
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@cases("side", ["left", "right"])
 def test_a_mask_is_warned_of_where_it_hides_packed_samples(side):
     model = vispe.convert(model_of("llava"), "mrope_i")
     ones = torch.ones_like(TOKENS)
@@ -175,7 +174,7 @@ def test_numbers_of_samples():
     assert isinstance(samples_of(torch.tensor([[0, 0]])), Samples)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma4", "molmo2"])
+@cases("family", ["gemma3", "gemma4", "molmo2"])
 def test_images_that_meet_at_the_end_of_a_sample(family):
     """Image tokens attend to their whole block, which must not go on into the next sample."""
     model = vispe.convert(model_of(family), "mrope_i")
@@ -196,7 +195,7 @@ def test_images_that_meet_at_the_end_of_a_sample(family):
             torch.testing.assert_close(actual[:, part], logits(part), atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@cases("attention", ["sdpa", "eager"])
 def test_layers_that_are_given_the_last_tokens_only(attention):
     """Gemma 4: the last layers reuse keys of earlier ones, and masks are cut to the logits that are kept."""
     kinds = ["sliding_attention", "full_attention"] * 3

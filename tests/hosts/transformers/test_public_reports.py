@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.more import prompt, stock
 from tests.hosts.transformers.tiny import CACHE, batch, make, transformers
 
@@ -30,7 +31,7 @@ def test_compiled_interleaved_schemes_equal_eager(spec):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["xdrope", "mrope_i", "vrope"])
+@cases("spec", ["xdrope", "mrope_i", "vrope"])
 def test_four_sections_of_hunyuan(spec):
     """vLLM#56078, #55140: four sections where three were assumed."""
     if not hasattr(transformers, "HunYuanVLConfig"):
@@ -40,7 +41,7 @@ def test_four_sections_of_hunyuan(spec):
     assert vispe.convert(model, spec)(**inputs).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("spec", ["vrope", "v2pe(stride=4)"])
+@cases("spec", ["vrope", "v2pe(stride=4)"])
 def test_a_loop_of_ones_own_with_chunks_gives_the_tokens_of_full_passes(spec):
     """mlx-vlm#1619, #1755, #1527: the offset was lost in decoding, and later chunks were counted from 0."""
     model = converted("qwen2_5_vl", spec)

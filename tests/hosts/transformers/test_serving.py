@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.hosts.transformers.engine import Engine
 from tests.hosts.transformers.reference import converted
 from tests.hosts.transformers.tiny import QWEN, VIDEO, batch, make
+from tests.products import partly
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.serving import load_positions, serve_positions
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, list_schemes
@@ -62,8 +64,9 @@ def rounded(served, sample, grids, more):
     return {"position_ids": served.rows.values()[ids[: served.rows.scheme.axes, None]]}
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("family", QWEN)
+@partly(1)
+@cases("name", SCHEMES)
+@cases("family", QWEN)
 def test_rows_have_the_coordinates_of_the_converted_model(family, name):
     sample, grids = row(family, 3, "image", 2, "video", 1, "wide", 2)
     model = converted(family, name)
@@ -82,9 +85,10 @@ def test_rows_have_the_coordinates_of_the_converted_model(family, name):
     torch.testing.assert_close(after.expand_as(coordinates), coordinates, rtol=0, atol=near)
 
 
-@pytest.mark.parametrize("chunk", [3, 64])
-@pytest.mark.parametrize("name", ["mrope", "mrope_i", "rope1d", *sorted(ROUNDED), *LAYERED])
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+@partly(1)
+@cases("chunk", [3, 64])
+@cases("name", ["mrope", "mrope_i", "rope1d", *sorted(ROUNDED), *LAYERED])
+@cases("family", ["qwen2_vl", "qwen2_5_vl"])
 def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
     stock = make(family)
     model = converted(family, name)
@@ -122,7 +126,7 @@ def test_pages_of_words_are_the_same_with_pictures_behind_them():
     assert alone.delta == 0
 
 
-@pytest.mark.parametrize("name", ["v2pe", "videorope", "circlerope"])
+@cases("name", ["v2pe", "videorope", "circlerope"])
 def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
     rows = TableRows.reaching(create_scheme(name), 64, SMALL, nearest=True)
     values = rows.values()
@@ -133,7 +137,7 @@ def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
     assert away == 0
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@cases("name", sorted(REFUSED))
 def test_schemes_that_no_engine_can_go_on_with_are_refused(name):
     with pytest.raises(UnsupportedCombination, match=f"Engines need {REFUSED[name]}"):
         serve_positions(make("qwen2_vl", kv_heads=4), name, positions=64, grid_thw=SMALL)
@@ -164,7 +168,7 @@ def test_refusals_say_what_to_do(tmp_path):
         served.save(tmp_path)
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_a_folder_serves_as_the_model_does(family, tmp_path):
     """Weights are not read; the scheme, the sections and the frequencies are those of the configuration."""
     model = converted(family, "mrope_i")
@@ -186,7 +190,7 @@ def test_a_folder_serves_as_the_model_does(family, tmp_path):
     assert described["mrope_section"] == list(loaded.table.sections)
 
 
-@pytest.mark.parametrize("seconds", [None, [0.5]])
+@cases("seconds", [None, [0.5]])
 def test_a_prompt_of_a_video_takes_its_seconds(seconds):
     served = serve_positions(make("qwen2_5_vl"), positions=99, grid_thw=SMALL)
     ids = [3, *[VIDEO] * 12, 4]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.tiny import FAMILIES, batch, make
 from vispe.errors import MissingExtra
 from vispe.hosts.transformers.version import OLDEST, release
@@ -25,7 +26,7 @@ assert not {"vispe.hosts.transformers.vision.convert", "vispe.hosts.transformers
 """
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_generation_equals_a_full_pass(family):
     model, prompt = make(family), batch(family, [7], [3, "image", 4, "wide", 2])
     vispe.convert(model, "mrope_i")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import shake
 from tests.hosts.windows.common import _sam_of_transformers, build, image, run
 from tests.hosts.windows.test_windows import close
@@ -38,7 +39,7 @@ def encoder(name):
     return shake(actual(config)).double().eval()
 
 
-@pytest.mark.parametrize("name", sorted(LIKE_SAM))
+@cases("name", sorted(LIKE_SAM))
 def test_copies_of_sams_encoder_take_what_sam_takes(name):
     stock, x = encoder(name), image("hub_sam")
     model, before = copy.deepcopy(stock), run(stock, x)
@@ -121,7 +122,7 @@ def test_sam3_is_saved_and_loaded_and_shows_its_weights(tmp_path):
     close(out.attentions[1].sum(-1), torch.ones(out.attentions[1].shape[:-1]), 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["sam", "sam3", "swin", "vitdet"])
+@cases("kind", ["sam", "sam3", "swin", "vitdet"])
 def test_weights_that_are_shown_are_those_that_made_the_output(kind):
     model, x = build(f"hub_{kind}").train(), image(f"hub_{kind}")
     if kind == "sam":

@@ -8,6 +8,7 @@ import torch
 from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import cotangent, dense, shake
 from tests.hosts.windows.test_windows import close
 from vispe.errors import UnsupportedHost
@@ -21,7 +22,7 @@ MODELS = {
     "coatnet": {"model_name": "test_coatnet"},
     "coatnet_heads_last": {"model_name": "test_coatnet", "transformer_head_first": False},
 }
-every = pytest.mark.parametrize("name", MODELS)
+every = cases("name", MODELS)
 SPEC = "alibi2d(slopes=learned,normalize=none,wrap=false)"
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.windows.test_windows import close
 from vispe.errors import ShapeError, UnsupportedCombination, UnsupportedHost
@@ -45,7 +46,7 @@ MODELS = {
     "swin": (lambda: swin.SwinTransformer(**SWIN), (1, 32, 24, 40)),
     "swin_checkpoint": (lambda: swin.SwinTransformer(**SWIN, use_checkpoint=True), (1, 32, 24, 40)),
 }  # fmt: skip
-every = pytest.mark.parametrize("name", MODELS)
+every = cases("name", MODELS)
 
 
 def build(name):

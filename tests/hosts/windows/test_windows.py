@@ -12,23 +12,19 @@ import torch
 import torchvision
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.windows.common import MODELS, build, by_hand, image, inner, run
+from tests.products import partly
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.windows.model_table import attentions
-
-
-@pytest.fixture(autouse=True)
-def _transformers(request):
-    if "hub" in request.node.name:
-        pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
 
 
 def close(a, b, tolerance=1e-6):
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, b.detach().abs().max().item()))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@cases("name", MODELS)
 def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
     ours, stock = build(name), build(name)
     vispe.convert(ours, "alibi2d(slopes=learned)")
@@ -60,7 +56,7 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
             close(attn.pos_enc.slope.grad, slope.grad)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@cases("name", MODELS)
 def test_a_model_is_converted_and_restored_bit_by_bit(name):
     model, x = build(name), image(name)
     stock = copy.deepcopy(model)
@@ -88,10 +84,9 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
         vispe.restore(model)
 
 
-@pytest.mark.parametrize(
-    "spec", ["rpb", "rpb_cpb", "lookhere", "rope_axial", "decomposed", "alibi2d+rope_mixed"]
-)
-@pytest.mark.parametrize("name", MODELS)
+@partly(2)
+@cases("spec", ["rpb", "rpb_cpb", "lookhere", "rope_axial", "decomposed", "alibi2d+rope_mixed"])
+@cases("name", MODELS)
 def test_other_encodings_learn_in_windows(name, spec):
     model = build(name).train()
     vispe.convert(model, spec)
@@ -102,7 +97,7 @@ def test_other_encodings_learn_in_windows(name, spec):
             assert p.grad.isfinite().all(), path
 
 
-@pytest.mark.parametrize("name", ["timm_swin", "torchvision_swin"])
+@cases("name", ["timm_swin", "torchvision_swin"])
 def test_the_table_of_swin_is_that_of_its_encoding(name):
     model, x = build(name), image(name)
     before = run(model, x)
@@ -114,7 +109,7 @@ def test_the_table_of_swin_is_that_of_its_encoding(name):
     close(run(model, x), before)
 
 
-@pytest.mark.parametrize("name", ["timm_sam", "hub_sam"])
+@cases("name", ["timm_sam", "hub_sam"])
 def test_the_tables_of_sam_are_those_of_its_encoding_at_any_size(name):
     model, stock = build(name), build(name)
     vispe.convert(model, "decomposed")
@@ -134,7 +129,7 @@ def test_the_tables_of_sam_are_those_of_its_encoding_at_any_size(name):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, in timm's resampling
-@pytest.mark.parametrize("name", ["timm_swin", "timm_swin_v2"])
+@cases("name", ["timm_swin", "timm_swin_v2"])
 def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
     model, stock = build(name), build(name)
     vispe.convert(model, "alibi2d")
@@ -163,7 +158,7 @@ TORCHVISION = [name for name in MODELS if name.startswith("torchvision")]
 TRACED = [*((name, keep) for name in ("timm_swin", "timm_swin_v2", *TORCHVISION) for keep in (False, True))]
 
 
-@pytest.mark.parametrize(("name", "keep_abs"), [*TRACED, ("timm_sam", False)])  # stock SAM has no trace
+@cases(("name", "keep_abs"), [*TRACED, ("timm_sam", False)])  # stock SAM has no trace
 def test_a_graph_of_fx_says_the_same(name, keep_abs):
     """At another size too, where windows of the last stage hold a whole map and nothing is shifted."""
     model = vispe.convert(build(name), "alibi2d", keep_abs=keep_abs)
@@ -209,7 +204,7 @@ def test_sam_of_transformers_is_saved_and_loaded_and_shows_its_weights(tmp_path)
     close(shown[1].sum(-1), torch.ones(shown[1].shape[:-1]), 1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@cases("name", MODELS)
 def test_what_has_no_place_is_refused_and_nothing_changes(name):
     model = build(name)
     types, before = [type(m) for m in model.modules()], run(model, image(name))
@@ -234,7 +229,7 @@ def test_a_rotation_of_its_own_in_sam_is_refused():
         vispe.convert(model, "alibi2d")
 
 
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "samvit_base_patch16_224"])
+@cases("name", ["swin_tiny_patch4_window7_224", "samvit_base_patch16_224"])
 def test_timm_builds_them_with_an_encoding_and_takes_features(name):
     shape = {"swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24}}
     options = shape.get(name, {"depth": 3, "embed_dim": 48, "num_heads": 2})
@@ -300,7 +295,7 @@ def test_a_whole_sam_keeps_its_decoder(tmp_path):
     assert torch.equal(sam(**sample).pred_masks, before)
 
 
-@pytest.mark.parametrize("size", [64, 96, 112])
+@cases("size", [64, 96, 112])
 def test_the_kept_table_of_torchvision_swin_is_that_of_stock(size):
     """Maps that windows of 7 x 7 divide, and maps that are padded; float64, as trained weights amplify rounding."""
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import InputError
 from vispe.images.labels.label_files import read_labels
 from vispe.images.labels.truth_files import read_truth
@@ -46,7 +47,7 @@ EMPTY = [
 ]
 
 
-@pytest.mark.parametrize("geometry", EMPTY, ids=str)
+@cases("geometry", EMPTY, ids=str)
 def test_empty_geometries(tmp_path, geometry):
     path = geojson(tmp_path, [FULL[0], feature(geometry), FULL[1]])
     found = read_labels(path, (1, H, W))
@@ -59,7 +60,7 @@ def test_empty_geometries(tmp_path, geometry):
         read_labels(geojson(tmp_path, [feature(geometry)]), (1, H, W))
 
 
-@pytest.mark.parametrize(
+@cases(
     "geometry",
     [
         {"type": "MultiPolygon", "coordinates": [[], [ring(*BOXES["ob"]), []], [[]]]},
@@ -73,7 +74,7 @@ def test_empty_parts_of_a_geometry(tmp_path, geometry):
     np.testing.assert_array_equal(found.values, EXPECTED)
 
 
-@pytest.mark.parametrize("segmentation", [[], [[]], [[], []]], ids=str)
+@cases("segmentation", [[], [[]], [[], []]], ids=str)
 def test_empty_segmentations_of_coco(tmp_path, segmentation):
     drawn = [[np.ravel(ring(*box)[:-1]).tolist()] for box in BOXES.values()]
     drawn[1].append([])

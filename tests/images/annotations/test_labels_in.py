@@ -6,6 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.annotations.imagej_rois import read_rois, roi_class
 from vispe.images.labels.label_files import read_label_set, read_labels
@@ -75,7 +76,7 @@ def test_qupath_polygons_holes_lines_and_points(tmp_path):
     assert found.notes == ()
 
 
-@pytest.mark.parametrize("name", ["a.geojson", "a.json"])
+@cases("name", ["a.geojson", "a.json"])
 def test_a_bare_list_old_colours_derived_classes_and_collections(tmp_path, name):
     old = feature("Polygon", [box(0, 0, 4, 4)])
     old["properties"]["classification"] = {"name": "Tumor", "colorRGB": -3670016}  # alpha 255, red 200
@@ -107,7 +108,7 @@ def test_classes_given_by_the_user_order_and_refuse(tmp_path):
         read_labels(path, (1, H, W), classes=["pores", "grain"])
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@cases("turned", [False, True])
 def test_the_smaller_shape_counts_whatever_the_order(tmp_path, turned):
     large = feature("Polygon", [box(0, 0, 20, 20)], "a matrix")
     small, line = (
@@ -163,7 +164,7 @@ def test_slices_and_times_are_pages(tmp_path):
         read_labels(geojson(path, *shapes), (2, H, W))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("bad", "text"),
     [
         ({"type": "Feature", "properties": {}}, "feature 0 has no geometry"),
@@ -408,7 +409,7 @@ def test_coco_files_hold_several_images_by_name(tmp_path):
         read_labels(path, (1, H, W), image="c.png")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("annotation", "text"),
     [
         (note(6, [[0, 0, 2, 0, 2, 2]]), "unknown category, got category_id=6"),

@@ -6,6 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.annotations.annotation_files import read_shapes
 from vispe.images.annotations.object_files import write_objects
@@ -21,7 +22,7 @@ def random_map(seed):
     return rng.choice([0, 1, 2, 9, 300][: rng.integers(2, 6)], (h, w)), {1: 2, 2: 1, 9: 2, 300: 3}
 
 
-@pytest.mark.parametrize("seed", range(25))
+@cases("seed", range(25))
 def test_every_object_comes_back_pixel_for_pixel(tmp_path, seed):
     instances, classes = random_map(seed)
     h, w = instances.shape
@@ -44,7 +45,7 @@ def test_every_object_comes_back_pixel_for_pixel(tmp_path, seed):
         np.testing.assert_array_equal(back.reshape(h, w), instances)
 
 
-@pytest.mark.parametrize("kind", ["geojson", "rois", "coco"])
+@cases("kind", ["geojson", "rois", "coco"])
 def test_objects_are_labels_of_the_next_run(tmp_path, kind):
     instances = np.array([[1, 1, 0, 2], [1, 0, 0, 2], [1, 1, 1, 0]])
     path = write_objects(tmp_path, "a", instances, [1, 2], NAMES, COLORS, [kind])[kind]
@@ -120,7 +121,7 @@ def test_files_are_not_overwritten_and_none_is_written_when_one_exists(tmp_path)
     assert names == {"a_coco.json", "a_objects.geojson", "a_RoiSet.zip"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "error", "text"),
     [
         (

@@ -1,10 +1,10 @@
 """Polygons to pixels, against the point-in-polygon tests of matplotlib and scikit-image."""
 
 import numpy as np
-import pytest
 from matplotlib.path import Path as Outline
 from skimage.draw import polygon2mask
 
+from tests.cases import cases
 from vispe.images.annotations.rasterize import fill
 
 
@@ -21,7 +21,7 @@ def centres(h, w):
     return np.stack([x, y], -1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_a_pixel_is_inside_when_its_centre_is(seed):
     rng = np.random.default_rng(seed)
     h, w = rng.integers(1, 40, 2)
@@ -53,7 +53,7 @@ def test_areas_that_share_a_border_share_no_pixel_and_leave_none_out():
     np.testing.assert_array_equal(sum(mask([p], h, w).astype(int) for p in parts), np.ones((h, w), int))
 
 
-@pytest.mark.parametrize("shift", [(-6, 0), (0, -6), (7, 3), (-100, -100), (3, 100)])
+@cases("shift", [(-6, 0), (0, -6), (7, 3), (-100, -100), (3, 100)])
 def test_what_lies_outside_is_left_away(shift):
     ring = np.array([[1.2, 0.3], [9.7, 2.2], [8.1, 9.6], [2.4, 7.7]]) + shift
     large = mask([ring + 200], 420, 420)[200:210, 200:212]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from skimage.measure import euler_number, label
 
+from tests.cases import cases
 from vispe.errors import InputError, ShapeError
 from vispe.images.annotations.rasterize import fill
 from vispe.images.annotations.vectorize import vectorize
@@ -41,14 +42,14 @@ def check(instances):
     np.testing.assert_array_equal(back, instances)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@cases("seed", range(60))
 def test_painting_the_polygons_gives_the_map_back(seed):
     rng = np.random.default_rng(seed)
     h, w = rng.integers(1, 16, 2)
     check(rng.choice([0, 1, 2, 7, 400][: rng.integers(2, 6)], (h, w)))
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.int64])
+@cases("kind", [np.uint8, np.uint16, np.int32, np.int64])
 def test_every_type_of_whole_numbers(kind):
     check(np.array([[0, 3, 3], [1, 1, 3], [0, 1, 0]], kind))
 
@@ -59,7 +60,7 @@ MAPS = """
 """
 
 
-@pytest.mark.parametrize("rows", MAPS.split(","))
+@cases("rows", MAPS.split(","))
 def test_holes_corners_and_borders(rows):
     check(np.array([[int(c) for c in row] for row in rows.split()]))
 
@@ -79,7 +80,7 @@ def test_a_ring_that_would_touch_itself_becomes_a_hole():
     assert [len(p) for p in polygons] == [2]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("bad", "error", "text"),
     [
         (np.zeros((2, 3, 4), int), ShapeError, "instance maps have the shape"),

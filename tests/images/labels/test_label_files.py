@@ -8,6 +8,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.labels.label_files import read_label_set, read_labels
 from vispe.images.labels.truth_files import read_truth
@@ -40,8 +41,8 @@ def strokes(path, *entries):
     return path
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.bmp"])
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.float32])
+@cases("name", ["a.png", "a.tif", "a.bmp"])
+@cases("kind", [np.uint8, np.uint16, np.int32, np.float32])
 def test_contiguous_levels_are_the_classes(tmp_path, name, kind):
     if (name == "a.bmp" and kind != np.uint8) or (name == "a.png" and kind in (np.int32, np.float32)):
         pytest.skip("the format has no such type")
@@ -80,7 +81,7 @@ def test_names_fix_the_numbers(tmp_path):
         read_labels(save(tmp_path / "c.tif", sparse(1, 2, 3)), SHAPE, classes=["m", "p"])
 
 
-@pytest.mark.parametrize("classes", [[], ["a", ""], ["a", 3], "ab"])
+@cases("classes", [[], ["a", ""], ["a", 3], "ab"])
 def test_bad_names(tmp_path, classes):
     with pytest.raises(InputError, match=r"classes: class names must be non-empty texts"):
         read_labels(save(tmp_path / "a.tif", sparse(1, 2)), SHAPE, classes=classes)
@@ -124,7 +125,7 @@ def test_legends(tmp_path):
         read(["x", "y"], classes=["x", "y"])
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+@cases("name", ["a.png", "a.tif"])
 def test_colours(tmp_path, name):
     a = sparse(1, 2, 3)
     lut = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
@@ -167,7 +168,7 @@ def test_palette_images(tmp_path):
     np.testing.assert_array_equal(read_truth(tmp_path / "c.png", SHAPE)[0], a + 1)
 
 
-@pytest.mark.parametrize("compression", [None, "group4"])
+@cases("compression", [None, "group4"])
 def test_numbers_count_as_stored_in_files_from_white_to_black(tmp_path, compression):
     mask = sparse(1).astype(bool)
     Image.fromarray(mask).save(tmp_path / "a.tif", compression=compression)
@@ -178,7 +179,7 @@ def test_numbers_count_as_stored_in_files_from_white_to_black(tmp_path, compress
     assert set(np.unique(read_labels(tmp_path / "b.tif", SHAPE).values)) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4])
+@cases("bits", [1, 2, 4])
 def test_greys_of_few_bits_keep_their_numbers(tmp_path, bits):
     import struct
     import zlib
@@ -379,7 +380,7 @@ def test_strokes_at_the_border_are_clipped(tmp_path):
     assert (found == 1).sum() == (found == 2).sum()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entry", "message"),
     [
         (3, r"stroke 0: strokes must be objects .*, got 3"),

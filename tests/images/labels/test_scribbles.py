@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from skimage.draw import disk, line
 
+from tests.cases import cases
 from vispe.errors import InputError
 from vispe.images.labels import scribbles
 from vispe.images.labels.scribbles import Stroke, check_work, draw_strokes, stroke_pixels
@@ -26,7 +27,7 @@ def expected(points, width, h, w):
     return mask
 
 
-@pytest.mark.parametrize("seed", range(60))
+@cases("seed", range(60))
 def test_a_stroke_is_the_tip_at_every_pixel_of_its_lines(seed):
     rng = np.random.default_rng(seed)
     h, w = rng.integers(5, 60, 2)

@@ -7,6 +7,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.errors import InputError
 from vispe.images.labels.label_files import read_labels
 from vispe.images.labels.truth_files import read_truth
@@ -36,7 +37,7 @@ def save(tmp_path, array, kind):
     return path
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "void"),
     [
         ("uint8", 255),
@@ -55,7 +56,7 @@ def test_the_largest_number_beside_class_numbers_is_unlabelled(tmp_path, kind, v
     assert f"{void} (95 % of the pixels) is treated as unlabelled." in found.notes[0]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("array", "more", "expected"),
     [
         (drawn(1, 2, 255), {}, drawn(1, 2)),  # in addition to 0
@@ -78,7 +79,7 @@ def test_which_255_is_a_class(tmp_path, array, more, expected):
     )
 
 
-@pytest.mark.parametrize("array", [drawn(100, 200, rest=255), drawn(0, 1, 2, rest=255), drawn(1, rest=255)])
+@cases("array", [drawn(100, 200, rest=255), drawn(0, 1, 2, rest=255), drawn(1, rest=255)])
 def test_in_doubt_a_level_that_covers_the_image_is_refused(tmp_path, array):
     with pytest.raises(
         InputError, match=r"255 covers \d+(\.\d)? % of the pixels and would be a class.*set `dense=True`"
@@ -86,7 +87,7 @@ def test_in_doubt_a_level_that_covers_the_image_is_refused(tmp_path, array):
         read_labels(save(tmp_path, array, "uint8"), SHAPE)
 
 
-@pytest.mark.parametrize("alpha", [False, True])
+@cases("alpha", [False, True])
 def test_white_paper(tmp_path, alpha):
     lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[drawn(1, 2)]
     lut = np.dstack([lut, np.full((H, W), 255)]) if alpha else lut

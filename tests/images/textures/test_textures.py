@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.images.textures import disc_packing, layered, random_field, voronoi
 from vispe.images.textures.waves import plane_quantiles, ring_waves
@@ -38,7 +39,7 @@ POSES = [
     (0.0, False),
 ]
 
-every = pytest.mark.parametrize("name", MADE)
+every = cases("name", MADE)
 
 
 def place(texture, size, pixel, angle, mirror, shift, scale):
@@ -108,7 +109,7 @@ def shown(texture, z):
 
 
 @every
-@pytest.mark.parametrize(("angle", "mirror"), POSES)
+@cases(("angle", "mirror"), POSES)
 def test_any_pose_shows_what_the_formulas_say(name, angle, mirror):
     texture, size, shift, scale = MADE[name], (22, 31), (3.25, -17.5), 1.3
     image, label = texture.render(size, angle=angle, mirror=mirror, shift=shift, scale=scale)
@@ -126,7 +127,7 @@ def test_any_pose_shows_what_the_formulas_say(name, angle, mirror):
 
 
 @every
-@pytest.mark.parametrize("size", [(24, 24), (25, 25), (24, 33), (31, 16)])
+@cases("size", [(24, 24), (25, 25), (24, 33), (31, 16)])
 def test_quarter_turns_and_mirrors_are_exact(name, size):
     texture = MADE[name]
     for angle, shift, scale in ((0.0, (0.0, 0.0), 1.0), (17.3, (2.5, -1.0), 0.8)):
@@ -143,8 +144,8 @@ def test_quarter_turns_and_mirrors_are_exact(name, size):
             assert torch.equal(mirrored[1], torch.rot90(label.flip(1), turns, (0, 1)))
 
 
-@pytest.mark.parametrize("name", PERIODIC)
-@pytest.mark.parametrize("shift", [(1, 0), (0, -7), (-13, 55), (40, 48)])
+@cases("name", PERIODIC)
+@cases("shift", [(1, 0), (0, -7), (-13, 55), (40, 48)])
 def test_whole_shifts_of_periodic_ones_are_rolls(name, shift):
     texture = MADE[name]
     image, label = texture.render(texture.period)
@@ -180,7 +181,7 @@ def test_at_gives_the_sample_itself(name):
     assert texture.at(points[:0])[0].shape == (0,)
 
 
-@pytest.mark.parametrize("make", [random_field, disc_packing, voronoi, layered])
+@cases("make", [random_field, disc_packing, voronoi, layered])
 def test_memory_is_bounded_and_seeds_count(make):
     options = {} if make in (random_field, layered) else {"period": 128}
     texture = make(5, **options)
@@ -212,7 +213,7 @@ def test_textures_do_not_change():
     assert random_field(0, spacing=0.5).pixel(scale=4.0) == 0.125
 
 
-@pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.83, 0.17), (0.1, 0.25, 0.65)])
+@cases("fractions", [(0.5, 0.5), (0.83, 0.17), (0.1, 0.25, 0.65)])
 def test_shares_are_exact_where_that_is_said(fractions):
     for options, size in (
         ({"period": (45, 64)}, (45, 64)),
@@ -303,7 +304,7 @@ def test_layers_know_up_and_down():
     np.testing.assert_allclose(flat[0][0, :, 1], [0.8] * 3 + [0.1] * 3, atol=1e-7)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("call", "error", "text"),
     [
         (

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers import more, tiny
 from tests.hosts.transformers.language.test_more_families import converted as converted_more
 from tests.hosts.transformers.reference import converted as converted_first
 from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.reference import stock as stock_first
 from tests.hosts.transformers.tiny import CACHE, batch
+from tests.products import partly
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.position_ids import TokenPositions
@@ -58,8 +60,9 @@ def calls(text, rows, length):
     yield {"inputs_embeds": text.get_input_embeddings()(ids).detach()}
 
 
-@pytest.mark.parametrize(("rows", "length"), [(2, 7), (4, 3), (5, 2)])
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(1)
+@cases(("rows", "length"), [(2, 7), (4, 3), (5, 2)])
+@cases("family", FAMILIES)
 @torch.no_grad()
 def test_text_is_that_of_the_stock_model(family, rows, length):
     """Also where a batch has as many rows as coordinates, and as many tokens as heads."""
@@ -75,8 +78,9 @@ def test_text_is_that_of_the_stock_model(family, rows, length):
             assert torch.equal(text(**step, **{CACHE: actual[CACHE]}).last_hidden_state, expected)
 
 
-@pytest.mark.parametrize(("spec", "late"), [("vrope", False), ("v2pe", False), ("mrope_i", True)])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava", "glm4v", "ernie4_5_vl_moe", "qwen3_5", "smolvlm"])
+@partly(1)
+@cases(("spec", "late"), [("vrope", False), ("v2pe", False), ("mrope_i", True)])
+@cases("family", ["qwen2_5_vl", "llava", "glm4v", "ernie4_5_vl_moe", "qwen3_5", "smolvlm"])
 @torch.no_grad()
 def test_coordinates_are_those_that_the_whole_model_takes(family, spec, late):
     if late and family == "qwen3_5":
@@ -99,7 +103,7 @@ def test_coordinates_are_those_that_the_whole_model_takes(family, spec, late):
     assert torch.equal(text(inputs_embeds=text.get_input_embeddings()(ids)).last_hidden_state, expected)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
+@cases("family", ["qwen2_vl", "qwen3_vl", "llava"])
 @torch.no_grad()
 def test_it_goes_on_after_an_image_in_the_cache(family):
     model, sample = converted(family, "vrope"), batch(family, [3, "image", 4], [7])
@@ -127,7 +131,7 @@ def recorded(text, ids):
     return visible
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 @torch.no_grad()
 def test_layers_are_those_of_the_stock_model(family):
     before = language_model_of(stock(family).model)
@@ -158,7 +162,7 @@ def test_a_layer_alone_refuses_a_cache_without_rotation():
         text.layers[0](*args, **kwargs | {CACHE: cache})
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+@cases("family", ["qwen2_vl", "llava"])
 def test_neither_and_both_are_refused_as_before(family):
     text = language_model_of(converted(family, "mrope_i").model)
     for sample in ({}, {"input_ids": tokens(1, 3), "inputs_embeds": torch.zeros(1, 3, 64)}):

@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.hosts.transformers.reference import converted, copy_of, stock
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, VIDEO, batch
+from tests.products import partly
 from vispe.errors import InputError
 
 SETTINGS = {"max_new_tokens": 6, "do_sample": False}
@@ -27,9 +29,10 @@ def fresh(model):
     return copy.deepcopy(model)
 
 
-@pytest.mark.parametrize("helper", ["itself", "stock", "lookup"])
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("helper", ["itself", "stock", "lookup"])
+@cases("spec", SPECS)
+@cases("family", FAMILIES)
 def test_an_assistant_changes_nothing(family, spec, helper):
     model, sample = converted(family, named(family, spec)), batch(family, [3, "image", 4, "wide", 2])
     expected = model.generate(**sample.inputs, **SETTINGS)
@@ -43,7 +46,7 @@ def test_an_assistant_changes_nothing(family, spec, helper):
         assert torch.equal(expected, stock(family).generate(**sample.inputs, **SETTINGS))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_converted_assistant_of_a_stock_model(family):
     sample = batch(family, [3, "image", 4])
     expected = stock(family).generate(**sample.inputs, **SETTINGS)
@@ -53,9 +56,10 @@ def test_a_converted_assistant_of_a_stock_model(family):
     )
 
 
-@pytest.mark.parametrize("kept", ["grids", "types", "nothing"])
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("kept", ["grids", "types", "nothing"])
+@cases("spec", SPECS)
+@cases("family", FAMILIES)
 def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
     """A loop that keeps its inputs, but for the pixels, and the cache of the turn before."""
     model = converted(family, named(family, spec))
@@ -73,8 +77,9 @@ def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
         assert torch.equal(said, stock(family).generate(**sample.inputs, **SETTINGS))
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(1)
+@cases("spec", SPECS)
+@cases("family", FAMILIES)
 def test_ordinary_ids_may_be_given_with_pictures(family, spec):
     model, sample = (
         converted(family, named(family, spec)),
@@ -86,7 +91,7 @@ def test_ordinary_ids_may_be_given_with_pictures(family, spec):
     assert torch.equal(model.generate(**sample.inputs, position_ids=ids, **SETTINGS), expected)
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_new_pictures_without_their_grids_are_missed(family):
     """Placeholders among the new tokens are counted against the grids, cache or not."""
     model, sample = converted(family, "mrope_i"), batch(family, [2, "image", 3])
@@ -97,7 +102,7 @@ def test_new_pictures_without_their_grids_are_missed(family):
         model.generate(**longer, **{CACHE: first[CACHE]}, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_embeddings_are_gone_on_from(family):
     """A prompt as embeddings, its pictures found by theirs: the same words as from tokens."""
     model, sample = converted(family, "v2pe(stride=4)"), batch(family, [3, "image", 4, "wide", 2])

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.language.test_alone import converted, stock
 from tests.hosts.transformers.reference import copy_of
+from tests.products import partly
 from vispe.hosts.transformers.language.families import language_model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not encode text as:UserWarning")
@@ -62,8 +64,9 @@ def tables_of(model):
     return actual
 
 
-@pytest.mark.parametrize("cast", CASTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("cast", CASTS)
+@cases("family", FAMILIES)
 def test_no_cast_changes_frequencies(family, cast):
     expected = {name: buffer.clone() for name, buffer in frequencies(stock(family)).items()}
     assert expected
@@ -74,7 +77,7 @@ def test_no_cast_changes_frequencies(family, cast):
         assert torch.equal(buffer, expected[name])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 @torch.no_grad()
 def test_angles_of_a_far_position(family):
     """The layers of a model in bfloat16 rotate by the cosines of the float32 model, rounded once."""

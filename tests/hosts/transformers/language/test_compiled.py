@@ -8,8 +8,10 @@ import torch
 from torch._dynamo import utils
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import converted, stock
 from tests.hosts.transformers.tiny import batch
+from tests.products import partly
 from vispe.errors import InputError
 from vispe.hosts.transformers.language import traced_positions
 from vispe.hosts.transformers.language.call import LanguageCall
@@ -27,9 +29,10 @@ def requested(model, inputs):
     return [ids, None, None, keys, mask.bool(), None], kwargs
 
 
-@pytest.mark.parametrize("rows", ROWS, ids=["one", "several", "text"])
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"])
-@pytest.mark.parametrize("spec", ["mrope_i", "vrope", "v2pe"])
+@partly(2)
+@cases("rows", ROWS, ids=["one", "several", "text"])
+@cases("family", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"])
+@cases("spec", ["mrope_i", "vrope", "v2pe"])
 def test_the_operator_gives_what_the_code_gives(family, spec, rows):
     if family in ("llava", "internvl"):
         rows = [[w for w in row if w != "wide"] for row in rows]
@@ -44,7 +47,7 @@ def test_the_operator_gives_what_the_code_gives(family, spec, rows):
     assert actual.ids.dtype == torch.float64
 
 
-@pytest.mark.parametrize("layers", [False, True])
+@cases("layers", [False, True])
 def test_the_operator_is_one_that_compilers_know(layers):
     model = converted("qwen2_vl", "vrope").model
     if layers:

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.cases import cases
 from tests.hosts.transformers.reference import converted, generated, looped, recomputed, same, stock
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, batch
+from tests.products import partly
 from vispe.errors import InputError
 
 ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
@@ -50,7 +52,7 @@ def beams(model, sample, count, steps):
     return torch.tensor(alive[0][1])
 
 
-@pytest.mark.parametrize(("family", "spec"), [("qwen2_vl", "v2pe"), *((f, "mrope_i") for f in FAMILIES)])
+@cases(("family", "spec"), [("qwen2_vl", "v2pe"), *((f, "mrope_i") for f in FAMILIES)])
 def test_beam_search(family, spec):
     model = converted(family, spec)
     sample = batch(family, ROWS[2])
@@ -58,7 +60,7 @@ def test_beam_search(family, spec):
     assert torch.equal(actual[0, sample["input_ids"].shape[1] :], beams(model, sample, 3, 3))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_beam_search_of_a_batch(family):
     """Rows of different offsets change places all the time: each is scored as it would be from nothing."""
     model, sample = converted(family, "mrope_i"), batch(family, *ROWS)
@@ -76,8 +78,9 @@ def test_beam_search_of_a_batch(family):
     close(out.sequences_scores, logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("change", ["reorder", "select", "repeat", "copy"])
+@partly(2)
+@cases("family", FAMILIES)
+@cases("change", ["reorder", "select", "repeat", "copy"])
 def test_rows_of_a_cache_may_move(family, change):
     model, sample = converted(family, "mrope_i"), batch(family, *ROWS)
     cache = prefilled(model, sample)[CACHE]
@@ -99,8 +102,9 @@ def test_rows_of_a_cache_may_move(family, change):
     close(step(model, cache, recorded[rows], words[rows]), after(model, sample, words)[rows])
 
 
-@pytest.mark.parametrize("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
+@cases("family", FAMILIES)
 def test_a_conversation_goes_on_with_another_picture(family, spec):
     """A cache of one picture and an answer is continued with a second picture, as if all had come at once."""
     model = converted(family, spec)
@@ -156,10 +160,11 @@ def load_images(family, whole):
     return parts
 
 
-@pytest.mark.parametrize("counted", [True, False], ids=["ids", "no ids"])
-@pytest.mark.parametrize("picture", [False, True], ids=["text", "picture"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", ["mrope_i", "bilevel"])
+@partly(2)
+@cases("counted", [True, False], ids=["ids", "no ids"])
+@cases("picture", [False, True], ids=["text", "picture"])
+@cases("family", FAMILIES)
+@cases("spec", ["mrope_i", "bilevel"])
 def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, counted, spec):
     """Padding between the turns counts for nothing, whether ids or the mask say so."""
     model = converted(family, spec)
@@ -193,7 +198,7 @@ def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, cou
     close(step(model, out[CACHE], whole["attention_mask"], word), expected[:, -1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_the_cache_has_the_name_of_the_host_and_that_of_before(family):
     model, sample = converted(family, "mrope_i"), batch(family, ROWS[1])
     word, recorded = torch.tensor([[5]]), torch.ones(1, sample["input_ids"].shape[1] + 1, dtype=torch.long)
@@ -216,7 +221,7 @@ def joined(*parts):
     return torch.cat([torch.cat([p, p.new_zeros(len(p), most - p.shape[1], *p.shape[2:])], 1) for p in parts])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_cache_is_cropped_inside_the_text(family):
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4])
     expected = recomputed(model, sample, 2)
@@ -234,7 +239,7 @@ def test_a_cache_is_cropped_inside_the_text(family):
     close(step(model, cache, recorded, expected[0][:, :1]), expected[1][:, 1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_cache_is_cropped_before_a_picture(family):
     """It is refused: text would be placed after the picture that is gone. The cache of before is right."""
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
@@ -265,7 +270,7 @@ def first_types(types):
     return {k: v[:, :-1] for k, v in types.items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_cache_of_another_model_is_refused(family):
     sample = batch(family, [3, "image", 4])
     cache = stock(family)(**sample.inputs, use_cache=True)[CACHE]
@@ -273,7 +278,7 @@ def test_a_cache_of_another_model_is_refused(family):
         converted(family, "mrope_i")(input_ids=torch.tensor([[4]]), **{CACHE: cache})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_cache_is_used_again(family):
     """A static cache that is reset forgets the rows of before."""
     from transformers import StaticCache
@@ -286,13 +291,14 @@ def test_a_cache_is_used_again(family):
         cache.reset()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_generation_with_a_static_cache(family):
     model, sample = converted(family, "v2pe"), batch(family, *ROWS)
     same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
+@partly(1)
+@cases("family", ["qwen2_vl", "qwen3_vl", "llava"])
 def test_the_compiled_step_is_compiled_once(family):
     from transformers import StaticCache
 

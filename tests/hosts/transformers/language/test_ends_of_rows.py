@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted, logits
 from tests.hosts.transformers.more import BREAK, SIZED, prompt, stock, text_part, vision_part
 from tests.hosts.transformers.tiny import END, IMAGE, START, transformers
@@ -117,7 +118,7 @@ def run_on(place):
     return inputs, first, last - first + 1
 
 
-@pytest.mark.parametrize("place", [0, 11, -1])
+@cases("place", [0, 11, -1])
 def test_the_run_that_is_odd_is_named(place):
     """A model may say the token of an image, before, between or behind its images."""
     inputs, token, count = run_on(place)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import (
     HOST_SCHEME,
     converted,
@@ -13,6 +14,7 @@ from tests.hosts.transformers.reference import (
     wanted_logits,
 )
 from tests.hosts.transformers.tiny import FAMILIES, IMAGE, QWEN, VIDEO, WITH_VIDEO, batch
+from tests.products import partly
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.multimodal import Image, Stream, Text, list_schemes
 
@@ -36,7 +38,7 @@ def close(actual, expected, mask):
     torch.testing.assert_close(actual[mask], expected[mask], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_stock_models_take_all_prompts(family):
     prompts = PROMPTS | ({"video": [[3, "video", 4], [6]]} if family in WITH_VIDEO else {})
     for rows in prompts.values():
@@ -47,8 +49,9 @@ def test_stock_models_take_all_prompts(family):
     assert said.shape == (len(rows), sample.stream.shape[1] + 2)
 
 
-@pytest.mark.parametrize("scheme", list_schemes())
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("scheme", list_schemes())
+@cases("family", FAMILIES)
 def test_logits_are_those_of_the_coordinates(family, scheme):
     sample = everything(family)
     with torch.no_grad():
@@ -56,8 +59,9 @@ def test_logits_are_those_of_the_coordinates(family, scheme):
     close(actual, wanted_logits(family, scheme, sample), sample.stream.mask)
 
 
-@pytest.mark.parametrize("spec", ["mhrope", "mhrope(sections=[0,1,0])", "v2pe"])
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("spec", ["mhrope", "mhrope(sections=[0,1,0])", "v2pe"])
+@cases("family", FAMILIES)
 def test_two_key_heads_and_padding_on_the_right(family, spec):
     sample = everything(family, "right")
     with torch.no_grad():
@@ -65,7 +69,7 @@ def test_two_key_heads_and_padding_on_the_right(family, spec):
     close(actual, wanted_logits(family, spec, sample, 2), sample.stream.mask)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_positions_matter(family):
     sample = batch(family, [3, "image", 4, "wide", 2])
     with torch.no_grad():
@@ -73,7 +77,7 @@ def test_positions_matter(family):
     assert (one - other).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_the_scheme_of_the_model_itself_changes_nothing(family):
     own = f"{HOST_SCHEME[family]}(after=side)" if family in QWEN else "rope1d"
     if family == "qwen2_5_vl":
@@ -93,8 +97,8 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("scheme", ["mrope_i", "v2pe"])
+@cases("family", FAMILIES)
+@cases("scheme", ["mrope_i", "v2pe"])
 def test_coordinates_can_be_given(family, scheme):
     sample = everything(family)
     model = converted(family, scheme)
@@ -111,7 +115,7 @@ def test_coordinates_can_be_given(family, scheme):
         model(**sample.inputs, position_ids=torch.zeros(9, *keys.shape))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_pictures_may_touch(family):
     """Without a token between them; the stock Qwen models take them for one picture and fail."""
     sample = batch(family, [2, "bare", "barewide", 3] if family in QWEN else [2, "image", "wide", 3])
@@ -138,7 +142,7 @@ def test_tiles_and_thumbnails_can_be_named():
         assert not torch.allclose(actual, model(**sample.inputs).logits, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_embeddings_instead_of_tokens(family):
     """Pictures are where the types say, or where the embedding is that of their token."""
     sample = everything(family)
@@ -163,7 +167,7 @@ def test_a_token_of_videos_without_a_video_is_text():
         assert torch.equal(model(**sample.inputs).logits[:, :-1], at_word)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_placeholders_that_do_not_fit_are_named(family):
     sample = batch(family, [6], [3, "image", 4])
     at = (sample["input_ids"][1] == IMAGE).nonzero()[2, 0]
@@ -172,7 +176,7 @@ def test_placeholders_that_do_not_fit_are_named(family):
         converted(family, "mrope_i")(**sample.inputs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_describe_names_the_scheme(family):
     text = vispe.describe(converted(family, "mrope_i(spatial_reset=true)"))
     assert "mrope_i(" in text
@@ -180,7 +184,7 @@ def test_describe_names_the_scheme(family):
     assert "mrope_i" not in vispe.describe(stock(family))
 
 
-@pytest.mark.parametrize("spec", ["mrope(sections=[8,4,5])", "mrope(stride=0)"])
+@cases("spec", ["mrope(sections=[8,4,5])", "mrope(stride=0)"])
 def test_a_wrong_spec_leaves_the_model_alone(spec):
     model = copy_of("llava")
     classes = [type(m) for m in model.modules()]

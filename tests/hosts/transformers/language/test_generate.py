@@ -2,9 +2,9 @@
 
 import threading
 
-import pytest
 import torch
 
+from tests.cases import cases
 from tests.hosts.transformers.reference import (
     converted,
     generated,
@@ -15,6 +15,7 @@ from tests.hosts.transformers.reference import (
     stock,
 )
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, WITH_VIDEO, batch
+from tests.products import partly
 from vispe.multimodal import list_schemes
 
 STEPS = 3
@@ -38,7 +39,8 @@ def prompt(family, kind, padding="left"):
 CASES = [(f, k) for f in FAMILIES for k in PROMPTS if k != "video" or f in WITH_VIDEO]
 
 
-@pytest.mark.parametrize(
+@partly(22)
+@cases(
     ("family", "kind", "spec"),
     [(*c, "mrope_i") for c in CASES] + [(*c, "v2pe") for c in CASES if c[1] in ("mixed", "video")],
 )
@@ -54,16 +56,18 @@ def test_all_ways_to_decode_agree(family, kind, spec):
         same(looped(model, sample, STEPS, mask=False, ids=True), expected)
 
 
-@pytest.mark.parametrize("scheme", list_schemes())
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_onevision"])
+@partly(1)
+@cases("scheme", list_schemes())
+@cases("family", ["qwen2_5_vl", "llava_onevision"])
 def test_every_scheme_decodes(family, scheme):
     kv_heads = 2 if scheme == "mhrope" else 1
     model, sample = converted(family, scheme, kv_heads), batch(family, [5], [2, "image", 2], [1, "video", 1])
     same(generated(model, sample, 2), recomputed(model, sample, 2))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", KINDS)
+@partly(2)
+@cases("family", FAMILIES)
+@cases("spec", KINDS)
 def test_rows_padded_on_the_right(family, spec):
     model, sample = converted(family, spec), prompt(family, "mixed", "right")
     expected = recomputed(model, sample, 3)
@@ -71,7 +75,7 @@ def test_rows_padded_on_the_right(family, spec):
     same(looped(model, sample, 3, ids=True), expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_text_beside_pictures_decodes_as_the_stock_does_alone(family):
     sample = prompt(family, "mixed")
     alone = batch(family, [7])
@@ -81,8 +85,9 @@ def test_text_beside_pictures_decodes_as_the_stock_does_alone(family):
         same((actual[0][:1], actual[1][:1]), generated(stock(family), alone, STEPS))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", ["mrope_i", "v2pe", "bilevel", "tad_rope", "mrope(text_axes=time)"])
+@partly(2)
+@cases("family", FAMILIES)
+@cases("spec", ["mrope_i", "v2pe", "bilevel", "tad_rope", "mrope(text_axes=time)"])
 def test_coordinates_of_the_prompt_are_gone_on_from(family, spec):
     """A prompt with coordinates by hand, then no ids at all: decoding goes on after the last of them."""
     model = converted(family, spec)
@@ -96,7 +101,7 @@ def test_coordinates_of_the_prompt_are_gone_on_from(family, spec):
     same(out, expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_mask_of_four_dimensions(family):
     """With a mask that says nothing about counting, the cache knows how many tokens of each row are padding."""
     model, sample = converted(family, "mrope_i"), prompt(family, "mixed")
@@ -112,7 +117,7 @@ def test_a_mask_of_four_dimensions(family):
             torch.testing.assert_close(out.logits[:, -1], expected[1][:, step], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_several_tokens_at_once(family):
     """Chunks of text after the prompt, as with speculative decoding and chunked prefill."""
     model, sample = converted(family, "v2pe"), prompt(family, "mixed")
@@ -125,7 +130,7 @@ def test_several_tokens_at_once(family):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+@cases("family", ["qwen2_vl", "qwen2_5_vl"])
 def test_text_after_a_long_video_stands_where_the_scheme_says(family):
     sample = batch(family, [2, "video", 3])  # five frames of 2 x 3 tokens
     said = []
@@ -135,7 +140,7 @@ def test_text_after_a_long_video_stands_where_the_scheme_says(family):
     assert (said[0][1][:, 0] - said[1][1][:, 0]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_two_models_do_not_touch_each_other(family):
     sample, other = prompt(family, "mixed"), prompt(family, "several")
     expected = {s: recomputed(converted(family, s), sample, 3) for s in ("mrope_i", "v2pe")}
@@ -150,7 +155,7 @@ def test_two_models_do_not_touch_each_other(family):
             torch.testing.assert_close(out.logits[:, -1], logits[:, step + 1], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_threads_may_share_a_model(family):
     model = converted(family, "mrope_i")
     prompts = [prompt(family, kind) for kind in ("mixed", "several", "text")]
@@ -171,7 +176,7 @@ def test_threads_may_share_a_model(family):
         assert all(torch.equal(s, expected[i]) for s in said)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_calls_leave_nothing_on_the_modules(family):
     def remaining(model):
         return {

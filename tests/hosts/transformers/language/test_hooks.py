@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import converted, copy_of, stock
 from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
 from vispe.errors import UnsupportedHost
@@ -32,8 +33,8 @@ def logits(model, sample):
         return model(**sample.inputs).logits
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("late", [False, True], ids=["early", "late"])
+@cases("family", FAMILIES)
 def test_convert_and_then_dispatch(family, late):
     sample = batch(family, [7], [3, "image", 4, "wide", 2])
     expected = logits(vispe.convert(copy_of(family), SPEC, late_rotation=late), sample)
@@ -47,7 +48,7 @@ def test_convert_and_then_dispatch(family, late):
     assert torch.equal(logits(model, sample), logits(copy_of(family), sample))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_converting_after_dispatch_is_refused_before_the_first_change(family):
     sample = batch(family, [7], [3, "image", 4, "wide", 2])
     model = dispatched(copy_of(family), family)
@@ -57,8 +58,8 @@ def test_converting_after_dispatch_is_refused_before_the_first_change(family):
     assert torch.equal(logits(model, sample), logits(stock(family), sample))
 
 
-@pytest.mark.parametrize("inside", ["model", "model.language_model", "model.language_model.layers.1"])
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+@cases("inside", ["model", "model.language_model", "model.language_model.layers.1"])
+@cases("family", ["qwen2_vl", "llava"])
 def test_every_part_that_is_exchanged_is_looked_at(family, inside):
     model = copy_of(family)
     accelerate.hooks.add_hook_to_module(model.get_submodule(inside), accelerate.hooks.ModelHook())
@@ -72,7 +73,7 @@ def test_every_part_that_is_exchanged_is_looked_at(family, inside):
         vispe.convert(model, SPEC)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+@cases("family", ["qwen2_vl", "llava"])
 def test_hooks_that_hide_nothing_stay(family, tmp_path):
     """Weights kept on the disk are fetched by hooks of the modules that hold them."""
     sample = batch(family, [7], [3, "image", 4, "wide", 2])

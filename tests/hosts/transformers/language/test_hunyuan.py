@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.more import PATCH, text_part, vision_part
 from tests.hosts.transformers.tiny import IMAGE, PAD, WORDS, transformers
+from tests.products import partly
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.serving import serve_positions
 from vispe.multimodal import Stream, create_scheme, newline_images
@@ -95,8 +97,8 @@ def logits(model, inputs):
         return model(**inputs).logits
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize("rows", BATCHES)
+@cases("padding", ["left", "right"])
+@cases("rows", BATCHES)
 def test_own_scheme_gives_the_logits_of_stock(rows, padding):
     inputs = batch(*BATCHES[rows], padding=padding)
     mask = inputs["attention_mask"].bool()
@@ -104,7 +106,7 @@ def test_own_scheme_gives_the_logits_of_stock(rows, padding):
     assert torch.equal(logits(converted(), inputs)[mask], expected[mask])
 
 
-@pytest.mark.parametrize("rows", BATCHES)
+@cases("rows", BATCHES)
 def test_own_scheme_generates_the_tokens_and_logits_of_stock(rows):
     inputs = batch(*BATCHES[rows])
     settings = {
@@ -119,9 +121,7 @@ def test_own_scheme_generates_the_tokens_and_logits_of_stock(rows):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("sections", "alpha"), [(THREE, None), (THREE, 50.0), (FOUR, 50.0), ((2, 0, 6, 8), None)]
-)
+@cases(("sections", "alpha"), [(THREE, None), (THREE, 50.0), (FOUR, 50.0), ((2, 0, 6, 8), None)])
 def test_sections_and_stretched_frequencies(sections, alpha):
     inputs = batch(*BATCHES["mixed"])
     mask = inputs["attention_mask"].bool()
@@ -133,7 +133,8 @@ def test_sections_and_stretched_frequencies(sections, alpha):
     assert torch.equal(*said)
 
 
-@pytest.mark.parametrize("spec", [OWN, "xdrope", "vrope"])
+@partly(1)
+@cases("spec", [OWN, "xdrope", "vrope"])
 def test_saved_and_loaded(spec, tmp_path):
     inputs, model = batch(*BATCHES["mixed"]), converted(spec)
     expected = logits(model, inputs)
@@ -144,7 +145,7 @@ def test_saved_and_loaded(spec, tmp_path):
     assert torch.equal(logits(loaded, inputs), expected)
 
 
-@pytest.mark.parametrize("spec", [OWN, "xdrope", "xdrope(image_index=batch)", "mrope_i"])
+@cases("spec", [OWN, "xdrope", "xdrope(image_index=batch)", "mrope_i"])
 def test_decoding_with_a_cache_is_the_full_pass(spec):
     inputs, model = batch(*BATCHES["mixed"]), converted(spec)
     said = model.generate(**inputs, max_new_tokens=4, do_sample=False)

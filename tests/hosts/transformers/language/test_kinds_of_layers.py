@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted, logits
 from tests.hosts.transformers.more import CLASSES, KINDS, prompt, stock, text_part, vision_part
 from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
@@ -16,7 +17,7 @@ from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.rotary_detection import kinds_of, rotaries_of
 from vispe.multimodal import Stream, Text, Video, create_scheme
 
-kinds = pytest.mark.parametrize("family", KINDS)
+kinds = cases("family", KINDS)
 
 
 def turned_by(model, inputs):
@@ -43,7 +44,7 @@ def rates_of(config, kind, pairs):
 
 
 @kinds
-@pytest.mark.parametrize("spec", ["vrope", "mrope_i", "v2pe", "videorope"])
+@cases("spec", ["vrope", "mrope_i", "v2pe", "videorope"])
 def test_every_kind_of_layers_has_its_own_angles(family, spec):
     sample, model = prompt(family), converted(family, spec)
     changed, recorded = turned_by(model, sample.inputs)
@@ -224,7 +225,7 @@ def by_layer(old):
 
 
 @kinds
-@pytest.mark.parametrize("grouped", [False, True])
+@cases("grouped", [False, True])
 def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch):
     """As on the development branch of transformers: (x, position_ids, layer_idx, layer_type)."""
     expected = logits(converted(family, "vrope"), prompt(family).inputs)

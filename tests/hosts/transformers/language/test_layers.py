@@ -11,6 +11,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers import more
 from tests.hosts.transformers.reference import (
     QWEN,
@@ -24,6 +25,7 @@ from tests.hosts.transformers.reference import (
     stock,
 )
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, WITH_VIDEO, batch
+from tests.products import partly
 from vispe.errors import OptionError, UnsupportedCombination, VispeError
 from vispe.hosts.transformers.serving import serve_positions
 from vispe.multimodal import alternating, pyramid
@@ -66,8 +68,9 @@ def angles_of_layers(model, angles):
         module.apply_rotary_pos_emb = before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("kind", KINDS)
+@cases("family", FAMILIES)
 def test_each_layer_turns_by_its_scheme(family, kind):
     sample, model = everything(family), stock(family)
     text = model.model.language_model
@@ -93,9 +96,10 @@ def test_each_layer_turns_by_its_scheme(family, kind):
         )
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("late", [False, True])
+@cases("kind", KINDS)
+@cases("family", FAMILIES)
 def test_decoding_is_that_without_a_cache(family, kind, late):
     model = converted(family, kind, late_rotation=late)
     for rows in ([[3, "image", 4, "wide", 2]], [[7], [3, "image", 4], [1, "wide", 2]]):
@@ -145,7 +149,7 @@ def test_another_picture_after_an_answer():
     torch.testing.assert_close(rest, expected[:, done:], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+@cases("family", ["qwen2_vl", "llava"])
 def test_it_is_saved_and_restored(family, tmp_path):
     model, sample = converted(family, "alternating"), everything(family)
     assert "mrope" in vispe.describe(model)

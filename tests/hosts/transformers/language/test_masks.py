@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.hosts.transformers.reference import converted
 from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
 from vispe.errors import InputError
@@ -10,8 +11,8 @@ from vispe.errors import InputError
 SENTENCE = "attention_mask .*must be 1 for tokens and 0 for padding, got the value 2. .*packed samples"
 
 
-@pytest.mark.parametrize("prompt", [[3, "image", 4, "wide", 2], [9]], ids=["images", "text"])
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("prompt", [[3, "image", 4, "wide", 2], [9]], ids=["images", "text"])
+@cases("family", FAMILIES)
 def test_numbers_of_packed_samples_are_refused(family, prompt):
     sample, model = batch(family, prompt), converted(family, "vrope")
     for dtype in (torch.long, torch.int32, torch.float32):
@@ -26,7 +27,7 @@ def test_numbers_of_packed_samples_are_refused(family, prompt):
                 model.model.get_rope_index(sample["input_ids"], attention_mask=mask)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_masks_of_any_dtype_are_equal(family):
     sample, model = batch(family, [4], [3, "image", 4]), converted(family, "vrope")
     expected = model(**sample.inputs).logits

@@ -8,6 +8,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.more import (
     CLASSES,
     GRIDS,
@@ -24,12 +25,13 @@ from tests.hosts.transformers.more import (
 )
 from tests.hosts.transformers.tiny import CLASSES as FIRST
 from tests.hosts.transformers.tiny import IMAGE, PAD, transformers
+from tests.products import partly
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
 from vispe.hosts.transformers.language.rotary_detection import rotary_of
 from vispe.multimodal import Stream, list_schemes
 
-every = pytest.mark.parametrize("family", CLASSES)
+every = cases("family", CLASSES)
 
 
 def converted(family, spec, **options):
@@ -85,16 +87,15 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     assert torch.equal(*said)
 
 
-@pytest.mark.parametrize(
-    "family", [f for f in GRIDS if f not in ("paddleocr_vl", *NEWLINES)]
-)  # which read images alone
+@cases("family", [f for f in GRIDS if f not in ("paddleocr_vl", *NEWLINES)])  # which read images alone
 def test_videos_are_where_stock_has_them(family):
     inputs = prompt(family, video=True).inputs
     assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
 
 
-@pytest.mark.parametrize("family", [f for f in CLASSES if f not in KINDS])
-@pytest.mark.parametrize("spec", ["vrope", "mrope_i"])
+@partly(1)
+@cases("family", [f for f in CLASSES if f not in KINDS])
+@cases("spec", ["vrope", "mrope_i"])
 def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     sample, model = prompt(family), converted(family, spec)
     recorded = []
@@ -129,7 +130,7 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     torch.testing.assert_close(logits(model, by_hand), changed, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@cases(
     "family", [f for f in CLASSES if f not in (*GRIDS, *SIZED, *PACKED, "got_ocr2", "gemma3n")]
 )  # which mixes neighbours
 def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
@@ -171,6 +172,7 @@ def test_generation_with_a_cache_is_the_full_pass(family):
     assert torch.equal(logits(model, longer)[:, -count:].argmax(-1), said[:, -count:])
 
 
+@partly(10)
 @every
 def test_late_rotation_is_early_rotation(family):
     if family in (*SLIDING, *NEWLINES):
@@ -185,8 +187,8 @@ def test_late_rotation_is_early_rotation(family):
 
 
 @pytest.mark.slow
-@every
-@pytest.mark.parametrize("scheme", list_schemes())
+@pytest.mark.parametrize("family", CLASSES)
+@cases("scheme", list_schemes())
 def test_every_scheme_goes_into_every_family(family, scheme):
     spec = "mhrope(sections=[0,0,1])" if scheme == "mhrope" else scheme  # the models have one key head
     if scheme == "mhrope" and family in (*SLIDING, *NEWLINES):
@@ -201,6 +203,7 @@ def test_every_scheme_goes_into_every_family(family, scheme):
     assert torch.equal(actual, before) or scheme != own_of(family).name
 
 
+@partly(7)
 @every
 def test_loaded_in_half_precision(family, tmp_path):
     """The default type of numbers is then that of the model, also while it is converted."""
@@ -216,6 +219,7 @@ def test_loaded_in_half_precision(family, tmp_path):
     assert torch.equal(logits(loaded, sample), expected)
 
 
+@partly(7)
 @every
 def test_restored_and_saved(family, tmp_path):
     inputs, model = prompt(family).inputs, converted(family, "vrope")
@@ -230,7 +234,7 @@ def test_restored_and_saved(family, tmp_path):
     assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("family", "sections", "options"),
     [
         ("glm4v_moe", [5, 3], {"sections": (5, 3, 0)}),
@@ -251,7 +255,7 @@ def test_sections_that_fit_only_the_layer_itself(family, sections, options):
     assert torch.equal(logits(model, inputs), expected)
 
 
-@pytest.mark.parametrize("family", ["glm4v", "qwen3_5"])
+@cases("family", ["glm4v", "qwen3_5"])
 def test_logits_of_their_own_need_heads_that_turn_whole_in_halves(family):
     with pytest.raises(
         UnsupportedHost, match=r"parallel needs heads whose channels are all rotated .* 16 of 32 channels"
@@ -319,12 +323,12 @@ REASONS = {
 @pytest.mark.parametrize("family", REASONS)
 def test_refusals_name_what_is_missing(family):
     config = transformers.CONFIG_MAPPING[family]()
-    for part in (config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))):
+    for section in (config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))):
         for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"):
-            if isinstance(getattr(part, name, None), int):
-                setattr(part, name, 2)
-        if getattr(part, "layer_types", None):
-            part.layer_types = part.layer_types[:2]
+            if isinstance(getattr(section, name, None), int):
+                setattr(section, name, 2)
+        if getattr(section, "layer_types", None):
+            section.layer_types = section.layer_types[:2]
     with torch.device("meta"):
         model = getattr(transformers, NAMES[family])(config)
     with pytest.raises(UnsupportedHost, match=REASONS[family]) as refused:

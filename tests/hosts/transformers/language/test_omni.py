@@ -6,15 +6,17 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted, logits, own_of, prompt
 from tests.hosts.transformers.more import AUDIO, AUDIO_END, AUDIO_START, OMNI, stock
 from tests.hosts.transformers.tiny import END, IMAGE, PAD, START, VIDEO
+from tests.products import partly
 from vispe.errors import InputError
 from vispe.multimodal import Stream, Text, Video, create_scheme
 
 if not OMNI:
     pytest.skip("this transformers has no model inside of Omni's thinkers", allow_module_level=True)
-omni = pytest.mark.parametrize("family", OMNI)
+omni = cases("family", OMNI)
 
 
 def draw(number, generator):
@@ -64,8 +66,9 @@ def audio_tokens(family, length):
     )
 
 
+@partly(1)
 @omni
-@pytest.mark.parametrize("seed", range(40))
+@cases("seed", range(40))
 def test_ids_are_those_of_the_model_before(family, seed):
     tokens, sample = batch(family, seed, times=(None, 1.0, 0.5, 0.08, 2 / 3)[seed % 5])
     mask = sample["attention_mask"].bool()

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of, generated, recomputed, same
 from tests.hosts.transformers.tiny import CACHE, IMAGE, QWEN, batch
+from tests.products import partly
 from vispe.errors import InputError, OptionError, UnsupportedCombination, UnsupportedHost
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -38,9 +40,10 @@ def prepared(family, padding="left"):
     return sample, spans, sample["image_grid_thw"].prod(1).tolist()
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize("parallel", WAYS)
-@pytest.mark.parametrize(
+@partly(2)
+@cases("padding", ["left", "right"])
+@cases("parallel", WAYS)
+@cases(
     ("family", "spec"),
     [("qwen2_vl", "mrope"), ("qwen2_5_vl", "mrope_i(spatial_reset=true)"), ("qwen3_vl", "rope1d")],
 )
@@ -68,18 +71,16 @@ def test_permuted_images_leave_the_answer_unchanged(family, spec, parallel, padd
                 assert torch.equal(*tokens)
 
 
-@pytest.mark.parametrize("parallel", WAYS)
-@pytest.mark.parametrize("family", QWEN)
+@cases("parallel", WAYS)
+@cases("family", QWEN)
 def test_decoding_is_what_the_prompt_would_have(family, parallel):
     sample, *_ = prepared(family)
     model = vispe.convert(copy_of(family), "mrope", parallel=parallel)
     same(generated(model, sample, 4), recomputed(model, sample, 4))
 
 
-@pytest.mark.parametrize(
-    "options", [{"parallel": "graph_kv"}, {"parallel": "pine"}, {"self_extend": (3, 64)}], ids=str
-)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+@cases("options", [{"parallel": "graph_kv"}, {"parallel": "pine"}, {"self_extend": (3, 64)}], ids=str)
+@cases("family", ["qwen2_5_vl", "llava"])
 def test_text_alone_is_as_before(family, options):
     sample = batch(family, [9], [4])
     model, stock = vispe.convert(copy_of(family), "mrope_i", **options), copy_of(family)
@@ -91,8 +92,8 @@ def test_text_alone_is_as_before(family, options):
         assert torch.equal(model(**sample.inputs).logits, stock(**sample.inputs).logits)
 
 
-@pytest.mark.parametrize("parallel", WAYS)
-@pytest.mark.parametrize("family", ["llava", "internvl", "llava_onevision"])
+@cases("parallel", WAYS)
+@cases("family", ["llava", "internvl", "llava_onevision"])
 def test_families_without_sizes_in_the_call(family, parallel):
     """All images have one size, so exchanging pixels exchanges images; markers of InternVL are not in its config."""
     sample = batch(family, [3, *["bare" if family == "internvl" else "image"] * 3, 4])
@@ -104,8 +105,8 @@ def test_families_without_sizes_in_the_call(family, parallel):
         same(generated(model, sample, 3), recomputed(model, sample, 3))
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("parallel", WAYS)
+@cases("implementation", ["eager", "sdpa"])
+@cases("parallel", WAYS)
 def test_caches_of_fixed_size_and_beams(parallel, implementation):
     sample, *_ = prepared("qwen2_5_vl")
     model = copy_of("qwen2_5_vl", 2)
@@ -119,7 +120,7 @@ def test_caches_of_fixed_size_and_beams(parallel, implementation):
         assert torch.isfinite(model(**longer).logits).all()
 
 
-@pytest.mark.parametrize("parallel", WAYS)
+@cases("parallel", WAYS)
 def test_texts_stand_side_by_side_where_the_call_says_so(parallel):
     """Retrieved texts, as Graph-KV and PINE have them."""
     model = vispe.convert(copy_of("qwen2_vl"), "rope1d", parallel=parallel)
@@ -146,7 +147,7 @@ def test_texts_stand_side_by_side_where_the_call_says_so(parallel):
         assert torch.equal(logits[:, 13:17].argmax(-1), tokens[0][:, -4:])
 
 
-@pytest.mark.parametrize("parallel", WAYS)
+@cases("parallel", WAYS)
 def test_a_second_turn_after_a_cache(parallel):
     model = vispe.convert(copy_of("qwen2_vl"), "mrope", parallel=parallel)
     ids = torch.randint(1, 249, (1, 20), generator=torch.Generator().manual_seed(3))
@@ -203,7 +204,7 @@ def test_what_does_not_go_is_refused():
     assert "no order: pine" in vispe.describe(model)
 
 
-@pytest.mark.parametrize("options", [{"parallel": "pine"}, {"self_extend": [2, 6]}], ids=str)
+@cases("options", [{"parallel": "pine"}, {"self_extend": [2, 6]}], ids=str)
 def test_configurations_say_it(options, tmp_path):
     sample, *_ = prepared("qwen2_vl")
     model = vispe.convert(copy_of("qwen2_vl"), "mrope", **options)
@@ -214,10 +215,8 @@ def test_configurations_say_it(options, tmp_path):
     assert vispe.describe(other) == vispe.describe(model)
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize(
-    ("family", "spec"), [("qwen2_5_vl", "mrope"), ("qwen3_vl", "mrope_i"), ("llava", "rope1d")]
-)
+@cases("padding", ["left", "right"])
+@cases(("family", "spec"), [("qwen2_5_vl", "mrope"), ("qwen3_vl", "mrope_i"), ("llava", "rope1d")])
 def test_self_extend_decodes_what_the_prompt_would_have(family, spec, padding):
     sample = batch(family, [3, "image", "image", 4], [6, "image", 2], padding=padding)
     model = vispe.convert(copy_of(family), spec, self_extend=(2, 6))

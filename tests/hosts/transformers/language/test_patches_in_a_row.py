@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted, logits
 from tests.hosts.transformers.more import BREAK, LACKING, prompt, stock, text_part
 from tests.hosts.transformers.tiny import END, IMAGE, PATCH, START, VIDEO, transformers
@@ -28,7 +29,7 @@ def by_hand(spec, *segments):
     return create_scheme(spec).coordinates(Stream.of([segments])).ids[:, 0]
 
 
-@pytest.mark.parametrize(("family", "side"), [("gemma4", 2), ("minicpmv4_6", 4)])
+@cases(("family", "side"), [("gemma4", 2), ("minicpmv4_6", 4)])
 def test_tokens_are_rows_of_their_patches(family, side):
     """Patches of one token at a time are changed; that token moves most."""
     sample, model, recorded = prompt(family).inputs, stock(family), []
@@ -105,7 +106,7 @@ def molmo(columns=(True, True), video=False):
 
 
 @here
-@pytest.mark.parametrize("columns", [(True, True), (False, True), (False, False)])
+@cases("columns", [(True, True), (False, True), (False, False)])
 def test_each_view_of_molmo_ends_its_rows_or_not(columns):
     inputs = molmo(columns)
     assert torch.equal(logits(converted("molmo2", "rope1d"), inputs), logits(stock("molmo2"), inputs))
@@ -118,7 +119,7 @@ def test_each_view_of_molmo_ends_its_rows_or_not(columns):
 
 
 @here
-@pytest.mark.parametrize("columns", [True, False])
+@cases("columns", [True, False])
 def test_frames_of_molmo_share_the_token_of_images(columns):
     inputs = molmo((columns, columns), video=True)
     assert torch.equal(logits(converted("molmo2", "rope1d"), inputs), logits(stock("molmo2"), inputs))

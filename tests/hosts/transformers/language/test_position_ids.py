@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import converted
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch, transformers
+from tests.products import partly
 from vispe.errors import InputError, ShapeError
 from vispe.hosts.transformers.language.position_ids import TokenPositions
 
@@ -62,8 +64,8 @@ def calls(model, sample):
                 break  # the cache is one object
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+@cases("spec", SPECS)
+@cases("family", ["qwen2_5_vl", "llava"])
 @torch.no_grad()
 def test_other_shapes_are_refused_in_every_kind_of_call(family, spec):
     model, sample = converted(family, spec), prompt(family)
@@ -85,8 +87,9 @@ def test_other_shapes_are_refused_in_every_kind_of_call(family, spec):
                 assert f"(3, {length})" in str(error.value)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("spec", SPECS)
+@cases("family", FAMILIES)
 @torch.no_grad()
 def test_ids_of_one_row_are_those_of_all(family, spec):
     model, sample = converted(family, spec), batch(family, [6], [6])
@@ -101,9 +104,10 @@ def test_ids_of_one_row_are_those_of_all(family, spec):
         assert torch.equal(model(**sample.inputs, position_ids=said).logits, expected)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+@partly(2)
+@cases("spec", SPECS)
+@cases("rows", [1, 2, 3, 4, 5])
+@cases("family", ["qwen2_vl", "llava"])
 @torch.no_grad()
 def test_the_layout_with_rows_first_is_refused(family, rows, spec):
     """verl keeps ids as (b, axes, s); where b is the number of axes, the shape says nothing."""
@@ -133,7 +137,7 @@ def test_the_layout_with_rows_first_is_refused(family, rows, spec):
                 assert "not (b, axes, s)" in str(error.value)
 
 
-@pytest.mark.parametrize("spec", ["mrope_i", "vrope"])
+@cases("spec", ["mrope_i", "vrope"])
 @torch.no_grad()
 def test_rows_first_are_refused_with_a_cache_and_in_the_language_model_alone(spec):
     rows = AXES[spec]
@@ -154,7 +158,7 @@ def test_rows_first_are_refused_with_a_cache_and_in_the_language_model_alone(spe
     text(input_ids=tokens, position_ids=ids)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "internvl"])
+@cases("family", ["qwen2_vl", "qwen3_vl", "internvl"])
 @torch.no_grad()
 def test_dtypes_and_values(family):
     model, sample = converted(family, "mrope_i"), prompt(family)
@@ -187,7 +191,7 @@ def test_dtypes_and_values(family):
                 model(**step(model, sample, 1), position_ids=last)
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_generate_refuses_them_too(family):
     model, sample = converted(family, "mrope_i"), prompt(family)
     ids, _ = coordinates(model, sample, sample["attention_mask"])

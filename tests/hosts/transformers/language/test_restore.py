@@ -8,6 +8,7 @@ import torch
 import transformers
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of, generated, stock
 from tests.hosts.transformers.tiny import CLASSES, FAMILIES, batch, make
 from vispe.errors import UnsupportedHost
@@ -27,8 +28,8 @@ def everything(family):
     return batch(family, [5], [3, "image", 4], [1, "wide", 1, "image", 2])
 
 
-@pytest.mark.parametrize("spec", ["mrope_i(spatial_reset=true)", "mhrope(sections=[1,0,1])"])
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("spec", ["mrope_i(spatial_reset=true)", "mhrope(sections=[1,0,1])"])
+@cases("family", FAMILIES)
 def test_restore_gives_everything_back(family, spec):
     model, sample = copy_of(family, 2), everything(family)
     before, expected = things(model), generated(model, sample, 3)
@@ -50,7 +51,7 @@ def test_restore_gives_everything_back(family, spec):
         vispe.restore(model)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_converting_again_replaces_the_scheme(family):
     sample = everything(family)
     model = vispe.convert(vispe.convert(copy_of(family), "mrope_i"), "v2pe")
@@ -61,7 +62,7 @@ def test_converting_again_replaces_the_scheme(family):
     assert things(model) == things(stock(family))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_the_stock_classes_stay_as_they_are(family):
     cls = getattr(transformers, CLASSES[family])
     before = {c: dict(vars(c)) for c in (cls, *(type(m) for m in stock(family).modules()))}
@@ -72,7 +73,7 @@ def test_the_stock_classes_stay_as_they_are(family):
     assert type(model).__name__ == CLASSES[family]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_copies_and_pickles_are_converted_too(family):
     sample = everything(family)
     model = vispe.convert(make(family), "v2pe")
@@ -98,14 +99,14 @@ def loaded_in_half(family):
     return model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_converted_model_may_change_its_precision(family):
     sample = batch(family, [8])
     model = vispe.convert(copy_of(family), "mrope_i").to(torch.bfloat16)
     assert torch.equal(model(**sample.inputs).logits, loaded_in_half(family)(**sample.inputs).logits)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_the_model_without_its_head(family):
     sample = everything(family)
     whole = vispe.convert(copy_of(family), "mrope_i")

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of, generated, recomputed, same
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, batch
+from tests.products import partly
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.hosts.transformers.language.rope_in_attention import reposition
 from vispe.multimodal import create_scheme
@@ -22,8 +24,8 @@ def late(family, spec, layers=2, **kwargs):
     return vispe.convert(model, spec, late_rotation=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@cases("family", FAMILIES)
+@cases("dtype", [torch.float32, torch.bfloat16])
 def test_late_is_early(family, dtype):
     sample = batch(family, *ROWS)
     early = vispe.convert(copy_of(family, dtype=dtype), "mrope_i")
@@ -39,7 +41,7 @@ def test_late_is_early(family, dtype):
         )
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@cases("implementation", ["eager", "sdpa"])
 def test_every_attention_of_the_host(implementation):
     sample = batch("qwen2_5_vl", *ROWS)
     model = copy_of("qwen2_5_vl")
@@ -50,9 +52,10 @@ def test_every_attention_of_the_host(implementation):
     assert model.model.language_model.config._attn_implementation == implementation
 
 
-@pytest.mark.parametrize("where", ["model", "model.model", "model.model.language_model", "config"])
-@pytest.mark.parametrize("spec", ["mhrope(sections=[1,0,1])", "v2pe(stride=4)"])
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+@partly(2)
+@cases("where", ["model", "model.model", "model.model.language_model", "config"])
+@cases("spec", ["mhrope(sections=[1,0,1])", "v2pe(stride=4)"])
+@cases("family", ["qwen2_vl", "llava"])
 def test_another_attention_chosen_after_the_conversion(family, spec, where):
     sample = batch(family, *ROWS)
     model = vispe.convert(copy_of(family, 2), spec, late_rotation=True)
@@ -77,7 +80,7 @@ def test_another_attention_chosen_after_the_conversion(family, spec, where):
     assert torch.equal(model(**sample.inputs).logits, copy_of(family, 2)(**sample.inputs).logits)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_cached_tokens_get_other_positions(family):
     """With one layer what is cached depends on tokens alone, so another stride is as if it had been there before."""
     sample, after = batch(family, [2, "image", 3], [1, "wide", 1, "image", 2]), torch.tensor([[5], [6]])

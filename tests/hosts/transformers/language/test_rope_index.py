@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import HOST_SCHEME, converted, copy_of, scheme_of, stock
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch
+from tests.products import partly
 from vispe.errors import InputError, ShapeError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -36,8 +38,8 @@ def own_of(family):
     return f"{HOST_SCHEME[family]}(after=side{seconds})"
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family", QWEN)
+@cases("spec", SPECS)
+@cases("family", QWEN)
 def test_ids_asked_for_are_those_of_the_scheme(family, spec):
     model, sample = converted(family, spec), everything(family)
     scheme, mask = scheme_of(family, spec), sample.stream.mask
@@ -55,7 +57,7 @@ def test_ids_asked_for_are_those_of_the_scheme(family, spec):
             assert torch.equal(model(**sample.inputs, position_ids=said).logits[mask], expected)
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_ids_of_the_own_scheme_are_those_of_before(family):
     sample = everything(family)
     before = requested(stock(family), sample)
@@ -68,8 +70,8 @@ def test_ids_of_the_own_scheme_are_those_of_before(family):
     )
 
 
-@pytest.mark.parametrize("name", ["get_rope_index", "compute_3d_position_ids", "forward"])
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("name", ["get_rope_index", "compute_3d_position_ids", "forward"])
+@cases("family", FAMILIES)
 def test_methods_keep_their_signatures(family, name):
     before, after = (getattr(m.model, name, None) for m in (stock(family), converted(family, "mrope_i")))
     if before is None:
@@ -83,7 +85,7 @@ def test_methods_keep_their_signatures(family, name):
     assert [k for k in actual if k in expected] == list(expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_arguments_by_place_go_where_they_went(family):
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [2, "wide", 3])
     order = [p for p in inspect.signature(stock(family).model.forward).parameters if p != "kwargs"]
@@ -95,9 +97,10 @@ def test_arguments_by_place_go_where_they_went(family):
             model.model(*([None] * (len(order) + 1)))
 
 
-@pytest.mark.parametrize("rows", [3, 4])
-@pytest.mark.parametrize("spec", ["videorope", "mmrope(scale=[1.0,2.0,1.0])", "omnirope", "vrope", "v2pe"])
-@pytest.mark.parametrize("family", QWEN)
+@partly(2)
+@cases("rows", [3, 4])
+@cases("spec", ["videorope", "mmrope(scale=[1.0,2.0,1.0])", "omnirope", "vrope", "v2pe"])
+@cases("family", QWEN)
 def test_ids_of_before_the_conversion_are_refused(family, spec, rows):
     """A collator that holds a stock model, or its own copy of the function, gives them."""
     model, sample = converted(family, spec), everything(family)
@@ -112,7 +115,7 @@ def test_ids_of_before_the_conversion_are_refused(family, spec, rows):
         model(**sample.inputs, position_ids=ids)
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_four_rows_without_grids_are_refused_for_four_axes(family):
     """Packed text and embedded pictures: the first row numbers the tokens, so the others are three axes."""
     model = converted(family, "vrope")
@@ -147,7 +150,7 @@ def test_ids_of_packed_samples_are_known_again():
             model(**one, position_ids=packed(stock("qwen2_vl")))
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_positions_of_a_call_can_be_asked_for(family):
     model, sample = converted(family, "v2pe(stride=4)"), everything(family)
     grids = {k: sample[k] for k in GRIDS if k in sample.inputs}
@@ -175,8 +178,9 @@ def test_what_is_not_an_index_is_refused():
         model(**sample.inputs, position_ids=half)
 
 
-@pytest.mark.parametrize("spec", ["videorope", "v2pe(stride=4)", "vrope"])
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("spec", ["videorope", "v2pe(stride=4)", "vrope"])
+@cases("family", FAMILIES)
 def test_the_model_inside_alone(family, spec):
     """Its forward pass is right below a head of before; a head that would count by itself refuses."""
     sample, whole, inner = everything_of(family), converted(family, spec), copy_of(family)

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import converted, copy_of, generated, named, stock
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch
+from tests.products import partly
 from vispe.multimodal import create_scheme, list_schemes
 
 EXACT = [name for name in list_schemes() if create_scheme(name).text_exact]
@@ -39,9 +41,10 @@ def stock_logits(family, dtype):
     return [stock(family, 1, dtype)(**p.inputs).logits for p in prompts(family)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("scheme", EXACT)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@cases("scheme", EXACT)
+@cases("family", FAMILIES)
 @torch.no_grad()
 def test_logits_are_bit_equal(family, scheme, dtype):
     model = vispe.convert(changing(family, dtype), named(scheme, 1))
@@ -51,7 +54,7 @@ def test_logits_are_bit_equal(family, scheme, dtype):
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 @torch.no_grad()
 def test_logits_are_bit_equal_with_ids(family):
     model, before = converted(family, "mrope_i"), stock(family)
@@ -66,11 +69,12 @@ def test_logits_are_bit_equal_with_ids(family):
     assert torch.equal(model(**sample.inputs, position_ids=one_row).logits, expected)
 
 
-@pytest.mark.parametrize(
+@partly(2)
+@cases(
     ("scheme", "dtype"),
     [*((s, torch.float32) for s in PAIRS), ("mrope_i", torch.bfloat16), ("v2pe", torch.bfloat16)],
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_generation_is_bit_equal(family, scheme, dtype):
     kv_heads = 2 if scheme == "mhrope" else 1
     sample = batch(family, [5], [9], [1])
@@ -82,7 +86,7 @@ def test_generation_is_bit_equal(family, scheme, dtype):
     assert torch.equal(actual[1], expected[1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 @torch.no_grad()
 def test_a_cached_loop_is_bit_equal(family):
     """Right-padded rows go on after their padding; what a call after an image computes is not changed by it."""
@@ -106,7 +110,7 @@ def test_a_cached_loop_is_bit_equal(family):
         assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("family", [*QWEN[:1], "llava"])
+@cases("family", [*QWEN[:1], "llava"])
 def test_bf16_models_keep_positions_above_256(family):
     model, before = converted(family, "v2pe", 1, torch.bfloat16), stock(family, 1, torch.bfloat16)
     sample = batch(family, [301], seed=4)
@@ -114,7 +118,7 @@ def test_bf16_models_keep_positions_above_256(family):
         assert torch.equal(model(**sample.inputs).logits, before(**sample.inputs).logits)
 
 
-@pytest.mark.parametrize("scheme", INEXACT)
+@cases("scheme", INEXACT)
 def test_schemes_that_change_text_warn(scheme):
     model, sample = copy_of("qwen2_vl"), batch("qwen2_vl", [9])
     with pytest.warns(UserWarning, match="does not encode text as"):
@@ -125,9 +129,7 @@ def test_schemes_that_change_text_warn(scheme):
         )
 
 
-@pytest.mark.parametrize(
-    "spec", ["mhrope(sections=[1,0,0])", "mrope_i(text_axes=time)", "mrope(text_axes=time)"]
-)
+@cases("spec", ["mhrope(sections=[1,0,0])", "mrope_i(text_axes=time)", "mrope(text_axes=time)"])
 def test_options_that_change_text_warn(spec):
     with pytest.warns(UserWarning, match="does not encode text as"):
         model = vispe.convert(copy_of("llava", 2), spec)
@@ -138,7 +140,7 @@ def test_options_that_change_text_warn(spec):
         )
 
 
-@pytest.mark.parametrize("scheme", [named(scheme, 2) for scheme in EXACT])
+@cases("scheme", [named(scheme, 2) for scheme in EXACT])
 def test_exact_schemes_do_not_warn(scheme):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,11 +1,12 @@
 """Training: no mask, fractions and shared ids, packing, gradient checkpointing."""
 
-import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
+from tests.products import partly
 
 KINDS = ["v2pe", "mousi", "rope_dhr", "mrope_i"]
 
@@ -23,8 +24,9 @@ def gradients(model, logits):
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("spec", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("spec", KINDS)
+@cases("family", FAMILIES)
 def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
     model = trained(family, spec)
     bare = batch(family, [4, "image", 3, "wide", 2], mask=False)
@@ -43,7 +45,7 @@ def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
     assert (other[0, -1] - actual[0][0, -1]).abs().max() > 1e-3  # the last token sees the first
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_strides_are_drawn_in_training_only(family):
     model, sample = trained(family, "v2pe"), batch(family, [4, "image", 3])
     with torch.no_grad():
@@ -54,8 +56,8 @@ def test_strides_are_drawn_in_training_only(family):
     assert torch.equal(fixed[0], fixed[1])
 
 
-@pytest.mark.parametrize("spec", ["mrope_i", "v2pe"])
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("spec", ["mrope_i", "v2pe"])
+@cases("family", FAMILIES)
 def test_packing_cuts_exactly(family, spec):
     """Ids that start again at 0 begin another sample, with positions and attention of its own."""
     model = vispe.convert(copy_of(family), spec)
@@ -87,7 +89,7 @@ def test_packing_cuts_exactly(family, spec):
     assert not torch.equal(changed[:, first - 1], actual[:, first - 1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_packing_takes_coordinates_too(family):
     """Keys that start again at 0, and coordinates of one's own beside them."""
     model = vispe.convert(copy_of(family), "v2pe")
@@ -105,10 +107,9 @@ def test_packing_takes_coordinates_too(family):
     torch.testing.assert_close(actual, torch.cat(halves, 1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("spec", "reentrant"), [("v2pe", False), ("v2pe", True), ("mhrope(sections=[1,0,1])", False)]
-)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases(("spec", "reentrant"), [("v2pe", False), ("v2pe", True), ("mhrope(sections=[1,0,1])", False)])
+@cases("family", FAMILIES)
 def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
     sample = batch(family, [3, "image", 4], [2, "wide", 3])
     labels = sample["input_ids"].masked_fill(sample["input_ids"] > 249, -100)
@@ -127,8 +128,8 @@ def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("reentrant", [True, False])
+@cases("family", FAMILIES)
 def test_every_layer_is_computed_again_where_checkpointing_is_on(family, reentrant):
     """A layer is checkpointed only where the outermost of its forwards is that of the checkpoint."""
     model = vispe.convert(copy_of(family), "vrope").train()

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import EVERY, cotangent, image, shake
 from tests.hosts.test_unused_parameters import HOSTS
 from tests.hosts.transformers.saving.test_vision import VISION, build, transformers
 from tests.hosts.windows import common as windows
+from tests.products import partly
 from vispe.errors import VispeError
 from vispe.hosts.transformers.saving import peft_adapters
 
@@ -125,13 +127,14 @@ def check(host, spec, form):
         assert near(*merged(tuned, side))
 
 
-@pytest.mark.parametrize("form", ["all-linear", "names", "pattern"])
-@pytest.mark.parametrize(("host", "spec"), PAIRS)
+@partly(1)
+@cases("form", ["all-linear", "names", "pattern"])
+@cases(("host", "spec"), PAIRS)
 def test_adapters_on_layers_of_the_host(host, spec, form):
     check(host, spec, form)
 
 
-@pytest.mark.parametrize("targets", [["pe_qk.0"], ["out_proj", "pe_qk.0"], r".*pe_qk\.0"])
+@cases("targets", [["pe_qk.0"], ["out_proj", "pe_qk.0"], r".*pe_qk\.0"])
 def test_names_that_only_an_encoding_has_are_refused_by_peft(targets):
     with pytest.raises(ValueError, match="PreciseLinear"):
         lora(vispe.convert(build("CLIPVisionModel"), "seqpe"), targets)

@@ -7,8 +7,10 @@ import torch
 import transformers
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import converted, stock
 from tests.hosts.transformers.tiny import CLASSES, FAMILIES, batch, config
+from tests.products import partly
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not encode text:UserWarning")
 SPECS = ("mrope_i", "vrope", "hope_vlm", "mhrope(sections=[1,0,1])")
@@ -27,9 +29,10 @@ def allocated(model):
     return model.model.language_model.vispe_axis_of_pair
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("inside", [True, False], ids=["inside", "outside"])
+@cases("spec", SPECS)
+@cases("family", FAMILIES)
 def test_emptied_models_know_their_allocation(family, spec, inside):
     model = on_meta(family, spec, inside)
     assert allocated(model).is_meta
@@ -41,7 +44,7 @@ def test_emptied_models_know_their_allocation(family, spec, inside):
     assert torch.equal(allocated(model), expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_weights_can_come_later(family):
     sample = batch(family, [7], [3, "image", 4, "wide", 2])
     expected = vispe.convert(copy.deepcopy(stock(family, 2)), "vrope")
@@ -53,9 +56,10 @@ def test_weights_can_come_later(family):
         assert torch.equal(model(**sample.inputs).logits, expected(**sample.inputs).logits)
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
-@pytest.mark.parametrize("spec", ["alibi2d", "rope_axial", "irpe", "grape_alibi"])
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(1)
+@cases("inside", [True, False], ids=["inside", "outside"])
+@cases("spec", ["alibi2d", "rope_axial", "irpe", "grape_alibi"])
+@cases("family", FAMILIES)
 def test_towers_can_be_converted_without_values(family, spec, inside):
     """What stands where the absolute table was adds nothing, whatever memory its buffer got."""
     sample = batch(family, [3, "image", 4, "wide", 2])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.more import OMNI
 from tests.hosts.transformers.samples import EVERY, RECURRENT, inputs_of, model_of
@@ -57,7 +58,7 @@ def spoken(model, **inputs):
         return model.generate(**inputs, max_new_tokens=4, do_sample=False)
 
 
-@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+@cases("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
 @pytest.mark.parametrize("family", sampled(f for f in EVERY if f not in RECURRENT))
 def test_text_is_that_of_the_stock_model(family, kind):
     if (family, kind[:6]) in STOCK_FAILS:
@@ -73,7 +74,7 @@ def test_text_is_that_of_the_stock_model(family, kind):
             assert torch.equal(spoken(model, **inputs), spoken(tuned(family, kind=kind), **inputs))
 
 
-@pytest.mark.parametrize("family", ["llava", "internvl"])
+@cases("family", ["llava", "internvl"])
 def test_slots_are_trained_as_on_the_stock_model(family):
     grads = []
     for model in (tuned(family), tuned(family, "mrope_i")):
@@ -84,8 +85,8 @@ def test_slots_are_trained_as_on_the_stock_model(family):
     assert all(g.abs().max() > 0 for g in grads[0])
 
 
-@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
-@pytest.mark.parametrize("family", ["llava", "internvl", "gemma3", "smolvlm", "mistral3"])
+@cases("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+@cases("family", ["llava", "internvl", "gemma3", "smolvlm", "mistral3"])
 def test_the_own_scheme_is_the_stock_model_with_images_too(family, kind):
     inputs = {k: v for k, v in inputs_of(family, True, 3, 1).items() if not k.endswith("type_ids")}
     stock, model = tuned(family, kind=kind), tuned(family, "own", kind)
@@ -102,9 +103,9 @@ def rows(positions):
     return torch.cat([positions.token_index[None].to(coordinates), coordinates])
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("spec", ["own", "vrope", "v2pe(stride=4)"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+@cases("late", [False, True])
+@cases("spec", ["own", "vrope", "v2pe(stride=4)"])
+@cases("family", ["qwen2_5_vl", "llava"])
 def test_images_follow_the_slots_as_they_follow_text(family, spec, late):
     """As many words in front of the prompt put it where slots do."""
     model = tuned(family, spec, late_rotation=late)

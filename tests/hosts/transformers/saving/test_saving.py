@@ -9,8 +9,10 @@ import torch
 import transformers
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import HOST_SCHEME, copy_of, stock
 from tests.hosts.transformers.tiny import CLASSES, FAMILIES, QWEN, batch, make
+from tests.products import partly
 from vispe.errors import InputError, OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.multimodal import list_schemes
 
@@ -61,8 +63,9 @@ def same_model(actual, expected, family):
     assert torch.equal(logits(actual, family), logits(expected, family))
 
 
-@pytest.mark.parametrize("which", ["own", "other"])
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(1)
+@cases("which", ["own", "other"])
+@cases("family", FAMILIES)
 def test_a_scheme_comes_back(family, which, tmp_path):
     model = vispe.convert(copy_of(family), scheme(family, which))
     save(model, tmp_path)
@@ -83,8 +86,9 @@ def test_a_scheme_comes_back(family, which, tmp_path):
         vispe.from_pretrained(AUTO, tmp_path)
 
 
-@pytest.mark.parametrize("spec", TOWERS)
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(1)
+@cases("spec", TOWERS)
+@cases("family", FAMILIES)
 def test_an_encoding_of_the_tower_comes_back_with_its_weights(family, spec, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), spec)
     save(model, tmp_path)
@@ -99,7 +103,8 @@ def test_an_encoding_of_the_tower_comes_back_with_its_weights(family, spec, tmp_
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("family", FAMILIES)
 def test_precision_shards_devices_and_other_files(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
     save(model, tmp_path, max_shard_size="20KB")
@@ -121,7 +126,8 @@ def test_precision_shards_devices_and_other_files(family, tmp_path):
     same_model(vispe.from_pretrained(AUTO, tmp_path), model, family)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(3)
+@cases("family", FAMILIES)
 def test_layers_on_several_devices(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
     save(model, tmp_path)
@@ -133,7 +139,7 @@ def test_layers_on_several_devices(family, tmp_path):
     assert torch.equal(out, logits(model, family))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
     model = with_tower(copy_of(family), TOWERS[1])
     save(model, tmp_path)
@@ -150,7 +156,7 @@ def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
         vispe.from_pretrained(AUTO, tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_converted_models(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
     again = type(model)(model.config).eval()
@@ -177,7 +183,7 @@ def _with_head(inner, model):
     return whole
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_stock_models_from_stock_configurations(family, tmp_path):
     made = type(vispe.convert(copy_of(family), "v2pe"))
     plain = copy_of(family)
@@ -194,7 +200,7 @@ def test_the_class_of_a_converted_model_builds_stock_models_from_stock_configura
     assert torch.equal(logits(actual, family), logits(plain, family))
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava", "internvl"])
+@cases("family", ["qwen2_vl", "llava", "internvl"])
 def test_parts_of_a_converted_model_are_built_whole(family):
     model = with_tower(vispe.convert(make(family), "v2pe"), TOWERS[1])
     for _, part in model.named_modules():
@@ -229,7 +235,7 @@ def test_a_class_that_derives_from_that_of_a_converted_model_says_so():
         derived(model.config)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_the_configuration_goes_everywhere(family, tmp_path):
     model = with_tower(
         vispe.convert(make(family), "mhrope(sections=[0,0,1])"),
@@ -249,7 +255,7 @@ def test_the_configuration_goes_everywhere(family, tmp_path):
     assert model.config.vispe["late_rotation"]
 
 
-@pytest.mark.parametrize("name", list_schemes())
+@cases("name", list_schemes())
 def test_every_scheme_is_said_in_plain_numbers(name):
     options = "(sections=[0,0,1])" if name == "mhrope" else ""
     with warnings.catch_warnings(action="ignore"):

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import stock
 from tests.hosts.transformers.saving.test_saving import AUTO, TOWERS
 from tests.hosts.transformers.saving.test_training import adapted, trainer
@@ -60,7 +61,7 @@ def names_nothing(model, folder, plain):
         model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_stock_model_is_saved_as_stock(family, tmp_path):
     converted, other = language(family)
     plain = language(family)[0]
@@ -70,7 +71,7 @@ def test_a_stock_model_is_saved_as_stock(family, tmp_path):
         vispe.from_pretrained(AUTO, tmp_path / "stock")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_each_model_is_saved_with_its_own(family, tmp_path):
     first, second = language(family)
     vispe.convert(vispe.convert(first, "mrope_i"), "alibi2d")
@@ -87,7 +88,7 @@ def test_each_model_is_saved_with_its_own(family, tmp_path):
         assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
 
 
-@pytest.mark.parametrize("name", VISION)
+@cases("name", VISION)
 def test_encodings_of_vision_models(name, tmp_path):
     first, second = pair(build(name))
     plain = build(name)
@@ -114,7 +115,7 @@ def test_arguments_of_timm_that_were_given_come_back(tmp_path):
     assert saved(first, tmp_path)["model_args"]["pos_embed"] == [{"name": "irpe"}]
 
 
-@pytest.mark.parametrize("kind", ["llava", "perception_lm"])
+@cases("kind", ["llava", "perception_lm"])
 def test_towers_of_timm_in_language_models(kind, tmp_path):
     first, second = pair(with_timm(kind))
     plain = with_timm(kind)

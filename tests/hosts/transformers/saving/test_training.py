@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.saving.test_saving import (
     AUTO,
@@ -23,6 +24,7 @@ from tests.hosts.transformers.saving.test_saving import (
     with_tower,
 )
 from tests.hosts.transformers.tiny import FAMILIES, batch
+from tests.products import partly
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated"
@@ -37,7 +39,8 @@ def adapted(model, **options):
     return peft.get_peft_model(model, config).eval()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(2)
+@cases("family", FAMILIES)
 def test_adapters_on_a_converted_model(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe(stride=4)"), TOWERS[1])
     before = logits(model, family)
@@ -62,7 +65,7 @@ def test_adapters_on_a_converted_model(family, tmp_path):
     torch.testing.assert_close(logits(merged, family), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed"])
+@cases("spec", ["alibi2d(slopes=learned)", "rope_mixed"])
 def test_weights_of_an_encoding_in_an_adapter(spec, tmp_path):
     model = vispe.convert(copy_of("llava"), spec)
     save(model, tmp_path / "base")

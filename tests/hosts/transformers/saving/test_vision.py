@@ -9,8 +9,10 @@ import torch
 import transformers
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.tiny import batch
 from tests.hosts.transformers.vision.test_models import logits, with_timm
+from tests.products import partly
 from vispe.errors import InputError, UnsupportedCombination
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -83,8 +85,9 @@ def same(actual, expected):
     assert all(a.isfinite().all() for a in outputs(actual))
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("name", MODELS)
+@partly(1)
+@cases("spec", SPECS)
+@cases("name", MODELS)
 def test_a_vision_model_comes_back(name, spec, tmp_path):
     model = converted(name, spec)
     timm_made = name.startswith("Timm")
@@ -109,7 +112,7 @@ def test_a_vision_model_comes_back(name, spec, tmp_path):
             auto.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@cases("name", MODELS)
 def test_restoring_leaves_nothing_in_the_configuration(name):
     model, plain = build(name), build(name)
     vispe.convert(model, "alibi2d")
@@ -132,7 +135,7 @@ def test_what_timm_was_asked_for_before_comes_back():
     assert not hasattr(model.config, "vispe")
 
 
-@pytest.mark.parametrize("name", ["CLIPVisionModel", "TimmWrapperModel"])
+@cases("name", ["CLIPVisionModel", "TimmWrapperModel"])
 def test_a_table_that_was_not_saved_cannot_come_back(name, tmp_path):
     model = converted(name, "alibi2d")
     with warnings.catch_warnings(action="ignore"):
@@ -143,7 +146,7 @@ def test_a_table_that_was_not_saved_cannot_come_back(name, tmp_path):
     same(actual, model)
 
 
-@pytest.mark.parametrize("kind", ["llava", "perception_lm"])
+@cases("kind", ["llava", "perception_lm"])
 def test_a_tower_of_timm_in_a_language_model_comes_back(kind, tmp_path):
     model = with_timm(kind)
     inputs = batch("llava", [3, "image", 2]).inputs

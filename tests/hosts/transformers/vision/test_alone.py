@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import cotangent, dense
 from tests.hosts.transformers.tiny import transformers
 from tests.hosts.transformers.vision.alone import (
@@ -26,6 +27,7 @@ from tests.hosts.transformers.vision.alone import (
     without_tables,
 )
 from tests.hosts.transformers.vision.oracle import close
+from tests.products import partly
 from vispe.errors import UnsupportedCombination
 from vispe.hosts.transformers.vision.convert import vision_tower_of
 from vispe.hosts.transformers.vision.families import attentions
@@ -45,8 +47,9 @@ def masks_of(name, sample, slopes):
     return [-far * s[:, None, None] for s in slopes]
 
 
-@pytest.mark.parametrize("mode", ["plain", "checkpoint", "reentrant"])
-@pytest.mark.parametrize("name", ALONE)
+@partly(2)
+@cases("mode", ["plain", "checkpoint", "reentrant"])
+@cases("name", ALONE)
 def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
     ours, stock = build(name), without_tables(build(name))
     vispe.convert(ours, "alibi2d(slopes=learned)")
@@ -75,7 +78,7 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
             close(attn.pos_enc.slope.grad, own.grad[i], 1e-6)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@cases("name", EVERY)
 def test_a_model_is_converted_and_restored_bit_by_bit(name):
     model = build(name)
     stock, sample = copy.deepcopy(model), inputs(name)
@@ -103,7 +106,7 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     assert all(torch.equal(a, b) for a, b in zip(outputs(model, sample), before, strict=True))
 
 
-@pytest.mark.parametrize("name", [n for n in ALONE if n != "DINOv3ViTModel"])
+@cases("name", [n for n in ALONE if n != "DINOv3ViTModel"])
 def test_a_table_is_gone_and_comes_back_in_another_precision(name):
     model, stock = build(name), without_tables(build(name))
     vispe.convert(model, "none")
@@ -118,7 +121,7 @@ def test_a_table_is_gone_and_comes_back_in_another_precision(name):
     close(model.embeddings.position_embeddings, build(name).embeddings.position_embeddings.float(), 1e-7)
 
 
-@pytest.mark.parametrize("name", ["DINOv3ViTModel", "DINOv3ViTBackbone"])
+@cases("name", ["DINOv3ViTModel", "DINOv3ViTBackbone"])
 def test_the_rotation_of_dinov3_is_kept_or_replaced(name):
     model, sample = build(name), inputs(name, 12, 28)
     tower = vision_tower_of(model)
@@ -159,7 +162,7 @@ def test_mae_without_noise_draws_as_before():
     close(after.last_hidden_state, before.last_hidden_state, 1e-12)
 
 
-@pytest.mark.parametrize("name", ALONE)
+@cases("name", ALONE)
 def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(name):
     model, sample = build(name), inputs(name)
     stock = without_tables(build(name))
@@ -182,7 +185,7 @@ def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(name):
         close(model(**sample, attention_mask=recorded).last_hidden_state, expected, 1e-6)
 
 
-@pytest.mark.parametrize("name", ALONE)
+@cases("name", ALONE)
 def test_weights_that_are_shown_are_those_that_made_the_output(name):
     """Gradients reach them, as saliency maps need; dropout is in them, as in transformers."""
     model, sample = build(name), inputs(name)
@@ -195,7 +198,7 @@ def test_weights_that_are_shown_are_those_that_made_the_output(name):
     assert all(weights.grad is not None and weights.grad.abs().max() > 0 for weights in actual.attentions)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@cases("name", EVERY)
 def test_forward_keeps_the_signature_of_stock(name):
     """transformers reads it, to know which inputs a model takes and what it can return."""
     model = build(name)
@@ -205,7 +208,8 @@ def test_forward_keeps_the_signature_of_stock(name):
     assert inspect.signature(type(tower).forward) == stock
 
 
-@pytest.mark.parametrize("name", EVERY)
+@partly(8)
+@cases("name", EVERY)
 def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
     model, sample = build(name).float(), inputs(name)
     sample |= {k: v.float() for k, v in sample.items() if isinstance(v, torch.Tensor)}
@@ -223,8 +227,8 @@ def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "fire"])
-@pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
+@cases("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "fire"])
+@cases("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
 def test_weights_of_an_encoding_are_initialised_with_the_model(name, spec):
     """Built without memory, given some, and initialised, as large models are."""
     stock = build(name).float()

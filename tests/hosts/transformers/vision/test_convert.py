@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import cotangent, dense
 from tests.hosts.transformers.tiny import FAMILIES, QWEN
 from tests.hosts.transformers.vision.oracle import (
@@ -48,8 +49,8 @@ def gauss(a: Tensor, b: Tensor, grid: tuple[int, int]) -> Tensor:
 BIASES = {"alibi2d": ("alibi2d", alibi), "gaussian2d": ("gaussian2d(sigma=1.5,amplitude=3.0)", gauss)}
 
 
-@pytest.mark.parametrize("family", QWEN)
-@pytest.mark.parametrize("name", BIASES)
+@cases("family", QWEN)
+@cases("name", BIASES)
 def test_a_bias_in_a_qwen_tower_is_that_of_rows_and_columns(family, name):
     spec, pair = BIASES[name]
     ours = tower(family)
@@ -73,7 +74,7 @@ def test_a_bias_in_a_qwen_tower_is_that_of_rows_and_columns(family, name):
     close(ours(*single).last_hidden_state, again(*single).last_hidden_state)
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_images_and_videos_of_one_call_do_not_touch(family):
     ours = tower(family)
     convert_vision(ours, "alibi2d+rpb" if family == "qwen3_vl" else "alibi2d+rpb(grid=[4,6])")
@@ -87,7 +88,7 @@ def test_images_and_videos_of_one_call_do_not_touch(family):
     close(together[24:48], separate, 1e-12)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+@cases("family", ["qwen2_vl", "qwen3_vl"])
 def test_the_order_of_patches_does_not_matter_when_their_places_follow(family):
     ours = tower(family)
     convert_vision(ours, "alibi2d+irpe(mode=bias)+rpb(grid=[6,10])", keep_abs=False)
@@ -102,8 +103,8 @@ def test_the_order_of_patches_does_not_matter_when_their_places_follow(family):
     close(ours(x[order], grids, position_ids=ids[order]).last_hidden_state, out[order], 1e-12)
 
 
-@pytest.mark.parametrize("family", QWEN)
-@pytest.mark.parametrize("mode", ["plain", "checkpoint", "reentrant"])
+@cases("family", QWEN)
+@cases("mode", ["plain", "checkpoint", "reentrant"])
 def test_gradients_of_slopes_are_those_of_dense_attention(family, mode):
     ours = tower(family).train()
     convert_vision(ours, "alibi2d(slopes=learned)")
@@ -133,7 +134,7 @@ def test_gradients_of_slopes_are_those_of_dense_attention(family, mode):
         close(attn.qkv.weight.grad, list(attentions(stock))[i][2].qkv.weight.grad)
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_gradients_of_a_table_are_those_of_dense_attention(family):
     grids = ((2, 4, 6), (1, 4, 6))
     ours = tower(family)
@@ -158,7 +159,7 @@ def test_gradients_of_a_table_are_those_of_dense_attention(family):
         close(attn.pos_enc.relative_position_bias_table.grad, own[i].grad, 1e-10)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_bias_of_zero_changes_nothing(family):
     ours = tower(family, double=False)
     x = patches(double=False) if family in QWEN else (pictures(family, double=False),)
@@ -197,7 +198,7 @@ def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch)
     assert [b.pos.coords[0].tolist() for _, b in whole] == last
 
 
-@pytest.mark.parametrize("family", QWEN)
+@cases("family", QWEN)
 def test_own_rotation_and_table_can_be_switched_off(family):
     ours = tower(family)
     stock = copy.deepcopy(ours)
@@ -239,8 +240,8 @@ def test_another_rotation_may_replace_the_towers_own():
     assert (out - tower("qwen2_5_vl")(x, grids).last_hidden_state).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("family", ROWS)
-@pytest.mark.parametrize("size", [None, (20, 28)])
+@cases("family", ROWS)
+@cases("size", [None, (20, 28)])
 def test_a_bias_in_a_tower_of_rows_is_that_of_dense_attention(family, size):
     x = pictures(family, size=size)
     options = {"interpolate_pos_encoding": True} if size and family != "internvl" else {}
@@ -269,7 +270,7 @@ def test_a_bias_in_a_tower_of_rows_is_that_of_dense_attention(family, size):
         close(attn.pos_enc.slope.grad, slopes[i].grad)
 
 
-@pytest.mark.parametrize("family", ROWS)
+@cases("family", ROWS)
 def test_checkpointed_towers_of_rows_have_the_same_gradients(family):
     ours = tower(family).train()
     convert_vision(ours, "irpe(mode=bias,on=qk)+alibi2d")
@@ -289,7 +290,7 @@ def test_checkpointed_towers_of_rows_have_the_same_gradients(family):
             close(grad, grads[0][name], 1e-12)
 
 
-@pytest.mark.parametrize("family", ["llava", "internvl"])
+@cases("family", ["llava", "internvl"])
 def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(family):
     ours = tower(family)
     ours.set_attn_implementation("eager")

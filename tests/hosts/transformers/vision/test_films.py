@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import vispe
+from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.transformers.tiny import transformers
 from tests.hosts.transformers.vision.oracle import close
+from tests.products import partly
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.hosts.transformers.vision.convert import vision_tower_of
 from vispe.hosts.transformers.vision.families import attentions
@@ -128,8 +130,8 @@ def set_slopes(model, slopes):
             attn.pos_enc.slope.copy_(slopes[i])
 
 
-@pytest.mark.parametrize("mode", ["plain", "checkpoint"])
-@pytest.mark.parametrize("name", EVERY)
+@cases("mode", ["plain", "checkpoint"])
+@cases("name", EVERY)
 def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mode):
     ours, stock = vispe.convert(build(name), spec_of(name)), bare(build(name))
     own = SLOPES.clone().requires_grad_()
@@ -163,7 +165,7 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mod
                 close(mine[n].grad, g, 1e-6)
 
 
-@pytest.mark.parametrize("name", [*EVERY, *HEADS])
+@cases("name", [*EVERY, *HEADS])
 def test_a_model_is_converted_copied_and_restored_bit_by_bit(name):
     model, sample = build(name), inputs(name)
     if name.endswith("PreTraining"):
@@ -187,7 +189,7 @@ def test_a_model_is_converted_copied_and_restored_bit_by_bit(name):
     assert torch.equal(said(model), before)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@cases("name", EVERY)
 def test_kept_tables_and_rotations_are_those_of_stock(name):
     own = {"keep_rope": True} if name == "VJEPA2Model" else {"keep_abs": True}
     model, sample = build(name), inputs(name)
@@ -197,7 +199,7 @@ def test_kept_tables_and_rotations_are_those_of_stock(name):
     close(model(**sample).last_hidden_state, before, 1e-12)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@cases("name", EVERY)
 def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
     model, sample = build(name).float(), inputs(name)
     sample = {k: v.float() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in sample.items()}
@@ -246,8 +248,8 @@ def test_the_predictor_of_v_jepa_stays_as_it_is():
     close(out.predictor_output.last_hidden_state, expected.last_hidden_state, 1e-12)
 
 
-@pytest.mark.parametrize("heads", [2, 4])
-@pytest.mark.parametrize("width", [24, 36, 60])
+@cases("heads", [2, 4])
+@cases("width", [24, 36, 60])
 def test_the_preset_of_v_jepa_equals_the_stock_model(width, heads):
     """Widths of heads that are and are not multiples of 4 and 6, with channels that are not rotated."""
     config = copy.deepcopy(build("VJEPA2Model").config)
@@ -281,7 +283,7 @@ def test_describe_names_the_encoding_that_equals_the_rotation_of_v_jepa():
     assert "'alibi3d') adds one." in vispe.describe(build("VideoMAEModel"))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@cases("name", EVERY)
 def test_eager_attention_shows_the_weights_that_made_the_output(name):
     model, sample = vispe.convert(build(name, "eager"), spec_of(name, False)), inputs(name)
     out = model(**sample, output_attentions=True)
@@ -296,14 +298,15 @@ def test_eager_attention_shows_the_weights_that_made_the_output(name):
     close(out.last_hidden_state[there], fused[there], 1e-6)
 
 
-@pytest.mark.parametrize("name", VIDEO_KINDS)
+@partly(1)
+@cases("name", VIDEO_KINDS)
 def test_a_compiled_model_says_the_same(name):
     model, sample = vispe.convert(build(name), spec_of(name)), inputs(name)
     compiled = torch.compile(model, backend="aot_eager")
     close(compiled(**sample).last_hidden_state, model(**sample).last_hidden_state, 1e-12)
 
 
-@pytest.mark.parametrize("spec", ["lookhere", "alibi2d"])
+@cases("spec", ["lookhere", "alibi2d"])
 def test_encodings_of_two_axes_do_not_go_into_videos(spec):
     model = build("VideoMAEModel")
     before = model(**inputs("VideoMAEModel")).last_hidden_state

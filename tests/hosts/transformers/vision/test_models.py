@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch, make, transformers
 from tests.hosts.transformers.vision.oracle import GRIDS, ROWS, close, line, patches, pictures, tower
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, UnsupportedHost
@@ -22,7 +23,7 @@ from vispe.hosts.transformers.vision.convert import (
 from vispe.hosts.transformers.vision.families import attentions
 
 
-@pytest.mark.parametrize("family", ROWS)
+@cases("family", ROWS)
 def test_a_table_that_was_taken_out_comes_back(family):
     ours = tower(family)
     stock, x = copy.deepcopy(ours), pictures(family)
@@ -53,7 +54,7 @@ def test_a_table_that_was_taken_out_comes_back(family):
     assert ours(x.bfloat16()).last_hidden_state.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_a_whole_model_is_converted_and_restored(family):
     model = make(family)
     types = {name: type(m) for name, m in model.named_modules()}
@@ -110,7 +111,7 @@ def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     return model(**words, mm_encoder_outputs={"image": recorded}).logits
 
 
-@pytest.mark.parametrize("kind", ["llava", "perception_lm"])
+@cases("kind", ["llava", "perception_lm"])
 def test_a_language_model_sees_images_through_a_converted_tower_of_timm(kind):
     model = with_timm(kind)
     inner = model.model.vision_tower.timm_model
@@ -137,7 +138,7 @@ def test_a_language_model_sees_images_through_a_converted_tower_of_timm(kind):
     assert all(m.pos_enc.slope.grad.abs().max() > 0 for m in inner.modules() if getattr(m, "pos_enc", None))
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava", "internvl"])
+@cases("family", ["qwen2_vl", "llava", "internvl"])
 def test_what_has_no_place_is_refused_and_nothing_changes(family):
     ours = tower(family, double=False)
     x = patches(double=False) if family in QWEN else (pictures(family, double=False),)
@@ -168,7 +169,7 @@ def test_what_has_no_place_is_refused_and_nothing_changes(family):
     assert torch.equal(ours(*x).last_hidden_state, before)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES)
 def test_converted_towers_can_be_copied_and_pickled(family):
     ours = tower(family)
     x = patches() if family in QWEN else (pictures(family),)
