@@ -10,8 +10,9 @@ share are taken from the source release of the installed version, fetched from t
 folder B over A in its place and fetches nothing. Two helpers that neither source may have are added where they are
 missing: the launcher of several processes (a stub; its tests are left out) and the sizes of small text models, which
 are read from the checkout's src/transformers/testing_utils.py. Writes eval/results/transformers_contracts.json after
-every family and scheme; a run that was stopped goes on where it was. Every test whose outcome is not that of stock is
-listed with its reason; one without a reason is an error. What is left out, for stock too, is in `LEFT_OUT`.
+every family and scheme; a run that was stopped continues from the rows of the file. All rows of a file are of one
+version of transformers. Every test whose outcome is not that of stock is listed with its reason; one without a reason
+is an error. `LEFT_OUT` has the tests that are skipped, for stock too.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ VISION = (
 )  # fmt: skip
 ENCODINGS = ("alibi2d", "rope_mixed")
 LEFT_OUT = {
-    "compile": "minutes per test; compiled steps are tested in tests/hosts/transformers",
-    "export": "torch.export of a whole model with pictures is not offered",
+    "compil": "minutes per test; compiled steps are tested in tests/hosts/transformers",
+    "export": "torch.export of a complete vision-language model is not supported",
     "test_bc_torch_dtype": "needs the hub",
     "fsdp": "needs several processes",
     "hsdp": "needs several processes",
@@ -165,7 +166,7 @@ def __getattr__(name):
 '''
 PLUGIN = '''
 """Convert every vision-language model of transformers as soon as it is built."""
-import json, os, pathlib, sys, warnings
+import copy, json, os, pathlib, sys, warnings
 from transformers import PreTrainedModel, testing_utils
 
 sizes = pathlib.Path(__file__).with_name("sizes.json")
@@ -213,9 +214,13 @@ def pytest_collection_modifyitems(items):
 
     Masks of ones, since some testers give triangular ones, which hide pictures that are in the batch; others hide
     words that they drew at random before they put a picture there. And no words that say video, without one.
+    Each configuration has its own dictionaries: that of a vision tower sets rope_type of the dictionary it gets to
+    'axial', and testers pass the same one to the text model, which cannot be built then.
     """
     tester = getattr(sys.modules.get("tests.multimodal_tester"), "MultiModalModelTester", None)
     if tester is not None:
+        collected = tester._collect_kwargs
+        tester._collect_kwargs = lambda self, *names: copy.deepcopy(collected(self, *names))
         tester.create_attention_mask = lambda self, input_ids: input_ids.new_ones(input_ids.shape)
     loaded = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("tests.models.")]
     names = ["Qwen2_5OmniThinkerForConditionalGenerationTester", "VipLlavaVisionText2TextModelTester"]
@@ -257,8 +262,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     versions = {p: metadata.version(p) for p in ("transformers", "torch")} | {"vispe": vispe.__version__}
-    kept = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
-    rows = {(r["family"], r["scheme"]): r for r in kept}
+    rows = read(args.out, versions["transformers"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         laid_out(folder, args.source, versions["transformers"])
@@ -280,19 +284,39 @@ def main() -> None:
         ]
         found |= {"differences": grouped(family, scheme, changes)} if changes else {}
     write(args.out, versions, rows)
-    for kind in (LANGUAGE, VISION):
-        print(table({key: found for key, found in rows.items() if key[0] in kind}))
+    for families in (LANGUAGE, VISION):
+        print(table({key: found for key, found in rows.items() if key[0] in families}))
     without = [g for r in rows.values() for g in r.get("differences", []) if not g["reason"]]
     for group in without:
         print(group)
     sys.exit("These differences from stock have no reason." if without else 0)
 
 
+def read(out: Path, version: str) -> dict[tuple[str, str], dict]:
+    """Return the rows of a file by family and scheme. Rows of another version of transformers are an error."""
+    if not out.exists():
+        return {}
+    stored = json.loads(out.read_text())
+    if (measured := stored["versions"]["transformers"]) != version:
+        sys.exit(
+            f"{out}: its rows are of transformers {measured}, but the installed version is {version}. "
+            "Delete the file to measure every family again, or choose another --out."
+        )
+    return {(r["family"], r["scheme"]): r for r in stored["rows"]}
+
+
 def write(out: Path, versions: dict[str, str], rows: dict[tuple[str, str], dict]) -> None:
     """Write all rows, one a line, so that a run can go on after them."""
     about = json.dumps({"versions": versions, "left_out": LEFT_OUT})
-    lines = ",\n ".join(map(json.dumps, rows.values()))
+    lines = ",\n ".join(json.dumps(rows[key]) for key in sorted(rows, key=order))
     out.write_text(f'{about[:-1]}, "rows": [\n {lines}\n]}}\n')
+
+
+def order(key: tuple[str, str]) -> tuple[int, int, str]:
+    """Return the sort key of a row: families as in `LANGUAGE` and `VISION`, stock first, other specs last."""
+    family, spec = key
+    specs = ("stock", *SCHEMES, *ENCODINGS)
+    return (LANGUAGE + VISION).index(family), (*specs, spec).index(spec), spec
 
 
 def laid_out(folder: Path, sources: list[Path], version: str) -> None:
@@ -411,9 +435,11 @@ def reason_of(family: str, scheme: str, name: str) -> str:
 
 def table(rows: dict[tuple[str, str], dict]) -> str:
     """Return the counts as a table for the documentation."""
-    schemes = list(dict.fromkeys(scheme for _, scheme in rows))
-    lines = ["| family | " + " | ".join(schemes) + " |", "|---" * (1 + len(schemes)) + "|"]
-    for family in dict.fromkeys(family for family, _ in rows):
+    keys = sorted(rows, key=order)
+    schemes = sorted({scheme for _, scheme in rows}, key=lambda scheme: order((keys[0][0], scheme)))
+    head = ["family", *("stock" if scheme == "stock" else f"`{scheme}`" for scheme in schemes)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for family in dict.fromkeys(family for family, _ in keys):
         found = (rows.get((family, scheme), {}).get("counts") for scheme in schemes)
         ends = ("passed", "skipped", "failed")
         cells = ["/".join(str(c.get(k, 0)) for k in ends) if c else "" for c in found]

@@ -221,6 +221,34 @@ def test_every_golden_case_has_a_status():
     assert {e for c in cases.values() for e in c["encodings"]} <= set(vispe.list_encodings())
 
 
+@pytest.fixture(scope="module")
+def contracts():
+    return load("transformers_contracts", ROOT / "eval" / "transformers_contracts.py")
+
+
+def test_contracts_of_transformers_are_complete_in_reasons_and_tabulated(contracts):
+    version = json.loads(contracts.OUT.read_text())["versions"]["transformers"]
+    rows = contracts.read(contracts.OUT, version)
+    changes = [group for row in rows.values() for group in row.get("differences", [])]
+    assert changes
+    assert [group["tests"] for group in changes if not group["reason"]] == []
+    for page, families in (("multimodal", contracts.LANGUAGE), ("hosts", contracts.VISION)):
+        shown = {key: row for key, row in rows.items() if key[0] in families}
+        assert contracts.table(shown) in (DOCS / "how-to" / "models" / f"{page}.md").read_text()
+
+
+def test_a_file_of_contracts_has_one_version_of_transformers(contracts, tmp_path):
+    path = tmp_path / "rows.json"
+    assert contracts.read(path, "5.24.0") == {}
+    row = {"family": "vit", "scheme": "stock", "counts": {"passed": 1}}
+    contracts.write(path, {"transformers": "5.23.0"}, {("vit", "stock"): row})
+    assert contracts.read(path, "5.23.0") == {("vit", "stock"): row}
+    with pytest.raises(
+        SystemExit, match=r"rows are of transformers 5\.23\.0.* installed version is 5\.24\.0"
+    ):
+        contracts.read(path, "5.24.0")
+
+
 def test_the_table_of_the_experiment(generator, tmp_path):
     path = tmp_path / "extrapolation.json"
     assert "python eval/extrapolation.py" in generator.extrapolation_table(path)
