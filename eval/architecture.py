@@ -14,7 +14,7 @@ import checkout  # noqa: F401  (finds vispe and tests)
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from tests.test_architecture import FILES, IMPORTS, LAYERS, PACKAGE, package_of
+from tests.test_architecture import FILES, LAYERS, PACKAGE, all_imports, package_of
 from vispe.report.figure_style import BLUE, FAINT, GREY, INK, new_figure
 
 OUT = Path(__file__).parents[1] / "docs" / "figures" / "architecture.png"
@@ -60,7 +60,7 @@ def arrows(ax: Axes, heights: dict[str, float]) -> None:
     """Draw an arc between layers; its width grows with the number of imports."""
     counts = Counter(
         (heights[package_of(name)], heights[package_of(target)])
-        for name, targets in IMPORTS.items()
+        for name, targets in all_imports().items()
         for target, _, _ in targets
         if package_of(name) in heights and package_of(target) in heights
     )

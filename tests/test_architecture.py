@@ -99,7 +99,7 @@ def segment_package(module):
 def test_imports_of_the_segmentation_point_down():
     up = {
         f"{name} imports {target}"
-        for name, targets in IMPORTS.items()
+        for name, targets in all_imports().items()
         for target, _, _ in targets
         if name.startswith("vispe.segment") and target.startswith("vispe.segment.")
         if SEGMENT_LAYER[segment_package(target)] > SEGMENT_LAYER[segment_package(name)]

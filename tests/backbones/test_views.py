@@ -6,7 +6,6 @@ import open_clip
 import pytest
 import timm
 import torch
-from vispe.evaluate.audit.audited_model import as_audited_model
 
 import vispe
 from vispe.backbones.attention_recorder import record_attention
@@ -14,6 +13,7 @@ from vispe.backbones.local.transformers_model import TransformersModel
 from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.evaluate.attention.head_health import head_health
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure.audited_model import as_audited_model
 from vispe.symmetry.d4 import D4
 from vispe.symmetry.symmetrization import D4Features
 

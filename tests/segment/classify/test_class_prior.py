@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import vispe.segment.classify.class_prior as prior_module
-from tests.segment.run.test_prediction import fitted, predict, scene
+from tests.segment.model.test_prediction import fitted, predict, scene
 from vispe.errors import OptionError
 from vispe.segment import pipeline
 from vispe.segment.classify.calibration import calibrate, calibration_error, calibration_note, label_scribbles
