@@ -16,7 +16,7 @@ from pathlib import Path
 import checkout  # noqa: F401  (finds vispe)
 
 import vispe
-from vispe.experimental.three_cell.results import Scores, plot_table, read_rows, run_missing
+from vispe.experimental.three_cell.results import ThreeCellTable, plot_table, read_rows, run_missing
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment
@@ -44,7 +44,7 @@ def main() -> None:
         for row in run_missing(args.encodings, seeds, file=args.out, num_workers=args.num_workers, also=also):
             print(json.dumps(row), flush=True)
     rows = read_rows(args.out)
-    print(Scores(rows).to_markdown())
+    print(ThreeCellTable(rows).to_markdown())
     plot_table(rows).savefig(args.out.with_suffix(".png"))
 
 

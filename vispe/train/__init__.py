@@ -21,7 +21,7 @@ from vispe._lazy import lazy_exports, share_namespace
 if TYPE_CHECKING:
     from vispe.train.data.dataset import Source
     from vispe.train.retrofit.config import Retrofit
-    from vispe.train.retrofit.distillation import Result, Say
+    from vispe.train.retrofit.distillation import DistillationResult, Say
     from vispe.train.retrofit.trainer import OnStep
 
 __all__ = ["Retrofit", "load_student", "retrofit"]
@@ -32,7 +32,7 @@ __getattr__, __dir__ = lazy_exports(__name__, _MODULES)
 
 def retrofit(
     config: Retrofit, *, source: Source | None = None, on_step: OnStep | None = None, say: Say | None = None
-) -> Result:
+) -> DistillationResult:
     """Train a student without the teacher's positional bias, and write it to the output folder.
 
     Args:

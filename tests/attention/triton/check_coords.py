@@ -9,7 +9,7 @@ from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.coords.op import coords_attention
 from vispe.attention.backends.triton.coords.operands import segments
-from vispe.attention.bias.score_terms import cell_numbers, extended
+from vispe.attention.score_terms import cell_numbers, extended
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -9,7 +9,7 @@ import torch
 import vispe
 from vispe.errors import InputError, OptionError, UnknownEncoding
 from vispe.experimental.three_cell import dataset
-from vispe.experimental.three_cell.results import Scores, plot_table, read_rows, run_missing, summary
+from vispe.experimental.three_cell.results import ThreeCellTable, plot_table, read_rows, run_missing, summary
 from vispe.experimental.three_cell.trainer import (
     ThreeCellRecipe,
     ThreeCellViT,
@@ -224,7 +224,7 @@ def test_summary_table_and_picture():
     assert [r["encoding"] for r in found] == ["rope_axial+alibi2d", "learned", "none"]
     assert found[2]["mean"]["area"] == 58.0
     assert found[2]["std"]["area"] == pytest.approx(math.sqrt(2))
-    lines = Scores(rows).to_markdown().splitlines()
+    lines = ThreeCellTable(rows).to_markdown().splitlines()
     assert len(lines) == 6
     assert len({len(line) for line in lines}) == 1
     assert "58.0 ± 1.4" in lines[4]

@@ -19,9 +19,9 @@ from torch import Tensor
 from vispe.attention.backends.triton.coords.operands import segments
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason, record_failures
 from vispe.attention.bias.lower_to_table import lower_to_table, shifted, table_unsupported_reason
-from vispe.attention.bias.score_terms import cell_numbers, extended
 from vispe.attention.call import Call
 from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
+from vispe.attention.score_terms import cell_numbers, extended
 from vispe.errors import BackendUnavailable, ShapeError
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256  # bounds of head_dim

@@ -15,9 +15,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.score_terms import ScoreMod, ScoreTerm, cell_numbers, extended, lookup_term
 from vispe.attention.bias.strip import fill_dense
 from vispe.attention.precision import at_least_float32, rounded
+from vispe.attention.score_terms import ScoreMod, ScoreTerm, cell_numbers, extended, lookup_term
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 

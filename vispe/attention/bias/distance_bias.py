@@ -19,8 +19,8 @@ from vispe.attention.bias.distance_metrics import (
     largest,
     offsets,
 )
-from vispe.attention.bias.score_terms import ScoreTerm, distance_term
 from vispe.attention.precision import check_floating, no_infinity
+from vispe.attention.score_terms import ScoreTerm, distance_term
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.bias.score_terms import ScoreTerm, lookup_term
 from vispe.attention.precision import at_least_float32, no_infinity
+from vispe.attention.score_terms import ScoreTerm, lookup_term
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 

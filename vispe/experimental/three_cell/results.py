@@ -172,7 +172,7 @@ def _summed(rows: Sequence[Row]) -> Row:
 
 
 @dataclass(frozen=True)
-class Scores(Result):
+class ThreeCellTable(Result):
     """Scores of all runs; `rows` are those of `compare`."""
 
     rows: Sequence[Row]
@@ -210,7 +210,7 @@ class Scores(Result):
 
 def report(rows: Sequence[Row]) -> Page:
     """Return the HTML report: best encoding, encodings at the level of a constant answer, table and figure."""
-    scores = Scores(rows)
+    scores = ThreeCellTable(rows)
     blind, lines = scores.blind, scores.table()
     intro = Section(
         "",
@@ -225,7 +225,7 @@ def report(rows: Sequence[Row]) -> Page:
         "standard deviation over seeds. The models are small and trained briefly: a low score means hard to learn with "
         "this recipe, not impossible."
     )
-    sections = [intro, Section("Scores", Rows(lines, quiet=(len(lines) - 2,)), Note(words))]
+    sections = [intro, Section("ThreeCellTable", Rows(lines, quiet=(len(lines) - 2,)), Note(words))]
     tone: Tone = "bad" if len(blind) == len(lines) - 2 else "plain"
     return report_page("three cells", "What positions can be read", scores.verdict, tone, sections)
 

@@ -38,7 +38,7 @@ def summary(
     Args:
         image: the image.
         model: the model.
-        added: the sums of all chunks, from `vispe.segment.out_of_core.progress.sums`.
+        added: the sums of all chunks, from `vispe.segment.out_of_core.progress.sum_records`.
         areas: areas of each page; None without reweighting.
         data: number of pixels with data.
         labels: the label file of the image.

@@ -46,7 +46,7 @@ _SEED_STEP = 1_000_003  # difference between the seeds of consecutive stages
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class DistillationResult:
     """Result of a retrofit.
 
     Attributes:
@@ -62,7 +62,7 @@ class Result:
 
 def retrofit(
     config: Retrofit, *, source: Source | None = None, on_step: OnStep | None = None, say: Say | None = None
-) -> Result:
+) -> DistillationResult:
     """Train a student without the teacher's positional bias, and write it.
 
     Writes `student.safetensors`, `card.json`, `log.jsonl`, TensorBoard events and checkpoints to the output folder; an
@@ -86,7 +86,9 @@ def retrofit(
         return _run(config, source, on_step, say)
 
 
-def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status: Say | None) -> Result:
+def _run(
+    config: Retrofit, source: Source | None, on_step: OnStep | None, status: Say | None
+) -> DistillationResult:
     start = time.perf_counter()
     check(config)
     processes = Processes.training(config.device, config.amp)
@@ -131,7 +133,7 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
     training.run(on_step)
     student = training.finished()
     if not processes.main:
-        return Result(student, {}, "")
+        return DistillationResult(student, {}, "")
 
     status("probing teacher and student")
     pair = ModelPair(before, feature_maps(student, processes.torch_device), blank)
@@ -158,7 +160,7 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
         "versions": {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__},
     }
     folder.finish(student.state_dict(), card)
-    return Result(student, card, verdict(report, data, len(blank), channels))
+    return DistillationResult(student, card, verdict(report, data, len(blank), channels))
 
 
 def make_plan(

@@ -35,7 +35,7 @@ def threecell(
     """
     from vispe.cli.common import Output, progress_bar, versions
     from vispe.errors import OptionError
-    from vispe.experimental.three_cell.results import Scores, compare, plot_table, read_rows, report
+    from vispe.experimental.three_cell.results import ThreeCellTable, compare, plot_table, read_rows, report
     from vispe.experimental.three_cell.trainer import ThreeCellRecipe
 
     if seeds < 1:
@@ -53,4 +53,4 @@ def threecell(
         all_records = read_rows(file, recipe)
         return {"three_cell.png": plot_table(all_records), "report.html": report(all_records)}
 
-    output.finish(json, records, Scores(records).to_markdown, contents, indent=1)
+    output.finish(json, records, ThreeCellTable(records).to_markdown, contents, indent=1)

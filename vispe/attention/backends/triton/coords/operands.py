@@ -15,11 +15,11 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.lower_to_table import lower_to_table, shifted
-from vispe.attention.bias.score_terms import cell_numbers, extended
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
 from vispe.attention.precision import no_autocast
+from vispe.attention.score_terms import cell_numbers, extended
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
