@@ -201,9 +201,9 @@ def test_options_without_effect_are_refused(folder):
         with pytest.raises(OptionError, match=f"has no effect on {name}, which is loaded as"):
             load_model(name, **options)
     with pytest.raises(
-        OptionError, match="patch=4 has no effect on vispe_micro, which is loaded as the shipped"
+        OptionError, match="patch_size=4 has no effect on vispe_micro, which is loaded as the shipped"
     ):
-        load_evaluated_model("vispe_micro", patch=4, device="cpu")
+        load_evaluated_model("vispe_micro", patch_size=4, device="cpu")
 
 
 def test_preprocessing_follows_the_model(folder):

@@ -46,8 +46,8 @@ def read_options(
 
     text, helps, examples = command_help(function)
     module = inspect.getmodule(function)
-    # without --help-all, rarely used options are accepted but not listed
-    hidden = () if _HELP_ALL in words else getattr(module, "ADVANCED", ())
+    # --help does not list rarely used options; --print_config does
+    hidden = getattr(module, "ADVANCED", ()) if {"--help", "-h"} & set(words) else ()
     words = ["--help" if word == _HELP_ALL else word for word in words]
     epilog = "--debug shows the traceback of an error"
     if hidden:

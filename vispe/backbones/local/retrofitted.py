@@ -8,18 +8,16 @@ import math
 import re
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from vispe.backbones.hub import named_by_file
-from vispe.backbones.timm import load_backbone
-from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, is_integer
-from vispe.hosts.convert import convert
-from vispe.symmetry.symmetrization import symmetrize
+
+if TYPE_CHECKING:
+    from vispe.backbones.vision_model import VisionModel
 
 CARD, WEIGHTS = "card.json", "student.safetensors"
 _LARGEST = 100_000  # upper bound of numeric options of a teacher
@@ -71,6 +69,11 @@ def load_retrofitted(folder: str | Path, *, allow_download: bool = False) -> Vis
             weights do not match.
         UnknownName, UnsupportedHost: the architecture of the teacher is unknown.
     """
+    # commands that only recognise names of models do not import timm and the hub
+    from vispe.backbones.hub import named_by_file
+    from vispe.backbones.timm import load_backbone
+    from vispe.backbones.vision_model import VisionModel
+
     config = read_card(folder)["config"]
     teacher = config["teacher"]
     name, size, seed = teacher["name"], teacher.get("img_size"), config["seed"]
@@ -130,6 +133,10 @@ def fitted(teacher: VisionModel, folder: str | Path) -> VisionModel:
     Raises:
         InputError: the folder contains no finished retrofit, or its weights do not match.
     """
+    from vispe.backbones.vision_model import VisionModel
+    from vispe.hosts.convert import convert
+    from vispe.symmetry.symmetrization import symmetrize
+
     config, file = read_card(folder)["config"], _folder(folder) / WEIGHTS
     model = copy.deepcopy(teacher.model)
     with torch.random.fork_rng(devices=[]):
