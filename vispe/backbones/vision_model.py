@@ -53,7 +53,7 @@ class VisionModel:
     Example:
         >>> import timm
         >>> f = VisionModel(timm.create_model("test_vit").eval(), layer=2)
-        >>> f.patch, f.size, f.exact, f.channels, f.depth
+        >>> f.patch_size, f.size, f.exact, f.channels, f.depth
         (16, 160, False, 64, 6)
         >>> f(torch.zeros(1, 3, 160, 160)).shape
         torch.Size([1, 64, 10, 10])

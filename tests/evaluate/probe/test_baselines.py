@@ -37,7 +37,7 @@ def noise(n, h, w, seed=0):
 class Table:
     """Features = what a patch shows (alike in all poses) + a table of places: the ideal learned encoding."""
 
-    patch = PATCH
+    patch_size = PATCH
 
     def __init__(self, strength=6.0, targets=("lr+ud", "radial"), turns=True):
         self.strength, self.targets, self.turns, self.seen = strength, targets, turns, 0

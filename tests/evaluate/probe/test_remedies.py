@@ -31,7 +31,7 @@ def model():
 class Positional:
     """Features: the pixels of a patch, mixed into 12 channels, plus a table of positions."""
 
-    patch = 4
+    patch_size = 4
 
     def __init__(self, targets=("lr+ud",)):
         self.targets, r = targets, np.random.default_rng(80)

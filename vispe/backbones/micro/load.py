@@ -78,7 +78,7 @@ def patch_means(model: Micro) -> Callable[[Tensor], Tensor]:
             maps = model(images.to(next(model.parameters()).device))
         return torch.nn.functional.avg_pool2d(maps, PATCH // STRIDE)
 
-    function.patch = PATCH  # type: ignore[attr-defined]
+    function.patch_size = PATCH  # type: ignore[attr-defined]
     return function
 
 

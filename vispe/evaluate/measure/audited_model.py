@@ -61,7 +61,7 @@ class AuditedModel:
 
     >>> import timm
     >>> audited = AuditedModel(VisionModel(timm.create_model("test_vit").eval()), "test_vit")
-    >>> sorted(audited.can), audited.patch, audited.maps(torch.zeros(1, 3, 160, 160)).shape
+    >>> sorted(audited.can), audited.patch_size, audited.maps(torch.zeros(1, 3, 160, 160)).shape
     (['attention', 'maps', 'pooled'], 16, torch.Size([1, 64, 10, 10]))
     """
 
