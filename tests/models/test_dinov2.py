@@ -198,8 +198,8 @@ def test_scores_of_scribbles_are_those_of_the_evaluation_of_a_retrofit(student, 
     settings = Settings(8, 48, before.mean, before.std)
     frames = [f for f in probe_images.frames_of(micrographs, TINY) if f.group == "bright"]
     found = scribbled.scribbled(ModelPair(before, after, card["blanked"]), frames, 48, settings, 20)
-    images = scribbled.Windows([settings.normalized(f.image) for f in frames], 8, 48)
-    truths = scribbled.Windows([f.truth for f in frames], 8, 48)
+    images = scribbled.CentreWindows([settings.normalized(f.image) for f in frames], 8, 48)
+    truths = scribbled.CentreWindows([f.truth for f in frames], 8, 48)
     sources = {"before": before, "after": after}
     wanted = score_masks(sources, images, truths, 3, budget=20)
     for name in sources:

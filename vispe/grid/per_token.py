@@ -13,6 +13,7 @@ class PerToken:
         axes: dimensions of `values` that are token axes.
 
     Example:
+        >>> import torch
         >>> depth = PerToken(torch.tensor([[5.0, 6.0, 7.0]]), axes=(1,))
         >>> depth.gather(torch.tensor([[2, 0]])).values
         tensor([[7., 5.]])

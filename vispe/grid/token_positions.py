@@ -19,6 +19,7 @@ def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Posit
         ShapeError: `like` has another number of tokens or is on another device than `where`.
 
     Example:
+        >>> import torch
         >>> as_positions((2, 3), torch.zeros(1, 6, 8)).tokens
         6
     """
