@@ -116,7 +116,7 @@ def test_tiles_do_not_change_it_and_a_turned_image_is_a_turned_map(folder):
     assert 0 < (whole != plain).mean() < 0.1
 
 
-def test_it_goes_by_command_and_stores_are_refused(folder, monkeypatch, capsys):
+def test_clean_is_an_option_of_segment_and_apply(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = "segment a.png --labels a_labels.png --features filters -o"
     assert main([*words.split(), "plain"]) == 0
@@ -125,8 +125,3 @@ def test_it_goes_by_command_and_stores_are_refused(folder, monkeypatch, capsys):
     first, second = (Path(name, "a_seg.png").read_bytes() for name in ("one", "two"))
     assert first == second != Path("plain/a_seg.png").read_bytes()
     assert json.loads(Path("one/report.json").read_text())["post"]["clean"] is True
-    Image.open("a.png").save("b.tif")
-    capsys.readouterr()
-    assert main(["apply", "plain/model.vispe", "b.tif", "--memory", "1GiB", "--clean", "-o", "big"]) == 2
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "clean is not supported for out-of-core images" in shown
