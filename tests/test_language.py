@@ -46,7 +46,7 @@ NAMES = (
 )
 
 ALLOWED = (  # files, words, reason
-    ("CHANGELOG.md", "place kept pictures", "names of earlier versions"),
+    ("CHANGELOG.md", "place kept picture pictures", "names of earlier versions"),
     ("docs/explanation/samplers.md", "place kept", "loss.place, augment.place, spacing=kept"),
     ("docs/how-to/micrographs/materials.md", "picture", "argument of eval/segment/materials.py"),
     ("docs/how-to/models/multimodal.md", "place picture", "option of extended_mind; v2pe(per=picture)"),

@@ -90,7 +90,9 @@ def folder(tmp_path_factory):
     teacher = {"name": "test_vit", "img_size": 64, "options": {"depth": 1}, "mean": [0.1, 0.2, 0.3]}
     card = {"config": {"seed": 0, "teacher": teacher, "student": {"pos_embed": "alibi2d"}}}
     Path("retrofit/card.json").write_text(json.dumps(card))
-    Path("code.py").write_text("def maps(images):\n    return images[..., ::8, ::8]\n\n\nmaps.patch_size = 8\n")
+    Path("code.py").write_text(
+        "def maps(images):\n    return images[..., ::8, ::8]\n\n\nmaps.patch_size = 8\n"
+    )
     labels = np.zeros((70, 91), np.uint8)
     labels[8:30, 8:40], labels[40:60, 40:80] = 1, 2
     Image.fromarray(labels).save("labels.png")

@@ -337,7 +337,7 @@ def test_a_remainder_at_one_side_is_not_exact():
 
 def test_a_patch_that_the_features_know_is_used():
     class Known(torch.nn.Module):
-        patch = 4
+        patch_size = 4
 
         def forward(self, x):
             return cells(x)

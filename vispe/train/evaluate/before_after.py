@@ -149,7 +149,7 @@ def evaluate(
             progress(f"rotated images, {key}", 0.0)
             options = {
                 "metrics": ("d4",),
-                "patch": patch_size,
+                "patch_size": patch_size,
                 "batch_size": amount.batch_size,
                 "seed": amount.seed,
             }
