@@ -54,7 +54,7 @@ def test_without_position_all_images_look_the_same():
     torch.manual_seed(0)
     model = ThreeCellViT("none", TINY).eval()
     cells = dataset.sample_cells(40, 5, torch.Generator().manual_seed(0))
-    found = logits(model, cells, 5, batch=7)
+    found = logits(model, cells, 5, batch_size=7)
     assert found.shape == (40, 6)
     torch.testing.assert_close(found, found[:1].expand(40, -1), rtol=1e-4, atol=1e-5)
     placed = logits(ThreeCellViT("sincos2d", TINY).eval(), cells, 5)
@@ -158,7 +158,7 @@ def test_a_table_grows_run_by_run_and_is_not_made_twice(tmp_path):
     ]  # fmt: skip
     assert kept["recipe"]["grid"] == 5
     with pytest.raises(InputError, match=r"another recipe \(steps 12\)"):
-        next(run_missing(["none"], [0], ThreeCellRecipe(**{**kept["recipe"], "steps": 13}), file=file))
+        next(run_missing(["none"], [0], ThreeCellRecipe(**{**vars(TINY), "steps": 13}), file=file))
 
 
 def test_a_stopped_run_of_a_table_goes_on(tmp_path):
