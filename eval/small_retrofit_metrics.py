@@ -40,7 +40,13 @@ UNSEEN = 12
 def readable(model: nn.Module) -> dict[str, Any]:
     """Return held-out R² of a model alone, by size and kind of pictures, and its effective rank."""
     report = evaluate(
-        model.eval(), model, settings=settings(), img_size=SIZES[0], noise=8, textures=TEXTURES, rotation=False
+        model.eval(),
+        model,
+        settings=settings(),
+        img_size=SIZES[0],
+        noise=8,
+        textures=TEXTURES,
+        rotation=False,
     )
     return {
         "r2": report.before.readable,

@@ -35,7 +35,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--fresh", action="store_true", help="measure all again, also what the file has")
     parser.add_argument("--force", action="store_true", help="time kernels also when a check fails")
-    parser.add_argument("--dry-run", action="store_true", help="tiny tensors; kept only with --out")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny tensors; results are stored only with --out"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of a CPU")
     parser.add_argument("--quick", action="store_true", help="what `vispe bench attention` measures")
     args = parser.parse_args()

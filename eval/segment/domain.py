@@ -48,7 +48,7 @@ DRAWS, SEVERAL, OTHERS, FAILED = 5, 4, 6, 0.1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="folder of the micrograph sets")
-    parser.add_argument("--cache", type=Path, help="folder in which features are kept for another call")
+    parser.add_argument("--cache", type=Path, help="folder in which features are cached for another call")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
