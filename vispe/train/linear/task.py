@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vispe.errors import OptionError
 from vispe.train.retrofit.config import Teacher, flat
-from vispe.train.retrofit.recipe_files import resolve_recipes
+from vispe.train.retrofit.recipe_files import task_arguments
 
 FREE = ("out", "force", "device", "save_steps", "logging_steps")
 """Keys that may change when an interrupted run resumes."""
@@ -118,6 +118,6 @@ def read_task(argv: Sequence[str]) -> LinearTask:
     )
     parser.add_class_arguments(LinearTask, as_group=False)
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
-    values = vars(instantiate(parser.parse_args(resolve_recipes(argv))))
+    values = vars(instantiate(parser.parse_args(task_arguments(argv))))
     values.pop("config")
     return LinearTask(**values)

@@ -40,6 +40,20 @@ def resolve_recipes(words: Sequence[str]) -> list[str]:
     return words
 
 
+def task_arguments(words: Sequence[str]) -> list[str]:
+    """Return arguments for a parser of a task: paths of recipes, and options with dashes as names of fields.
+
+    >>> task_arguments(["--batch-size", "2", "--val-every=3"])
+    ['--batch_size', '2', '--val_every=3']
+    """
+    words = resolve_recipes(words)
+    for k, word in enumerate(words):
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            words[k] = f"--{option[2:].replace('-', '_')}{equals}{value}"
+    return words
+
+
 @contextmanager
 def recipe_permissions(words: Sequence[str]) -> Iterator[list[str]]:
     """Check the recipes of a command line, and apply its permissions within the context.

@@ -18,7 +18,7 @@ import torch
 
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
-from vispe.train.retrofit.recipe_files import recipe_permissions, resolve_recipes
+from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme
 from vispe.train.vlm.order_command import read_prompts
 
@@ -114,7 +114,7 @@ def read_task(argv: Sequence[str]) -> LoraTask:
     )
     parser.add_argument("--json", action="store_true", help="write the card to standard output")
     parser.add_class_arguments(LoraTask, as_group=False)
-    values = vars(parser.parse_args(resolve_recipes(argv)))
+    values = vars(parser.parse_args(task_arguments(argv)))
     values.pop("config"), values.pop("json")
     return LoraTask(**values)
 

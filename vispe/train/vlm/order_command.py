@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
-from vispe.train.retrofit.recipe_files import recipe_permissions, resolve_recipes
+from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.order_invariance import OnStep, OrderRecipe, order_scores, train_order_invariance
 from vispe.train.vlm.prompts import Piece, Prompt
 
@@ -205,7 +205,7 @@ def read_task(argv: Sequence[str]) -> OrderTask:
         "--config", action="config", help="YAML file, or a recipe of vispe by name; later options override it"
     )
     parser.add_class_arguments(OrderTask, as_group=False)
-    values = vars(parser.parse_args(resolve_recipes(argv)))
+    values = vars(parser.parse_args(task_arguments(argv)))
     values.pop("config")
     return OrderTask(**values)
 
