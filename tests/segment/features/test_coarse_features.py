@@ -50,10 +50,9 @@ def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame)
 
 
 @pytest.mark.parametrize("room", ["memory", "file", "none"])
-def test_a_shelf_hands_out_once_what_it_keeps(room, monkeypatch):
-    monkeypatch.setattr("vispe.segment.features.spill_cache.MEMORY", 400 if room == "memory" else 40)
-    monkeypatch.setattr("vispe.segment.features.spill_cache.DISK", 0 if room == "none" else 4000)
-    shelf, values = SpillCache(), [torch.randn(2, 5, n) for n in (1, 3, 2, 4)]
+def test_a_spill_cache_returns_each_tensor_once(room):
+    shelf = SpillCache(400 if room == "memory" else 40, disk=0 if room == "none" else 4000)
+    values = [torch.randn(2, 5, n) for n in (1, 3, 2, 4)]
     for number, value in enumerate(values):
         shelf.put(bytes([number]), value)
         shelf.put(bytes([number]), value + 1)  # the first one stays

@@ -30,6 +30,21 @@ def test_features_turn_with_the_image(size):
             np.testing.assert_allclose(other, turned(found, turns, flip), atol=1e-5, rtol=0)
 
 
+def test_cached_planes_are_those_of_the_same_pixels_at_the_same_edges():
+    page, filters = image(90, 80, 2), Filters()
+    page[3:9, 40:60] = np.nan
+    regions = [Region(0, 40, 0, 30), Region(30, 90, 20, 80), Region(40, 60, 30, 50)]
+    expected = [Filters().planes(page, region) for region in regions]
+    for region, planes in zip(regions, expected, strict=True):
+        np.testing.assert_array_equal(filters.planes(page, region, again=True), planes)
+    # equal pixels within a larger page have other features near the edge
+    larger = np.pad(page, ((7, 70), (5, 70), (0, 0)), mode="wrap")
+    moved = Region(7, 47, 5, 35)
+    np.testing.assert_array_equal(filters.planes(larger, moved), Filters().planes(larger, moved))
+    for region, planes in zip(regions, expected, strict=True):
+        np.testing.assert_array_equal(filters.planes(page.copy(), region), planes)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 3), st.booleans(), st.booleans())
 def test_features_of_any_tiny_image_turn_with_it(height, width, turns, flip, holes):

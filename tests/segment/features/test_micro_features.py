@@ -121,14 +121,15 @@ def test_what_training_computed_is_used_once_more(monkeypatch):
     other = one.copy()
     other[0, 0] += 1e-3
     assert not np.array_equal(features.prepare(other, valid).compute(0), second)
-    monkeypatch.setattr("vispe.segment.features.spill_cache.MEMORY", 100)  # the file is used
+    cache = features._model._shelf
+    monkeypatch.setattr(cache, "_limits", (100, 1 << 20))  # the file is used
     small = page(64, 64, seed=1), valid[:64, :64]
     features.prepare(*small).gather(mask[:64, :64])
     before = len(runs)
     kept = features.prepare(*small).compute(0)
     assert len(runs) == before
     np.testing.assert_array_equal(features.prepare(*small).compute(0), kept)
-    monkeypatch.setattr("vispe.segment.features.spill_cache.DISK", 100)
+    monkeypatch.setattr(cache, "_limits", (100, 100))
     features.prepare(*small).gather(mask[:64, :64])
     before = len(runs)
     features.prepare(*small).compute(0)

@@ -24,7 +24,7 @@ FOLDS = 5
 PIXELS = 4096
 """Upper bound of the labelled pixels used; of more, every n-th is taken."""
 
-TREES_OF_FOLD = 25
+TREES_OF_FOLD = 16
 """Number of trees of an `ensemble` that is fitted for cross-validation."""
 
 _WIDTH = 0.2  # standard deviation of the prior of log T

@@ -14,8 +14,8 @@ import numpy as np
 
 from vispe.errors import InputError
 
-TREES = 100
-"""Number of trees."""
+TREES = 32
+"""Number of trees: 100 gain less than 0.002 mean IoU more on public micrographs, in three times the time."""
 
 PIXELS = 50_000
 """Upper bound of the labelled pixels that trees are fitted to; classes with more are subsampled evenly."""

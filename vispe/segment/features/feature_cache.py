@@ -170,8 +170,8 @@ class CachedFilters(Filters):
         """Bytes of the cached features."""
         return self.values.nbytes
 
-    def planes(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
-        """Return a view of `Filters.planes` for the page of the constructor; `page` is ignored."""
+    def planes(self, page: np.ndarray, region: Region | None = None, again: bool = False) -> np.ndarray:
+        """Return a view of `Filters.planes` for the page of the constructor; `page` and `again` are ignored."""
         return self.values if region is None else self.values[(slice(None), *region.slices)]
 
     def at(self, page: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ since a variance, or a second derivative at a wide scale, is a difference of nea
 are float32. Strips bound the intermediate arrays to the CPU cache.
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
+from vispe.segment.features.spill_cache import SpillCache
 from vispe.segment.features.tiles import Region
 
 SIGMAS = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -28,6 +30,7 @@ _TRUNCATE = 4.0  # kernel radius in units of sigma
 _STRIP = 64  # rows smoothed and differentiated per step
 _CHUNK = 1024  # columns per step
 _RECTANGLE = 4096  # fixed cost of a rectangle, in pixels
+_CACHE = 384 << 20  # bytes of planes that are stored between the training and the prediction of an image
 
 
 class Filters:
@@ -46,6 +49,7 @@ class Filters:
             raise OptionError(f"filters need scales above 0 px, got sigmas={tuple(sigmas)}; use {SIGMAS}.")
         self.sigmas = tuple(float(s) for s in sigmas)
         self.device = torch.device("cpu" if device.startswith("mps") else device)
+        self._cache = SpillCache(_CACHE, disk=0)
 
     @property
     def reach(self) -> int:
@@ -81,18 +85,42 @@ class Filters:
         """
         return np.moveaxis(self.planes(page, region), 0, -1)
 
-    def planes(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
-        """Return the features as `__call__`, with the features first: (c * (1 + 5 * scales), rows, columns) float32."""
+    def planes(self, page: np.ndarray, region: Region | None = None, again: bool = False) -> np.ndarray:
+        """Return the features as `__call__`, with the features first: (c * (1 + 5 * scales), rows, columns) float32.
+
+        `again` is true if the same region will be requested once more: its features are cached until then, up to a
+        limit.
+        """
         if page.ndim != 3 or 0 in page.shape:
             raise ShapeError(
                 f"filters need a page (h, w, c) with at least one pixel, got shape {page.shape}."
             )
         region = region or Region(0, page.shape[0], 0, page.shape[1])
+        # windows of images larger than memory are not cached: the memory of those runs is planned
+        key = self._key(page, region) if isinstance(page, np.ndarray) else None
+        if key is not None and (cached := self._cache.take(key)) is not None:
+            planes = cached
+        else:
+            planes = self._computed(page, region)
+        if key is not None and again:
+            self._cache.put(key, planes)
+        return planes.numpy()
+
+    def _computed(self, page: np.ndarray, region: Region) -> Tensor:
         count = 1 + 5 * len(self.sigmas)
         out = torch.empty((page.shape[2] * count, *region.shape), device=self.device)
         for channel in range(page.shape[2]):
             self._channel(page[..., channel], region, out[channel * count : (channel + 1) * count])
-        return out.cpu().numpy()
+        return out.cpu()
+
+    def _key(self, page: np.ndarray, region: Region) -> bytes:
+        """Return a key of everything that the features of a region depend on: its pixels, and the edges of the page."""
+        halo = self.reach
+        top, left = max(region.top - halo, 0), max(region.left - halo, 0)
+        crop = page[top : region.bottom + halo, left : region.right + halo]
+        at = (region.top - top, region.left - left, *region.shape, *crop.shape)
+        content = hashlib.blake2b(np.ascontiguousarray(crop), digest_size=16).digest()
+        return repr((at, str(crop.dtype))).encode() + content
 
     def at(self, page: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the features (n, f) of pixels (y, x), each (n,), computed in rectangles around groups of pixels."""

@@ -117,8 +117,8 @@ class Filters3D(Filters):
         more = one if channels == 1 else [f"c{c}.{name}" for c in range(channels) for name in one]
         return super().names(channels) + more
 
-    def planes(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
-        """Return the features (f, rows, columns) float32 of a region of the page.
+    def planes(self, page: np.ndarray, region: Region | None = None, again: bool = False) -> np.ndarray:
+        """Return the features (f, rows, columns) float32 of a region of the page; only those in 2D are cached.
 
         Raises:
             InputError: `within` was not called, so that the stack is unknown.
@@ -128,7 +128,7 @@ class Filters3D(Filters):
                 "3D filters need the neighbouring slices, which are not available here. Use vispe segment or vispe "
                 "apply on a Z stack in a TIFF file, or train without filters_3d."
             )
-        flat = super().planes(page, region)
+        flat = super().planes(page, region, again)
         region = region or Region(0, page.shape[0], 0, page.shape[1])
         count = len(KINDS_3D) * len(self.sigmas_3d)
         deep = torch.empty((page.shape[2] * count, *region.shape), device=self.device)

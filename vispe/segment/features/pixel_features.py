@@ -312,7 +312,8 @@ class PreparedPage:
         )
         parts = []
         if self._filters is not None:
-            planes = self._filters.planes(self._page, piece) if planes is None else planes
+            if planes is None:
+                planes = self._filters.planes(self._page, piece, again=True)
             parts.append(planes[:, y, x].transpose(1, 2, 0))
         if self._maps is not None:
             tokens = self._maps.at(number, y.ravel(), x.ravel())

@@ -12,15 +12,21 @@ import torch
 from torch import Tensor
 
 MEMORY = 64 << 20
-"""Memory limit in bytes."""
+"""Default memory limit in bytes."""
 DISK = 4 << 30
-"""Limit in bytes of the temporary file, which is deleted with the cache."""
+"""Default limit in bytes of the temporary file, which is deleted with the cache."""
 
 
 class SpillCache:
-    """Thread-safe cache of float32 tensors by key; each tensor is removed when it is read."""
+    """Thread-safe cache of float32 tensors by key; each tensor is removed when it is read.
 
-    def __init__(self) -> None:
+    Args:
+        memory: memory limit in bytes.
+        disk: limit in bytes of the temporary file; 0: tensors beyond `memory` are dropped.
+    """
+
+    def __init__(self, memory: int = MEMORY, disk: int = DISK) -> None:
+        self._limits = memory, disk
         self._near: dict[bytes, Tensor] = {}
         self._far: dict[bytes, tuple[int, torch.Size]] = {}
         self._file: IO[bytes] | None = None
@@ -31,15 +37,17 @@ class SpillCache:
         with self._lock:
             if key in self._near or key in self._far:
                 return
-            if sum(one.nbytes for one in self._near.values()) + value.nbytes <= MEMORY:
+            if sum(one.nbytes for one in self._near.values()) + value.nbytes <= self._limits[0]:
                 self._near[key] = value
+                return
+            if not self._limits[1]:
                 return
             try:
                 if self._file is None:
                     self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the cache
                     weakref.finalize(self, self._file.close)
                 start = self._file.seek(0, 2)
-                if start + value.nbytes <= DISK:
+                if start + value.nbytes <= self._limits[1]:
                     self._file.write(value.numpy().data)
                     self._far[key] = start, value.shape
             except OSError:  # a full disk: the tensor is computed again on demand
