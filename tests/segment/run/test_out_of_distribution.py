@@ -16,7 +16,7 @@ from vispe.images.textures import random_field
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import load_model, save_model
 from vispe.segment.pipeline import MODEL_NAME, ReadOptions, apply, segment
-from vispe.segment.run.out_of_distribution import ood_record
+from vispe.segment.run.out_of_distribution import ood_record, pixel_size_warning
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0, 4.0))
 
@@ -147,6 +147,33 @@ def test_images_too_small_to_compare_are_no_trouble(tmp_path, trained):
     Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(tmp_path / "a.png")
     (record,) = apply(trained, [tmp_path / "a.png"], tmp_path / "out").images
     assert record["domain"] is None
+
+
+def test_another_pixel_size_than_that_of_the_training_is_named(tmp_path, fields):
+    grey, classes = fields[0][0], fields[1][0]
+
+    def write(name, microns):
+        tifffile.imwrite(
+            tmp_path / name, grey, imagej=True, resolution=(1 / microns,) * 2, metadata={"unit": "um"}
+        )
+        return tmp_path / name
+
+    labels = [drawn(tmp_path / "a_labels.png", classes)]
+    segment([write("a.tif", 0.5)], tmp_path / "out", labels=labels, features=FILTERS)
+    model = tmp_path / "out" / MODEL_NAME
+    assert load_model(model).notes["pixel_size_um"] == pytest.approx([0.5, 0.5])
+    images = [write("same.tif", 0.6), write("finer.tif", 0.1), write("coarser.tif", 2)]
+    notes = [text for record in apply(model, images, tmp_path / "new").images for text in record["notes"]]
+    named = [text for text in notes if "the training images of 0.5 microns" in text]
+    assert [text.split()[0] for text in named] == ["finer.tif", "coarser.tif"]
+    assert "finer.tif has pixels of 0.1 microns" in named[0]
+
+
+@pytest.mark.parametrize("entry", [None, [], [1], [2, 1], ["a", "b"], [0, 1], {"a": 1}])
+def test_pixel_sizes_of_a_model_file_are_optional(trained, entry):
+    model = load_model(trained)
+    assert pixel_size_warning("a", model, (1, 1)) == []
+    assert pixel_size_warning("a", replace(model, notes={"pixel_size_um": entry}), (1, 1)) == []
 
 
 def test_a_summary_that_does_not_fit_is_refused(tmp_path, trained):

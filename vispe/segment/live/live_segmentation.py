@@ -27,7 +27,7 @@ from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.model.prediction import predict_page, within_memory
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT, ReadOptions
-from vispe.segment.run.out_of_distribution import summarize_pages
+from vispe.segment.run.out_of_distribution import pixel_size_range, summarize_pages
 from vispe.segment.types import PostProcessing, Prediction
 
 MAX_CLASSES = 20
@@ -267,6 +267,8 @@ class Live:
             self._features.filter_scale(self.image.channels),
         )
         notes = {"images": [str(self.image.path)], "pages": list(labelled), **facts}
+        if (pixel_size := pixel_size_range([self.image.pixel_size])) is not None:
+            notes["pixel_size_um"] = pixel_size
         self.names = names
         self._model = Model.of(
             self._features,

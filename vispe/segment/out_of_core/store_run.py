@@ -36,7 +36,7 @@ from vispe.segment.out_of_core.scribbles import match_store_labels, read_scribbl
 from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_page, summary
 from vispe.segment.run import request as requests
 from vispe.segment.run.inputs import BatchImage, as_list, find_files
-from vispe.segment.run.out_of_distribution import ood_record, ood_warning
+from vispe.segment.run.out_of_distribution import ood_record, ood_warning, pixel_size_warning
 from vispe.segment.run.request import Request
 from vispe.segment.run.resume import fingerprint_files
 from vispe.segment.run.run_report import Clock, timing, vanishing_class_notes
@@ -239,6 +239,7 @@ class OutOfCoreRun(Run):
         files |= self._page_reports(image, job, by, more, notes)
         domain = ood_record(model, added["seen"])
         notes += ood_warning(path.name, domain, None)
+        notes += pixel_size_warning(path.name, model, image.pixel_size)
         draw(files["overlay"], image, model, job, added["pages"][job.picture])
         for text in notes:
             self.watch.note(text)

@@ -30,7 +30,13 @@ from vispe.segment.run.inputs import (
     match_masks,
     select_images,
 )
-from vispe.segment.run.out_of_distribution import MAP, ood_record, ood_warning, write_ood_map
+from vispe.segment.run.out_of_distribution import (
+    MAP,
+    ood_record,
+    ood_warning,
+    pixel_size_warning,
+    write_ood_map,
+)
 from vispe.segment.run.request import Request
 from vispe.segment.run.run_report import Clock, fractions, image_record, timing, vanishing_class_notes
 from vispe.segment.run.run_state import Run, TrainingLabels, check_channels, common_channel_count
@@ -190,6 +196,7 @@ class Batch(Run):
                 folder, path, micrograph, [r.feature_grid for r in results], domain, self.force
             )
             notes += ood_warning(path.name, domain, files["domain"].name)
+        notes += pixel_size_warning(path.name, model, micrograph.pixel_size)
         counts = sum(np.bincount(r.labels.ravel(), minlength=len(model.names) + 1) for r in results)
         record = {
             **image_record(

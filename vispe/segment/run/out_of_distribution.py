@@ -1,5 +1,6 @@
 """Out-of-distribution check of a run: a summary of the training images, and a score for each image."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from vispe.segment.features.sample_grid import PAGES, PATCH, PIECES, Sample
 from vispe.segment.model.model_file import Model
 
 MAP = "_domain.png"
+
+_RATIO = 1.3  # ratio of pixel sizes above which structures look different to the features
 
 
 def summarize_pages(
@@ -70,6 +73,44 @@ def ood_warning(name: str, record: dict[str, Any] | None, shown: str | None) -> 
         f"{what} from the training images: score {record['score']:.2g}, limit 1 ({hint}). Its classes may be wrong. "
         "Check the overlay, add a few scribbles to this image, and train again with all of them."
     ]
+
+
+def pixel_size_range(sizes: Sequence[tuple[float, float] | None]) -> list[float] | None:
+    """Return the smallest and the largest pixel size of images in microns; None if one is unknown.
+
+    The size of a pixel (y, x) is the side of a square of equal area.
+    """
+    sides = [None if size is None else math.sqrt(size[0] * size[1]) for size in sizes]
+    known = [side for side in sides if side is not None]
+    return [min(known), max(known)] if known and len(known) == len(sides) else None
+
+
+def pixel_size_warning(name: str, model: Model, pixel_size: tuple[float, float] | None) -> list[str]:
+    """Return a note about an image whose pixel size differs from that of the training images.
+
+    Args:
+        name: name of the image.
+        model: the model; its notes contain the range of `pixel_size_range`, if known.
+        pixel_size: microns per pixel (y, x) of the image, or None if unknown.
+    """
+    trained = model.notes.get("pixel_size_um")
+    size = pixel_size_range([pixel_size])
+    if size is None or not _is_range(trained) or trained[0] / _RATIO <= size[0] <= trained[1] * _RATIO:
+        return []
+    first, last = (f"{side:.3g}" for side in trained)
+    of_training = first if first == last else f"{first} to {last}"
+    return [
+        f"{name} has pixels of {size[0]:.3g} microns, the training images of {of_training} microns. Features are "
+        "computed in pixels, so its classes may be wrong. Rescale the image to the pixel size of the training images, "
+        "or add scribbles to it and train again."
+    ]
+
+
+def _is_range(value: object) -> bool:
+    """Return whether the entry of a model file is a pair of positive numbers in ascending order."""
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, int | float) for v in value):
+        return False
+    return 0 < value[0] <= value[1] < math.inf
 
 
 def write_ood_map(

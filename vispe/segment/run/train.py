@@ -17,7 +17,7 @@ from vispe.segment.model.model_file import Model
 from vispe.segment.model.prediction import within_memory
 from vispe.segment.run.batch_run import Batch
 from vispe.segment.run.inputs import BatchImage
-from vispe.segment.run.out_of_distribution import summarize_pages
+from vispe.segment.run.out_of_distribution import pixel_size_range, summarize_pages
 from vispe.segment.run.run_state import Run, common_channel_count
 
 
@@ -30,6 +30,7 @@ class _Pixels:
     scribbles: list[np.ndarray] = field(default_factory=list)
     grey: list[np.ndarray] = field(default_factory=list)
     pages: list[tuple[BatchImage, int]] = field(default_factory=list)
+    pixel_sizes: list[tuple[float, float] | None] = field(default_factory=list)
 
 
 def train(run: Run, features: Features) -> Model:
@@ -55,7 +56,9 @@ def train(run: Run, features: Features) -> Model:
     files = {"images": [str(i.path) for i in images], "labels": [str(i.labels) for i in images]}
     fields = {"classifier": classifier, "names": labels.names, "colors": labels.colors}
     fields |= {"channels": labels.channels, "domain": _domain(run, features, pixels.pages)}
-    return Model.of(features, run.reading, **fields, seed=request.seed, notes={**files, **facts})
+    return Model.of(
+        features, run.reading, **fields, seed=request.seed, notes={**files, **facts, **_pixel_size(pixels)}
+    )
 
 
 def train_clusters(run: Batch, features: Features, classifier: PixelClusters) -> Model:
@@ -82,7 +85,7 @@ def train_clusters(run: Batch, features: Features, classifier: PixelClusters) ->
         run.note(text)
     fields = {"classifier": classifier, "names": names, "colors": None, "channels": count}
     fields |= {"domain": _domain(run, features, pixels.pages)}
-    notes |= classifier.facts()
+    notes |= classifier.facts() | _pixel_size(pixels)
     return Model.of(features, run.reading, **fields, seed=run.request.seed, notes=notes)
 
 
@@ -108,6 +111,7 @@ def _gather(
         within_memory(features, lambda: features.fit(list(_pages(run, images, indices))), run.note)
     for position, image in enumerate(images):
         pages = run.pages(image, features)
+        out.pixel_sizes.append(pages.image.pixel_size)
         n_without_data = 0
         for number, start, stop in _page_ranges(indices[position], pages.shape):
             selected = indices[position][start:stop] - number * pages.shape[0] * pages.shape[1]
@@ -137,6 +141,12 @@ def _gather(
     if not out.features:
         raise InputError("all labelled pixels have no data. Label pixels with data.")
     return out
+
+
+def _pixel_size(pixels: _Pixels) -> dict[str, list[float]]:
+    """Return the range of pixel sizes as metadata of the model, if it is known for every training image."""
+    size = pixel_size_range(pixels.pixel_sizes)
+    return {} if size is None else {"pixel_size_um": size}
 
 
 def _page_ranges(indices: np.ndarray, shape: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
