@@ -20,7 +20,7 @@ from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError, MissingExtra
 from vispe.images.file_search import find_images
-from vispe.images.formats.vendors import VENDORS, vendor_of
+from vispe.images.formats.vendors.registry import VENDORS, vendor_of
 from vispe.images.read import read_image
 
 H, W = 12, 19
@@ -333,7 +333,7 @@ def test_damaged_bytes_raise_nothing_else(tmp_path):
 def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch, vendor):
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(vendor.at) + vendor.mark + bytes(300))
-    assert vendor_of(path.read_bytes()[:212]) == vendor
+    assert vendor_of(path.read_bytes()[:352]) == vendor
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda n, *a: None if n == vendor.module else find(n, *a)

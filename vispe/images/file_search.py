@@ -12,7 +12,7 @@ from pathlib import Path
 from vispe.errors import InputError, did_you_mean, require
 from vispe.images.formats.decoded_image import SUFFIXES
 from vispe.images.formats.unsupported import unsupported_format
-from vispe.images.formats.vendors import ENDINGS
+from vispe.images.formats.vendors.registry import ENDINGS
 from vispe.images.paths import check_file, expanded
 
 

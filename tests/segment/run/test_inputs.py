@@ -233,11 +233,9 @@ def test_min_area_above_the_image_is_noted(data, capsys):
 FOREIGN = {
     "a.oib": (b"\xd0\xcf\x11\xe0", "OLE"),
     "a.ser": (b"II\x97\x01", "FEI SER"),
-    "a.emd": (b"\x89HDF\r\n\x1a\n", "HDF5"),
     "a.jp2": (b"\0\0\0\x0cjP  ", "JPEG 2000"),
     "a.heic": (b"\0\0\0\x18ftypheic", "HEIF"),
     "a.dcm": (bytes(128) + b"DICM", "DICOM"),
-    "a.nii": (bytes(344) + b"n+1\0", "NIfTI"),
     "a.zip": (b"PK\x03\x04", "pass a RoiSet.zip of ImageJ as `labels`"),
     "a.roi": (b"Iout", "pass it as `labels`"),
     "a.gz": (b"\x1f\x8b", "gunzip"),

@@ -29,7 +29,7 @@ from vispe.images.formats.metadata import png_scale
 from vispe.images.formats.numpy_files import decode_npy
 from vispe.images.formats.size_limits import LARGE, check_size
 from vispe.images.formats.unsupported import unsupported_format
-from vispe.images.formats.vendors import decode_vendor, vendor_of
+from vispe.images.formats.vendors.registry import decode_vendor, vendor_of
 from vispe.images.orientation import known_tag
 from vispe.images.paths import check_file
 
@@ -44,11 +44,11 @@ def decode(
     """Read an image file without changing any value.
 
     Args:
-        path: TIFF, PNG, JPEG, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4 file; the format is detected from
-            its contents, not its name.
+        path: TIFF, PNG, JPEG, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3, DM4, HDF5, NRRD, MHA or NIfTI file; the
+            format is detected from its contents, not its name.
         axes: axis of each dimension of the stored array, such as 'ZYX' or 'YXC'; None uses the metadata of the file.
         size: expected height and width, if any; files of this size may have any compression ratio.
-        scene: scene of a CZI, LIF, ND2, DM3 or DM4 file, by its name or number (from 0).
+        scene: scene of a CZI, LIF, ND2, DM3, DM4 or HDF5 file, by its name or number (from 0).
 
     Raises:
         InputError: the file is missing, not an image, truncated, without pixels, or too large for the memory
@@ -59,7 +59,7 @@ def decode(
     check_file(path)
     try:
         with path.open("rb") as stream:
-            magic = stream.read(212)
+            magic = stream.read(352)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     if not magic:

@@ -8,7 +8,6 @@ _EM = "export it as TIFF from the microscope's program or with Fiji or ImageJ"
 _BEGINS = (
     (b"OLYMPUSRAWFORMAT", "Olympus OIR", _BIOFORMATS),
     (b"II\x97\x01", "FEI SER", _EM),
-    (b"\x89HDF\r\n\x1a\n", "HDF5 (EMD, IMS, H5, MAT)", "save the array that you need as TIFF or NPY (Fiji, h5py)"),
     (b"\0\0\0\x0cjP", "JPEG 2000", "convert it to TIFF or PNG"),
     (b"\xd0\xcf\x11\xe0", "OLE (Olympus OIB, Zeiss ZVI)", _BIOFORMATS),
     (b"8BPS", "Photoshop", "save a flat copy as TIFF or PNG"),
@@ -22,7 +21,6 @@ _BEGINS = (
 _INSIDE = (
     (4, b"ftyp", "HEIF or AVIF", "convert it to PNG"),
     (128, b"DICM", "DICOM", "convert it to TIFF, for example with Fiji"),
-    (344, b"n+1\0", "NIfTI", "convert it to TIFF, for example with Fiji"),
 )
 _NAMES = {
     **dict.fromkeys((".vsi", ".mrxs", ".oif", ".lof", ".xlef"), ("a microscope file", _BIOFORMATS)),

@@ -1,4 +1,4 @@
-"""Dispatch of microscope formats (CZI, LIF, ND2, MRC, DM3 and DM4) to their libraries.
+"""Dispatch of formats of microscopes and volumes to the libraries that read them.
 
 The libraries are in the extra `vendors` and imported on first use.
 """
@@ -13,9 +13,11 @@ import numpy as np
 
 from vispe.errors import InputError, MissingExtra
 from vispe.images.formats.decoded_image import Decoded, count_axes, damaged, times, to_pages
-from vispe.images.formats.electron_microscopy import read_dm, read_mrc
-from vispe.images.formats.light_microscopy import read_czi, read_lif, read_nd2
-from vispe.images.formats.scenes import Planes
+from vispe.images.formats.vendors.electron_microscopy import read_dm, read_mrc
+from vispe.images.formats.vendors.hdf5 import read_hdf5
+from vispe.images.formats.vendors.itk_volumes import read_volume
+from vispe.images.formats.vendors.light_microscopy import read_czi, read_lif, read_nd2
+from vispe.images.formats.vendors.scenes import Planes
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Vendor:
 
 
 def vendor_of(head: bytes) -> Vendor | None:
-    """Return the microscope format of a file from its first 212 bytes; None for other files."""
+    """Return the microscope format of a file from its first 352 bytes; None for other files."""
     return next((v for v in VENDORS if head[v.at : v.at + len(v.mark)] == v.mark), None)
 
 
@@ -67,7 +69,7 @@ def decode_vendor(path: Path, vendor: Vendor, axes: str | None, scene: str | Non
             raise
         except Exception as error:  # vendor libraries raise arbitrary exceptions on damaged files
             raise damaged(path, error) from error
-    letters = planes.letters
+    letters = planes.letters or (axes or "").upper()
     if axes is None and not {"Y", "X"} <= set(letters):
         raise InputError(
             f"{path}: no axes Y and X, got an array of {times(planes.array.shape)} along {' x '.join(letters)}. If it "
@@ -100,8 +102,12 @@ VENDORS = (
     Vendor("MRC", 208, b"MAP ", "mrcfile", read_mrc),
     Vendor("Gatan DM3", 0, b"\0\0\0\x03\0\0", "rsciio", read_dm),
     Vendor("Gatan DM4", 0, b"\0\0\0\x04\0\0", "rsciio", read_dm),
+    Vendor("HDF5", 0, b"\x89HDF\r\n\x1a\n", "h5py", read_hdf5),
+    Vendor("NRRD", 0, b"NRRD", "SimpleITK", read_volume),
+    Vendor("MetaImage", 0, b"ObjectType", "SimpleITK", read_volume),
+    Vendor("NIfTI", 344, b"n+1\0", "SimpleITK", read_volume),
 )
 """Formats of the extra `vendors`."""
 
-ENDINGS = (".czi", ".lif", ".nd2", ".mrc", ".dm3", ".dm4")
-"""Suffixes of microscope files that are searched for in folders."""
+ENDINGS = (".czi", ".lif", ".nd2", ".mrc", ".dm3", ".dm4", ".ims", ".emd", ".nrrd", ".mha", ".nii")
+"""Suffixes that are searched for in folders; not .h5, since ilastik writes its results alongside the images."""

@@ -1,13 +1,15 @@
 """Decoders of electron microscopy formats: MRC, Gatan DM3 and DM4."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from vispe.images.formats.scenes import Planes, both, choose_scene
 from vispe.images.formats.size_limits import check_size
 from vispe.images.formats.units import microns
+from vispe.images.formats.vendors.scenes import Planes, both, choose_scene
 
 
 def read_mrc(path: Path, scene: str | None) -> Planes:
@@ -36,7 +38,11 @@ def read_dm(path: Path, scene: str | None) -> Planes:
     """Read an image of a Gatan DM3 or DM4 file with RosettaSciIO."""
     from rsciio.digitalmicrograph import file_reader
 
-    images = file_reader(str(path))
+    return read_rsciio(path, file_reader(str(path)), scene)
+
+
+def read_rsciio(path: Path, images: Sequence[dict[str, Any]], scene: str | None) -> Planes:
+    """Return one of the images that RosettaSciIO has read, with its axes and scales."""
     names = [str(i["metadata"].get("General", {}).get("title") or f"image {n}") for n, i in enumerate(images)]
     image = images[choose_scene(path, names, scene)]
     array = np.asarray(image["data"])

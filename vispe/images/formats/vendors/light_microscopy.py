@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.images.formats.scenes import Planes, both, choose_scene
 from vispe.images.formats.size_limits import check_size
 from vispe.images.formats.units import microns
+from vispe.images.formats.vendors.scenes import Planes, both, choose_scene
 
 
 def read_czi(path: Path, requested: str | None) -> Planes:

@@ -1,0 +1,1 @@
+"""Decoders of microscope formats and volumes with libraries of the extra `vendors`."""
