@@ -168,6 +168,10 @@ class Features:
             return None
         return len(self._filters.names(channels)), channels**-0.5
 
+    def filter_names(self, channels: int) -> list[str]:
+        """Return the names of the filters, which precede the features of the model."""
+        return [] if self._filters is None else self._filters.names(channels)
+
     def fit(self, pages: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Fit the principal components of tokens to training pages; a no-op for filters and vispe_micro.
 

@@ -20,6 +20,7 @@ NAME = "report.html"
 SHOWN = 12
 """Number of images shown as figures; the table lists all."""
 
+_FEATURES = 8  # number of groups of features in the table
 _SIDE = 900  # largest side in pixels of a figure in the report
 
 
@@ -65,6 +66,7 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
     objects_section(page, folder, images)
     materials_section(page, images)
     _confidence(page, report)
+    _importance(page, report)
     page.section("Settings")
     page.table([["", ""], *_used(report)], left=(0, 1))
     return page
@@ -246,6 +248,20 @@ def _confidence(page: Page, report: Mapping[str, Any]) -> None:
         f"Probabilities on these scribbles are off by {100 * error:.1f} percentage points on average.",
         soft=True,
     )
+
+
+def _importance(page: Page, report: Mapping[str, Any]) -> None:
+    """Add the features that the classifier depends on most."""
+    importance = report.get("training", {}).get("feature_importance")
+    if not isinstance(importance, dict) or not importance:
+        return
+    page.section("Features")
+    page.text(
+        "Decrease of the probability of the labelled class, in percentage points, if the values of these features are "
+        "permuted among the labelled pixels. Correlated features share their importance."
+    )
+    rows = sorted(importance.items(), key=lambda item: -item[1])[:_FEATURES]
+    page.table([["features", "decrease"], *([name, f"{100 * drop:.1f}"] for name, drop in rows)])
 
 
 def _used(report: Mapping[str, Any]) -> list[list[str]]:

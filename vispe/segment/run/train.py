@@ -9,6 +9,7 @@ from vispe.errors import InputError
 from vispe.segment.classify.calibration import calibration_note, concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.clustering import SAMPLE, PixelClusters
+from vispe.segment.classify.feature_importance import feature_groups, feature_importance
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import import_early
 from vispe.segment.features.pixel_features import Features
@@ -50,6 +51,8 @@ def train(run: Run, features: Features) -> Model:
     classifier, facts = learn(
         request.classifier, labels.names, gathered, classes, scribbles, request.seed, scale
     )
+    groups = feature_groups(features.filter_names(labels.channels), gathered.shape[1], features.config.model)
+    facts["feature_importance"] = feature_importance(classifier, gathered, classes, groups, request.seed)
     if text := calibration_note(facts["calibration"]):
         run.note(text)
     images = labels.images
