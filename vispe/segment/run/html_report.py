@@ -51,6 +51,7 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
         )
     if not images:
         return page
+    _figures(page, folder, images)
     page.section("Fractions of the area")
     page.text(_explained(images))
     page.table(_fractions(report))
@@ -61,7 +62,6 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
                 "transparency).",
                 soft=True,
             )
-    _pictures(page, folder, images)
     trust_section(page, folder, images, SHOWN)
     objects_section(page, folder, images)
     materials_section(page, images)
@@ -173,9 +173,9 @@ def _mean(images: Sequence[Mapping[str, Any]], kind: str, name: str) -> float | 
     return sum(known) / len(known) if known else None
 
 
-def _pictures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> None:
+def _figures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> None:
     """Add the overlays of the first images, and maps of image regions that differ from the training images."""
-    page.section("Figures")
+    page.section("Result")
     if len(images) > SHOWN:
         page.text(f"The first {SHOWN} of {len(images)} images; the others are in the folder.", soft=True)
     for record in images[:SHOWN]:
