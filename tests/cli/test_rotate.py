@@ -76,7 +76,7 @@ def test_a_model_with_images_and_masks(folder, tmp_path, capsys):
     assert main(words) == 0
     said = capsys.readouterr()
     assert said.out.startswith(
-        "test_vit (random weights), 2 image(s)\nfeatures under rotation and reflection: strong"
+        "test_vit (random weights), 2 images\nfeatures under rotation and reflection: strong"
     )
     assert "The patch kernel breaks the symmetry" in said.out
     assert "rotated by quarter turns and mirrored" in said.out
@@ -207,7 +207,7 @@ def test_python_callables(folder, capsys):
         ),
         (
             ["FILE:blocks", "IMAGES", "--masks", "MASK", "--metrics", "d4"],
-            "a1.png has no mask, got 1 mask files",
+            "a1.png has no mask, got 1 mask file",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_errors():
     layer = Attention(8, 2, "alibi2d")
     with pytest.raises(ShapeError, match=r"The input has 7 tokens, but Grid\(shape=\(2, 3\).* has 6"):
         layer(torch.randn(1, 7, 8), (2, 3))
-    with pytest.raises(ShapeError, match="alibi2d needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="alibi2d needs 2-axis positions, got 1 axis"):
         layer(torch.randn(1, 7, 8), (7,))
 
 

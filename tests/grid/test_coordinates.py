@@ -142,7 +142,7 @@ def test_free_positions():
             lambda c: Positions(c, grid=Grid((2, 4))),
             r"coords of 8 tokens .* got \(2, 6, 2\)\. Pass `index`",
         ),
-        (lambda c: Positions(c, grid=Grid((6,))), "on 1 axes"),
+        (lambda c: Positions(c, grid=Grid((6,))), "on 1 axis"),
     ],
 )
 def test_positions_errors(make, message):

@@ -141,7 +141,7 @@ def test_what_is_refused():
         PerLayerSchemes((create_scheme("mrope"),), (0, 1))
     with pytest.raises(OptionError, match="each scheme a layer"):
         PerLayerSchemes((create_scheme("mrope"), create_scheme("vrope")), (0, 0))
-    with pytest.raises(OptionError, match="at most one for each of 1 layers"):
+    with pytest.raises(OptionError, match="at most one for each of 1 layer"):
         alternating(["mrope", "vrope"], 1)
     with pytest.raises(OptionError, match=r"a list of schemes.*got 'mrope'"):
         alternating("mrope", 9)

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from vispe.cli.shared_options import SHARED
-from vispe.errors import OptionError, did_you_mean, require
+from vispe.errors import OptionError, counted, did_you_mean, require
 from vispe.train.retrofit.recipe_files import resolve_recipes
 
 _HELP_ALL = "--help-all"
@@ -51,7 +51,7 @@ def read_options(
     words = ["--help" if word == _HELP_ALL else word for word in words]
     epilog = "--debug shows the traceback of an error"
     if hidden:
-        epilog += f"\n{_HELP_ALL} also shows {len(hidden)} options that are rarely needed"
+        epilog += f"\n{_HELP_ALL} also shows {counted(len(hidden), 'option')} that are rarely needed"
     parser = ArgumentParser(
         prog=f"vispe {name}",
         exit_on_error=False,

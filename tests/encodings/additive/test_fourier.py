@@ -199,5 +199,5 @@ def test_options_are_checked(options, message):
 def test_shapes_are_checked():
     with pytest.raises(ShapeError, match=r"floating-point coordinates \(..., 2\), got \(3, 3\)"):
         fourier().encode(torch.zeros(3, 3))
-    with pytest.raises(ShapeError, match="fourier needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="fourier needs 2-axis positions, got 1 axis"):
         fourier().table(Grid((3,)).positions())

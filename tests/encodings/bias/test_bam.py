@@ -112,5 +112,5 @@ def test_option_errors(options, message):
 
 
 def test_other_axes_are_refused():
-    with pytest.raises(ShapeError, match=r"bam needs 2-axis positions, got 1 axes .*\. Use bam\(axes=1\)"):
+    with pytest.raises(ShapeError, match=r"bam needs 2-axis positions, got 1 axis .*\. Use bam\(axes=1\)"):
         offsets.made("bam.offset").bias(Grid((5,)).positions(), 0)

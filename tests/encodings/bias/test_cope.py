@@ -182,7 +182,7 @@ def test_errors():
             build(name, causal=True).bias(pos, 0, torch.ones(1, 6, 12))
         with pytest.raises(ShapeError, match="Pass q, k and scale to dense"):
             build(name).bias(pos, 0, torch.ones(1, 6, 12).double()).dense()
-        with pytest.raises(ShapeError, match=f"{name} needs 2-axis positions, got 1 axes"):
+        with pytest.raises(ShapeError, match=f"{name} needs 2-axis positions, got 1 axis"):
             build(name, spacing=(1.0, 1.0)).bias(Grid((3,)).positions(), 0, torch.ones(1, 3, 12))
     with pytest.raises(ShapeError, match=r"tra reads the tokens. Pass x"):
         build("tra").bias(pos, 0)

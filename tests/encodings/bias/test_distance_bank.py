@@ -107,7 +107,7 @@ def test_errors():
         build(causal=True, spacing=(1.0, 2.0))
     with pytest.raises(ShapeError, match="needs 1 axis with causal=True, got 2 axes"):
         build(causal=True).bias(Grid((2, 3)).positions(), 0, tokens(6))
-    with pytest.raises(ShapeError, match="distance_bank needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="distance_bank needs 2-axis positions, got 1 axis"):
         build(over="offset").bias(Grid((3,)).positions(), 0, tokens(3))
     with pytest.raises(ShapeError, match=r"reads the tokens. Pass x"):
         build().bias(Grid((2, 3)).positions(), 0)

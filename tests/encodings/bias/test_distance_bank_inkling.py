@@ -200,7 +200,7 @@ def test_attention_layer_in_half_precision():
         ({"causal": True, "log_floor": 0}, "log_floor needs .*number above 0"),
         ({"causal": True, "log_floor": 2, "log_layers": [3], "depth": 3}, r"below depth=3, got \[3\]"),
         ({"max_dist": [3, 4], "depth": 3}, r"max_dist needs one number for each of 3 blocks, got \[3, 4\]"),
-        ({"max_dist": []}, r"max_dist needs one number for each of 1 blocks, got \[\]"),
+        ({"max_dist": []}, r"max_dist needs one number for each of 1 block, got \[\]"),
         ({"max_dist": [3, 0]}, "max_dist needs"),
         ({"scale": "half"}, "scale must be one of sqrt, inverse, got 'half'"),
         ({"scale": "inverse", "dim": 10, "head_dim": None}, "dim to be a multiple of num_heads"),

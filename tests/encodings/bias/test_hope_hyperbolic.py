@@ -139,7 +139,7 @@ def test_errors():
     with pytest.raises(OptionError, match=r"temperature needs a number of 1 or more, got temperature=0\.5"):
         create_encoding("hope_hyperbolic", dim=8, num_heads=2, temperature=0.5)
     with pytest.raises(
-        ShapeError, match=r"needs 2-axis positions, got 1 axes .*\. Use hope_hyperbolic\(axes=1\)"
+        ShapeError, match=r"needs 2-axis positions, got 1 axis .*\. Use hope_hyperbolic\(axes=1\)"
     ):
         build().bias(Grid((4,)).positions(), 0)
     with pytest.raises(ShapeError, match="logits of hope_hyperbolic need queries and keys"):

@@ -108,7 +108,7 @@ def test_a_vit():
         ("eps=0.1", "eps=0.1 has no effect with positive='softplus'. Omit it"),
         ("kernel=cubic", "kernel must be one of log, power, got 'cubic'"),
         ("reference=[3,4]", "has no effect with normalize='none'"),
-        ("normalize=reference,reference=[3,4],spacing=[1]", "needs one number for each of 1 axes"),
+        ("normalize=reference,reference=[3,4],spacing=[1]", "needs one number for each of 1 axis"),
         ("spacing=[1,1,1,1]", "kerple needs 1 or 2 or 3 axes, got spacing="),
     ],
 )
@@ -121,5 +121,5 @@ def test_spacing_fixes_the_axes():
     made = offsets.made("kerple(spacing=[2,0.5])")
     wide = made.bias(Grid((3, 4)).positions(), 0).dense()
     torch.testing.assert_close(wide, made.bias(Grid((3, 4), spacing=(2.0, 0.5)).positions(), 0).dense())
-    with pytest.raises(ShapeError, match="kerple needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="kerple needs 2-axis positions, got 1 axis"):
         made.bias(Grid((3,)).positions(), 0)

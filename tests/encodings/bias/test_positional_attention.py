@@ -116,7 +116,7 @@ def test_errors():
     with pytest.raises(OptionError, match=r"needs an additive encoding as table, got table='alibi2d'"):
         create_encoding("positional_attention(table=alibi2d)", num_heads=2)
     made = create_encoding("positional_attention", num_heads=2)
-    with pytest.raises(ShapeError, match="positional_attention needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="positional_attention needs 2-axis positions, got 1 axis"):
         made.bias(Grid((4,)).positions(), 0)
     table = create_encoding("learned", dim=8, grid=(2, 3))
     with pytest.raises(OptionError, match="dim=8"):

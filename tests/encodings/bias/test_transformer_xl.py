@@ -172,7 +172,7 @@ def test_positions_that_do_not_fit():
         create_encoding("transformer_xl", dim=16, num_heads=2).bias(Grid((2, 2, 2)).positions(), 0)
     with pytest.raises(ShapeError, match=r"clamp_len=2 needs tokens at the cells of a grid"):
         build(clamp_len=2).bias(Positions(torch.rand(1, 4, 2)), 0)
-    with pytest.raises(ShapeError, match=r"transformer_xl needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match=r"transformer_xl needs 2-axis positions, got 1 axis"):
         build(spacing=(1, 2)).transform(Grid((4,)).positions(), 0)
     for pos in (Grid((2, 2)).positions(), Positions(torch.rand(1, 4, 2))):
         with pytest.raises(ShapeError, match=r"query.*q, k and scale"):

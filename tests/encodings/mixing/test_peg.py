@@ -322,7 +322,7 @@ def test_it_needs_a_grid():
         ShapeError, match=r"peg needs the tokens of a 2-axis grid, got 2 axes .* It reads neighbouring cells"
     ):
         made.mix(torch.zeros(1, 3, 6), Positions(torch.zeros(1, 3, 2)), 0)
-    with pytest.raises(ShapeError, match="peg needs the tokens of a 2-axis grid, got 1 axes"):
+    with pytest.raises(ShapeError, match="peg needs the tokens of a 2-axis grid, got 1 axis"):
         made.mix(torch.zeros(1, 3, 6), Grid((3,)).positions(), 0)
     with pytest.raises(UnsupportedCombination, match="peg, which works on the tokens outside of attention"):
         Attention(8, 2, "peg")

@@ -266,7 +266,7 @@ def test_option_errors(spec, message):
 def test_position_errors():
     encoding = create_encoding("gta(se3=8)", dim=32, num_heads=2)
     pos = Grid((2, 3), prefix=1).positions()
-    with pytest.raises(ShapeError, match="gta needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="gta needs 2-axis positions, got 1 axis"):
         encoding.transform(Grid((4,)).positions(), 0)
     with pytest.raises(
         ShapeError, match=r"needs camera poses, got none\. Put \(b, views, 4, 4\) matrices into"

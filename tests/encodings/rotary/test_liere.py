@@ -209,7 +209,7 @@ def test_option_errors(spec, message):
 
 
 def test_other_errors():
-    with pytest.raises(ShapeError, match=r"liere needs 2-axis positions, got 1 axes .* Use liere\(axes=1\)"):
+    with pytest.raises(ShapeError, match=r"liere needs 2-axis positions, got 1 axis .* Use liere\(axes=1\)"):
         build().transform(Grid((4,)).positions(), 0)
     with pytest.raises(ShapeError, match="liere needs 2-axis positions"):
         build(kind="even").transform(Grid((4,)).positions(), 0)

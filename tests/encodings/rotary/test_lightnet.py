@@ -141,5 +141,5 @@ def test_option_errors(spec, message):
         OptionError, match="lightnet needs dim to be a multiple of num_heads, got dim=8, num_heads=3"
     ):
         create_encoding("lightnet", dim=8, num_heads=3)
-    with pytest.raises(ShapeError, match=r"lightnet needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match=r"lightnet needs 2-axis positions, got 1 axis"):
         create_encoding("lightnet", dim=8, num_heads=2).transform(Grid((3,)).positions(), 0)

@@ -262,7 +262,7 @@ def test_option_errors():
             r"within each of 2 views, got .*Use .*Grid\(\(2, rows, columns\)\)",
         ),
         ((3, 2, 2), {"extrinsic": extrinsics(2)}, r"within each of 2 views"),
-        ((5,), {"extrinsic": extrinsics(1)}, r"prope needs 2-axis positions, got 1 axes"),
+        ((5,), {"extrinsic": extrinsics(1)}, r"prope needs 2-axis positions, got 1 axis"),
         (
             (2, 2, 3),
             {"extrinsic": extrinsics(5)},

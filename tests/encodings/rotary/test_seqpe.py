@@ -331,7 +331,7 @@ def test_shape_errors():
         made.transform(Grid((2, 2, 2)).positions(), 0)
     with pytest.raises(ShapeError, match="integer positions, got free coordinates"):
         made.transform(Positions(torch.rand(1, 4, 2)), 0)
-    with pytest.raises(ShapeError, match=r"1 digits per axis, too few for a grid of \(3, 11\)"):
+    with pytest.raises(ShapeError, match=r"1 digit per axis, too few for a grid of \(3, 11\)"):
         build("seqpe(max_digits=1)").transform(Grid((3, 11)).positions(), 0)
     with pytest.raises(ShapeError, match="contrastive_loss needs candidates"):
         contrastive_loss(torch.ones(2, 4), torch.ones(5, 4), torch.zeros(2).long())

@@ -218,7 +218,7 @@ def test_specs_that_do_not_fit_are_refused():
         tiny_clip(),
         "alibi",
         UnsupportedCombination,
-        "alibi supports 1 axes, got the 2-axis grid of VisionTransformer",
+        "alibi supports 1 axis, got the 2-axis grid of VisionTransformer",
     )
     refused(tiny_clip(), "alibi2d", UnsupportedCombination, "no rotary embedding to keep", keep_rope=True)
     refused(tiny_clip(), "rope+alibi2d", UnsupportedCombination, "no rotary embedding to keep")

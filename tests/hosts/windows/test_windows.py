@@ -211,7 +211,7 @@ def test_what_has_no_place_is_refused_and_nothing_changes(name):
     for spec, why in {
         "sincos2d": "outside attention",
         "peg": "outside attention",
-        "alibi": "1 axes",
+        "alibi": "1 axis",
     }.items():
         with pytest.raises(UnsupportedCombination, match=why):
             vispe.convert(model, spec)

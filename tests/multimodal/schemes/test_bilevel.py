@@ -157,7 +157,7 @@ def test_what_is_refused():
     with pytest.raises(ShapeError, match=r"boundaries needs the shape \(1, 4\) of types, got \(4,\)"):
         Stream.from_ids(types, image, boundaries=torch.zeros(4))
     found = of_tokens([SENTENCES])
-    with pytest.raises(ShapeError, match=r"boundaries needs the shape \(1, n\) for 1 counters, got \(2, 1\)"):
+    with pytest.raises(ShapeError, match=r"boundaries needs the shape \(1, n\) for 1 counter, got \(2, 1\)"):
         found.scheme.follow(found.next, torch.zeros(2, 1, dtype=torch.bool))
     with pytest.raises(OptionError, match="factor=96 has no effect with slopes='learned'"):
         create_encoding("alibi(factor=96,slopes=learned)", num_heads=2)

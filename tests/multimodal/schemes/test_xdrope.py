@@ -150,7 +150,7 @@ def test_images_of_a_processor():
         (
             [0, 1, 1, 0],
             [[1, 2, 4]],
-            r"Sample 0, token 1 .*: 2 adjacent .* 1 rows of 3 tokens .* 3 in total, or 5",
+            r"Sample 0, token 1 .*: 2 adjacent .* 1 row of 3 tokens .* 3 in total, or 5",
         ),
         ([0, 1, 1, 0], [], "2 adjacent image placeholders exceed the image grids"),
         ([0, 1, 1, 1], [[2, 2, 4]], r"must have one frame, and at least 2 rows and columns, got \[2, 2, 4\]"),

@@ -251,7 +251,7 @@ SHAPES = {
     ),
     "seconds": (
         {"videos": grids([1, 1, 2]), "seconds": [1.0, 2.0]},
-        r"one value for each of 1 videos, got \(2,\)",
+        r"one value for each of 1 video, got \(2,\)",
     ),
 }
 

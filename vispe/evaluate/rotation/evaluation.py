@@ -9,7 +9,7 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, Segmenter, features_of
 from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel, reinitialized_copy
-from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
+from vispe.errors import InputError, OptionError, ShapeError, UnknownName, counted, did_you_mean
 from vispe.evaluate.rotation.distributed import Piece, filled
 from vispe.evaluate.rotation.figures.examples import Shown, example_labels, example_maps, rescale_to_rgb
 from vispe.evaluate.rotation.metrics import measure_step
@@ -119,8 +119,8 @@ def measure(
     for word, values in (("names", image_names), ("truths", truths)):
         if values is not None and len(values) != len(images):
             raise InputError(
-                f"measure: {word} must have one entry per image, got {len(values)} for {len(images)} images. Pass one "
-                "for each, in order."
+                f"measure: {word} must have one entry per image, got {len(values)} for "
+                f"{counted(len(images), 'image')}. Pass one for each, in order."
             )
     groups, skipped = _groups(metrics, quick, f, segmenter, truths)
     if f is not None:
@@ -225,7 +225,9 @@ def _fingerprint(
         ]
     windows = random_crops((images[int(n)] for n in numbers), (h, w), each, seed=plan.seed)
     pattern = fingerprint(f, windows, batch_size=plan.batch_size)
-    return pattern, [f"The fingerprint is the mean of {len(numbers) * each} windows of {h} x {w} px."]
+    return pattern, [
+        f"The fingerprint is the mean of {counted(len(numbers) * each, 'window')} of {h} x {w} px."
+    ]
 
 
 def _examples(
@@ -305,7 +307,9 @@ def _class_count(
 ) -> int | None:
     known = n_classes or getattr(segmenter, "n_classes", None) or (len(names) if names else None)
     if names is not None and known != len(names):
-        raise OptionError(f"measure: names must have {known} entries, got {len(names)}. Pass one per class.")
+        raise OptionError(
+            f"measure: names must have {counted(known, 'entry')}, got {len(names)}. Pass one per class."
+        )
     if known is not None:
         return int(known)
     if truths is not None:

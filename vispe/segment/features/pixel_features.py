@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.device import choose_device
-from vispe.errors import InputError, OptionError, did_you_mean
+from vispe.errors import InputError, OptionError, counted, did_you_mean
 from vispe.segment.classify.pixel_classifier import Linear
 from vispe.segment.features import micro_features
 from vispe.segment.features.filters import SIGMAS, Filters
@@ -237,8 +237,8 @@ class Features:
         maps = token_maps(self._model, filled, self.tile, self.basis)
         if self.basis is not None and maps.width != self.basis.mean.shape[0]:
             raise InputError(
-                f"the image has {page.shape[-1]} channel(s), which give {maps.width} features per token, but "
-                f"the model was trained with {self.basis.mean.shape[0]}. Select channels with channel."
+                f"the image has {counted(page.shape[-1], 'channel')}, which give {counted(maps.width, 'feature')} "
+                f"per token, but the model was trained with {self.basis.mean.shape[0]}. Select channels with channel."
             )
         return maps
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vispe.backbones.hub import downloads
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment.classify.calibration import concatenate_ids, label_scribbles
@@ -218,7 +218,9 @@ class Live:
                 )
             data = self.image.valid[number].ravel()[indices]
             if not data.all():
-                self._note(f"{(~data).sum()} labelled pixels of page {number} have no data and are ignored.")
+                ignored = int((~data).sum())
+                verbs = "has no data and is" if ignored == 1 else "have no data and are"
+                self._note(f"{counted(ignored, 'labelled pixel')} of page {number} {verbs} ignored.")
             self._drawn[number] = indices[data], classes[data]
 
     @property
@@ -447,6 +449,6 @@ def _check_channels(image: Micrograph, model: Model) -> None:
     """Raise InputError if the image and the training images differ in their number of channels."""
     if model.channels not in (None, image.channels):
         raise InputError(
-            f"{image.path} has {image.channels} channel(s), but the model was trained with {model.channels}. "
+            f"{image.path} has {counted(image.channels, 'channel')}, but the model was trained with {model.channels}. "
             "Select other channels or another model."
         )

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vispe.errors import InputError, OptionError, VispeError, require
+from vispe.errors import InputError, OptionError, VispeError, counted, require
 from vispe.files import remove
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region, blocks
@@ -279,7 +279,9 @@ class OutOfCoreRun(Run):
         work = Path(job.work)
         remaining = [(page, r) for page, r in total if not progress.is_finished(work, page, r, job.chunk)]
         if len(remaining) < len(total):
-            self.note(f"{path.name}: {len(total) - len(remaining)} of {len(total)} blocks are already done.")
+            self.note(
+                f"{path.name}: {len(total) - len(remaining)} of {counted(len(total), 'block')} are already done."
+            )
         self.watch.start(f"segmenting {path.name}", 1)
         self.watch.step(1 - len(remaining) / len(total))
         for _ in self._run(run_block, job, remaining):

@@ -143,7 +143,7 @@ def test_remedy_and_verdict_of_labels():
     text = html(rows=[*made.label_rows(), *made.pose_rows()])
     said = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
     assert f'<p class="verdict plain">{said}; accuracy: 50.0 points' in text
-    assert '<p class="verdict plain">0 rows were measured</p>' in html()
+    assert '<p class="verdict plain">0 rows measured</p>' in html()
 
 
 def test_words_of_users_are_no_markup():

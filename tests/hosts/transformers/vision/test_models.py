@@ -150,7 +150,7 @@ def test_what_has_no_place_is_refused_and_nothing_changes(family):
     }
     refused |= {
         "alibi3d": "3 axes",
-        "alibi": "1 axes",
+        "alibi": "1 axis",
         "gta(so3=true)": "pose|so3",
         "alibi2d+peg": "outside attention",
     }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.pairwise_rope.self_extend import check_self_extend
-from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.transformers.diagnosis import refusal
 from vispe.hosts.transformers.language.conversion_record import TextConversion
 from vispe.hosts.transformers.language.converted_classes import (
@@ -214,7 +214,7 @@ def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
         return [None] * len(text.layers)
     if len(scheme.layers.of_layer) != len(text.layers):
         raise OptionError(
-            f"{type(text).__name__} needs one scheme for each of {len(text.layers)} layers, got schemes for "
+            f"{type(text).__name__} needs one scheme for each of {counted(len(text.layers), 'layer')}, got schemes for "
             f"{len(scheme.layers.of_layer)}."
         )
     return scheme.layers.of_layer
@@ -294,7 +294,7 @@ def _check_halves(text: Any, rotary: DetectedRotary, what: str) -> None:
     if rotary.interleaved or 2 * rotary.pairs != width:
         raise UnsupportedHost(
             f"{what} needs heads whose channels are all rotated in the layout 'half', got {type(text).__name__} with "
-            f"{2 * rotary.pairs} of {width} channels rotated, {rotary.layout}."
+            f"{2 * rotary.pairs} of {counted(width, 'channel')} rotated, {rotary.layout}."
         )
 
 
@@ -396,7 +396,7 @@ def describe_vlm(model: nn.Module) -> str:
         else "keys before they are cached"
     )
     return (
-        f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
+        f"{type(model).__name__}: {inner.vispe_scheme} in {counted(len(text.layers), 'decoder layer')}\n"
         f"{''.join(lines)}  rotates {rotated}{_options_text(text)}"
     )
 
