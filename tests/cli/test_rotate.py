@@ -240,7 +240,7 @@ def test_subjects_know_their_images():
     assert image.shape == (3, 32, 48)
     np.testing.assert_allclose(subject.picture(image), page.repeat(3, 2), atol=1e-6)
     assert subject.features(image[None]).shape == (1, 64, 2, 3)
-    with pytest.raises(ShapeError, match=r"images must have 3 channel\(s\), got \(32, 48, 2\)"):
+    with pytest.raises(ShapeError, match=r"images must have 3 channels, got \(32, 48, 2\)"):
         subject.tensor(page.repeat(2, 2))
     fixed = load_evaluated_model("test_vit", weights="random", img_size=64)
     assert fixed.size == 64

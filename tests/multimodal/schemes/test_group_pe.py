@@ -149,7 +149,7 @@ def test_one_after_the_other():
 
 
 def test_wrong_pairs_are_refused():
-    with pytest.raises(InputError, match="Every source needs a target, got 2 sources and 1 targets"):
+    with pytest.raises(InputError, match="Every source needs a target, got 2 sources and 1 target"):
         streamed([[1], [1]], [[1]], **PAIRS)
     with pytest.raises(OptionError, match=r"must be integers of 0 or more, got \[3, -1, 1\]"):
         streamed([[-1]], [[1]], **PAIRS)

@@ -108,7 +108,7 @@ def check_page_count(pages: np.ndarray, count: int, label: str) -> np.ndarray:
     """
     if len(pages) != count:
         raise InputError(
-            f"{label}: expected {count} pages from its header and suffix, got {len(pages)}. Use the suffix .tif for "
-            "stacks."
+            f"{label}: expected {counted(count, 'page')} from its header and suffix, got {len(pages)}. Use the "
+            "suffix .tif for stacks."
         )
     return pages
