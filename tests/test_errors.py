@@ -1,4 +1,4 @@
-"""Messages: counts agree with their nouns."""
+"""Messages: counts agree with their nouns, and names in backticks exist."""
 
 import ast
 import re
@@ -81,3 +81,37 @@ def test_plurals_after_counts_are_detected(tmp_path, monkeypatch):
         'f"{len(x)} images, {pos.axes} axes, {q.shape[1]} key heads, {counted(n, noun)}, 1 or {n.heads} heads"'
     )
     assert len(list(plurals(path))) == 3
+
+
+def names_of(tree):
+    """Yield parameters, fields and functions of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg.rstrip("_")  # `class_` is `class` on the command line
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def backticked(tree):
+    """Yield (name, line) for the names in backticks in raised messages."""
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Raise):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    for name in re.findall(r"`([a-z_]\w*)(?:=[^`]*)?`", node.value):
+                        yield name, node.lineno
+
+
+def test_names_in_messages_exist():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    known = {name for tree in trees.values() for name in names_of(tree)} | {"inv_freq"}  # of transformers
+    known |= {"allow_code", "allow_download"}  # options of all commands
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path, tree in trees.items()
+        for name, line in backticked(tree)
+        if name not in known
+    ]
+    assert not wrong, wrong

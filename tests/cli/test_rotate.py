@@ -185,10 +185,13 @@ def test_python_callables(folder, capsys):
         (["FILE:bright", "IMAGES", "--kind", "segmenter", "--d4"], "averages class probabilities"),
         (
             ["FILE:bright", "IMAGES", "--kind", "segmenter"],
-            "number of classes of the segmenter is unknown. Pass n_classes or names.",
+            "segmenter is unknown, got neither names nor truths. Pass --classes, one per class, or --masks.",
         ),
         (["MODEL", "IMAGES", "--pos-embed", "alibi2d"], "has no effect on"),
-        (["MODEL", "IMAGES", "--classes", "a,b,c"], "entries (cluster 1, cluster 2), got 3"),
+        (
+            ["MODEL", "IMAGES", "--classes", "a,b,c"],
+            "--classes must have 2 entries (cluster 1, cluster 2), got 3. Omit --classes.",
+        ),
         (["nothing.vispe", "IMAGES"], "nothing.vispe does not exist"),
         (["test_vit", "--textures", "1", "--masks", "MASKS"], "--masks needs images, got none"),
         (

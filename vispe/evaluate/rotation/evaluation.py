@@ -78,7 +78,7 @@ def measure(
         images: (c, H, W) each, floating point, normalised for f; iterated more than once.
         segmenter: image (c, H, W) -> labels (H, W), 1 to K and 0 for no data; None trains one if there are truths.
         truths: labels (H, W) of each image, 1 to K and 0 for ignored pixels.
-        n_classes: K; required with `segmenter`, otherwise counted in the truths.
+        n_classes: K; by default that of `segmenter`, the number of `names`, or the maximum of `truths`.
         names: names of the classes; 'class 1' ... by default.
         image_names: 'image 0' ... by default.
         metrics: names of `vispe.evaluate.rotation.plan.GROUPS`; all applicable ones by default.
@@ -116,10 +116,10 @@ def measure(
     if len(images) == 0:
         raise InputError("measure: no images, got an empty sequence. Pass at least one image.")
     image_names = [f"image {k}" for k in range(len(images))] if image_names is None else list(image_names)
-    for word, values in (("names", image_names), ("truths", truths)):
+    for word, values in (("image_names", image_names), ("truths", truths)):
         if values is not None and len(values) != len(images):
             raise InputError(
-                f"measure: {word} must have one entry per image, got {len(values)} for "
+                f"measure: `{word}` must have one entry per image, got {len(values)} for "
                 f"{counted(len(images), 'image')}. Pass one for each, in order."
             )
     groups, skipped = _groups(metrics, quick, f, segmenter, truths)
@@ -293,8 +293,7 @@ def _inferred_patch(f: FeatureFunction, image: Tensor, size: int | None) -> int:
     if high % h or wide % w or high // h != wide // w:
         raise ShapeError(
             f"measure: patch_size cannot be inferred, got {(h, w)} cells for an image of {(high, wide)} px. Pass "
-            "patch_size, the "
-            "pixels per cell."
+            "`patch_size`, the pixels per cell."
         )
     return high // h
 
@@ -308,7 +307,7 @@ def _class_count(
     known = n_classes or getattr(segmenter, "n_classes", None) or (len(names) if names else None)
     if names is not None and known != len(names):
         raise OptionError(
-            f"measure: names must have {counted(known, 'entry')}, got {len(names)}. Pass one per class."
+            f"measure: `names` must have {counted(known, 'entry')}, got {len(names)}. Pass one per class."
         )
     if known is not None:
         return int(known)
@@ -316,7 +315,8 @@ def _class_count(
         return int(max(np.max(np.asarray(truth)) for truth in truths))
     if segmenter is not None:
         raise OptionError(
-            "measure: the number of classes of the segmenter is unknown. Pass n_classes or names."
+            "measure: the number of classes of the segmenter is unknown, got neither names nor truths. Pass `names`, "
+            "one per class, or `truths`."
         )
     return None
 
@@ -325,7 +325,7 @@ def _angles(angles: Sequence[float] | None, quick: bool) -> tuple[float, ...]:
     if angles is None:
         return QUICK_ANGLES if quick else tuple(float(a) for a in ANGLES)
     if not angles or not all(np.isfinite(angles)):
-        raise OptionError(f"measure: angles must be finite degrees, got {list(angles)}. Pass at least one.")
+        raise OptionError(f"measure: `angles` must be finite degrees, got {list(angles)}. Pass at least one.")
     return tuple(dict.fromkeys(float(a) for a in angles))
 
 

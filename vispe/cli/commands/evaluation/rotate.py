@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
+LIBRARY_NAMES = {"names": "classes", "truths": "masks", "size": "crop"}
+"""Parameters of `measure` in messages, and the options of the command that set them."""
 
 
 def rotate(
