@@ -38,7 +38,7 @@ def cosine_factors(steps: int) -> list[float]:
     They are rounded to float32, unlike those of `scheduled_lr`.
 
     Example:
-        >>> cosine_factors(2)
+        >>> [round(factor, 6) for factor in cosine_factors(2)]
         [1.0, 0.5, 0.0]
     """
     return (0.5 + 0.5 * torch.cos(torch.pi * (torch.arange(steps + 1) / steps))).tolist()
