@@ -12,9 +12,9 @@ from vispe.encodings.metadata import list_encodings
 from vispe.encodings.registry import Spec
 from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, counted, did_you_mean
 from vispe.hosts.transformers.diagnosis import names_of, names_scheme, refusal
+from vispe.hosts.transformers.language.conversion_record import describe_vlm
 from vispe.hosts.transformers.language.convert import (
     convert_vlm,
-    describe_vlm,
     is_vision_language_model,
     restore_vlm,
 )

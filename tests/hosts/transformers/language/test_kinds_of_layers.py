@@ -12,7 +12,7 @@ from tests.hosts.transformers.language.test_more_families import converted, logi
 from tests.hosts.transformers.more import CLASSES, KINDS, prompt, stock, text_part, vision_part
 from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
 from vispe.errors import InputError, UnsupportedHost
-from vispe.hosts.transformers.language.convert import describe_vlm
+from vispe.hosts.transformers.language.conversion_record import describe_vlm
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.rotary_detection import kinds_of, rotaries_of
 from vispe.multimodal import Stream, Text, Video, create_scheme
