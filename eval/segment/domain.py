@@ -36,7 +36,7 @@ from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.sample_grid import Sample, offsets, sample
 from vispe.segment.features.tiles import Region
-from vispe.segment.live.live_segmentation import micrograph
+from vispe.segment.live.array_image import micrograph
 from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import DEFAULT
 

@@ -29,7 +29,8 @@ from vispe.segment.classify.guided_filter import clean
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import PixelClassifier, predict_in_chunks
 from vispe.segment.features.filters3d import Stack
-from vispe.segment.features.pixel_features import BLOCK, Features, PreparedPage
+from vispe.segment.features.pixel_features import BLOCK, Features
+from vispe.segment.features.prepared_page import PreparedPage
 from vispe.segment.features.sample_grid import FeatureGrid, offsets
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import Blend, Region, common
