@@ -106,27 +106,27 @@ def measured(
     )
     rows: list[dict[str, Any]] = []
     if file.exists() and not args.fresh:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        same = [kept[k] == head[k] for k in ("quick", "extent", "teacher", "student")]
-        if not all(same) or kept["environment"]["versions"] != head["environment"]["versions"]:
+        retained = json.loads(file.read_text(encoding="utf-8"))
+        same = [retained[k] == head[k] for k in ("quick", "extent", "teacher", "student")]
+        if not all(same) or retained["environment"]["versions"] != head["environment"]["versions"]:
             raise SystemExit(
                 f"{file} was measured with other weights, versions or numbers of pictures; use --fresh or --out."
             )
-        rows = kept["rows"]
+        rows = retained["rows"]
     pair = ModelPair(student=student, teacher=teacher, channels=card["blanked"])
     done = {identity(row) for row in rows}
-    for asked, job in jobs(
+    for requested, job in jobs(
         pair, Settings(teacher.patch_size, 0, teacher.mean, teacher.std), frames, extent, args
     ):
-        if identity(asked) in done:
+        if identity(requested) in done:
             continue
         start = time.process_time()
         with torch.no_grad():
-            found = job()
-        if found.get("pictures") != 0:
-            rows.append(rounded(asked | found | {"cpu_s": round(time.process_time() - start, 1)}))
+            result = job()
+        if result.get("pictures") != 0:
+            rows.append(rounded(requested | result | {"cpu_s": round(time.process_time() - start, 1)}))
             write(file, head, rows)
-        print(name, *asked.values(), f"{time.process_time() - start:.0f} s", flush=True)
+        print(name, *requested.values(), f"{time.process_time() - start:.0f} s", flush=True)
     write(file, head, rows)
 
 
@@ -152,7 +152,7 @@ def jobs(
             yield {"question": "look", "kind": kind, "size": size}, look
 
         def turn(size: int = size) -> dict[str, Any]:
-            return metrics.turned(pair, probe_images.turned_of(size, settings, extent, frames))
+            return metrics.rotated(pair, probe_images.rotated_of(size, settings, extent, frames))
 
         yield {"question": "turned", "size": size}, turn
     size = extent.sizes[-1]
@@ -162,8 +162,8 @@ def jobs(
         def scribble(own: list[probe_images.Frame] = own) -> dict[str, Any]:
             return scribbled.scribbled(pair, own, size, settings, extent.budget)
 
-        asked = {"question": "scribbles", "set": group, "size": size, "homogeneous": own[0].homogeneous}
-        yield asked, scribble
+        requested = {"question": "scribbles", "set": group, "size": size, "homogeneous": own[0].homogeneous}
+        yield requested, scribble
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:

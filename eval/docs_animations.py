@@ -53,9 +53,9 @@ class Film:
             ]
         body = list(self.still)
         for i, frame in enumerate(self.frames):
-            kept = " k" if i == shown else ""
+            retained = " k" if i == shown else ""
             delay = f"{i * self.seconds / n:.3f}s"
-            body.append(f'<g class="f{kept}" style="animation-delay:{delay}">{"".join(frame)}</g>')
+            body.append(f'<g class="f{retained}" style="animation-delay:{delay}">{"".join(frame)}</g>')
         text = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" role="img"><title>{words}</title><style>{"".join(style)}</style>'
@@ -191,10 +191,10 @@ def waves() -> None:
         torch.manual_seed(0)
         encoding = vispe.create_encoding(name, dim=512, num_heads=8, depth=1)
         with torch.no_grad():
-            turned = encoding.transform(grid.positions(), 0)
+            rotated = encoding.transform(grid.positions(), 0)
         # of a mixed rotation a head whose two directions lie between the axes
         head = 0 if name == "rope_axial" else int((encoding.freqs[0].abs() - 0.7).abs().amax(1).argmin())
-        cos, sin = turned.cos[0, head].double().numpy(), turned.sin[0, head].double().numpy()
+        cos, sin = rotated.cos[0, head].double().numpy(), rotated.sin[0, head].double().numpy()
         waves = cos * cos[middle] + sin * sin[middle]  # of the angle between each cell and the middle one
         order = np.arange(32).reshape(2, 16).T.flatten()  # axes in turn
         x = 10 + 230 * k
@@ -274,23 +274,23 @@ def position(weights: str) -> None:
     rng = np.random.default_rng(0)
     noises = [rng.random((224, 224, 3)).astype(np.float32) for _ in range(16)]
 
-    def maps(pictures: list[np.ndarray]) -> torch.Tensor:
+    def maps(images: list[np.ndarray]) -> torch.Tensor:
         with torch.no_grad():
-            return subject.features(torch.stack([subject.tensor(p) for p in pictures])).float()
+            return subject.features(torch.stack([subject.tensor(p) for p in images])).float()
 
     first = maps(noises[:8])
     flat = first.mean(0).flatten(1).T
     mean = flat.mean(0)
     axes = torch.linalg.svd(flat - mean, full_matrices=False).Vh[:3].T
 
-    def three(found: torch.Tensor) -> torch.Tensor:
-        return (found.flatten(1).T - mean) @ axes
+    def three(result: torch.Tensor) -> torch.Tensor:
+        return (result.flatten(1).T - mean) @ axes
 
     spread = torch.stack([three(m) for m in first])
     low, high = (spread.flatten(0, 1).quantile(q, 0) for q in (0.02, 0.98))
 
-    def colours(found: torch.Tensor) -> np.ndarray:
-        return ((three(found) - low) / (high - low)).clamp(0, 1).unflatten(0, found.shape[1:]).numpy()
+    def colours(result: torch.Tensor) -> np.ndarray:
+        return ((three(result) - low) / (high - low)).clamp(0, 1).unflatten(0, result.shape[1:]).numpy()
 
     film = Film(520, 222, 16)
     film.still += [
@@ -307,14 +307,14 @@ def position(weights: str) -> None:
     for i in range(16):
         words, own, bare = "another picture every time", None, None
         if i < 8:
-            own, bare, picture = first[i], without[i], noises[i]
+            own, bare, image = first[i], without[i], noises[i]
         else:  # the same picture, with the table pushed to the right
             step = i - 7
             body = table[:, prefix:].unflatten(1, (side, side)).roll(round(step * side / 8), 2)
             model.pos_embed.data[:, prefix:] = body.flatten(1, 2)
-            own, bare, picture = maps([noises[7]])[0], without[7], noises[7]
+            own, bare, image = maps([noises[7]])[0], without[7], noises[7]
             words = "the same picture; the table is pushed to the right"
-        small = picture[::7, ::7]
+        small = image[::7, ::7]
         film.frames.append(
             [
                 heat(small, 10, 30, 5, 0, 1),

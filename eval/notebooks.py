@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[1]
 LARGEST = 300_000  # bytes of a notebook with its pictures
 
 
-def small(picture: str) -> str:
+def small(figure: str) -> str:
     """Return a PNG in base64 with 256 colours, about a third of its size."""
-    image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+    image = Image.open(io.BytesIO(base64.b64decode(figure))).convert("RGB")
     image.quantize(256, method=Image.Quantize.FASTOCTREE).save(
         raw := io.BytesIO(), format="PNG", optimize=True
     )
@@ -43,9 +43,9 @@ def stored(path: Path) -> None:
         cell.id, cell.metadata = f"cell-{number}", {}
         if cell.cell_type == "code":
             # progress on stderr is no result; text/plain of a figure names its size alone
-            kept = [o for o in cell.outputs if o.get("name") != "stderr"]
+            retained = [o for o in cell.outputs if o.get("name") != "stderr"]
             cell.outputs = []
-            for output in kept:  # lines printed one after another are one text
+            for output in retained:  # lines printed one after another are one text
                 if output.output_type == "stream" and cell.outputs and "text" in cell.outputs[-1]:
                     cell.outputs[-1].text += output.text
                 else:
@@ -65,6 +65,6 @@ def stored(path: Path) -> None:
 if __name__ == "__main__":
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     os.environ.pop("MPLBACKEND", None)  # the kernel draws into the notebook
-    given = [Path(name) for name in sys.argv[1:]]
-    for each in given or sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
+    arguments = [Path(name) for name in sys.argv[1:]]
+    for each in arguments or sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
         stored(each)

@@ -80,18 +80,18 @@ class Bytes(Source):
     """The pictures of a source, read once and kept in memory as 8 bits."""
 
     def __init__(self, source: Source) -> None:
-        self.pictures = [(one[:1] if one.stride(0) == 0 else one).mul(255).round().byte() for one in source]
+        self.images = [(one[:1] if one.stride(0) == 0 else one).mul(255).round().byte() for one in source]
         self.source = source
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, i: int) -> Tensor:
-        return self.pictures[i].expand(3, -1, -1).float() / 255
+        return self.images[i].expand(3, -1, -1).float() / 255
 
     def shape(self, i: int) -> tuple[int, int]:
         """Return height and width of picture i in pixels."""
-        h, w = self.pictures[i].shape[1:]
+        h, w = self.images[i].shape[1:]
         return h, w
 
     def describe(self) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def main() -> None:
 
 def carry_out(name: str, seed: int, sources: dict[bool, Source], args: argparse.Namespace) -> None:
     """Train a teacher and its students, and measure them; rows that are there are left as they are."""
-    asked = [(name, student, seed) for student in ("teacher", *ROWS[name])]
-    kept = {(r["data"], r["student"], r["seed"]) for r in rows_of(args.out / "proof.json")}
-    if kept.issuperset(asked):
+    requested = [(name, student, seed) for student in ("teacher", *ROWS[name])]
+    retained = {(r["data"], r["student"], r["seed"]) for r in rows_of(args.out / "proof.json")}
+    if retained.issuperset(requested):
         return
     pooled = name == "pool"
     if pooled not in sources:
@@ -150,7 +150,7 @@ def carry_out(name: str, seed: int, sources: dict[bool, Source], args: argparse.
     folder = args.runs / f"{name} {seed}".replace(" ", "_")
     teacher_card = trained(recipe, source, folder)
     for student in ("teacher", *ROWS[name]):
-        if (name, student, seed) in kept:
+        if (name, student, seed) in retained:
             continue
         start = time.process_time()
         row: dict[str, Any] = {"data": name, "student": student, "seed": seed}
@@ -189,8 +189,8 @@ def load_images(pool: Path | None, cache: Path) -> Source:
         ),
     ]
     if pool is not None:
-        found = sorted(path for path in pool.iterdir() if path.is_dir() and path.name != OUTSIDE)
-        parts += [FolderSource(path, licence=licence_of(pool, path.name)) for path in found]
+        result = sorted(path for path in pool.iterdir() if path.is_dir() and path.name != OUTSIDE)
+        parts += [FolderSource(path, licence=licence_of(pool, path.name)) for path in result]
     return ConcatSource(parts)
 
 
@@ -209,7 +209,7 @@ def trained(recipe: masked.Recipe, source: Bytes, folder: Path) -> dict[str, Any
     file, weights = folder / "card.json", folder / "weights.safetensors"
     if file.exists():
         return json.loads(file.read_text())
-    pool = [one.expand(3, -1, -1) for one in source.pictures]
+    pool = [one.expand(3, -1, -1) for one in source.images]
 
     def show(step: int, loss: float) -> None:
         if (step + 1) % 100 == 0:

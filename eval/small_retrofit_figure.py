@@ -55,8 +55,8 @@ def _column(ax: Axes, number: int, lines: Sequence[tuple[str, str | None, list[l
     for place, (_, color, seeds) in enumerate(lines):
         if color is None:
             continue
-        found = [s[number] for s in seeds if s[number] is not None]
-        values = np.array(found, float).clip(FLOOR) if number == 0 else np.array(found, float)
+        result = [s[number] for s in seeds if s[number] is not None]
+        values = np.array(result, float).clip(FLOOR) if number == 0 else np.array(result, float)
         everything += values.tolist()
         ax.axhline(place, color=GREY, lw=0.4, alpha=0.5, zorder=0)
         ax.plot(values, np.full(len(values), place), "o", ms=6, mew=0, alpha=0.65, color=color)
@@ -87,5 +87,5 @@ def _teacher(row: Mapping[str, Any], name: str) -> list[float | None]:
 
 
 def _student(row: Mapping[str, Any]) -> list[float | None]:
-    found = row["criteria"]
-    return [found["R² after"], found["cosine"], found["rank"], found["corner"]]
+    result = row["criteria"]
+    return [result["R² after"], result["cosine"], result["rank"], result["corner"]]

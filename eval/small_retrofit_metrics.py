@@ -58,13 +58,13 @@ def readable(model: nn.Module) -> dict[str, Any]:
 def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
     """Measure a finished retrofit: position at two sizes, likeness on unseen pictures, segmentation of micrographs."""
     student, teacher, card = load_student(folder)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "blanked": card["blanked"],
         "width": card["channels"],
         "log": log_of(folder),
         "fingerprint": card["data"]["fingerprint"],
     }
-    found |= {
+    result |= {
         "config": {k: v for k, v in card["config"].items() if k != "data"},
         "encoding": card["encoding"],
     }
@@ -80,7 +80,7 @@ def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
             rotation=False,
         )
         sides = {"before": report.before, "blanked": report.blanked, "after": report.after}
-        found[f"{size} px"] = {
+        result[f"{size} px"] = {
             **{key: {"r2": side.readable, **probes(side)} for key, side in sides.items()},
             "cosine": float(np.mean(report.cosine_blanked)),
             "rank": {key: float(np.median(side.rank)) for key, side in sides.items()},
@@ -88,20 +88,20 @@ def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
                 key: float(side.fingerprint.snr) for key, side in sides.items() if side.fingerprint
             },
         }
-    found["likeness"] = likeness(teacher.model, student.model, card["blanked"], micrographs)
-    found["segmentation"] = segmentation(teacher.model, student.model, card["blanked"], micrographs)
-    return found | {"criteria": criteria(found)}
+    result["likeness"] = likeness(teacher.model, student.model, card["blanked"], micrographs)
+    result["segmentation"] = segmentation(teacher.model, student.model, card["blanked"], micrographs)
+    return result | {"criteria": criteria(result)}
 
 
-def criteria(found: dict[str, Any]) -> dict[str, float | None]:
+def criteria(result: dict[str, Any]) -> dict[str, float | None]:
     """Return the numbers that have limits, at the size of the teacher and on pictures that were not trained on."""
-    own = found[f"{SIZES[0]} px"]
-    near = found["likeness"]["synthetic"]
-    corner = found["segmentation"]
+    own = result[f"{SIZES[0]} px"]
+    near = result["likeness"]["synthetic"]
+    corner = result["segmentation"]
     return {
         "R² before": own["before"]["r2"],
         "R² after": own["after"]["r2"],
-        "blanked": len(found["blanked"]) / found["width"],
+        "blanked": len(result["blanked"]) / result["width"],
         "cosine": near["cosine"],
         "rank": near["rank"],
         "corner": corner["beyond_filters"]["after"] if corner else None,
@@ -110,12 +110,12 @@ def criteria(found: dict[str, Any]) -> dict[str, float | None]:
 
 def probes(side: ModelMeasurements) -> dict[str, Any]:
     """Return of each kind of pictures the held-out R² of each target, median, and of the shuffled headline."""
-    found = {}
+    result = {}
     for kind, probe in side.probes.items():
         rows = {row.target: float(np.median(row.r2_heldout)) for row in probe.rows}
         spread = [float(v) for v in np.median(probe.rows[0].r2_heldout, axis=1)]
-        found[kind] = rows | {"shuffled": float(np.median(probe.rows[0].shuffled)), "by picture": spread}
-    return found
+        result[kind] = rows | {"shuffled": float(np.median(probe.rows[0].shuffled)), "by picture": spread}
+    return result
 
 
 def likeness(
@@ -131,7 +131,7 @@ def likeness(
     unseen = SyntheticSource(UNSEEN, seed=2_000, side=SIZES[0])
     kinds: dict[str, list[Tensor]] = {"synthetic": [known.normalized(one) for one in unseen]}
     if micrographs.is_dir():
-        frames = [frame[0] for _, found in sets_of(micrographs) for frame in found]
+        frames = [frame[0] for _, result in sets_of(micrographs) for frame in result]
         kinds["micrographs"] = list(CentreWindows(frames, PATCH, SIZES[0]))
     report = {}
     for kind, images in kinds.items():
@@ -169,14 +169,17 @@ def without(maps: Tensor, channels: Sequence[int]) -> Tensor:
     return blank_channels(maps, list(channels), axis=0) if channels else maps
 
 
-def alike(found: Tensor, wanted: Tensor, what: str) -> dict[str, float]:
+def alike(actual: Tensor, expected: Tensor, what: str) -> dict[str, float]:
     """Return the cosine of maps (d, h, w), and that of what differs between patches, mean over patches."""
-    return {f"cosine{what}": mean_cosine(found, wanted), f"centred cosine{what}": centred(found, wanted)}
+    return {
+        f"cosine{what}": mean_cosine(actual, expected),
+        f"centred cosine{what}": centred(actual, expected),
+    }
 
 
-def centred(found: Tensor, wanted: Tensor) -> float:
+def centred(actual: Tensor, expected: Tensor) -> float:
     """Return the cosine of maps (d, h, w) less their mean over patches: what all patches share counts for nothing."""
-    one, other = (m - m.mean((1, 2), keepdim=True) for m in (found, wanted))
+    one, other = (m - m.mean((1, 2), keepdim=True) for m in (actual, expected))
     return float(nn.functional.cosine_similarity(one, other, dim=0).mean())
 
 
@@ -229,12 +232,12 @@ def segmentation(
 def sets_of(folder: Path) -> Iterator[tuple[str, list[tuple[Tensor, np.ndarray]]]]:
     """Yield name, and images (3, H, W) with labels (H, W) from 1, of each set that has scribbles in a corner."""
     for place in sorted(path.parent for path in folder.glob("*/scribbles_corner")):
-        found = []
+        result = []
         for path in sorted((place / "images").glob("*.png"))[:FRAMES]:
             page = torch.from_numpy(normalize(read_image(path))[0][0]).permute(2, 0, 1)
             truth = read_image(place / "masks" / path.name).pages[0][..., 0].astype(np.int64) + 1
-            found.append((settings().normalized(page), truth))
-        yield place.name, found
+            result.append((settings().normalized(page), truth))
+        yield place.name, result
 
 
 def settings(size: int | None = None) -> Settings:

@@ -276,16 +276,16 @@ def main() -> None:
                 rows[family, scheme] = row(family, scheme, run(folder, family, scheme), stock)
                 write(args.out, versions, rows)
                 print(family, scheme, rows[family, scheme]["counts"], flush=True)
-    for (family, scheme), found in rows.items():  # reasons may have been found since
+    for (family, scheme), result in rows.items():  # reasons may have been found since
         changes = [
             Change(test, group["stock"], group["here"], group.get("message", ""))
-            for group in found.get("differences", [])
+            for group in result.get("differences", [])
             for test in group["tests"]
         ]
-        found |= {"differences": grouped(family, scheme, changes)} if changes else {}
+        result |= {"differences": grouped(family, scheme, changes)} if changes else {}
     write(args.out, versions, rows)
     for families in (LANGUAGE, VISION):
-        print(table({key: found for key, found in rows.items() if key[0] in families}))
+        print(table({key: result for key, result in rows.items() if key[0] in families}))
     without = [g for r in rows.values() for g in r.get("differences", []) if not g["reason"]]
     for group in without:
         print(group)
@@ -396,20 +396,20 @@ def run(folder: Path, family: str, scheme: str) -> Outcomes:
     return outcomes
 
 
-def row(family: str, scheme: str, found: Outcomes, stock: Outcomes) -> dict:
+def row(family: str, scheme: str, result: Outcomes, stock: Outcomes) -> dict:
     """Return what is kept of a run: counts, and tests that end otherwise than with the stock model."""
     changes = [
         Change(name, stock.get(name, ("passed", ""))[0], outcome, message)
-        for name, (outcome, message) in sorted(found.items())
+        for name, (outcome, message) in sorted(result.items())
         if stock.get(name, ("passed", ""))[0] != outcome
     ]
-    kept = {"family": family, "scheme": scheme, "counts": counts(found)}
-    return kept | ({"differences": grouped(family, scheme, changes)} if changes else {})
+    retained = {"family": family, "scheme": scheme, "counts": counts(result)}
+    return retained | ({"differences": grouped(family, scheme, changes)} if changes else {})
 
 
-def counts(found: Outcomes) -> dict[str, int]:
+def counts(result: Outcomes) -> dict[str, int]:
     """Return how many tests ended in each way."""
-    return dict(Counter(outcome for outcome, _ in found.values()))
+    return dict(Counter(outcome for outcome, _ in result.values()))
 
 
 def grouped(family: str, scheme: str, changes: list[Change]) -> list[dict]:
@@ -419,9 +419,9 @@ def grouped(family: str, scheme: str, changes: list[Change]) -> list[dict]:
         reason = reason_of(family, scheme, change.test)
         groups.setdefault((reason, change.stock, change.here), []).append(change)
     return [
-        {"reason": reason, "stock": stock, "here": here, "tests": [c.test for c in found]}
-        | ({} if reason else {"message": found[0].message})
-        for (reason, stock, here), found in groups.items()
+        {"reason": reason, "stock": stock, "here": here, "tests": [c.test for c in result]}
+        | ({} if reason else {"message": result[0].message})
+        for (reason, stock, here), result in groups.items()
     ]
 
 
@@ -440,9 +440,9 @@ def table(rows: dict[tuple[str, str], dict]) -> str:
     head = ["family", *("stock" if scheme == "stock" else f"`{scheme}`" for scheme in schemes)]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for family in dict.fromkeys(family for family, _ in keys):
-        found = (rows.get((family, scheme), {}).get("counts") for scheme in schemes)
+        result = (rows.get((family, scheme), {}).get("counts") for scheme in schemes)
         ends = ("passed", "skipped", "failed")
-        cells = ["/".join(str(c.get(k, 0)) for k in ends) if c else "" for c in found]
+        cells = ["/".join(str(c.get(k, 0)) for k in ends) if c else "" for c in result]
         lines.append(f"| {family} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -80,8 +80,8 @@ def main() -> None:
                 if (name, torch) in done:
                     continue
                 row = {"asked_python": name, "asked_torch": torch}
-                found = shutil.which(python)
-                row |= tried(found, torch, wheel, Path(scratch)) if found else asked(name, torch, wheel)
+                result = shutil.which(python)
+                row |= tried(result, torch, wheel, Path(scratch)) if result else requested(name, torch, wheel)
                 rows.append(row)
                 with atomic_path(options.result, force=True) as path:
                     path.write_text(
@@ -124,7 +124,7 @@ def tried(python: str, torch: str, wheel: Path, scratch: Path) -> dict[str, Any]
     return {"ran": True, "python": version, "torch": words[0], "timm": words[1]}
 
 
-def asked(name: str, torch: str, wheel: Path) -> dict[str, Any]:
+def requested(name: str, torch: str, wheel: Path) -> dict[str, Any]:
     """Ask pip whether all would install on a Python that is not here."""
     number = name.removeprefix("python")
     command = [

@@ -215,8 +215,8 @@ def test_every_golden_case_has_a_status():
     cases = json.loads((ROOT / "eval" / "results" / "golden.json").read_text())
     here = ROOT / "tests" / "golden"
     adapters = {p.stem for p in (here / "adapters").glob("*.py")}
-    wanted = {p.stem for p in (here / "vectors").glob("*.npz") if p.stem.partition("__")[0] in adapters}
-    assert set(cases) == wanted, "run python eval/golden.py"
+    expected = {p.stem for p in (here / "vectors").glob("*.npz") if p.stem.partition("__")[0] in adapters}
+    assert set(cases) == expected, "run python eval/golden.py"
     assert {c["status"] for c in cases.values()} == {"PASS"}
     assert {e for c in cases.values() for e in c["encodings"]} <= set(vispe.list_encodings())
 
@@ -285,9 +285,9 @@ def test_the_comparison_has_a_row_for_every_encoding_of_images(generator, tmp_pa
     (tmp_path / "three_cell.json").write_text(json.dumps({"rows": cells}))
     speeds = [{"pos_embed": "alibi2d", "batch": b, "relative_speed": v} for b, v in ((1, 0.5), (8, 0.9))]
     (tmp_path / "encodings_cpu.json").write_text(json.dumps({"rows": speeds}))
-    found = generator.scores(tmp_path)
-    wanted = {"distance": 0.5, "direction": 0.4, "three cells": 0.6, "speed": 0.9}
-    assert found == {"alibi2d": pytest.approx(wanted)}
+    actual = generator.scores(tmp_path)
+    expected = {"distance": 0.5, "direction": 0.4, "three cells": 0.6, "speed": 0.9}
+    assert actual == {"alibi2d": pytest.approx(expected)}
     lines = generator.comparison_table().splitlines()
     named = [re.match(r"\| \[`(\w+)`\]", line)[1] for line in lines[2:]]
     assert named == vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))

@@ -84,12 +84,22 @@ ALLOWED = (  # files, words, reason
     ("vispe/train/vlm/*.py", "wanted", "Sample.wanted"),
 )
 
+EXCLUDED = (
+    "tests/cli/",
+    "tests/evaluate/",
+    "tests/experimental/",
+    "tests/images/",
+    "tests/segment/",
+    "tests/train/",
+    "tests/test_language.py",
+)
+
 PROSE = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None))
 
 
 def package_of(path):
     parts = path.relative_to(ROOT).parts
-    return "/".join(parts[:2]) if parts[0] == "vispe" and len(parts) > 2 else parts[0]
+    return "/".join(parts[:2]) if parts[0] in ("vispe", "tests") and len(parts) > 2 else parts[0]
 
 
 def texts(path):
@@ -129,8 +139,17 @@ FILES = sorted(
         "configs/*.yaml",
         "README.md",
         "CHANGELOG.md",
+        "eval/**/*.py",
+        "eval/*.md",
+        "models/**/*.py",
+        "models/*.md",
+        "data/**/*.md",
+        "data/**/*.py",
+        "tests/**/*.py",
+        "tests/*.md",
     )
     for path in ROOT.glob(pattern)
+    if not path.relative_to(ROOT).as_posix().startswith(EXCLUDED)
 )
 
 

@@ -45,7 +45,7 @@ def main() -> None:
     if args.rounds < 1:
         raise SystemExit(f"--rounds {args.rounds} must be 1 or more.")
     jobs = [(count, classifier) for count in MEGAPIXELS for classifier in args.classifier]
-    found: dict[tuple[float, str], list[dict[str, Any]]] = {job: [] for job in jobs}
+    result: dict[tuple[float, str], list[dict[str, Any]]] = {job: [] for job in jobs}
     with tempfile.TemporaryDirectory() as folder:
         files = {count: inputs(count, Path(folder)) for count in MEGAPIXELS}
         for _ in range(args.rounds):
@@ -53,9 +53,9 @@ def main() -> None:
                 speed, out = matmul_speed(), Path(folder) / "out"
                 row = measure(*files[count], classifier, count, out) | {"matmul_gflops": speed}
                 shutil.rmtree(out)
-                found[count, classifier].append(row)
+                result[count, classifier].append(row)
                 print(*(f"{k}={v}" for k, v in row.items()), flush=True)
-    rows = [fastest(of_one) for of_one in found.values()]
+    rows = [fastest(of_one) for of_one in result.values()]
     packages = ("scikit-learn", "scipy", "numpy", "pillow")
     args.out.write_text(json.dumps({"environment": environment(*packages), "rows": rows}, indent=1) + "\n")
 

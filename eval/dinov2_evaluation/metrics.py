@@ -22,7 +22,7 @@ from vispe.train.evaluate.probe_images import Settings, probe_step
 
 
 def looked_at(
-    pair: ModelPair, kind: str, size: int, pictures: Sequence[Tensor], settings: Settings, extent: Extent
+    pair: ModelPair, kind: str, size: int, images: Sequence[Tensor], settings: Settings, extent: Extent
 ) -> dict[str, Any]:
     """Return readable position, where the kind shows no place, and likeness; each picture runs through once.
 
@@ -33,12 +33,12 @@ def looked_at(
         mean over patches, 'cosine_constant' what features would reach that are the same in all patches, and
         'rank_placeless' the rank of the blanked teacher's maps without what a place has in all pictures.
     """
-    maps = [pair.maps(image) for image in pictures]
+    maps = [pair.maps(image) for image in images]
     row: dict[str, Any] = {"pictures": len(maps), "grids": sorted({m["after"].shape[1:] for m in maps})}
     if kind in PLACELESS:
         how = {"step": probe_step(size // settings.patch_size), "masks_per_image": extent.masks}
         filters = FilterFeatures(settings.mean, settings.std)
-        pooled = [avg_pool2d(filters(image[None]), settings.patch_size)[0].double() for image in pictures]
+        pooled = [avg_pool2d(filters(image[None]), settings.patch_size)[0].double() for image in images]
         sides = {side: [m[side] for m in maps] for side in SIDES} | {"filters": pooled}
         row["probe_step"] = how["step"]
         row["r2"] = {
@@ -59,8 +59,8 @@ def placeless(maps: Sequence[Tensor], degree: int = 5) -> list[Tensor]:
     It is the mean over maps of one shape, less its mean over patches, as far as polynomials of row and column up to
     `degree` describe it, so that the content of few pictures does not count as place.
     """
-    found = {m.shape: [other for other in maps if other.shape == m.shape] for m in maps}
-    shared = {shape: _smooth(torch.stack(own).mean(0), degree) for shape, own in found.items()}
+    result = {m.shape: [other for other in maps if other.shape == m.shape] for m in maps}
+    shared = {shape: _smooth(torch.stack(own).mean(0), degree) for shape, own in result.items()}
     return [m - shared[m.shape] for m in maps]
 
 
@@ -80,16 +80,16 @@ def constant(maps: Tensor) -> Tensor:
 
 def readable(probe: ProbeResult) -> dict[str, Any]:
     """Return the held-out R² of each target, and of the headline when shuffled and by picture."""
-    found: dict[str, Any] = {row.target: float(np.median(row.r2_heldout)) for row in probe.rows}
-    found["shuffled"] = float(np.median(probe.rows[0].shuffled))
-    return found | {"by picture": np.median(probe.rows[0].r2_heldout, axis=1).tolist()}
+    result: dict[str, Any] = {row.target: float(np.median(row.r2_heldout)) for row in probe.rows}
+    result["shuffled"] = float(np.median(probe.rows[0].shuffled))
+    return result | {"by picture": np.median(probe.rows[0].r2_heldout, axis=1).tolist()}
 
 
-def turned(pair: ModelPair, pictures: Sequence[Tensor]) -> dict[str, Any]:
+def rotated(pair: ModelPair, images: Sequence[Tensor]) -> dict[str, Any]:
     """Return the D4 error of each side, picture by picture: 0 is the same, 1.41 unrelated."""
-    row: dict[str, Any] = {"pictures": len(pictures), "error": {}}
+    row: dict[str, Any] = {"pictures": len(images), "error": {}}
     for side, function in pair.functions().items():
-        found = equivariance(function, pictures, measures=("error",), controls=False)
-        (mean,) = (r for r in found if (r.transform, r.metric, r.part) == (D4_MEAN, "error", FULL))
+        result = equivariance(function, images, measures=("error",), controls=False)
+        (mean,) = (r for r in result if (r.transform, r.metric, r.part) == (D4_MEAN, "error", FULL))
         row["error"][side] = mean.values.tolist()
     return row

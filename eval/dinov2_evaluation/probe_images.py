@@ -37,7 +37,7 @@ class Extent:
         pool: pictures of the pool, evenly over all of them.
         each: micrographs of each set, the first by name; None for all.
         sets: sets of micrographs, the first by name; None for all.
-        turned: textures that are turned and mirrored, and as many micrographs, from different sets.
+        rotated: textures that are turned and mirrored, and as many micrographs, from different sets.
         masks: choices of patches that the probe learns from, for each picture.
         budget: scribbled pixels of each class.
         sizes: sides of pictures in pixels; scribbles are drawn at the last one.
@@ -49,13 +49,13 @@ class Extent:
     pool: int = 24
     each: int | None = None
     sets: int | None = None
-    turned: int = 4
+    rotated: int = 4
     masks: int = 6
     budget: int = 100
     sizes: tuple[int, ...] = (224, 518)
 
 
-QUICK = Extent(noise=2, textures=3, synthetic=2, pool=2, each=1, sets=3, turned=1, masks=2)
+QUICK = Extent(noise=2, textures=3, synthetic=2, pool=2, each=1, sets=3, rotated=1, masks=2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,19 +83,19 @@ def frames_of(folder: Path, extent: Extent) -> list[Frame]:
     Raises:
         SystemExit: the folder has no such set.
     """
-    found: list[Frame] = []
+    result: list[Frame] = []
     sets = sorted(path.parent for path in folder.glob("*/masks"))
     for place in sets[: extent.sets]:
         homogeneous = (place / "scribbles_corner").is_dir()
         for path in sorted((place / "images").glob("*.png"))[: extent.each]:
             image = torch.from_numpy(normalize(read_image(path))[0][0]).permute(2, 0, 1)
             truth = read_image(place / "masks" / path.name).pages[0][..., 0].astype(np.int64) + 1
-            found.append(Frame(place.name, path.stem, image, truth, homogeneous))
-    if not any(frame.homogeneous for frame in found):
+            result.append(Frame(place.name, path.stem, image, truth, homogeneous))
+    if not any(frame.homogeneous for frame in result):
         raise SystemExit(
             f"{folder} has no homogeneous set; give a folder of sets with images, masks and scribbles_corner."
         )
-    return found
+    return result
 
 
 def load_images(
@@ -128,12 +128,12 @@ def load_images(
     return list(CentreWindows([settings.normalized(one) for one in images], settings.patch_size, size))
 
 
-def turned_of(size: int, settings: Settings, extent: Extent, frames: Sequence[Frame]) -> list[Tensor]:
-    """Return the pictures that are turned: textures, and the first micrograph of each homogeneous set."""
+def rotated_of(size: int, settings: Settings, extent: Extent, frames: Sequence[Frame]) -> list[Tensor]:
+    """Return the pictures that are rotated: textures, and the first micrograph of each homogeneous set."""
     first = {f.group: f for f in reversed(frames) if f.homogeneous and min(f.image.shape[1:]) >= size}
-    groups = sorted(first)[: extent.turned]
+    groups = sorted(first)[: extent.rotated]
     windows = CentreWindows([settings.normalized(first[g].image) for g in groups], settings.patch_size, size)
-    return [*Textures(extent.turned, size, settings), *windows]
+    return [*Textures(extent.rotated, size, settings), *windows]
 
 
 def _some(source: FolderSource, count: int, least: float) -> Iterator[Tensor]:

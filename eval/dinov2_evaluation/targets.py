@@ -83,13 +83,13 @@ def others(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
     """Return the number of a target for filters, the teacher and the blanked teacher, where they have one."""
     what, *rest = key.split()
     if what == "r2":
-        return {side: found["lr+ud"] for side, found in look(rows, rest[0], int(rest[1]))["r2"].items()}
+        return {side: result["lr+ud"] for side, result in look(rows, rest[0], int(rest[1]))["r2"].items()}
     if what == "corner":
         return _means(rows, "corner")
     if what == "miou":
-        found = _means(rows, "own")
+        result = _means(rows, "own")
         more = " + filters" if rest else ""
-        return {"filters": found["filters"]} | {side: found[side + more] for side in ("before", "blanked")}
+        return {"filters": result["filters"]} | {side: result[side + more] for side in ("before", "blanked")}
     return {}
 
 

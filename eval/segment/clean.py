@@ -84,16 +84,16 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Average before and after by group and by set, and count the images that became worse."""
     groups = {"seen": [r for r in rows if r["seen"]], "unseen": [r for r in rows if not r["seen"]]}
     groups |= {name: [r for r in rows if r["set"] == name] for name in dict.fromkeys(r["set"] for r in rows)}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, own in groups.items():
         if not own:
             continue
-        found[name] = {"images": len(own)}
+        result[name] = {"images": len(own)}
         for key in KEYS:
             before, after = (np.array([r[f"{key}_{when}"] for r in own]) for when in ("before", "after"))
-            found[name][key] = [round(float(before.mean()), 4), round(float(after.mean()), 4)]
-            found[name][f"{key}_worse"] = int((after < before - 0.001).sum())
-    return found
+            result[name][key] = [round(float(before.mean()), 4), round(float(after.mean()), 4)]
+            result[name][f"{key}_worse"] = int((after < before - 0.001).sum())
+    return result
 
 
 if __name__ == "__main__":

@@ -63,10 +63,10 @@ def main() -> None:
             "rows": rows,
         }
         write_json(RESULT, state, force=True)
-        found = rows[-len(job["images"]) :]
+        result = rows[-len(job["images"]) :]
         print(
             *key,
-            *(f"{k} {np.mean([r[k] for r in found]):.3f}" for k in ("miou", "adjusted_rand")),
+            *(f"{k} {np.mean([r[k] for r in result]):.3f}" for k in ("miou", "adjusted_rand")),
             flush=True,
         )
     print(json.dumps(summary(rows), indent=1))
@@ -113,7 +113,7 @@ def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Average each fit, method and kind of features over sets, each set over its images."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key in dict.fromkeys((r["fit"], r["method"], r["features"]) for r in rows):
         own = [r for r in rows if (r["fit"], r["method"], r["features"]) == key]
         sets: dict[str, dict[str, float]] = {}
@@ -123,8 +123,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 k: round(float(np.mean([r[k] for r in part])), 4) for k in ("miou", "adjusted_rand")
             }
         mean = {k: round(float(np.mean([s[k] for s in sets.values()])), 4) for k in ("miou", "adjusted_rand")}
-        found[", ".join(key)] = {"mean of the sets": mean, "images": len(own), "sets": sets}
-    return found
+        result[", ".join(key)] = {"mean of the sets": mean, "images": len(own), "sets": sets}
+    return result
 
 
 def _classes(path: Path) -> set[int]:

@@ -63,13 +63,13 @@ def jobs(data: Path) -> Iterator[dict[str, Any]]:
     """Yield every picture with how it is made or read."""
     for phases in range(2, 7):
         for seed in (0, 1, 10, 11, 12):
-            seen = seed < 10
-            made = {"grain": 32 if seen else 20, "noise": 0.03 if seen else 0.04}
+            recorded = seed < 10
+            made = {"grain": 32 if recorded else 20, "noise": 0.03 if recorded else 0.04}
             name = f"{phases} phases, seed {seed}"
             yield {
                 "set": "textures",
                 "image": name,
-                "seen": seen,
+                "seen": recorded,
                 "read": lambda p=phases, s=seed, m=made: texture(p, s, **m),
             }
     for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
@@ -103,11 +103,11 @@ def measure(features: Features, page: np.ndarray, truth: np.ndarray) -> dict[str
     mask = np.zeros(truth.size, bool)
     mask[np.random.default_rng(0).permutation(truth.size)[:PIXELS]] = True
     mask = mask.reshape(truth.shape)
-    found = features.prepare(page, np.ones(truth.shape, bool)).gather(mask)
-    choice = PixelClusters("auto").fit(found, page[mask].mean(-1)).choice
+    result = features.prepare(page, np.ones(truth.shape, bool)).gather(mask)
+    choice = PixelClusters("auto").fit(result, page[mask].mean(-1)).choice
     if choice is None:
         raise SystemExit("PixelClusters('auto') made no choice.")
-    points = StandardScaler().fit_transform(found)[:PART]
+    points = StandardScaler().fit_transform(result)[:PART]
     return {
         "phases": len(np.unique(truth)),
         "silhouette": max(choice.silhouette, key=lambda k: (choice.silhouette[k], -k)),

@@ -149,8 +149,8 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         name, classifier, scribbles = key
         own = [r for r in rows if (r["set"], r["classifier"], r["scribbles"]) == key]
         values = np.array([r["miou"] for r in own])
-        wanted = dict(zip(CLASSIFIERS, REFERENCE.get(name, {}).get(scribbles, ()), strict=False))
-        reference = wanted.get(classifier)
+        expected = dict(zip(CLASSIFIERS, REFERENCE.get(name, {}).get(scribbles, ()), strict=False))
+        reference = expected.get(classifier)
         out.append(
             {
                 "set": name,

@@ -63,20 +63,20 @@ def main() -> None:
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    if RESULT.exists() and (found := json.loads(RESULT.read_text()))["versions"] == versions():
-        rows = found["rows"]
+    if RESULT.exists() and (result := json.loads(RESULT.read_text()))["versions"] == versions():
+        rows = result["rows"]
     done = {(row["mode"], row["set"], row["image"]) for row in rows}
     for number in range(options.synthetic):
         for place in ("spread", "corner"):
             mode = f"synthetic, {place}, both, logistic"
             if (mode, "synthetic", str(number)) not in done and (
-                found := synthetic(options.cache, number, place)
+                result := synthetic(options.cache, number, place)
             ):
-                rows.append({"mode": mode, "set": "synthetic", "image": str(number), **score(*found)})
+                rows.append({"mode": mode, "set": "synthetic", "image": str(number), **score(*result)})
     save(rows, "synthetic")
     for place, kind, classifier in MODES:
         mode = f"{place}, {kind}, {classifier}"
-        for name, image, training in pictures(options.data, place):
+        for name, image, training in images(options.data, place):
             if (mode, name, image) in done:
                 continue
             prob, calibration = predicted(
@@ -87,7 +87,7 @@ def main() -> None:
         save(rows, mode)
 
 
-def pictures(data: Path, place: str) -> Iterator[tuple[str, str, list[str]]]:
+def images(data: Path, place: str) -> Iterator[tuple[str, str, list[str]]]:
     """Yield set, image and the images that are drawn on."""
     for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
         drawn = "scribbles_corner" if place == "corner" else "scribbles"
@@ -125,8 +125,10 @@ def predicted(
         fitted.fit(features, classes)
         page, valid, source = opened(data / folder / "images" / f"{image}.png", kind)
         source.apply(page, valid, fitted.linear)
-        found = predict_page(page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None)
-        np.save(stored, found.prob)
+        result = predict_page(
+            page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None
+        )
+        np.save(stored, result.prob)
     return np.load(stored), json.loads(checked.read_text())
 
 
@@ -146,11 +148,11 @@ def labelled(data: Path, keep: Path, folder: str, name: str, place: str, kind: s
         drawn = "scribbles_corner" if place == "corner" else "scribbles"
         labels = np.asarray(Image.open(data / folder / drawn / f"{name}.png")).astype(np.int64)
         page, valid, source = opened(data / folder / "images" / f"{name}.png", kind)
-        places = np.flatnonzero(labels)
-        found = source.prepare(page, valid).gather_indices(places)
-        np.savez(stored, X=found, y=labels.ravel()[places], places=places, shape=labels.shape)
-    with np.load(stored) as found:
-        return dict(found)
+        positions = np.flatnonzero(labels)
+        result = source.prepare(page, valid).gather_indices(positions)
+        np.savez(stored, X=result, y=labels.ravel()[positions], places=positions, shape=labels.shape)
+    with np.load(stored) as result:
+        return dict(result)
 
 
 def synthetic(keep: Path, number: int, place: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | None:
@@ -169,17 +171,19 @@ def synthetic(keep: Path, number: int, place: str) -> tuple[np.ndarray, np.ndarr
         page = np.ascontiguousarray((one.image[:1] if grey else one.image).transpose(1, 2, 0), np.float32)
         valid, source = np.ones(drawn.shape, bool), CachedFeatures(FeatureConfig("both", model=NAME))
         source.keep(page)
-        places = np.flatnonzero(drawn)
-        classes = one.labels.ravel()[places].astype(np.int64) + 1
-        features = source.prepare(page, valid).gather_indices(places)
+        positions = np.flatnonzero(drawn)
+        classes = one.labels.ravel()[positions].astype(np.int64) + 1
+        features = source.prepare(page, valid).gather_indices(positions)
         fitted = PixelClassifier("logistic", int(one.labels.max()) + 1).fit(features, classes)
-        calibration = calibrate(fitted, features, classes, label_scribbles(places, classes, drawn.shape))
+        calibration = calibrate(fitted, features, classes, label_scribbles(positions, classes, drawn.shape))
         fitted.temperature = 1.0
         source.apply(page, valid, fitted.linear)
-        found = predict_page(page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None)
-        np.savez_compressed(stored, prob=found.prob, truth=one.labels, calibration=json.dumps(calibration))
-    with np.load(stored) as found:
-        return found["prob"], found["truth"], json.loads(str(found["calibration"]))
+        result = predict_page(
+            page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None
+        )
+        np.savez_compressed(stored, prob=result.prob, truth=one.labels, calibration=json.dumps(calibration))
+    with np.load(stored) as result:
+        return result["prob"], result["truth"], json.loads(str(result["calibration"]))
 
 
 def score(prob: np.ndarray, truth: np.ndarray, calibration: dict[str, Any]) -> dict[str, Any]:
@@ -195,8 +199,8 @@ def score(prob: np.ndarray, truth: np.ndarray, calibration: dict[str, Any]) -> d
     }
     for how in PRIORS:
         weight = weights(prior, how)
-        found = prob if weight is None else reweigh(prob.copy(), weight)
-        labels = found.argmax(0)
+        result = prob if weight is None else reweigh(prob.copy(), weight)
+        labels = result.argmax(0)
         share = np.bincount(labels.ravel(), minlength=classes) / n
         unions = [((labels == k) | (truth == k)).sum() for k in range(classes)]
         both = [((labels == k) & (truth == k)).sum() for k in range(classes)]
@@ -204,7 +208,7 @@ def score(prob: np.ndarray, truth: np.ndarray, calibration: dict[str, Any]) -> d
             "miou": round(float(np.mean([b / u for b, u in zip(both, unions, strict=True) if u])), 4),
             "map_error_pp": round(100 * float(np.abs(share - true).mean()), 3),
         }
-        flat = found.reshape(classes, -1)[:, ::3].T
+        flat = result.reshape(classes, -1)[:, ::3].T
         every = np.full(len(flat), 1 / len(flat))
         row[how]["image_ece"] = round(calibration_error(flat, truth.ravel()[::3] + 1, every), 4)
     return row
@@ -224,7 +228,7 @@ def save(rows: list[dict[str, Any]], said: str) -> None:
     with atomic_path(RESULT, force=True) as temporary:
         temporary.write_text(f'{json.dumps(state)[:-1]},\n"rows": [\n{lines}\n]}}\n')
     page = PAGE.read_text()
-    page = re.sub(MARK, lambda found: f"{found[1]}{table_of(table)}\n{found[2]}", page, flags=re.DOTALL)
+    page = re.sub(MARK, lambda result: f"{result[1]}{table_of(table)}\n{result[2]}", page, flags=re.DOTALL)
     PAGE.write_text(page)
     print(said, json.dumps(table.get(said, {})), flush=True)
 

@@ -122,9 +122,9 @@ def main() -> None:
         return
     done = {(row["setting"], row["set"], row["image"]) for row in rows}
     axes = options.strides, options.shifts, options.layers, options.scales
-    wanted = list(pictures(options.data, options.sets, options.max_images, options.synthetic))
+    expected = list(images(options.data, options.sets, options.max_images, options.synthetic))
     for setting in itertools.starmap(Setting, itertools.product(*axes)):
-        left = [(name, image) for name, image in wanted if (str(setting), name, image) not in done]
+        left = [(name, image) for name, image in expected if (str(setting), name, image) not in done]
         # looks are whole pixels apart
         if not left or setting.stride % setting.shifts:
             continue
@@ -144,7 +144,7 @@ def digest(weights: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else weights
 
 
-def pictures(
+def images(
     data: Path, sets: Sequence[str] | None, most: int | None, synthetic: int
 ) -> Iterator[tuple[str, str]]:
     """Yield the set and the name of each picture; of a synthetic task its number."""
@@ -184,34 +184,34 @@ def drawn_task(number: int) -> Picture:
     return Picture(page, np.where(drawn, truth, 0), truth)
 
 
-def measure(picture: Picture, features: CachedFeatures, setting: Setting, memory: float) -> dict[str, Any]:
+def measure(image: Picture, features: CachedFeatures, setting: Setting, memory: float) -> dict[str, Any]:
     """Train on the scribbles of a picture and score all of its pixels."""
-    height, width = picture.truth.shape
-    page = enlarged(picture.page, setting.scale)
+    height, width = image.truth.shape
+    page = enlarged(image.page, setting.scale)
     # the maps grow with the enlargement, the looks and the blocks
     blocks, looks = setting.layers.count(",") + 1, 1 if page.shape[2] in (1, 3) else page.shape[2]
     cells = page.shape[0] * page.shape[1] / (setting.stride / setting.shifts) ** 2
-    wanted = 4 * cells * features._model._model.embed_dim * blocks * looks / 2**30
-    if wanted > memory:
-        return {"left_out": f"maps of {wanted:.1f} GiB"}
+    expected = 4 * cells * features._model._model.embed_dim * blocks * looks / 2**30
+    if expected > memory:
+        return {"left_out": f"maps of {expected:.1f} GiB"}
     valid = np.ones(page.shape[:2], bool)
     features.basis = None
     features.keep(page)
     features.fit([(page, valid)])
     # scribbles name pixels of the picture: each is the one of the enlarged page in its middle
-    y, x = np.nonzero(picture.drawn)
+    y, x = np.nonzero(image.drawn)
     rows, columns = (((axis + 0.5) * setting.scale).astype(int) for axis in (y, x))
-    places, inverse = np.unique(rows * page.shape[1] + columns, return_inverse=True)
-    found = features.prepare(page, valid).gather_indices(places)[inverse]
-    classes = int(max(picture.truth.max(), picture.drawn.max()))
-    fitted = PixelClassifier("logistic", classes).fit(found, picture.drawn[y, x])
+    positions, inverse = np.unique(rows * page.shape[1] + columns, return_inverse=True)
+    actual = features.prepare(page, valid).gather_indices(positions)[inverse]
+    classes = int(max(image.truth.max(), image.drawn.max()))
+    fitted = PixelClassifier("logistic", classes).fit(actual, image.drawn[y, x])
     features.apply(page, valid, fitted.linear)
     prob = predict_page(
         page, valid, features, fitted, PostProcessing(prior="uniform"), lambda share: None
     ).prob
     prob = interpolate(torch.from_numpy(np.ascontiguousarray(prob))[None], (height, width), mode="area")[0]
     labels = prob.argmax(0).numpy() + 1
-    return {"miou": round(mean_iou(labels, picture.truth, classes), 4)}
+    return {"miou": round(mean_iou(labels, image.truth, classes), 4)}
 
 
 def timed(settings: Sequence[Setting], model: str, weights: str) -> dict[str, float]:
@@ -219,18 +219,18 @@ def timed(settings: Sequence[Setting], model: str, weights: str) -> dict[str, fl
     page = drawn_task(0).page
     several = {str(setting): (setting.config(model, weights), setting.scale) for setting in settings}
     several["filters and vispe_micro"] = (FeatureConfig("both", model=NAME), 1)
-    found = {}
+    result = {}
     for name, (config, scale) in several.items():
-        features, seen = Features(config), enlarged(page, scale)
-        valid, spent = np.ones(seen.shape[:2], bool), []
-        features.fit([(seen, valid)])
+        features, recorded = Features(config), enlarged(page, scale)
+        valid, spent = np.ones(recorded.shape[:2], bool), []
+        features.fit([(recorded, valid)])
         for _ in range(2):
             start = time.process_time()
-            features.prepare(seen, valid).gather_indices(np.arange(seen.shape[0] * seen.shape[1]))
+            features.prepare(recorded, valid).gather_indices(np.arange(recorded.shape[0] * recorded.shape[1]))
             spent.append(time.process_time() - start)
-        found[name] = round(1e6 * min(spent) / page[..., 0].size, 1)
-        print(name, found[name], sep=" | ", flush=True)
-    return found
+        result[name] = round(1e6 * min(spent) / page[..., 0].size, 1)
+        print(name, result[name], sep=" | ", flush=True)
+    return result
 
 
 def enlarged(page: np.ndarray, scale: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from scipy import ndimage
 from models.micro.geometry import Random, Scene, field
 
 
-def picture(random: Random, scene: Scene, views: int = 1) -> list[np.ndarray]:
+def render(random: Random, scene: Scene, views: int = 1) -> list[np.ndarray]:
     """Render `views` images (3, side, side) float32 in [0, 1] of a scene.
 
     Two thirds of the scenes are grey. The views differ in focus, illumination, noise and contrast, as in an image

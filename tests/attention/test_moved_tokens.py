@@ -51,8 +51,8 @@ def test_rotations_of_moved_tokens(spec, move):
     x = tokens(pos).expand(2, -1, -1)
     with torch.no_grad():  # some are kept only then
         both = (calls_of(q, k, v, encoding.parts(), p, 0, x) for p in (one_by_one, pos))
-        for (_, wanted), (_, found) in zip(*both, strict=True):
+        for (_, expected), (_, actual) in zip(*both, strict=True):
             for mine, other in zip(
-                found.transform.inputs(q, k, v), wanted.transform.inputs(q, k, v), strict=True
+                actual.transform.inputs(q, k, v), expected.transform.inputs(q, k, v), strict=True
             ):
                 torch.testing.assert_close(mine, other)

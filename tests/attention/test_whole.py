@@ -23,9 +23,9 @@ def test_kept_masks_are_not_confused(first):
     whole = FIXED.as_logits()
     assert whole.key == FIXED.key
     for alone in (first, not first, first, not first):
-        found = attention(q, k, v, bias=whole if alone else FIXED)
+        result = attention(q, k, v, bias=whole if alone else FIXED)
         logits = FIXED.dense() + (0 if alone else q.shape[-1] ** -0.5 * q @ k.mT)
-        torch.testing.assert_close(found, logits.softmax(-1) @ v)
+        torch.testing.assert_close(result, logits.softmax(-1) @ v)
     assert not FIXED.whole
 
 
@@ -34,11 +34,11 @@ def test_columns_take_the_place_of_queries_and_keys():
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
     bias = LowRankBias(row, col).as_logits()
     assert explain(q, k, v, bias=bias).backend == "lowrank"
-    wanted = (row @ col.mT).softmax(-1) @ v
+    expected = (row @ col.mT).softmax(-1) @ v
     for backend in ("auto", "lowrank", "sdpa", "reference"):
-        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), wanted)
+        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), expected)
     huge = attention(q * float("inf"), k, v, bias=bias)  # queries are not read
-    torch.testing.assert_close(huge, wanted)
+    torch.testing.assert_close(huge, expected)
 
 
 def test_queries_have_a_gradient_of_zero():
@@ -50,10 +50,10 @@ def test_queries_have_a_gradient_of_zero():
 
 def test_half_precision_has_no_rounding_of_the_product():
     q, k, v = (t.detach().bfloat16() * 30 for t in tensors(1, POS.tokens))
-    found = attention(q, k, v, bias=FIXED.as_logits())
-    wanted = FIXED.dense().softmax(-1) @ v.float()
+    actual = attention(q, k, v, bias=FIXED.as_logits())
+    expected = FIXED.dense().softmax(-1) @ v.float()
     # mask, weights and output are rounded to 2^-9; a product taken off again would leave logits off by 2^-8 of 900
-    assert (found.float() - wanted).norm() < 8e-3 * wanted.norm()
+    assert (actual.float() - expected).norm() < 8e-3 * expected.norm()
 
 
 @cases("backend", ["triton", "flex"])
@@ -130,8 +130,8 @@ def test_it_compiles_in_one_graph():
         return attention(q, k, v, bias=bias)
 
     table = torch.randn(1, 5, 7, dtype=q.dtype)
-    found = torch.compile(run, fullgraph=True, backend="eager")(q, k, v, table)
-    torch.testing.assert_close(found, run(q, k, v, table))
+    result = torch.compile(run, fullgraph=True, backend="eager")(q, k, v, table)
+    torch.testing.assert_close(result, run(q, k, v, table))
 
 
 def test_a_transform_without_effect_is_refused():

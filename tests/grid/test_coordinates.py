@@ -92,16 +92,16 @@ def test_gather():
     noise = torch.randn(1, 2, 14, 14)
     pos = pos.replace(attrs={"noise": PerToken(noise, (2, 3)), "word": "kept"})
     keep = torch.tensor([[0, 1, 5, 13], [0, 1, 2, 7], [1, 0, 9, 3]])
-    kept = pos.gather(keep)
+    retained = pos.gather(keep)
     for i in range(3):
-        assert torch.equal(kept.coords[i], pos.coords[0, keep[i]])
-        assert torch.equal(kept.spatial[i], pos.spatial[0, keep[i]])
-        assert torch.equal(kept.cells()[i], pos.cells()[0, keep[i]])
-        assert torch.equal(kept.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
-    assert kept.attrs["word"] == "kept"
-    assert not kept.regular
-    assert torch.equal(kept.extent, pos.extent)
-    twice = kept.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))
+        assert torch.equal(retained.coords[i], pos.coords[0, keep[i]])
+        assert torch.equal(retained.spatial[i], pos.spatial[0, keep[i]])
+        assert torch.equal(retained.cells()[i], pos.cells()[0, keep[i]])
+        assert torch.equal(retained.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
+    assert retained.attrs["word"] == "kept"
+    assert not retained.regular
+    assert torch.equal(retained.extent, pos.extent)
+    twice = retained.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))
     assert torch.equal(twice.coords[2], pos.coords[0, [0, 3]])
     assert torch.equal(twice.cells()[1], pos.cells()[0, [2, 2]])
     assert torch.equal(twice.attrs["noise"].values[0], noise[0][:, [13, 0]][:, :, [13, 0]])

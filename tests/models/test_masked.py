@@ -76,15 +76,15 @@ def test_what_is_hidden_is_not_seen_and_is_asked():
     order = torch.rand(2, 36, generator=torch.Generator().manual_seed(5)).argsort(1)
     hidden = (order < round(0.6 * 36)).reshape(2, 1, 6, 6)
     assert hidden.flatten(1).sum(1).tolist() == [22, 22]
-    seen = []
-    handle = model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    recorded = []
+    handle = model.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
     value = loss(images)
     handle.remove()
     wide = hidden.repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(images)
-    assert torch.equal(seen[0], images.masked_fill(wide, 0.0))
+    assert torch.equal(recorded[0], images.masked_fill(wide, 0.0))
     patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     with torch.no_grad():
-        error = (head(model(seen[0])) - patches).square().mean(-1)
+        error = (head(model(recorded[0])) - patches).square().mean(-1)
     torch.testing.assert_close(value.detach(), error[hidden.flatten(1)].mean())
 
 
@@ -138,11 +138,11 @@ def test_it_learns():
 
 def test_crops_come_from_large_pictures_only_and_from_all_poses(pool):
     make = torch.Generator().manual_seed(3)
-    found = training_images.crops(pool, 400, 24, make)
-    assert found.shape == (400, 3, 24, 24)
+    result = training_images.crops(pool, 400, 24, make)
+    assert result.shape == (400, 3, 24, 24)
     square = pool[1].float() / 255
     poses = [torch.rot90(m, k, (1, 2)) for m in (square, square.flip(-1)) for k in range(4)]
-    hits = [sum(torch.equal(f, p) for f in found) for p in poses]
+    hits = [sum(torch.equal(f, p) for f in result) for p in poses]
     assert min(hits) > 5
     assert sum(hits) < 300  # the other picture is chosen as often
 
@@ -156,9 +156,9 @@ def test_synthetic_pictures_do_not_depend_on_how_many_are_made():
 
 
 def test_what_scikit_image_installs_is_found():
-    found = list(training_images.installed())
-    assert len(found) == len(training_images.INSTALLED)
-    assert all(p.dtype == torch.uint8 and p.shape[0] == 3 for p in found)
+    result = list(training_images.installed())
+    assert len(result) == len(training_images.INSTALLED)
+    assert all(p.dtype == torch.uint8 and p.shape[0] == 3 for p in result)
 
 
 @pytest.mark.slow

@@ -57,9 +57,9 @@ def test_episode_solves_what_is_linear_and_has_gradients():
     phases = torch.arange(3).repeat(30)
     centres = 3 * torch.randn(3, 6)
     shown = (centres[phases] + 0.3 * torch.randn(90, 6)).requires_grad_()
-    asked = centres[phases] + 0.3 * torch.randn(90, 6)
+    requested = centres[phases] + 0.3 * torch.randn(90, 6)
     episode = Episode()
-    scores = episode(shown, phases, asked)
+    scores = episode(shown, phases, requested)
     assert intersection_over_union(scores.argmax(1), phases) > 0.95
     torch.nn.functional.cross_entropy(scores, phases).backward()
     assert float(shown.grad.abs().max()) > 0

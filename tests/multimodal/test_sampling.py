@@ -27,8 +27,8 @@ def test_order_and_equal_coordinates_are_kept(scheme, sampler):
         with pytest.raises(ShapeError, match="A sampler needs positions of 0 or more, got -"):
             sampled(before, create_encoding(sampler))
         return
-    after, places = sampled(before, create_encoding(sampler))
-    again, _ = sampled(before, create_encoding(sampler), places=places)
+    after, positions = sampled(before, create_encoding(sampler))
+    again, _ = sampled(before, create_encoding(sampler), places=positions)
     assert torch.equal(after.ids, again.ids)
     assert torch.equal(after.next, again.next)
     for row in range(2):
@@ -45,12 +45,12 @@ def test_order_and_equal_coordinates_are_kept(scheme, sampler):
 
 def test_decoding_goes_on_behind_the_last_place():
     before = create_scheme("mrope").coordinates(STREAM)
-    after, places = sampled(before, create_encoding("rfs(reach=64)"))
+    after, positions = sampled(before, create_encoding("rfs(reach=64)"))
     ahead = after.decode(3)
     torch.testing.assert_close(ahead[0].diff(dim=1), torch.ones(2, 2, dtype=torch.float64))
     torch.testing.assert_close(ahead[0, :, 0], after.next)
     assert bool((after.next > after.ids.amax((0, 2))).all())
-    assert places.shape[0] == 1
+    assert positions.shape[0] == 1
     own, each = sampled(before, create_encoding("rfs(reach=64,per=sample)"))
     assert each.shape[0] == 2
     assert not torch.equal(own.ids[0, 0], after.ids[0, 0])

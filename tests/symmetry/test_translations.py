@@ -44,18 +44,18 @@ def test_two_placements_share_the_same_patches(drawn):
     first, second = drawn
     image = values(*first.content)
     behind = values(4, 7, seed=1) if first.fill == "image" else None
-    seen = [torch.zeros(first.content, dtype=torch.bool) for _ in drawn]
-    for mask, place in zip(seen, drawn, strict=True):
+    recorded = [torch.zeros(first.content, dtype=torch.bool) for _ in drawn]
+    for mask, place in zip(recorded, drawn, strict=True):
         top, left, bottom, right = place.seen
         mask[top:bottom, left:right] = True
-    both = seen[0] & seen[1]
+    both = recorded[0] & recorded[1]
     if not both.any():
         with pytest.raises(OptionError, match="Placements need equal contents"):
             common_part(first, second)
         return
-    found = [place.undo(place.apply(image, behind)) for place in common_part(first, second)]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0].flatten(2), image[..., both])
+    result = [place.undo(place.apply(image, behind)) for place in common_part(first, second)]
+    assert torch.equal(result[0], result[1])
+    assert torch.equal(result[0].flatten(2), image[..., both])
 
 
 def test_pixels_and_tokens_move_alike():

@@ -29,6 +29,6 @@ def check_dropped_tokens(made, pos, **scale):
     q, k, _ = content(14)
     few = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
     dense = made.bias(pos, 0).dense(q=q, k=k, **scale)
-    found = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1], **scale)
+    result = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1], **scale)
     for b in range(2):
-        torch.testing.assert_close(found[b], dense[b][:, keep[b]][:, :, keep[b]])
+        torch.testing.assert_close(result[b], dense[b][:, keep[b]][:, :, keep[b]])

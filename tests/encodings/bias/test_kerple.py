@@ -86,13 +86,13 @@ def test_weighted_logits():
             lambda d: [-y * d**x if d else 0.0 for x, y in zip(p.tolist(), a.tolist(), strict=True)]
         ),
     )
-    wanted = 0.4 * (q @ k.transpose(-1, -2)).double() * weight.exp()
-    wanted = wanted + offsets.slow(grid.positions(), offsets.of_length(defined(made)))
-    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.4).double(), wanted, rtol=1e-5, atol=1e-5)
-    found = attention(q, k, k, bias=bias, scale=0.4)
-    torch.testing.assert_close(found, (wanted.softmax(-1) @ k.double()).float())
+    expected = 0.4 * (q @ k.transpose(-1, -2)).double() * weight.exp()
+    expected = expected + offsets.slow(grid.positions(), offsets.of_length(defined(made)))
+    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.4).double(), expected, rtol=1e-5, atol=1e-5)
+    actual = attention(q, k, k, bias=bias, scale=0.4)
+    torch.testing.assert_close(actual, (expected.softmax(-1) @ k.double()).float())
     part = bias.dense(q=q, k=k, scale=0.4, heads=slice(1, 3)).double()
-    torch.testing.assert_close(part, wanted[:, 1:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(part, expected[:, 1:], rtol=1e-5, atol=1e-5)
     offsets.check_gradients(made, grid, lambda b: b.dense(q=q.double(), k=k.double(), scale=0.4))
     with pytest.raises(ShapeError, match="q, k and scale"):
         bias.dense()

@@ -49,10 +49,10 @@ def test_content_reaches_the_values_only(backend):
     made = create_encoding("positional_attention(pos_dim=8)", num_heads=2).double()
     pos = Grid((3, 3), 1).positions()
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, pos.tokens, 4, dtype=torch.float64))
-    found = attention(q, k, v, bias=made.bias(pos, 0), backend=backend)
-    torch.testing.assert_close(found, slow(made, pos).softmax(-1) @ v)
-    torch.testing.assert_close(found[:, :, 0], v.mean(2))  # a class token attends to all alike
-    grads = torch.autograd.grad((found * torch.randn_like(found)).sum(), [q, k, v])
+    result = attention(q, k, v, bias=made.bias(pos, 0), backend=backend)
+    torch.testing.assert_close(result, slow(made, pos).softmax(-1) @ v)
+    torch.testing.assert_close(result[:, :, 0], v.mean(2))  # a class token attends to all alike
+    grads = torch.autograd.grad((result * torch.randn_like(result)).sum(), [q, k, v])
     assert [bool(g.any()) for g in grads] == [False, False, True]
     assert explain(q, k, v, bias=made.bias(pos, 0)).backend == "lowrank"
 

@@ -85,13 +85,13 @@ def test_attention_and_all_gradients(options):
         made = build(grid.shape, **options)
         leaves = [t.requires_grad_() for t in content(grid.tokens)]
         every = [*leaves, *made.parameters()]
-        wanted = slow(made, grid, *leaves)
-        cotangent = torch.randn_like(wanted)
-        grads = torch.autograd.grad(wanted, every, cotangent)
+        expected = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(expected)
+        grads = torch.autograd.grad(expected, every, cotangent)
         for backend in ("reference",) if made.values else ("reference", "sdpa"):
-            found = fast(made, grid, *leaves, backend=backend)
-            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-            for f, w in zip(torch.autograd.grad(found, every, cotangent), grads, strict=True):
+            actual = fast(made, grid, *leaves, backend=backend)
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+            for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
 
 

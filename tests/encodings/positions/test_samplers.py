@@ -134,8 +134,8 @@ def test_gathering_and_sampling_commute(spec):
     grid = Grid((4, 5), prefix=1)
     keep = torch.tensor([[0, 3, 9, 20], [0, 1, 2, 12]])
     whole = sampler.prepare(grid.positions())
-    kept = sampler.prepare(grid.positions().gather(keep), draws=whole.attrs["sampled"])
-    assert torch.equal(whole.gather(keep).coords, kept.coords)
+    retained = sampler.prepare(grid.positions().gather(keep), draws=whole.attrs["sampled"])
+    assert torch.equal(whole.gather(keep).coords, retained.coords)
 
 
 @every
@@ -190,8 +190,8 @@ def test_shift_is_invisible_to_distances():
             if name == "alibi2d(wrap=false,normalize=none)":
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
             else:  # prefix tokens stand at 0, so only scores between patches agree
-                turned = [one.transform(p, 0) for p in (pos, still)]
-                a, b = (t.query(q)[:, :, 1:] @ t.key(q)[:, :, 1:].mT for t in turned)
+                rotated = [one.transform(p, 0) for p in (pos, still)]
+                a, b = (t.query(q)[:, :, 1:] @ t.key(q)[:, :, 1:].mT for t in rotated)
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
 

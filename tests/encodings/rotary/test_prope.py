@@ -150,9 +150,9 @@ def test_widths_that_are_not_multiples_of_8(width, pairs, groups):
         for j in range(pairs):
             a, b = x[0, 0, :, start + j], x[0, 0, :, start + pairs + j]
             angle = coordinate * 100.0 ** (-j / pairs)
-            found = query[0, 0, :, start + j], query[0, 0, :, start + pairs + j]
+            actual = query[0, 0, :, start + j], query[0, 0, :, start + pairs + j]
             expected = a * angle.cos() + b * angle.sin(), b * angle.cos() - a * angle.sin()
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     end = 4 * groups + 4 * pairs
     assert torch.equal(query[..., end:], x[..., end:])
 

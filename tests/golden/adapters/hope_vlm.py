@@ -17,9 +17,9 @@ def run(case):
     draws[stream.blocks.visual] = case.input("drawn_scales")
     padding = case.config("padding_position")
     scheme = create_scheme("hope_vlm", sections=sections_of(case), train_scales=choices)
-    found = scheme.coordinates(stream, draws=draws, padding=padding)
-    yield "draws", outputs(case, found, found.delta(*delta_of(case)))
+    result = scheme.coordinates(stream, draws=draws, padding=padding)
+    yield "draws", outputs(case, result, result.delta(*delta_of(case)))
     if len(choices) == 1:
         scheme = create_scheme("hope_vlm", sections=sections_of(case), scale=choices[0])
-        found = scheme.coordinates(stream, padding=padding)
-        yield "scale", outputs(case, found, found.delta(*delta_of(case)))
+        result = scheme.coordinates(stream, padding=padding)
+        yield "scale", outputs(case, result, result.delta(*delta_of(case)))

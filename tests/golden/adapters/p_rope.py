@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._turned import turned
+from tests.golden.adapters._rotated import rotated
 from vispe.attention import PairRotation
 
 
@@ -21,7 +21,7 @@ def run(case):
     if torch.equal(place, torch.arange(len(place)).to(place)):
         routes["grid"] = vispe.Grid((len(place),)).positions()
     for route, pos in routes.items():
-        yield route, {"inv_freq": encoding.frequencies(pos)[0][0]} | turned(case, encoding.transform(pos, 0))
+        yield route, {"inv_freq": encoding.frequencies(pos)[0][0]} | rotated(case, encoding.transform(pos, 0))
     # a row of a picture: the channels of the other axis would come after
     column = torch.stack([torch.zeros_like(place), place], -1)
     options["split"] = None
@@ -29,4 +29,4 @@ def run(case):
     turn = wide.transform(vispe.Positions(column), 0)
     pairs = width // 2
     turn = PairRotation(turn.cos[..., :pairs], turn.sin[..., :pairs], "half")
-    yield "2D", turned(case, turn)
+    yield "2D", rotated(case, turn)

@@ -13,12 +13,12 @@ def run(case):
     if (
         variant == "tad_rope"
     ):  # the sum of two counts that both have padding; the delta is that of the frames alone
-        found = scheme.coordinates(stream, padding=2 * padding)
-        delta = found.delta() - (~found.mask).sum(1, keepdim=True)
+        result = scheme.coordinates(stream, padding=2 * padding)
+        delta = result.delta() - (~result.mask).sum(1, keepdim=True)
     else:
-        found = scheme.coordinates(stream, padding=padding)
-        delta = found.delta(*ends)
-    yield "float32", outputs(case, found, delta)
+        result = scheme.coordinates(stream, padding=padding)
+        delta = result.delta(*ends)
+    yield "float32", outputs(case, result, delta)
 
 
 def _videorope(case):

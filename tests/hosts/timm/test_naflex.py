@@ -78,10 +78,10 @@ def test_packed_patches_equal_the_image_they_were_cut_from(spec):
     close(model({k: v[:, order] for k, v in batch.items()}), model(x))
 
 
-@cases("kept", ["learned", "factorized"])
+@cases("retained", ["learned", "factorized"])
 @cases("spec", SPECS[:-1])
-def test_restore_is_exact_and_stock_weights_load_strictly(spec, kept):
-    stock, batch = naflex(pos_embed=kept, rope_type="mixed"), pack(SIZES)
+def test_restore_is_exact_and_stock_weights_load_strictly(spec, retained):
+    stock, batch = naflex(pos_embed=retained, rope_type="mixed"), pack(SIZES)
     weights = copy.deepcopy(stock.state_dict())
     ours = vispe.convert(copy.deepcopy(stock), spec)
     assert not [n for n in ours.state_dict() if "pos_embed" in n or n.startswith("rope")]

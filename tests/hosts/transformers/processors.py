@@ -25,7 +25,7 @@ def llava_processor() -> Any:
         tokenizer_object=plain, eos_token="<eos>", unk_token="w0", additional_special_tokens=["<image>"]
     )
     side = {"height": SIDE * PATCH, "width": SIDE * PATCH}
-    pictures = transformers.CLIPImageProcessor(size=side, crop_size=side, do_center_crop=False)
+    images = transformers.CLIPImageProcessor(size=side, crop_size=side, do_center_crop=False)
     return transformers.LlavaProcessor(
-        pictures, tokenizer, patch_size=PATCH, vision_feature_select_strategy="full", image_token="<image>"
+        images, tokenizer, patch_size=PATCH, vision_feature_select_strategy="full", image_token="<image>"
     )

@@ -106,8 +106,8 @@ def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
             actual = engine.serve(
                 served, sample["input_ids"][0].tolist(), embeds, tokens[0].tolist(), **grids
             )
-            placed = rounded(served, sample, grids, len(tokens[0])) if name in ROUNDED else {}
-            expected = model(**sample.with_tokens(tokens), **placed).logits[0, -4:]
+            positioned = rounded(served, sample, grids, len(tokens[0])) if name in ROUNDED else {}
+            expected = model(**sample.with_tokens(tokens), **positioned).logits[0, -4:]
         torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-4)
         counts.append((engine.computed - before, len(embeds) + 3))
     # words before a picture, and the whole first prompt, were kept in pages and not computed again

@@ -41,8 +41,8 @@ def test_frames_and_tiles():
 def test_text_alone_is_counted():
     stream = Stream.of([[Text(5)], [Text(9)]], padding="left")
     for share in ("all", "row"):
-        found, want = (create_scheme(n).coordinates(stream) for n in (f"mousi(share={share})", "rope1d"))
-        assert torch.equal(found.ids, want.ids)
+        result, want = (create_scheme(n).coordinates(stream) for n in (f"mousi(share={share})", "rope1d"))
+        assert torch.equal(result.ids, want.ids)
 
 
 @cases(("share", "same"), [("all", True), ("row", False)])

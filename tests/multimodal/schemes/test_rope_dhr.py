@@ -93,7 +93,7 @@ def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w
     for row in range(down):
         for column in range(across):
             part += 1
-            for number, found in enumerate(ids[part].tolist()):
+            for number, result in enumerate(ids[part].tolist()):
                 # middles in units of half a token of the full picture, in which thumbnail tokens are 2 * tiles wide
                 y, x = 2 * (row * h + number // w) + 1, 2 * (column * w + number % w) + 1
                 under = [
@@ -102,16 +102,16 @@ def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w
                     if 2 * down * (k // w) <= y < 2 * down * (k // w + 1)
                     and 2 * across * (k % w) <= x < 2 * across * (k % w + 1)
                 ]
-                assert under == [found]
+                assert under == [result]
 
 
 def test_without_tiles_everything_stands_in_line():
     stream = Stream.of(
         [[Text(2), Image(3, 4), Text(1), Video(2, 2, 3)], [Image(2, 2), Text(4)]], padding="left"
     )
-    found, want = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
-    assert torch.equal(found.ids, want.ids)
-    assert torch.equal(found.next, want.next)
+    result, want = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
+    assert torch.equal(result.ids, want.ids)
+    assert torch.equal(result.next, want.next)
 
 
 def test_media_ids_are_those_of_pictures():

@@ -64,11 +64,11 @@ def test_frames_may_be_closer():
 @cases("pairs", [4, 7, 16, 33])
 def test_text_turns_as_by_one_position(pairs):
     stream, freqs = Stream.of([[Text(50)], [Text(9)]], padding="left"), inverse_frequencies(2 * pairs, 1e6)
-    found, want = (
+    result, want = (
         angles(s.coordinates(stream).ids, freqs, s.allocation(pairs))
         for s in (create_scheme("vrope"), create_scheme("rope1d"))
     )
-    assert torch.equal(found, want)
+    assert torch.equal(result, want)
 
 
 def test_pairs_take_the_axes_in_turn():

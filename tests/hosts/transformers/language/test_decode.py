@@ -144,8 +144,8 @@ def looped_from(model, sample, cache, logits):
 def cut_of(whole):
     """A place between the two pictures: two words after the first of them."""
     words = (whole["input_ids"][0] < WORDS).long()
-    pictures = (words[1:] < words[:-1]).nonzero()[:, 0]
-    start = int(pictures[0]) + 1
+    images = (words[1:] < words[:-1]).nonzero()[:, 0]
+    start = int(images[0]) + 1
     return start + int(words[start:].argmax()) + 2
 
 
@@ -162,14 +162,14 @@ def load_images(family, whole):
 
 @partly(2)
 @cases("counted", [True, False], ids=["ids", "no ids"])
-@cases("picture", [False, True], ids=["text", "picture"])
+@cases("image", [False, True], ids=["text", "picture"])
 @cases("family", FAMILIES)
 @cases("spec", ["mrope_i", "bilevel"])
-def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, counted, spec):
+def test_rows_of_a_conversation_may_be_padded_between_turns(family, image, counted, spec):
     """Padding between the turns counts for nothing, whether ids or the mask say so."""
     model = converted(family, spec)
     first = batch(family, [3, "image", 4], [6], counted=False)
-    turn = batch(family, [2], [1, "wide", 3] if picture else [5], seed=8, counted=False)
+    turn = batch(family, [2], [1, "wide", 3] if image else [5], seed=8, counted=False)
     out = prefilled(model, first)
     length = turn["input_ids"].shape[1]
     recorded = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
@@ -182,9 +182,9 @@ def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, cou
     whole["input_ids"] = torch.cat([first["input_ids"], turn["input_ids"], word], 1)
     if family in QWEN:
         whole["mm_token_type_ids"] = (whole["input_ids"] == IMAGE).long()
-    pictures = ("pixel_values", "image_grid_thw", "image_sizes")
-    sample = {n: turn[n] for n in pictures if n in turn.inputs}
-    for name in pictures:
+    images = ("pixel_values", "image_grid_thw", "image_sizes")
+    sample = {n: turn[n] for n in images if n in turn.inputs}
+    for name in images:
         if name in first.inputs:
             whole[name] = joined(*(t[name] for t in (first, turn) if name in t.inputs))
     with torch.no_grad():

@@ -87,9 +87,10 @@ def test_pixtral_inside_llava_ends_its_rows_too():
 
 def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
     for family in SIZED:
-        sample, model, seen = prompt(family).inputs, stock(family), []
+        sample, model, recorded = prompt(family).inputs, stock(family), []
         hook = language_model_of(model.model).layers[0].register_forward_pre_hook(
-            lambda _, args, kw, seen=seen: seen.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
+            lambda _, args, kw, recorded=recorded: recorded.append(args[0] if args else kw["hidden_states"]),
+            with_kwargs=True,
         )  # fmt: skip
         placeholders = sample["input_ids"][0] == IMAGE
         logits(model, sample)
@@ -99,7 +100,7 @@ def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
                 other = sample["pixel_values"].clone()
                 other[0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 3 * torch.randn(3, 8, 8)
                 logits(model, sample | {"pixel_values": other})
-                changed.append(int((seen[-1] - seen[0])[0].norm(dim=-1)[placeholders][:6].argmax()))
+                changed.append(int((recorded[-1] - recorded[0])[0].norm(dim=-1)[placeholders][:6].argmax()))
         hook.remove()
         assert changed == list(range(6))
 
