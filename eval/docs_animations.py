@@ -1,4 +1,4 @@
-"""Draw the moving pictures of the explanations: SVG without scripts, which stands still for readers who ask for it.
+"""Draw the animations of the explanations: SVG without scripts, still for readers who prefer reduced motion.
 
 python eval/docs_animations.py [bias] [turn] [waves] [strip]
 python eval/docs_animations.py position --weights dinov2_vits14.safetensors
@@ -38,7 +38,7 @@ class Film:
         self.rules: list[str] = []
 
     def write(self, name: str, words: str, shown: int = 0) -> None:
-        """Write the picture; readers who want no motion see frame `shown`. `words` say what it shows."""
+        """Write the figure; readers who prefer reduced motion see frame `shown`. `words` describe it."""
         width, height = self.size
         style = [
             f"text{{font:13px system-ui,sans-serif;fill:{INK}}}.s{{fill:{SOFT};font-size:12px}}",
@@ -294,7 +294,7 @@ def position(weights: str) -> None:
 
     film = Film(520, 222, 16)
     film.still += [
-        text(10, 20, "the picture: noise"),
+        text(10, 20, "the image: noise"),
         text(180, 20, "features of DINOv2"),
         text(350, 20, "without its table"),
     ]
@@ -305,15 +305,15 @@ def position(weights: str) -> None:
     prefix = int(not model.no_embed_class) * model.num_prefix_tokens
     side = math.isqrt(table.shape[1] - prefix)
     for i in range(16):
-        words, own, bare = "another picture every time", None, None
+        words, own, bare = "another image every time", None, None
         if i < 8:
             own, bare, image = first[i], without[i], noises[i]
-        else:  # the same picture, with the table pushed to the right
+        else:  # the same image, with the table pushed to the right
             step = i - 7
             body = table[:, prefix:].unflatten(1, (side, side)).roll(round(step * side / 8), 2)
             model.pos_embed.data[:, prefix:] = body.flatten(1, 2)
             own, bare, image = maps([noises[7]])[0], without[7], noises[7]
-            words = "the same picture; the table is pushed to the right"
+            words = "the same image; the table is pushed to the right"
         small = image[::7, ::7]
         film.frames.append(
             [

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def position(weights: str, retrofit: str) -> None:
-    """Draw the features of pictures without places, of a model before and after it forgot them."""
+    """Draw the features of images without positions, of a model before and after it forgot them."""
     import skimage.data
 
     before = load_evaluated_model("vit_small_patch14_dinov2", weights=weights, device="cpu")
@@ -76,7 +76,7 @@ def position(weights: str, retrofit: str) -> None:
 
 
 def colours(subject: EvaluatedModel, image: np.ndarray) -> np.ndarray:
-    """Return the three strongest components of the features of a picture as colours (h, w, 3)."""
+    """Return the three strongest components of the features of an image as colours (h, w, 3)."""
     assert subject.features is not None
     with torch.no_grad():
         maps = subject.features(subject.tensor(image)[None])[0].float()
@@ -137,7 +137,7 @@ def schemes() -> None:
 
 
 def plain(ax: Axes, title: str, size: float = 9.5) -> None:
-    """Leave nothing but a picture and its title."""
+    """Remove everything but the figure and its title."""
     ax.set_title("")
     ax.set_title(title, size=size, color=INK, loc="left", pad=4)
     ax.set(xticks=[], yticks=[])

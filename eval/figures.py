@@ -1,4 +1,4 @@
-"""Draw pictures of the guide: encodings on grids they were not trained on, how much memory the bias of fused kernels
+"""Draw figures of the guide: encodings on grids they were not trained on, how much memory the bias of fused kernels
 takes, and what `vispe rotate` draws.
 
 python eval/figures.py [extrapolation] [memory] [rotation] [orders]
@@ -135,7 +135,7 @@ def memory() -> None:
 
 
 def rotation() -> None:
-    """Draw what turning does to an untrained model, and to one that treats all directions alike."""
+    """Draw the effect of rotations on an untrained model, and on one that treats all directions equally."""
     from vispe.evaluate import rotation as measure
     from vispe.evaluate.rotation.figures.record_figures import plot_d4, plot_polar
 

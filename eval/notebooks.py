@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
-LARGEST = 300_000  # bytes of a notebook with its pictures
+LARGEST = 300_000  # bytes of a notebook with its figures
 
 
 def small(figure: str) -> str:
@@ -56,7 +56,7 @@ def stored(path: Path) -> None:
     text = nbformat.writes(notebook, indent=1) + "\n"
     if len(text) > LARGEST:
         raise SystemExit(
-            f"{path.name} would have {len(text)} bytes, more than {LARGEST}; draw smaller pictures."
+            f"{path.name} would have {len(text)} bytes, more than {LARGEST}; draw smaller figures."
         )
     path.write_text(text)
     print(path.name, f"{len(text) / 1000:.0f} kB")

@@ -80,7 +80,7 @@ def measured(scheme: str, seed: int, steps: int) -> dict[str, Any]:
     """Train one model, and return the share of right answers by task and length."""
     began = time.process_time()
     model = model_of(scheme, seed).train()
-    # places are the hardest to learn, so half of the samples are of them
+    # the position task is the hardest to learn, so half of the samples are of them
     pool = [
         s for t, some in samples(LEARNT, POOL, seed).items() for s in some[: POOL // (1 + (t != "place"))]
     ]
@@ -113,7 +113,7 @@ def run(schemes: list[str], seeds: int, steps: int, out: Path) -> None:
     protocol |= {"asked": ASKED, "model": "Qwen2-VL, random, 2 layers of width 64, vision tower of 0 blocks"}
     protocol = json.loads(json.dumps(protocol))
     if retained and retained["protocol"] != protocol:
-        raise SystemExit(f"{out} is of another protocol; remove it to begin anew.")
+        raise SystemExit(f"{out} is of another protocol; remove it to begin again.")
     retained = retained or {
         "protocol": protocol,
         "chance": {t: 1 / n for t, n in TASKS.items()},

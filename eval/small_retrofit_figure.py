@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 
-WORDS = {"own": "pictures that anyone can make", "pool": "the same and an unlabelled pool"}
+WORDS = {"own": "images that anyone can make", "pool": "the same and an unlabelled pool"}
 FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing
 BEFORE, BLANKED = "teacher", "teacher, channels blanked"
 COLUMNS = (

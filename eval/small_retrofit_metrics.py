@@ -1,8 +1,8 @@
 """What is measured on the models of `small_retrofit.py`: readable position, likeness, and segmentation.
 
 Position is read from the final, normed features of the patches, on noise and on homogeneous textures that were not
-trained on. Likeness to the teacher is measured on synthetic pictures of another seed and on micrographs; segmentation
-on micrographs alone, each by its own scribbles, with filters and the same classifier beside it.
+trained on. Likeness to the teacher is measured on synthetic images of another seed and on micrographs; segmentation
+on micrographs alone, each by its own scribbles, with filters and the same classifier alongside it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from vispe.train.evaluate.probe_images import CentreWindows, Settings
 from vispe.train.retrofit.student import load_student
 
 SIZES = (96, 192)
-"""Sides of pictures in pixels: that of the teacher, and twice that."""
+"""Sides of images in pixels: that of the teacher, and twice that."""
 
 PATCH, NOISE, TEXTURES = 8, 16, 9
 FRAMES = 4
 """Micrographs of each set, the first by name."""
 
 UNSEEN = 12
-"""Synthetic pictures of another seed, for likeness to the teacher."""
+"""Synthetic images of another seed, for likeness to the teacher."""
 
 
 def readable(model: nn.Module) -> dict[str, Any]:
-    """Return held-out R² of a model alone, by size and kind of pictures, and its effective rank."""
+    """Return held-out R² of a model alone, by size and kind of images, and its effective rank."""
     report = evaluate(
         model.eval(),
         model,
@@ -56,7 +56,7 @@ def readable(model: nn.Module) -> dict[str, Any]:
 
 
 def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
-    """Measure a finished retrofit: position at two sizes, likeness on unseen pictures, segmentation of micrographs."""
+    """Measure a finished retrofit: position at two sizes, likeness on unseen images, segmentation of micrographs."""
     student, teacher, card = load_student(folder)
     result: dict[str, Any] = {
         "blanked": card["blanked"],
@@ -94,7 +94,7 @@ def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
 
 
 def criteria(result: dict[str, Any]) -> dict[str, float | None]:
-    """Return the numbers that have limits, at the size of the teacher and on pictures that were not trained on."""
+    """Return the numbers that have limits, at the size of the teacher and on images that were not trained on."""
     own = result[f"{SIZES[0]} px"]
     near = result["likeness"]["synthetic"]
     corner = result["segmentation"]
@@ -109,7 +109,7 @@ def criteria(result: dict[str, Any]) -> dict[str, float | None]:
 
 
 def probes(side: ModelMeasurements) -> dict[str, Any]:
-    """Return of each kind of pictures the held-out R² of each target, median, and of the shuffled headline."""
+    """Return of each kind of images the held-out R² of each target, median, and of the shuffled headline."""
     result = {}
     for kind, probe in side.probes.items():
         rows = {row.target: float(np.median(row.r2_heldout)) for row in probe.rows}
@@ -121,11 +121,11 @@ def probes(side: ModelMeasurements) -> dict[str, Any]:
 def likeness(
     teacher: nn.Module, student: nn.Module, channels: Sequence[int], micrographs: Path
 ) -> dict[str, Any]:
-    """Return how like the blanked teacher the student is, and effective ranks, on unseen pictures.
+    """Return how like the blanked teacher the student is, and effective ranks, on unseen images.
 
-    Of synthetic pictures, also with the teacher less its places, `shift_average`: no student that knows no places can
-    be more like the teacher than that is by much, and the rank that it lacks was that of the places. 'constant' is what
-    features would reach that are the same in all patches of a picture.
+    Of synthetic images, also with the teacher less its positions, `shift_average`: no student without positions can
+    be more like the teacher than that is by much, and the rank that it lacks was that of the positions. 'constant' is what
+    features would reach that are the same in all patches of an image.
     """
     known = settings()
     unseen = SyntheticSource(UNSEEN, seed=2_000, side=SIZES[0])

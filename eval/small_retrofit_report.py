@@ -15,7 +15,7 @@ LIMITS = {
     "R² before": READABLE, "R² after": GONE, "blanked": BLANKED, "cosine": COSINE, "rank": RANK, "corner": CORNER
 }  # fmt: skip
 LEAST = ("R² before", "cosine", "rank")
-"""Criteria whose limit is the least that is asked for; of the others it is the most."""
+"""Criteria whose limit is the least that is requested; of the others it is the most."""
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

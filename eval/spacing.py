@@ -3,7 +3,7 @@
 A volume is a grid of voxels, a few of which are coloured markers; every voxel is asked which colour the nearest marker
 has, in millimetres. Voxels are 5 x 1 x 1 mm, as in a CT with thick slices, or volumes differ, with slices 1 to 5 mm
 apart. A small transformer is trained with `Grid.spacing` and without; nothing else differs. It is scored on volumes
-that it was not trained on, and on slices of other thickness. Finished runs are kept: a second call goes on.
+that it was not trained on, and on slices of other thickness. Finished runs are stored: a second call goes on.
 
     python eval/spacing.py
 """
@@ -74,7 +74,7 @@ def volumes(count: int, thickness: Tensor, generator: torch.Generator) -> tuple[
 
 
 class Net(nn.Module):
-    """A small transformer with one answer per voxel; all that it knows of places is alibi3d."""
+    """A small transformer with one answer per voxel; all that it knows of positions is alibi3d."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,7 @@
 
 Fetches the source release of the installed timm from the package index for its tests (or takes `--source DIR`) and
 writes eval/results/timm_contracts.json after every encoding; a run that was stopped goes on where it was, and
-`--check` only reads that file. What is left out, for stock timm and for every encoding alike, is in `LEFT_OUT`.
+`--check` only reads that file. What is omitted, for stock timm and for every encoding equally, is in `LEFT_OUT`.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ FEW = (
     "irpe",
 )  # encodings of the larger sets: a bias, a rotation, content and values
 WINDOWED = ("alibi2d", "rpb_cpb", "irpe")  # models of these tests have one head, which lookhere refuses
-REFUSED = {("families", "peg")}  # NaFlexVit has no place for what mixes between blocks
+REFUSED = {("families", "peg")}  # NaFlexVit cannot mix tokens between blocks
 LEFT_OUT = {
     "torchscript": "a converted model cannot be scripted: a script knows no positions that follow the grid",
     "load_pretrained": "needs the weights of the hub; loading is tested with local state dicts",
     "features_pretrained": "needs the weights of the hub",
 }
 EXPLAINED = {  # tests that are run and may differ
-    "test_swin_family_script_after_resize": "scripts the model, see what is left out",
+    "test_swin_family_script_after_resize": "scripts the model, see what is omitted",
     "test_radio_checkpoint_filter": "reads values of timm's own absolute table, which an encoding takes out",
 } | dict.fromkeys(  # an encoding and a model
     (f"{spec} vit_dwee_patch16_reg1_gap_256" for spec in ("carope", "selective_rope", "tpe2d")),

@@ -4,7 +4,7 @@
 
 For each pair: a ViT with an encoding by name, forward, backward and at another size, converted and restored exactly,
 traced as one graph, its attention in two backends; then the command of README. Where a Python is missing, pip is asked
-whether everything would install there, and the row says that nothing was run. Rows are kept as they are finished, so
+whether everything would install there, and the row says that nothing was run. Rows are stored as they are finished, so
 that a run that was stopped goes on; `--fresh` starts again. An environment takes 6 GB while it exists.
 """
 

@@ -1,4 +1,4 @@
-"""The site is true: a page and a picture for every encoding, links that lead somewhere, code that runs."""
+"""The site is true: a page and an image for every encoding, links that lead somewhere, code that runs."""
 
 import html
 import importlib.util

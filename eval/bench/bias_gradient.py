@@ -32,7 +32,7 @@ from vispe.grid import Grid
 OUT = Path(__file__).parents[1] / "results" / "bias_gradient_cpu.json"
 KEYS = ("grid", "prefix", "heads", "batch", "dtype")
 LARGEST = 4e7  # scores of a shape that is measured
-TARGETS = {257: 1.15, 2049: 1.35}  # forward with a kept mask, up to so many tokens
+TARGETS = {257: 1.15, 2049: 1.35}  # forward with a stored mask, up to so many tokens
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How long a changed scribble takes: features kept in memory against everything computed anew.
+"""How long a changed scribble takes: features cached in memory against everything computed again.
 
     python eval/bench/interactive.py [--rounds 30] [--threads 2] [--out eval/results/interactive.json]
 
@@ -121,7 +121,7 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
 
 
 def from_pixels(live: Live, labels: np.ndarray, count: int) -> Prediction:
-    """Everything that depends on the picture, and everything that depends on labels."""
+    """Everything that depends on the image, and everything that depends on labels."""
     page, valid = live.normalized()
     features = Features(DEFAULT)
     mask = labels > 0

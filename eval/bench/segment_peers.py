@@ -1,4 +1,4 @@
-"""Time and memory of `vispe segment` beside what people use today, on the same image and labels, in one run.
+"""Time and memory of `vispe segment` alongside what people use today, on the same image and labels, in one run.
 
     python eval/bench/segment_peers.py [--megapixels 1 4] [--rounds 2]
 

@@ -15,7 +15,7 @@ from vispe.train.evaluate.criteria import Criterion
 
 FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing
 PANELS = (
-    ("r2", "held-out R² of place"),
+    ("r2", "held-out R² of position"),
     ("cosine", "cosine to the blanked teacher"),
     ("rank before", "effective rank,\nshare of the teacher's"),
     ("corner", "mIoU lost with scribbles\nin one corner"),
@@ -94,6 +94,6 @@ def _panel(
 
 def _short(key: str) -> str:
     """Return the label of a target below the title of its panel."""
-    plain = {"corner": "tokens alone", "miou": "tokens alone", "miou beside": "beside filters"}
+    plain = {"corner": "tokens alone", "miou": "tokens alone", "miou beside": "alongside filters"}
     kind, size = key.split()[-2:] if key not in plain else ("", "")
     return plain.get(key, f"{kind} {size} px")

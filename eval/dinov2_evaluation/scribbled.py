@@ -1,4 +1,4 @@
-"""Few-scribble segmentation by one linear classifier of tokens, of filters, and of tokens beside filters.
+"""Few-scribble segmentation by one linear classifier of tokens, of filters, and of tokens alongside filters.
 
 Scribbles, pixels that count and the classifier are those of `vispe.train.evaluate.mask_scores`; what is added is that
 tokens and filters, whose maps differ in resolution, may stand side by side.

@@ -14,7 +14,7 @@ from vispe.train.evaluate.criteria import Criterion
 
 PUBLISHED = {"noise": (0.89, -0.83), "textures": (0.71, 0.32), "micrographs": (0.83, -0.23)}
 """R² before and after in the literature (arXiv 2603.16840 and its notebooks, ViT-S/14 with `alibi2d`, 118,000
-photographs): other pictures and other sizes, so only the order of magnitude can be compared."""
+photographs): other images and other sizes, so only the order of magnitude can be compared."""
 
 
 LIKENESS = {
@@ -73,7 +73,7 @@ def _judged(result: Sequence[Criterion]) -> str:
 
 
 def _unlimited(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return lines of what has no limit: likeness less what all patches share, the pool, and turned pictures."""
+    """Return lines of what has no limit: likeness less what all patches share, the pool, and rotated images."""
     lines = []
     for kind in (*UNSEEN, "pool"):
         own = [[r for r in report["rows"] if r.get("kind") == kind] for report in reports]
@@ -87,7 +87,7 @@ def _unlimited(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             [np.array(r["rank"]["after"]) / np.array(r["rank_placeless"]) for r in rows] for rows in own
         ]
         cells = [_numbers([float(np.median(share)) for share in each]) for each in shares]
-        words = "effective rank, share of the blanked teacher's without what a place has in all pictures"
+        words = "effective rank, share of the blanked teacher's without what a position has in all images"
         lines.append([f"{words}, {kind}", "", *gap, *cells])
         constant = _numbers([float(np.mean(row["cosine_constant"])) for row in next(filter(None, own))])
         lines.append(
@@ -108,7 +108,7 @@ def _numbers(values: Sequence[float | None]) -> str:
 
 
 def _name(report: Mapping[str, Any]) -> str:
-    return report["student"]["name"] + (" (quick: few pictures)" if report["quick"] else "")
+    return report["student"]["name"] + (" (quick: few images)" if report["quick"] else "")
 
 
 def _number(value: float, digits: int = 3) -> str:

@@ -3,7 +3,7 @@
 Each image by itself, trained on its own scribbles with the default features and logistic
 regression, and scored on all pixels.
 The radius and the penalty of the filter were chosen on the first two images of each set by name ('seen'), among radii
-of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were looked at once. Finished rows are kept; `--fresh`
+of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were looked at once. Finished rows are stored; `--fresh`
 starts again.
 
     python eval/segment/clean.py ../shared/data/microscopy

@@ -1,10 +1,10 @@
-"""Measures the most that a second, coarse teacher could give vispe_micro: features of a large model beside its own.
+"""Measures the most that a second, coarse teacher could give vispe_micro: features of a large model alongside its own.
 
-A network of the same size that was taught by another model can at best have that model's features besides its own. So
-one linear classifier per picture gets filters and vispe_micro; the same and the principal components of a block of the
+A network of the same size that was taught by another model can at best add that model's features to its own. So
+one linear classifier per image gets filters and vispe_micro; the same and the principal components of a block of the
 large model, one token for 14 pixels; and, as a control for what a coarser look alone gives, the same and
-vispe_micro's features averaged over 16 pixels. Pictures are synthetic tasks, by which is decided whether a network is
-worth training, and micrographs. Classes are not weighed. Finished rows are kept; `--fresh` starts again.
+vispe_micro's features averaged over 16 pixels. Images are synthetic tasks, by which is decided whether a network is
+worth training, and micrographs. Classes are not weighed. Finished rows are stored; `--fresh` starts again.
 
     python eval/segment/coarse.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
 """
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def measure(image: Picture, filters: Features, micro: Features, large: Features) -> dict[str, float]:
-    """Return the mean IoU over all pixels of a picture with each set of features, taught by its strokes."""
+    """Return the mean IoU over all pixels of an image with each set of features, taught by its strokes."""
     valid = np.ones(image.truth.shape, bool)
     first, recorded = (dense(features, image.page, valid) for features in (filters, micro))
     near = uniform_filter(recorded.reshape(*valid.shape, -1), (SIDE, SIDE, 0)).reshape(recorded.shape)
@@ -112,7 +112,7 @@ def save(made: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return means of each set, and differences from filters and vispe_micro with intervals of 95 % over pictures."""
+    """Return means of each set, and differences from filters and vispe_micro with intervals of 95 % over images."""
     random = np.random.default_rng(0)
     out: dict[str, Any] = {}
     for name in (*dict.fromkeys(row["set"] for row in rows), "micrographs"):

@@ -6,7 +6,7 @@ blurred, half and twice the magnification, noisy), and about the images of other
 summary and score are those of `vispe.segment`; mIoU is that of the classifier on every eighth pixel along each axis,
 classes not weighed. `loss` is what it lies below that of a model from the own scribbles of the unchanged image. Rows
 hold the distance in units of the largest distance of a held-out part: 1 over the margins of
-`vispe.segment.classify.out_of_distribution` is the limit. Finished trainings are kept: a second call goes on where
+`vispe.segment.classify.out_of_distribution` is the limit. Finished trainings are stored: a second call goes on where
 the first stopped; `--fresh` starts again.
 
     python eval/segment/domain.py ../shared/data/microscopy
@@ -76,7 +76,7 @@ class Seen:
 
     Args:
         data: folder of the sets.
-        folder: where they are kept.
+        folder: where they are stored.
     """
 
     def __init__(self, data: Path, folder: Path) -> None:
@@ -119,7 +119,7 @@ class Seen:
 
 
 def changed(raw: np.ndarray, truth: np.ndarray, change: str) -> tuple[np.ndarray, np.ndarray]:
-    """Change a picture (h, w, c), and its truth (h, w) with it."""
+    """Change an image (h, w, c), and its truth (h, w) with it."""
     if change == "same":
         return raw, truth
     grey = raw.astype(np.float32) / max(float(raw.max()), 1)
@@ -198,7 +198,7 @@ def miou(classifier: PixelClassifier, one: dict[str, np.ndarray]) -> float:
 
 
 def facts(rows: dict[str, Any]) -> dict[str, Any]:
-    """Return what the file says beside the rows."""
+    """Return the settings that are stored with the rows."""
     return {
         "what": __doc__.splitlines()[0],
         "versions": versions(),

@@ -81,7 +81,7 @@ def grains(size: float, seed: int) -> np.ndarray:
 
 
 def discs(radius: float, density: float, seed: int) -> np.ndarray:
-    """Draw discs (2) at random places of a matrix (1) -> (h, w)."""
+    """Draw discs (2) at random positions of a matrix (1) -> (h, w)."""
     rng = np.random.default_rng(seed)
     wide = SIDE + 2 * radius
     y, x = np.mgrid[:SIDE, :SIDE]

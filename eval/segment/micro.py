@@ -4,7 +4,7 @@ One classifier per image from its own scribbles (spread over the image, and in o
 and for the superalloy one classifier from four images scored on the eight others; with filters, with vispe_micro alone
 and with both. Classes are not weighed by their frequency (`--prior uniform`): what that adds is in `prior.py`.
 Every run goes through `vispe.segment.pipeline`. The micrographs took no part in training or choosing the
-model. Finished rows are kept: a second call goes on where the first one stopped; `--fresh` starts again.
+model. Finished rows are stored: a second call goes on where the first one stopped; `--fresh` starts again.
 
     python eval/segment/micro.py ../shared/data/microscopy
 """

@@ -1,4 +1,4 @@
-"""Draw the picture of the plugin in docs/how-to/micrographs/napari.md, on a machine without a screen.
+"""Draw the figure of the plugin in docs/how-to/micrographs/napari.md, on a machine without a screen.
 
     python eval/segment/napari_figure.py [--out docs/figures/napari.png]
 
@@ -33,7 +33,9 @@ def main() -> None:
         "--window-size", type=int, nargs=2, default=(1180, 800), help="of the window, in pixels"
     )
     parser.add_argument("--features", default="vispe_micro and filters")
-    parser.add_argument("--without-trust", action="store_true", help="leave out what takes longest")
+    parser.add_argument(
+        "--without-trust", action="store_true", help="omit the invariance report, which takes longest"
+    )
     args = parser.parse_args()
     from vispy.app import Application, Canvas
     from vispy.gloo import gl

@@ -1,10 +1,10 @@
-"""Measures objects of `vispe segment --objects` against instance masks, beside Otsu's threshold and a watershed.
+"""Measures objects of `vispe segment --objects` against instance masks, alongside Otsu's threshold and a watershed.
 
 One classifier per image from its own scribbles (spread over the image), with logistic regression and otherwise the
-defaults. Beside it the usual way without learning: Otsu's threshold on the smoothed image (the side on which the
+defaults. Alongside it the usual way without learning: Otsu's threshold on the smoothed image (the side on which the
 objects are is taken from the truth), then a watershed on the distance transform with peaks at least 10 px apart.
-Objects below 10 px are left out everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union
-above 0.5. Rows are kept: a second call goes on; `--fresh` starts again.
+Objects below 10 px are omitted everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union
+above 0.5. Rows are stored: a second call goes on; `--fresh` starts again.
 
     python eval/segment/objects.py ../shared/data/microscopy
 """

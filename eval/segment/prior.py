@@ -1,12 +1,12 @@
 """Measures what class priors change: mean IoU and map fractions of micrographs and of synthetic tasks.
 
-Probabilities are computed once for each picture and kept in a folder: one classifier per image from its own strokes
+Probabilities are computed once for each image and stored in a folder: one classifier per image from its own strokes
 (spread over the image, and in one corner), and one from a third of each set that is asked about the rest. Synthetic
-tasks are those of `models.micro.tasks`, by formula, from seeds that no training used. From what is kept, every prior is
+tasks are those of `models.micro.tasks`, by formula, from seeds that no training used. From what is stored, every prior is
 scored: mean IoU of the label map, mean absolute error of its fractions in percentage points, and the calibration error
 over all pixels. A second call goes on where the first stopped.
 
-    python eval/segment/prior.py ../shared/data/microscopy --cache kept/
+    python eval/segment/prior.py ../shared/data/microscopy --cache stored/
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def opened(path: Path, kind: str) -> tuple[np.ndarray, np.ndarray, CachedFeature
 
 
 def labelled(data: Path, keep: Path, folder: str, name: str, place: str, kind: str) -> dict[str, np.ndarray]:
-    """Return places, classes and features of the labelled pixels of an image."""
+    """Return positions, classes and features of the labelled pixels of an image."""
     stored = keep / f"{folder}~{name}~{place}~{kind}.npz"
     if not stored.exists():
         drawn = "scribbles_corner" if place == "corner" else "scribbles"
@@ -187,7 +187,7 @@ def synthetic(keep: Path, number: int, place: str) -> tuple[np.ndarray, np.ndarr
 
 
 def score(prob: np.ndarray, truth: np.ndarray, calibration: dict[str, Any]) -> dict[str, Any]:
-    """Score every prior on one picture: truth (h, w) from 0."""
+    """Score every prior on one image: truth (h, w) from 0."""
     prob = tempered(prob, calibration["temperature"])
     classes, n = len(prob), truth.size
     true = np.bincount(truth.ravel(), minlength=classes)[:classes] / n

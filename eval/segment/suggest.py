@@ -1,10 +1,10 @@
-"""Measures whether strokes where `vispe suggest` points teach more than strokes at random places.
+"""Measures whether strokes where `vispe suggest` points teach more than strokes at random positions.
 
-Synthetic pictures of 256 x 256 px with known classes: regions of four textures (one of them rare), grains of three
+Synthetic images of 256 x 256 px with known classes: regions of four textures (one of them rare), grains of three
 phases with dark boundaries, and discs of two sizes in a matrix. Each begins with one dot in every class, at random.
-Then five dots are added, eight times over: at random places, where the model is least sure (five pixels, each apart
+Then five dots are added, eight times over: at random positions, where the model is least sure (five pixels, each apart
 from the others), or where `suggest` points. The truth answers: a dot is what of the disc has the class of its middle.
-All three begin with the same dots; mean IoU of the whole picture is taken after each round. Finished seeds are kept:
+All three begin with the same dots; mean IoU of the whole image is taken after each round. Finished seeds are stored:
 a second call goes on where the first stopped; `--fresh` starts again.
 
     python eval/segment/suggest.py
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
-    parser.add_argument("--figure", action="store_true", help="draw the picture of the guide alone")
+    parser.add_argument("--figure", action="store_true", help="only draw the figure of the guide")
     options = parser.parse_args()
     if options.figure:
         return draw_figure()
@@ -137,7 +137,7 @@ def curve(grey: np.ndarray, classes: np.ndarray, seed: int, way: str) -> list[fl
 
 
 def best(positions: np.ndarray, value: np.ndarray, apart: int) -> list[int]:
-    """Return the places with the largest values, each apart from the others."""
+    """Return the positions with the largest values, each apart from the others."""
     chosen: list[int] = []
     for place in positions[np.argsort(-value, kind="stable")].tolist():
         if all(
@@ -168,7 +168,7 @@ def miou(result: np.ndarray, truth: np.ndarray) -> float:
 
 
 def facts(rows: dict[str, list[float]]) -> dict[str, Any]:
-    """Return what the file says beside the rows."""
+    """Return the settings that are stored with the rows."""
     what = {"what": __doc__.splitlines()[0], "versions": versions(), "dots of a round": EACH}
     return {**what, "summary": summary(rows)}
 
@@ -219,7 +219,7 @@ def draw(rows: dict[str, list[float]]) -> None:
 
 
 def draw_figure() -> None:
-    """Draw the places on a stained tissue section with one stroke each on glands, on stroma and on an empty place."""
+    """Draw the positions on a stained tissue section, with one stroke each on glands, stroma and background."""
     from PIL import Image
     from skimage.data import immunohistochemistry
 

@@ -1,14 +1,14 @@
 """Measures what denser tokens of a ViT change in `vispe segment`: mean IoU of tokens alone, and time.
 
-One linear classifier per picture from its own scribbles on 48 components of the tokens, for every combination of the
-stride of the patches, the looks along each axis, the blocks that are joined, and how far the picture is enlarged before
+One linear classifier per image from its own scribbles on 48 components of the tokens, for every combination of the
+stride of the patches, the looks along each axis, the blocks that are joined, and how far the image is enlarged before
 the model sees it (probabilities are averaged back to its own pixels). Classes are not weighed by their frequency. The
-pictures are the micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no
+images are the micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no
 training used. The setting that is named is chosen by synthetic tasks alone, among those that do not enlarge: the
-cheapest one that is not clearly worse than the best (the paired interval of 95 % holds 0). Finished rows are kept: a
-second call goes on where the first one stopped; `--fresh` starts again. Pictures whose maps need more than `--memory`
-GiB are named as left out, and looks that are no whole pixels apart (two of a stride of 7) are passed over. `--times`
-measures all settings of the file in one run, in seconds of processor time, beside filters with vispe_micro.
+cheapest one that is not clearly worse than the best (the paired interval of 95 % holds 0). Finished rows are stored: a
+second call goes on where the first one stopped; `--fresh` starts again. Images whose maps need more than `--memory`
+GiB are named as omitted, and looks that are no whole pixels apart (two of a stride of 7) are passed over. `--times`
+measures all settings of the file in one run, in seconds of processor time, alongside filters with vispe_micro.
 
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors --times
@@ -101,9 +101,9 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", default=["last", "8", "5,8,11"])
     parser.add_argument("--scales", nargs="+", type=float, default=[1, 2, 3.5])
     parser.add_argument("--sets", nargs="+", help="sets of micrographs; all by default")
-    parser.add_argument("--max-images", type=int, help="pictures of a set, from the first one on")
+    parser.add_argument("--max-images", type=int, help="images of a set, from the first one on")
     parser.add_argument("--synthetic", type=int, default=60, help="synthetic tasks")
-    parser.add_argument("--memory", type=float, default=3, help="GiB that the maps of a picture may take")
+    parser.add_argument("--memory", type=float, default=3, help="GiB that the maps of an image may take")
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--times", action="store_true", help="measure what the settings of the file cost")
@@ -147,7 +147,7 @@ def digest(weights: str) -> str:
 def images(
     data: Path, sets: Sequence[str] | None, most: int | None, synthetic: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield the set and the name of each picture; of a synthetic task its number."""
+    """Yield the set and the name of each image; of a synthetic task its number."""
     yield from ((SYNTHETIC, str(number)) for number in range(synthetic))
     for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
         if sets is None or folder.name in sets:
@@ -168,7 +168,7 @@ def opened(data: Path, name: str, image: str) -> Picture:
 
 
 def drawn_task(number: int) -> Picture:
-    """Draw a synthetic task with strokes over the picture."""
+    """Draw a synthetic task with strokes over the image."""
     from models.micro.tasks import task
     from models.micro.validate import strokes
 
@@ -185,7 +185,7 @@ def drawn_task(number: int) -> Picture:
 
 
 def measure(image: Picture, features: CachedFeatures, setting: Setting, memory: float) -> dict[str, Any]:
-    """Train on the scribbles of a picture and score all of its pixels."""
+    """Train on the scribbles of an image and score all of its pixels."""
     height, width = image.truth.shape
     page = enlarged(image.page, setting.scale)
     # the maps grow with the enlargement, the looks and the blocks
@@ -198,7 +198,7 @@ def measure(image: Picture, features: CachedFeatures, setting: Setting, memory: 
     features.basis = None
     features.keep(page)
     features.fit([(page, valid)])
-    # scribbles name pixels of the picture: each is the one of the enlarged page in its middle
+    # scribbles name pixels of the image: each is the one of the enlarged page in its middle
     y, x = np.nonzero(image.drawn)
     rows, columns = (((axis + 0.5) * setting.scale).astype(int) for axis in (y, x))
     positions, inverse = np.unique(rows * page.shape[1] + columns, return_inverse=True)
@@ -215,7 +215,7 @@ def measure(image: Picture, features: CachedFeatures, setting: Setting, memory: 
 
 
 def timed(settings: Sequence[Setting], model: str, weights: str) -> dict[str, float]:
-    """Return the processor time of each setting's maps of a synthetic task, in seconds per megapixel of the picture."""
+    """Return the processor time of each setting's maps of a synthetic task, in seconds per megapixel of the image."""
     page = drawn_task(0).page
     several = {str(setting): (setting.config(model, weights), setting.scale) for setting in settings}
     several["filters and vispe_micro"] = (FeatureConfig("both", model=NAME), 1)

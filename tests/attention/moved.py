@@ -78,7 +78,7 @@ def _replaced(pos):
 
 
 def _lost(pos):
-    """The last patch has no place."""
+    """The last patch has no position."""
     spatial = pos.spatial.clone()
     spatial[:, -1] = False
     return pos.replace(spatial=spatial)

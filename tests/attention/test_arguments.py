@@ -164,7 +164,7 @@ def test_autocast(name, backend):
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = attention(q, k, v, bias=case.bias, backend=backend)
-        # a norm under autocast gives wide q and k beside a narrow v
+        # a norm under autocast gives wide q and k alongside a narrow v
         mixed = attention(q, k, v.to(torch.bfloat16), bias=case.bias, backend=backend)
     assert out.dtype == mixed.dtype == torch.bfloat16
     close(out, expected, 2e-2)

@@ -103,7 +103,7 @@ def test_what_cannot_serve_a_call_is_an_error_and_not_passed_over(environment):
 
 def test_the_named_backend_runs_even_where_the_mask_of_a_call_is_known(monkeypatch):
     q, k, v = tensors()
-    attention(q, k, v, bias=BIAS)  # its mask is kept from here on
+    attention(q, k, v, bias=BIAS)  # its mask is stored from here on
     ran = []
     unsupported_reason, run = BACKENDS["reference"]
     monkeypatch.setitem(

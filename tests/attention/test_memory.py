@@ -1,4 +1,4 @@
-"""Head groups, and what is kept with the positions."""
+"""Head groups, and what is stored with the positions."""
 
 import pytest
 import torch

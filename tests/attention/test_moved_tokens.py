@@ -49,7 +49,7 @@ def test_rotations_of_moved_tokens(spec, move):
     one_by_one = pos.replace(index=torch.arange(pos.tokens)[None] - pos.grid.prefix)
     q, k, v = tensors(2, pos.tokens)
     x = tokens(pos).expand(2, -1, -1)
-    with torch.no_grad():  # some are kept only then
+    with torch.no_grad():  # some are stored only then
         both = (calls_of(q, k, v, encoding.parts(), p, 0, x) for p in (one_by_one, pos))
         for (_, expected), (_, actual) in zip(*both, strict=True):
             for mine, other in zip(

@@ -1,4 +1,4 @@
-"""Logits in which a pair of tokens decides how far both are turned, and memories beside the keys."""
+"""Logits in which a pair of tokens decides how far both are rotated, and memories alongside the keys."""
 
 import pytest
 import torch

@@ -18,7 +18,7 @@ FIXED = DistanceBias((0.5, 0.2, 0.0), POS)
 
 @cases("first", [False, True])
 def test_kept_masks_are_not_confused(first):
-    """The mask of a fixed bias is kept, and the next call with it goes straight to SDPA."""
+    """The mask of a fixed bias is stored, and the next call with it goes straight to SDPA."""
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
     whole = FIXED.as_logits()
     assert whole.key == FIXED.key
@@ -88,7 +88,7 @@ def test_compiled(name):
 
 
 class Window(Biased):
-    """Each token attends to those near it, whatever they hold; fixed, so its mask is kept."""
+    """Each token attends to those near it, whatever they hold; fixed, so its mask is stored."""
 
     name = "window"
     paper, year = "none", 2026

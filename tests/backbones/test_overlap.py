@@ -1,4 +1,4 @@
-"""Vision transformers whose patches overlap: tokens at their places, and distances that stay true."""
+"""Vision transformers whose patches overlap: tokens at their positions, and distances that stay true."""
 
 import copy
 import math

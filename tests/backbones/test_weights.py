@@ -1,4 +1,4 @@
-"""Checkpoints in the layouts in which authors and training programs leave them go into every command alike."""
+"""Checkpoints in the layouts in which authors and training programs leave them go into every command equally."""
 
 import argparse
 import json

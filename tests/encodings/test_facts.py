@@ -88,7 +88,7 @@ def invariances(encoding, axes):
 
 
 def moved_anywhere(encoding, pos, content, frame=None):
-    """Whether tokens at any coordinates keep their logits when all are moved, and turned by one matrix if given."""
+    """Whether tokens at any coordinates keep their logits when all are moved, and rotated by one matrix if given."""
     generator = torch.Generator().manual_seed(9)
     points = 5 * torch.rand((1, 10, pos.axes), generator=generator, dtype=torch.float64)
     both = (points, (points if frame is None else points @ frame.T) + 3)

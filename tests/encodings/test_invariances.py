@@ -42,7 +42,7 @@ def matrix(encoding, grid):
 
 
 def tokens_of(order, prefix):
-    """Return token numbers for a picture of cell numbers, prefix tokens first."""
+    """Return token numbers for an image of cell numbers, prefix tokens first."""
     return torch.cat([torch.arange(prefix), prefix + order.flatten()])
 
 
@@ -194,7 +194,7 @@ def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, 
             q, k = torch.randn(2, 1, 2, pos.tokens, 4, dtype=torch.float64)
             dense = encoding.bias(pos, 0).dense(q=q, k=k, scale=1.0)[0]
             q, k = (t[0][:, keep].transpose(0, 1) for t in (q, k))
-            # with wide spacings biases reach 100, of which 2e-6 is less than the last place of float32
+            # with wide spacings biases reach 100, of which 2e-6 is less than one ulp of float32
             finite = dense[dense.isfinite()]
             digits = finite.abs().max().clamp(min=1)
             dropped = encoding.bias(retained, 0).dense(q=q, k=k, scale=1.0)[i]

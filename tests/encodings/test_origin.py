@@ -58,7 +58,7 @@ def test_which_refuse():
 
 
 def test_rows_that_turn_with_the_grid():
-    """From the centre, mirrored places differ by the sign of a coordinate: sines by theirs, cosines not at all."""
+    """From the centre, mirrored positions differ by the sign of a coordinate: sines by theirs, cosines not at all."""
     encoding = create_encoding("sincos2d", dim=8)
     table = encoding.table(Grid((3, 5), origin="centre").positions())[0].unflatten(0, (3, 5))
     sign = torch.tensor([-1.0, -1, 1, 1, 1, 1, 1, 1])

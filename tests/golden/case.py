@@ -61,7 +61,7 @@ class Case:
         return torch.from_numpy(self._param[name].copy())
 
     def backward(self, **outputs: torch.Tensor) -> bool:
-        """Send the cotangents of a case back, each named beside its output; False if the case has none of them.
+        """Send the cotangents of a case back, each named alongside its output; False if the case has none of them.
 
         A case without cotangents has no gradients to compare.
         """

@@ -114,7 +114,7 @@ def test_free_positions():
     spatial = torch.tensor([[False, True, True]])
     pos = Positions(coords, spatial)
     assert pos.coords.shape == (1, 3, 2)
-    assert pos.extent.tolist() == [[3.0, 5.0]]  # the prefix token at 0 has no place in the field
+    assert pos.extent.tolist() == [[3.0, 5.0]]  # the prefix token at 0 has no position in the field
     assert not pos.regular
     assert Positions(coords, torch.zeros(1, 3, dtype=torch.bool)).extent.tolist() == [[1.0, 1.0]]
     assert Positions(coords.double()).extent.dtype == torch.float64

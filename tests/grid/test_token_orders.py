@@ -1,4 +1,4 @@
-"""Orders are permutations that keep the prompt; positions in an order know the next place."""
+"""Orders are permutations that keep the prompt; positions in an order know the next position."""
 
 import pytest
 import torch

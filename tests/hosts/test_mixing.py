@@ -16,7 +16,7 @@ from vispe.errors import UnsupportedCombination
 
 
 class Stir(Mixing):
-    """Adds to every token that has a place its row, its column and the mean of the patches, scaled."""
+    """Adds to every token that has a position its row, its column and the mean of the patches, scaled."""
 
     name = "stir"
 

@@ -66,7 +66,7 @@ def student(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(student, micrographs, tmp_path_factory):
-    """A function that runs the program on few pictures, and its folder of results."""
+    """A function that runs the program on few images, and its folder of results."""
     patch = pytest.MonkeyPatch()
     patch.setattr(dinov2, "FULL", TINY)
     patch.setattr(dinov2, "QUICK", TINY)
@@ -98,7 +98,7 @@ def test_every_question_has_a_row_at_every_size(report):
     assert [shown[size]["pictures"] for size in (32, 48)] == [
         4,
         3,
-    ]  # 'layers' shows place, one frame is small
+    ]  # 'layers' shows position, one frame is small
     assert shown[48]["grids"] == [[6, 6]]
     for kind in probe_images.PLACELESS:
         r2 = targets.look(report["rows"], kind, 32)["r2"]
@@ -127,7 +127,7 @@ def test_what_a_place_has_in_all_pictures_is_taken_away():
     place = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
     content = torch.randn(6, 4, 9, 12, generator=torch.Generator().manual_seed(0))
     actual = torch.stack(metrics.placeless(list(content + place)))
-    # the mean over patches stays; of the content only what six pictures share smoothly goes
+    # the mean over patches stays; of the content only what six images share smoothly goes
     expected = content + place.mean((1, 2), keepdim=True)
     assert float((actual - expected).square().mean()) < 0.05
     alone = torch.stack(metrics.placeless([place.double()] * 2))
@@ -152,7 +152,7 @@ def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, m
     assert requested == [("noise", 48)]
     result = [targets.look(r["rows"], "noise", 48) for r in (report, again)]
     assert [f | {"cpu_s": 0} for f in result] == [result[0] | {"cpu_s": 0}] * 2
-    with pytest.raises(SystemExit, match="other weights, versions or numbers of pictures"):
+    with pytest.raises(SystemExit, match="other weights, versions or numbers of images"):
         call()  # not quick
 
 

@@ -144,7 +144,7 @@ def test_crops_come_from_large_pictures_only_and_from_all_poses(pool):
     poses = [torch.rot90(m, k, (1, 2)) for m in (square, square.flip(-1)) for k in range(4)]
     hits = [sum(torch.equal(f, p) for f in result) for p in poses]
     assert min(hits) > 5
-    assert sum(hits) < 300  # the other picture is chosen as often
+    assert sum(hits) < 300  # the other image is chosen as often
 
 
 def test_synthetic_pictures_do_not_depend_on_how_many_are_made():

@@ -21,7 +21,7 @@ PICTURES = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Train the smallest network, on few pictures, and validate on nothing."""
+    """Train the smallest network, on few images, and validate on nothing."""
     monkeypatch.setattr(train.data, "installed", PICTURES.unbind)
     tiny = {"dim": 8, "widths": (8, 8, 8), "width": 16, "depth": 1, "heads": 2}
     monkeypatch.setitem(trainer.SIZES, "small", tiny)

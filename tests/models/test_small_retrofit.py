@@ -1,4 +1,4 @@
-"""The program of the proof, at a size that proves nothing: what is trained, kept, continued, measured and drawn."""
+"""The program of the proof, at a size that proves nothing: what is trained, stored, continued, measured and drawn."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ NAMES = ("alibi2d", "alibi2d, random weights")
 
 
 class Dots(Source):
-    """Random pictures that take no time."""
+    """Random images that take no time."""
 
     def __len__(self):
         return 5
@@ -133,7 +133,7 @@ def test_rows_hold_what_the_limits_are_about(run, micrographs):
         assert row["criteria"].keys() == report_file.LIMITS.keys()
         assert row["criteria"]["blanked"] == 2 / 16
         assert row["criteria"]["R² after"] == row["24 px"]["after"]["r2"]
-        assert row["24 px"]["before"] == rows["alibi2d"]["24 px"]["before"]  # one teacher, the same pictures
+        assert row["24 px"]["before"] == rows["alibi2d"]["24 px"]["before"]  # one teacher, the same images
         assert row["segmentation"]["sets"].keys() == {"bright", "dark"}
         assert row["likeness"]["micrographs"]["pictures"] == 4
         assert [line[0] for line in row["log"]] == [3, 4]

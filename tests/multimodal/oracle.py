@@ -14,7 +14,7 @@ def cells(t, h, w):
 
 
 def parts_of(segment):
-    """Return (frames, rows, columns, tile) of every block of a picture; tile is None for a thumbnail."""
+    """Return (frames, rows, columns, tile) of every block of an image; tile is None for a thumbnail."""
     if isinstance(segment, Video):
         return [(segment.t, segment.h, segment.w, (0, 0))]
     rows, cols = segment.tiles
@@ -37,7 +37,7 @@ def documents_of(row):
 
 
 class Rule:
-    """What a scheme does with one text token, and with one picture."""
+    """What a scheme does with one text token, and with one image."""
 
     axes = 3
     step = 1
@@ -52,7 +52,7 @@ class Rule:
         return (c,) * self.axes
 
     def image(self, segment, c, draws):
-        """Return the coordinates of the tokens of a picture, and the counter after it; one draw for each part."""
+        """Return the coordinates of the tokens of an image, and the counter after it; one draw for each part."""
         tokens = []
         for (t, h, w, _), draw in zip(parts_of(segment), draws, strict=True):
             here, c = self.block(t, h, w, getattr(segment, "seconds", None), c, draw)
@@ -219,7 +219,7 @@ class V2PE(Rule):
 
 
 class Tiles(Rule):
-    """rope_dhr: places in the thumbnail."""
+    """rope_dhr: positions in the thumbnail."""
 
     axes = 1
 
@@ -251,7 +251,7 @@ class Tiles(Rule):
 
 
 class Shared(Rule):
-    """mousi: one position for a picture, or for each row."""
+    """mousi: one position for an image, or for each row."""
 
     axes = 1
 
@@ -299,7 +299,7 @@ class Groups(Line):
 
 
 class Bilevel(Rule):
-    """bilevel: segments, and places inside them; the counter is segment * ROOM + place."""
+    """bilevel: segments, and positions inside them; the counter is segment * ROOM + position."""
 
     ROOM = 2**26
 

@@ -1,4 +1,4 @@
-"""Schemes layer by layer: each layer as its scheme alone, text exact, prompts and single tokens alike, refusals."""
+"""Schemes layer by layer: each layer as its scheme alone, text exact, prompts and single tokens equally, refusals."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_text_is_exact_in_all_layers():
 
 @cases("layers", [alternating(["circlerope", "mrope"], 4), pyramid(4, 3, 1)], ids=["alternating", "pyramid"])
 def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
-    """A stack of attention layers with a cache of turned keys, against one pass without a cache."""
+    """A stack of attention layers with a cache of rotated keys, against one pass without a cache."""
     prompt = [Text(3), Image(5, 6), Text(2), Video(3, 2, 5), Text(2)]
     tokens, more = sum(oracle.length_of(s) for s in prompt), 3
     whole = layers.coordinates(Stream.of([[*prompt, Text(more)]]))

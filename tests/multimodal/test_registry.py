@@ -242,7 +242,7 @@ def test_a_scheme_of_ones_own():
     @register_scheme
     @dataclass(frozen=True)
     class Halves(Scheme):
-        """Two tokens of a picture share a position."""
+        """Two tokens of an image share a position."""
 
         name: ClassVar[str] = "halves"
         step_size: float = 0.5

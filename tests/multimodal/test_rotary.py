@@ -120,7 +120,7 @@ def test_fractions_are_multiplied_without_rounding_before():
     actual = angles(at[None, None], frequencies, allocation.single(8))
     expected = torch.stack([torch.stack([exact(p, f) for f in frequencies.tolist()]) for p in at.tolist()])
     assert actual.dtype == torch.float32
-    near = 2.0**-23 * expected.abs()  # one unit in the last place of float32
+    near = 2.0**-23 * expected.abs()  # one ulp of float32
     assert bool(((actual[0].double() - expected).abs() <= near).all())
     rotated = tables(at[None, None], frequencies, allocation.single(8))
     for mine, function in zip(rotated, (torch.cos, torch.sin), strict=True):  # of an angle known to one unit
@@ -140,7 +140,7 @@ def test_positions_to_a_million():
 
 @cases("dtype", [torch.bfloat16, torch.float16])
 def test_positions_survive_models_of_low_precision(dtype):
-    """Neighbours above 256, and neighbours a quarter apart at 2000, are turned differently by the fast pairs."""
+    """Neighbours above 256, and neighbours a quarter apart at 2000, are rotated differently by the fast pairs."""
     frequencies = (10000 ** (-torch.arange(0, 64, 2) / 64)).float()
     stream = Stream.of([[Text(2000), Image(16, 16), Text(50)]])
     ids = create_scheme("v2pe(stride=64)").coordinates(stream).ids

@@ -1,4 +1,4 @@
-"""Samplers on token streams: text keeps one coordinate on all axes, decoding goes on behind the last place."""
+"""Samplers on token streams: text keeps one coordinate on all axes, decoding goes on behind the last position."""
 
 import pytest
 import torch

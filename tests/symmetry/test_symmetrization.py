@@ -255,7 +255,7 @@ def test_models_without_a_single_square_projection_are_refused():
 
 
 def cells(x):
-    """Features with no symmetry: each patch of 4 x 4 as a random linear map sees it, plus a code of its place."""
+    """Features with no symmetry: each patch of 4 x 4 as a random linear map sees it, plus a code of its position."""
     generator = torch.Generator().manual_seed(0)
     kernel = torch.randn(5, 3, 4, 4, generator=generator, dtype=torch.float64).to(x)
     out = torch.nn.functional.conv2d(x, kernel, stride=4)
@@ -310,7 +310,7 @@ def test_the_map_of_one_pose_is_freed_before_the_next():
 @cases(("size", "grid"), [((37, 30), (5, 4)), ((30, 43), (4, 7)), ((33, 40), (5, 6))])
 @cases("spec", ["learn", "none"])
 def test_remainders_are_centred(spec, size, grid):
-    """Patches of 7: an even remainder is cropped, an odd one padded, alike on both sides."""
+    """Patches of 7: an even remainder is cropped, an odd one padded, equally on both sides."""
     model = vit(spec, torch.float64)
     images = image(*size, torch.float64)
     averaged = D4Features(maps(model), patch_size=7, fit="auto")

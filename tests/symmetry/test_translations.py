@@ -1,4 +1,4 @@
-"""Placements move whole patches and come back exactly; what is drawn covers all places and grows with progress."""
+"""Placements move whole patches and come back exactly; what is drawn covers all positions and grows with progress."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Masks of learned biases are kept, and never serve numbers that have changed."""
+"""Masks of learned biases are stored, and never serve numbers that have changed."""
 
 import copy
 import gc

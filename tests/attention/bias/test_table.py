@@ -125,7 +125,7 @@ def test_coordinates_that_learn_get_finite_gradients_at_distance_zero(metric, wr
     grid = Grid((3, 3), prefix=1)
     base = grid.positions()
     coords = base.coords.clone()
-    coords[0, 4] = coords[0, 3]  # two tokens in one place
+    coords[0, 4] = coords[0, 3]  # two tokens in one position
     coords.requires_grad_()
     pos = base.replace(coords=coords)
     bias = DistanceBias((0.5, 0.2), pos, metric=metric, wrap=wrap, normalize="max")
@@ -134,7 +134,7 @@ def test_coordinates_that_learn_get_finite_gradients_at_distance_zero(metric, wr
     assert first is not second
     grad = torch.autograd.grad(first, coords, torch.randn_like(first))[0]
     assert grad.isfinite().all()
-    assert (grad[0, 0] == 0).all()  # the prefix token has no place
+    assert (grad[0, 0] == 0).all()  # the prefix token has no position
     assert torch.autograd.grad(bias.mask(torch.float32).sum(), coords)[0].isfinite().all()
     if metric != "chebyshev":  # which has edges where the largest axis changes
         free = torch.rand(1, 5, 2, dtype=torch.float64) * 4

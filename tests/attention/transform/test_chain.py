@@ -101,7 +101,7 @@ def test_groups_of_queries_with_tables_of_their_own_share_keys(backend):
 
 
 def test_a_quarter_turn_of_the_keys_gives_the_imaginary_part():
-    """What complex numbers say: Re(z conj w) and, turned by 90 degrees, Im(z conj w)."""
+    """What complex numbers say: Re(z conj w) and, rotated by 90 degrees, Im(z conj w)."""
     q, k, _ = (t.detach() for t in qkv())
     angle = torch.randn(1, 1, N, D // 2)
     plain = PairRotation(angle.cos(), angle.sin(), "half")

@@ -217,7 +217,7 @@ def test_half_precision_at_any_scale(strips, kind, scale):
     slopes = torch.tensor([1.0, 0.25], requires_grad=True)
     profile = table(grid, 1.0, heads=1)
     q, k, v = inputs(grid, torch.float16)
-    q = (q.detach() * min(0.25 / scale, 16.0)).requires_grad_()  # products count beside biases
+    q = (q.detach() * min(0.25 / scale, 16.0)).requires_grad_()  # products count alongside biases
     fixed = tuple(slopes.tolist())
 
     def far(s):

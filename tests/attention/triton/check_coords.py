@@ -60,7 +60,7 @@ def exact(pos):
 
 
 def retained(grid, patches, batch):
-    """Return which tokens remain, (b, kept): all of the prefix, and other patches for each sample, in any order."""
+    """Return which tokens remain, (b, retained): all of the prefix, and other patches for each sample, in any order."""
     prefix = torch.arange(grid.prefix)
     rows = [torch.cat([prefix, grid.prefix + torch.randperm(grid.patches)[:patches]]) for _ in range(batch)]
     return torch.stack(rows)

@@ -141,7 +141,7 @@ def test_keys_and_values_are_not_repeated():
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_rotated_keys_and_tokens_anywhere(moved):
-    """Keys are turned before they are shared; kernels of tokens anywhere still get them repeated."""
+    """Keys are rotated before they are shared; kernels of tokens anywhere still get them repeated."""
     pos = Grid((4, 7), 1).positions()
     turn = create_encoding("rope_axial", dim=64, num_heads=4, depth=2).transform(pos, 1)
     qkv = inputs(pos.grid, 4, 2, torch.float32)

@@ -159,7 +159,7 @@ def test_nothing_is_launched_to_find_out_while_programs_are_made(gpu, monkeypatc
     assert gpu.launched == 0
     gpu.error = COMPILER
     assert "C compiler" in device.device_unsupported_reason(q)
-    assert torch.equal(compiled(q), q)  # compiled anew: what is known now decides
+    assert torch.equal(compiled(q), q)  # compiled again: what is known now decides
     with FakeTensorMode():
         assert "C compiler" in device.device_unsupported_reason(torch.empty(2))
     torch._dynamo.reset()

@@ -74,7 +74,7 @@ def test_runs_that_are_read_from_the_first_patch_on(shape, prefix, rows):
     address, base = layout.patches_first()
     assert (address % WORD == 0).all()
     assert address.dtype == base.dtype == torch.int32
-    # patches first, also in the order of queries; rows have all tokens in their places
+    # patches first, also in the order of queries; rows have all tokens in their positions
     order = torch.arange(layout.tokens).roll(-layout.selected)
     expected = oracle.table_matrix(table, Grid(shape, prefix), edge)[:, order][..., layout.selected :]
     key = torch.arange(layout.tokens - layout.selected)

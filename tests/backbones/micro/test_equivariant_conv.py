@@ -1,4 +1,4 @@
-"""Symmetric convolutions: patterns that span their symmetry, and layers that turn with the picture."""
+"""Symmetric convolutions: patterns that span their symmetry, and layers that turn with the image."""
 
 import torch
 from torch.nn import functional as F

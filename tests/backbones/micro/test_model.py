@@ -1,4 +1,4 @@
-"""vispe_micro: features that turn with the picture, know no place, and load only what fits."""
+"""vispe_micro: features that turn with the image, know no position, and load only what fits."""
 
 import pytest
 import torch

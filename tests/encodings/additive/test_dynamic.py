@@ -58,7 +58,7 @@ def test_ranks_are_the_fit_of_phases_to_a_sinusoid():
 
 
 def test_the_loss_teaches_an_order():
-    """Tokens that hold their place, in a random order: the network learns to read it."""
+    """Tokens that hold their position, in a random order: the network learns to read it."""
     encoding, pos = built(dim=32), Grid((4, 4), prefix=1).positions()
     x = torch.randn(17, 32, generator=torch.Generator().manual_seed(1))
     order = torch.randperm(17, generator=torch.Generator().manual_seed(2))[None]

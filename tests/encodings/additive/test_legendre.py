@@ -1,4 +1,4 @@
-"""Orthogonal functions of the place: against numpy and scipy, norms, order, turned grids, gradients, errors."""
+"""Orthogonal functions of the position: against numpy and scipy, norms, order, turned grids, gradients, errors."""
 
 import math
 
@@ -112,7 +112,7 @@ def test_a_turned_square_mixes_zernike_functions_of_one_order_only():
             options = [cos * features[:, i] + s * sin * features[:, j] for s in (1, -1)]
             assert any(torch.allclose(result, o, atol=1e-9) for o in options), (n, m)
             i += 1
-    # and radii are alike in all poses
+    # and radii are equal in all poses
     assert torch.allclose(rotated[:, 4], features[:, 4])
 
 

@@ -79,7 +79,7 @@ def test_known_orders():
 
 
 def code(x, dim, temperature=10000.0):
-    """Return the code of one place by the formula."""
+    """Return the code of one position by the formula."""
     rates = [temperature ** (-2 * i / dim) for i in range(dim // 2)]
     return [f(x * r) for r in rates for f in (math.sin, math.cos)]
 
@@ -308,7 +308,7 @@ def test_what_it_needs():
 
 
 def rounded(positions, dim, temperature):
-    """Return waves with frequencies and angles in float32, place by place."""
+    """Return waves with frequencies and angles in float32, position by position."""
     rows = []
     for place in np.asarray(positions, dtype=np.float32):
         row = []

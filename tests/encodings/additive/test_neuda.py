@@ -46,7 +46,7 @@ def by_hand(encoding, point):
 @cases("options", [{}, {"box": (0, 3), "eps": 0.25}, {"levels": 3, "base": 2, "growth": 1.0}])
 def test_features_are_those_of_a_loop(axes, options):
     encoding = built(axes, **options)
-    points = 4 * torch.rand(9, axes, dtype=torch.float64) - 1.5  # beside the box too
+    points = 4 * torch.rand(9, axes, dtype=torch.float64) - 1.5  # alongside the box too
     points[0], points[1] = encoding.box  # its corners
     expected = torch.tensor([by_hand(encoding, p.tolist()) for p in points], dtype=torch.float64)
     torch.testing.assert_close(encoding.features(points), expected)

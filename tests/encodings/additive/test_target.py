@@ -72,7 +72,7 @@ class Toy(torch.nn.Module):
 
 @cases("spec", ["sincos2d+target", "learned+target(of=learned)"])
 def test_tokens_with_their_order(spec):
-    """Outputs depend on tokens, places and order alone, not on how the batch was stored; and on nothing later."""
+    """Outputs depend on tokens, positions and order alone, not on how the batch was stored; and on nothing later."""
     model, x = Toy(spec), torch.randn(2, 13, DIM)
     order = torch.stack([shuffled(13, 1), fractal(13, 1)])
     y = model(x.gather(1, order[..., None].expand(-1, -1, DIM)), reorder_positions(GRID.positions(), order))
@@ -82,7 +82,7 @@ def test_tokens_with_their_order(spec):
     again = stored.argsort()[order]
     moved = x[:, stored].gather(1, again[..., None].expand(-1, -1, DIM))
     torch.testing.assert_close(model(moved, reorder_positions(positions, again)), y)
-    # rows of the batch change places with their orders
+    # rows of the batch change positions with their orders
     other = model(
         x.gather(1, order[..., None].expand(-1, -1, DIM)).flip(0),
         reorder_positions(GRID.positions(), order.flip(0)),

@@ -20,7 +20,7 @@ GRIDS = [
 
 
 def slow(pos, function):
-    """Return (h, n, n) float64: a function of the offset p_j - p_i (a tuple) for every pair, 0 without a place."""
+    """Return (h, n, n) float64: a function of the offset p_j - p_i (a tuple) for every pair, 0 without a position."""
     coords, positioned = pos.coords[0].double().tolist(), pos.spatial.expand(1, -1)[0].tolist()
     heads = len(function((0.0,) * pos.axes))
     out = torch.zeros(heads, pos.tokens, pos.tokens, dtype=torch.float64)
@@ -38,7 +38,7 @@ def of_length(function):
 
 
 def check_values(made, function, grids=GRIDS, by_field=False):
-    """Compare the bias with its definition on grids, one after the other, on a table, and for free and kept tokens.
+    """Compare the bias with its definition on grids, one after the other, on a table, and for free and retained tokens.
 
     `by_field`: positions make the function of offsets, since it depends on the field they are in.
     """
@@ -104,7 +104,7 @@ def check_routes(made, grid):
 
 
 def check_turned(made, degrees=37.0, mirrored=True):
-    """A picture that is turned about any point, and mirrored, keeps its bias."""
+    """An image that is rotated about any point, and mirrored, keeps its bias."""
     angle = math.radians(degrees)
     turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     turn = turn.double() @ torch.diag(torch.tensor([1.0, -1.0 if mirrored else 1.0])).double()

@@ -28,7 +28,7 @@ def maps(made, pos, q, k):
 
 
 def definition(made, positions, q, k, prefix=0):
-    """Return the weights by loops; places (n, axes) of the patches behind the prefix tokens."""
+    """Return the weights by loops; positions (n, axes) of the patches behind the prefix tokens."""
     n, rows = prefix + len(positions), []
     for sample in range(len(q)):
         for h in range(made.num_heads):
@@ -115,7 +115,7 @@ def test_it_starts_as_a_convolution(axes, heads, side):
     assert side**axes <= heads < (side + 1) ** axes
     offsets = set()
     for h in range(side**axes):
-        # with an even side the centre of the kernel lies between cells: four are alike
+        # with an even side the centre of the kernel lies between cells: four are equal
         reach = 0.5 * (1 - side % 2)
         middle = (recorded[h, query][:, None] * pos.coords[0]).sum(0) - centre
         offsets.add(tuple((2 * middle).round().int().tolist()))
@@ -157,7 +157,7 @@ def test_fused_and_unfused_timm_agree_and_hooks_see_the_weights():
         named = [(n, p) for n, p in model.named_parameters() if "pos_proj.bias" not in n]
         grads = torch.autograd.grad(out, [p for _, p in named], cotangent)
         assert all(g.isfinite().all() for g in grads)
-        # of the last block only the class token is read, which has no place
+        # of the last block only the class token is read, which has no position
         learning = [f"blocks.{i}.attn.pos_enc.gating_param" for i in range(len(model.blocks) - 1)]
         assert all((g != 0).any() for (n, _), g in zip(named, grads, strict=True) if n in learning)
         result.append((out, *grads))

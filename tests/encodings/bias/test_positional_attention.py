@@ -51,7 +51,7 @@ def test_content_reaches_the_values_only(backend):
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, pos.tokens, 4, dtype=torch.float64))
     result = attention(q, k, v, bias=made.bias(pos, 0), backend=backend)
     torch.testing.assert_close(result, slow(made, pos).softmax(-1) @ v)
-    torch.testing.assert_close(result[:, :, 0], v.mean(2))  # a class token attends to all alike
+    torch.testing.assert_close(result[:, :, 0], v.mean(2))  # a class token attends to all equally
     grads = torch.autograd.grad((result * torch.randn_like(result)).sum(), [q, k, v])
     assert [bool(g.any()) for g in grads] == [False, False, True]
     assert explain(q, k, v, bias=made.bias(pos, 0)).backend == "lowrank"
@@ -95,7 +95,7 @@ def test_a_vit():
     out.backward(torch.randn_like(out))
     for block in model.blocks:
         for parameter in block.attn.pos_enc.parameters():
-            # the class token of the last block attends to all alike
+            # the class token of the last block attends to all equally
             assert parameter.grad is None or parameter.grad.any() or block is model.blocks[-1]
     again = timm.create_model(
         "test_vit", pos_embed="positional_attention(table=learned,pos_dim=8)", img_size=96

@@ -131,7 +131,7 @@ def test_clipped_tables_do_not_depend_on_the_grid():
         1,
         5,
         WIDTH,
-    )  # a row for tokens without a place
+    )  # a row for tokens without a position
 
 
 def test_a_vit_stays_what_it_is_and_learns():

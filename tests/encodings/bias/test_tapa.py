@@ -78,7 +78,7 @@ def test_alpha_of_zero_only_tells_a_token_from_others():
 def test_gradients_reach_content_and_coordinates():
     made, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(4)
     positions = torch.randn(2, 4, 2, dtype=torch.float64)
-    positions[:, 1] = positions[:, 0]  # two tokens in one place
+    positions[:, 1] = positions[:, 0]  # two tokens in one position
 
     def dense(q, k, coords):
         return made.bias(Positions(coords), 0).dense(q=q, k=k)

@@ -215,7 +215,7 @@ def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
         (full_grad,) = torch.autograd.grad(expected[0, keep[i]], sparse, cotangent[i])
         torch.testing.assert_close(grad[i], full_grad[0, keep[i]])
     assert torch.equal(actual[:, :prefix], few[:, :prefix])
-    # all kept, in another order
+    # all tokens, in another order
     order = torch.cat([torch.arange(prefix), prefix + torch.randperm(20)])[None]
     moved = made.mix(x[:, order[0]], full.gather(order), 0)
     torch.testing.assert_close(moved, made.mix(x, full, 0)[:, order[0]])

@@ -1,4 +1,4 @@
-"""What is kept between forward passes in eval mode is what would be computed."""
+"""What is stored between forward passes in eval mode is what would be computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bands that open while a model is trained: closed form, nothing stale, nothing compiled anew, the same at the end."""
+"""Bands that open while a model is trained: closed form, nothing stale, nothing compiled again, the same at the end."""
 
 import copy
 import math
@@ -84,7 +84,7 @@ def test_the_end_is_that_of_no_reveal_to_the_bit(spec, form):
         set_progress(encoding, progress)
         assert encoding.progress == progress
         assert torch.equal(encoding.table(pos, image), expected) == (progress == 1.0)
-    # as a plain attribute, too; what was kept with the positions is not stale
+    # as a plain attribute, too; what was stored with the positions is not stale
     encoding.progress = 0.4
     part = encoding.table(pos, image)
     assert not torch.equal(part, expected)

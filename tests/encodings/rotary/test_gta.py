@@ -41,7 +41,7 @@ def second_degree(turn):
 
 
 def representation(encoding, place, extrinsic):
-    """Return rho (d, d) of one token for its place (axes,) and pose (4, 4) or None."""
+    """Return rho (d, d) of one token for its position (axes,) and pose (4, 4) or None."""
     d, blocks = encoding.head, []
     sizes = {g.name: g.size for g in encoding.groups}
     blocks += [torch.eye(sizes.get("triv", 0), dtype=torch.float64)]

@@ -222,7 +222,7 @@ def test_cameras_per_token_and_free_coordinates():
 
 
 def test_large_world_coordinates_in_float32():
-    """P^-1 is computed in float64: the cameras of one place far from the origin of the world keep their accuracy."""
+    """P^-1 is computed in float64: the cameras of one position far from the origin of the world keep their accuracy."""
     encoding = create_encoding("prope", dim=8, num_heads=1)
     poses = extrinsics(2)
     poses[..., :3, 3] *= 300

@@ -1,4 +1,4 @@
-"""PSC against its definition, head by head, and beside a rotation."""
+"""PSC against its definition, head by head, and alongside a rotation."""
 
 import timm
 import torch

@@ -561,7 +561,7 @@ def test_half_precision_rotates_with_exact_angles():
 def test_pairs_read_as_complex_numbers_or_not_are_the_same():
     turn = build("rope_axial(rotated=0.75)", dim=32).transform(Grid((3, 4)).positions(), 0)
     wide = torch.randn(2, 2, 12, 17)
-    odd = wide[..., 1:]  # starts at an odd place in memory, with odd strides
+    odd = wide[..., 1:]  # starts at an odd position in memory, with odd strides
     for made in (turn.query(odd), turn.key(odd)):
         torch.testing.assert_close(made, turn.query(odd.contiguous()), rtol=1e-6, atol=1e-6)
     x = odd.contiguous().requires_grad_()
@@ -614,7 +614,7 @@ def test_a_converted_model_sees_where_patches_are(name):
 
 
 def wide(spec, size):
-    """Return a model with heads of 64 channels, as nearly all ViTs have, for pictures of so many patches a side."""
+    """Return a model with heads of 64 channels, as nearly all ViTs have, for images of so many patches a side."""
     model = VisionTransformer(img_size=size, patch_size=1, embed_dim=64, depth=1, num_heads=1, num_classes=0)
     return model, spec
 

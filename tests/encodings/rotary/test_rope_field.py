@@ -152,7 +152,7 @@ def test_a_quarter_turn_exchanges_the_groups_of_a_spiral():
         (table - table[0, 0]).unflatten(-1, (4, 2)),
         (rotated - rotated[0, 0]).unflatten(-1, (4, 2)),
     )
-    # turned by 90 degrees, directions 0 and 45 degrees are 90 and 135, and those are 0 and 45 with the sign changed
+    # rotated by 90 degrees, directions 0 and 45 degrees are 90 and 135, and those are 0 and 45 with the sign changed
     same_angles(turned_off[..., :2, :], -off[..., 2:, :])
     same_angles(turned_off[..., 2:, :], off[..., :2, :])
 

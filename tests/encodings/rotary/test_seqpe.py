@@ -1,4 +1,4 @@
-"""seqpe: digits, encoder, factors in attention, draws, what is kept, and the auxiliary losses."""
+"""seqpe: digits, encoder, factors in attention, draws, what is stored, and the auxiliary losses."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""ssmax: the factor of queries, alone, beside rotations and biases, and with the prior of bam_ssmax."""
+"""ssmax: the factor of queries, alone, alongside rotations and biases, and with the prior of bam_ssmax."""
 
 import math
 

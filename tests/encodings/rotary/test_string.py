@@ -16,7 +16,7 @@ def build(**options):
 
 
 def slow(made, place):
-    """Return the matrices (h, blocks, s, s) of one place."""
+    """Return the matrices (h, blocks, s, s) of one position."""
     heads, blocks, axes, _ = made.odd.shape
     s = made.width
     out = torch.zeros(heads, blocks, s, s, dtype=torch.float64)

@@ -16,7 +16,7 @@ def build(**options):
 
 
 def rotated(x, rank, base):
-    """Return one vector, its halves turned by a rank."""
+    """Return one vector, its halves rotated by a rank."""
     half = len(x) // 2
     out = x.clone()
     for c in range(half):

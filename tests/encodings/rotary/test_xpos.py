@@ -16,7 +16,7 @@ def build(dim=16, **options):
 
 
 def slow(encoding, positions, q, k):
-    """Return scores (b, h, n, n) of tokens at `places`."""
+    """Return scores (b, h, n, n) of tokens at `positions`."""
     pairs = q.shape[-1] // 2
     half = encoding.layout == "half"
     z, w = (torch.complex(*(t.chunk(2, -1) if half else (t[..., 0::2], t[..., 1::2]))) for t in (q, k))

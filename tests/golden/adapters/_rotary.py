@@ -7,7 +7,7 @@ from vispe.multimodal import rotation
 
 
 def transformed(case, ids, axis_of_pair, double=False):
-    """Return frequencies, tables (halves joined if `double`) and what is turned by coordinates (axes, 1, s)."""
+    """Return frequencies, tables (halves joined if `double`) and what is rotated by coordinates (axes, 1, s)."""
     freqs = inverse_frequencies(case.config("head_dim"), case.config("rope_theta"))
     turn = rotation(ids, freqs, axis_of_pair)
     cos, sin = (x[0, 0].repeat(1, 2) if double else x[0, 0] for x in (turn.cos, turn.sin))

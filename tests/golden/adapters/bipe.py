@@ -1,4 +1,4 @@
-"""Golden cases of bilevel positions: numbers of segments, places inside them, and ALiBi over segments."""
+"""Golden cases of bilevel positions: numbers of segments, positions inside them, and ALiBi over segments."""
 
 import torch
 

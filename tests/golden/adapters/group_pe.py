@@ -1,4 +1,4 @@
-"""Golden cases of group positions: suffixes that start at the same place, and sources with their targets."""
+"""Golden cases of group positions: suffixes that start at the same position, and sources with their targets."""
 
 import torch
 

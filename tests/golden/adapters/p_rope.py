@@ -22,7 +22,7 @@ def run(case):
         routes["grid"] = vispe.Grid((len(place),)).positions()
     for route, pos in routes.items():
         yield route, {"inv_freq": encoding.frequencies(pos)[0][0]} | rotated(case, encoding.transform(pos, 0))
-    # a row of a picture: the channels of the other axis would come after
+    # a row of an image: the channels of the other axis would come after
     column = torch.stack([torch.zeros_like(place), place], -1)
     options["split"] = None
     wide = vispe.create_encoding("rope_axial.p_rope", dim=2 * width * heads, num_heads=heads, **options)

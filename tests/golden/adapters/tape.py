@@ -46,7 +46,7 @@ def run(case):
             state["qkv.weight"] = torch.cat([case.param(f"{i}.{name}") for name in PROJECTIONS])
             state["state_gain"] = case.param(f"{i}.{MIX}").double().sum(1)
             block.double().load_state_dict(state)
-        # the places in float64: one token after another on a line
+        # the positions in float64: one token after another on a line
         line = torch.arange(tokens, dtype=torch.float64)[None, :, None]
         yield backend, _run(case, blocks, tape_state(vispe.Positions(line), **start))
 
@@ -63,7 +63,7 @@ def _run(case, blocks, state):
                 result[f"grad.{i}.{theirs}"] = block.get_parameter(ours).grad
             grads = block.qkv.weight.grad.chunk(3)
             result |= {f"grad.{i}.{name}": grad for name, grad in zip(PROJECTIONS, grads, strict=True)}
-            # every entry of a row counts alike
+            # every entry of a row counts equally
             result[f"grad.{i}.{MIX}"] = block.state_gain.grad[:, None].expand(
                 block.num_heads, block.num_heads
             )

@@ -1,4 +1,4 @@
-"""Golden cases of TRA: a causal attention layer whose logits are kept, faded or removed."""
+"""Golden cases of TRA: a causal attention layer whose logits are unchanged, reduced or removed."""
 
 import torch
 

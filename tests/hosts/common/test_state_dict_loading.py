@@ -40,7 +40,7 @@ def made(spec, seed=0, **options):
 
 
 def named(spec):
-    """What a spec is called: with the ratio of irpe, which an encoding knows and a spec may leave out."""
+    """What a spec is called: with the ratio of irpe, which an encoding knows and a spec may omit."""
     full = spec.replace("irpe(on=qk)", "irpe(on=qk,ratio=1.9)")
     return re.escape(repr(re.sub(r"irpe(?!\()", "irpe(ratio=1.9)", full)))
 
@@ -107,7 +107,7 @@ def test_junk_is_an_error(spec, name):
     stock = {k: v for k, v in stock.state_dict().items() if not k.startswith("rope.")}
     for weights, at in itertools.product((stock, ours.state_dict(), dict(ours.state_dict())), JUNK):
         if at == "rope" and name in ("eva", "naflex"):
-            continue  # of the stock model, whose own rope is left out
+            continue  # of the stock model, whose own rope is omitted
         key = f"{at}.JUNK"
         with pytest.raises(RuntimeError, match=key):
             ours.load_state_dict({**weights, key: torch.zeros(1)})

@@ -1,7 +1,7 @@
-"""A stand-in for a serving engine: pages of keys and values, prompts in chunks, and prefixes that are kept.
+"""A stand-in for a serving engine: pages of keys and values, prompts in chunks, and prefixes that are stored.
 
 It does with positions what vLLM and SGLang do: it asks once for each request, keeps integers, adds the delta to
-the number of every token that is generated, and looks cosines and sines up in a table, turned before keys are kept.
+the number of every token that is generated, and looks cosines and sines up in a table, rotated before keys are stored.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Engine(nn.Module):
         positions, delta = served.positions(ids, **grids)
         names = [
             (token, tuple(e.tolist())) for token, e in zip(ids, embeds, strict=True)
-        ]  # pictures count by value
+        ]  # images count by value
         retained: list[tuple[Tensor, Tensor]] = []
         while (
             result := self.pages.get(tuple(names[: (len(retained) + 1) * BLOCK]))

@@ -1,4 +1,4 @@
-"""Tiny models of the families beyond those of `tiny`, and a prompt with pictures for each, written down by hand."""
+"""Tiny models of the families beyond those of `tiny`, and a prompt with images for each, written down by hand."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ OMNI = tuple(family for family in CLASSES if "omni" in family)
 NEWLINES = tuple(family for family in CLASSES if family == "hunyuan_vl")  # rows end in a token of the image
 GRIDS = (*tuple(CLASSES)[:9], *OMNI, *NEWLINES)
 SIZED = ("mistral3", "lighton_ocr")
-BREAK = 296  # ends a row of a picture; END ends the last
+BREAK = 296  # ends a row of an image; END ends the last
 KINDS = ("gemma3", "gemma3n", "gemma4")  # layers have frequencies by their kind
-PACKED = ("gemma4", "minicpmv4_6", "molmo2")  # pictures come as patches in a row
+PACKED = ("gemma4", "minicpmv4_6", "molmo2")  # images come as patches in a row
 SLIDING = ("aya_vision", "cohere2_vision", *KINDS)  # some layers keep a window
 SIDES = {"gemma3n": 2, "got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direction of a tile, 3 in the others
 
@@ -145,7 +145,7 @@ def text_part(family: str) -> dict[str, Any]:
 
 
 def gemma_part(family: str) -> dict[str, Any]:
-    """Return what Gemma's language models have beside the others."""
+    """Return what Gemma's language models have alongside the others."""
     fast, slow = ({"rope_type": "default", "rope_theta": theta} for theta in (10.0, 100.0))
     if family == "gemma4":  # 4 of 16 pairs turn
         slow |= {"rope_type": "proportional", "partial_rotary_factor": 0.25}
@@ -284,7 +284,7 @@ class Prompt(NamedTuple):
 
 
 def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
-    """Return words, a picture, words, another picture (of another size where there are sizes) and a word."""
+    """Return words, an image, words, another image (of another size where there are sizes) and a word."""
     torch.manual_seed(seed)
     words = torch.randint(1, WORDS, (6,)).tolist()
     if family in NEWLINES:
@@ -325,7 +325,7 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         pixels = torch.randn(40, channels)
         inputs["pixel_values"] = pixels.reshape(40, 3, PATCH, PATCH) if family == "paddleocr_vl" else pixels
         inputs["image_grid_thw"] = torch.tensor(grids)
-    elif family == "molmo2":  # each token is the mean of four patches of the picture's crops
+    elif family == "molmo2":  # each token is the mean of four patches of the image's crops
         sizes = torch.tensor([[2, 2, 2, 3], [2, 2, 3, 2]])
         inputs |= {"pixel_values": torch.rand(2, 16, 3 * PATCH**2), "image_grids": sizes}
         inputs["image_token_pooling"] = torch.randint(0, 32, (20, 4))

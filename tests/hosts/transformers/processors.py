@@ -15,7 +15,7 @@ CHAT = (
 
 
 def llava_processor() -> Any:
-    """Return one for words w0 to w249, and pictures of 3 x 3 tokens."""
+    """Return one for words w0 to w249, and images of 3 x 3 tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"w{k}": k for k in range(250)} | {"<eos>": 250, "<image>": IMAGE}

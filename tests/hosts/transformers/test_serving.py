@@ -110,7 +110,7 @@ def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
             expected = model(**sample.with_tokens(tokens), **positioned).logits[0, -4:]
         torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-4)
         counts.append((engine.computed - before, len(embeds) + 3))
-    # words before a picture, and the whole first prompt, were kept in pages and not computed again
+    # words before an image, and the whole first prompt, were stored in pages and not computed again
     assert counts[0][0] == counts[0][1]
     assert all(made <= all_ - 8 for made, all_ in counts[1:])
     assert counts[3][0] <= 3 + 4

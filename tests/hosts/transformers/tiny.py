@@ -20,7 +20,7 @@ QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = (*QWEN, "llava", "llava_onevision", "internvl")
 WITH_VIDEO = (*QWEN, "llava_onevision")
 PAD, WORDS, IMAGE, VIDEO, START, END = 0, 250, 290, 291, 292, 293  # words are 1 .. 249
-PATCH, SIDE = 4, 3  # pixels of a patch; tokens in each direction of a fixed-size picture
+PATCH, SIDE = 4, 3  # pixels of a patch; tokens in each direction of a fixed-size image
 SECONDS = 0.75  # between the frames of a video, where a model is told
 
 TEXT = {"intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 300, "head_dim": 32}
@@ -251,7 +251,7 @@ def batch(
         padding: on which side.
         seed: of words and pixels.
         mask: whether to give an attention mask.
-        counted: whether LLaVA-OneVision is told how many pictures there are; it cuts pictures that are alone.
+        counted: whether LLaVA-OneVision is told how many images there are; it cuts images that are alone.
     """
     w = _Writer(family, seed)
     for items in rows:

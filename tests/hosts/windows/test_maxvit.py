@@ -75,7 +75,7 @@ def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
     before, state = model(x), {k: v.clone() for k, v in model.state_dict().items()}
     vispe.convert(model, SPEC)
     assert not torch.equal(model(x), before)
-    model.load_state_dict(state)  # strictly; the bias of the stock model has no place
+    model.load_state_dict(state)  # strictly; the bias of the stock model has no position
     converted = model(x)
     again = vispe.convert(build(name), SPEC)
     again.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""Bilevel positions: sentences and pictures as segments, decoding from two numbers, packing and padding."""
+"""Bilevel positions: sentences and images as segments, decoding from two numbers, packing and padding."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_a_separator_belongs_to_the_segment_that_it_ends():
     assert result.ids[0, 0].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3]
     assert result.ids[1, 0].tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 2]
     assert torch.equal(result.ids[1], result.ids[2])
-    assert result.decode(2)[:, 0].tolist() == [[3, 3], [2, 2], [2, 2]]  # the place is clipped
+    assert result.decode(2)[:, 0].tolist() == [[3, 3], [2, 2], [2, 2]]  # the position is clipped
     assert [x.item() for x in result.scheme.split(result.next)] == [3, 3]  # but counted
 
 
@@ -106,7 +106,7 @@ def test_boundaries_matter_to_this_scheme_alone():
 
 @cases("rotate", ["inter", "intra", "both"])
 def test_what_turns(rotate):
-    """With 'inter' the order inside a segment turns nothing; with 'intra' all segments are turned alike."""
+    """With 'inter' the order inside a segment turns nothing; with 'intra' all segments are rotated equally."""
     scheme = create_scheme("bilevel", rotate=rotate)
     ids = of_tokens([SENTENCES]).ids
     turn = rotation(ids, inverse_frequencies(16), scheme.allocation(8))

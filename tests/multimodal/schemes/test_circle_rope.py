@@ -1,4 +1,4 @@
-"""Circle-RoPE, and the schemes that count rows and columns of every picture from 0."""
+"""Circle-RoPE, and the schemes that count rows and columns of every image from 0."""
 
 import math
 
@@ -17,7 +17,7 @@ RESET = {"omnirope": "mrope", "ilrope": "mrope_i"}
 
 
 def points(spec, h, w, start=0.0):
-    """Return the coordinates of one picture (3, h w), less the counter at its start."""
+    """Return the coordinates of one image (3, h w), less the counter at its start."""
     result = create_scheme(spec).coordinates(Stream.of([[Image(h, w)]]), start=torch.tensor([start]))
     return result.ids[:, 0] - start
 

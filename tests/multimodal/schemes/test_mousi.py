@@ -1,4 +1,4 @@
-"""MouSi: what a picture costs, and what is lost when all its tokens are at one place."""
+"""MouSi: what an image costs, and what is lost when all its tokens are at one position."""
 
 import pytest
 import torch

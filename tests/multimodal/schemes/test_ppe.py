@@ -74,7 +74,7 @@ def test_merging_in_stages_keeps_positions_and_means():
     assert second.weight.tolist() == [[6, 6]]
     for axis in range(
         3
-    ):  # for each place that was kept, the last cluster of the stage before and the one before it
+    ):  # for each position that was stored, the last cluster of the stage before and the one before it
         rows = second.ids[4 * axis : 4 * axis + 4, 0, 1] - 12 * axis
         assert rows.tolist() == [11, 9, 10, 8]
     same = merge_tokens(first.tokens, torch.arange(6)[None] // 3, first.ids, members=2)

@@ -1,4 +1,4 @@
-"""PyPE: rings of pictures of any shape, what they cost, and that no side of a picture is favoured."""
+"""PyPE: rings of images of any shape, what they cost, and that no side of an image is favoured."""
 
 import torch
 

@@ -22,7 +22,7 @@ def image_ids(image, before=5, **options):
 
 
 def canvas(image):
-    """Return (row, column) of the thumbnail for each token of the whole picture in its place."""
+    """Return (row, column) of the thumbnail for each token of the whole image in its place."""
     rows, cols = image.tiles
     tiles = image_ids(image)[0][: rows * cols] if image.thumbnail == "last" else image_ids(image)[0][1:]
     whole = tiles.unflatten(0, (rows, cols)).unflatten(-1, (image.h, image.w)).transpose(1, 2)
@@ -94,7 +94,7 @@ def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w
         for column in range(across):
             part += 1
             for number, result in enumerate(ids[part].tolist()):
-                # middles in units of half a token of the full picture, in which thumbnail tokens are 2 * tiles wide
+                # middles in units of half a token of the full image, in which thumbnail tokens are 2 * tiles wide
                 y, x = 2 * (row * h + number // w) + 1, 2 * (column * w + number % w) + 1
                 under = [
                     k

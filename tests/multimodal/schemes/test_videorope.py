@@ -213,7 +213,7 @@ def test_decoding_goes_on_where_the_text_ends(spec):
 
 
 def test_hope_does_not_turn_its_last_channels():
-    """Cosine 1 and sine 0 for text and pictures alike; these channels of queries and keys stay to the bit."""
+    """Cosine 1 and sine 0 for text and images equally; these channels of queries and keys stay to the bit."""
     scheme = create_scheme("hope_vlm(sections=[4,6,6],scale=0.75)")
     result = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     axis, freqs = scheme.allocation(16), inverse_frequencies(32, 1e4)
@@ -233,7 +233,7 @@ def test_hope_does_not_turn_its_last_channels():
 
 
 def scales_of(result):
-    """Return what was drawn for each picture."""
+    """Return what was drawn for each image."""
     return result.draws[Stream.of([ROW, OTHER, ROW]).blocks.visual].tolist()
 
 

@@ -1,4 +1,4 @@
-"""Text that names cells of pictures, and the ids of two tasks."""
+"""Text that names cells of images, and the ids of two tasks."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_one_cell_for_all_tokens_and_several_pictures():
     for of in (1, second):
         ids = ids_of("mrope", [first, second, Text(2, cells=[(1, 2)], of=of)])
         assert ids[:, 0, 10:].tolist() == [[2, 2], [3, 3], [4, 4]]
-    # each packed sample has pictures of its own, and text may come before its picture
+    # each packed sample has images of its own, and text may come before its image
     packed = [[Image(1, 1), Text(1)], [Text(1, cells=[(0, 1)]), Image(1, 2)]]
     assert ids_of("mrope", packed)[:, 0, 2].tolist() == [1, 1, 2]
     twice = Image(2, 2)

@@ -1,4 +1,4 @@
-"""Tables with a vector for every offset, whose windows are shifted into place: which are, and against the reference."""
+"""Tables with a vector for every offset, whose windows are shifted: which are, and against the reference."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_heads_that_share_keys():
 
 @cases("spec", ["shaw(method=key_query)", "shaw(clip=[2,2])", "shaw(clip=[9,3])"])
 def test_with_other_ways(spec):
-    """A term that keys read is looked up beside windows; clipped tables are small, or have repeated offsets."""
+    """A term that keys read is looked up alongside windows; clipped tables are small, or have repeated offsets."""
     encoding, pos = made(spec, (7, 9)), Grid((7, 9), 2).positions()
     q, k, v = torch.randn(3, 2, 3, pos.tokens, 8)
     with torch.no_grad():

@@ -104,7 +104,7 @@ def test_new_pictures_without_their_grids_are_missed(family):
 
 @cases("family", FAMILIES)
 def test_embeddings_are_gone_on_from(family):
-    """A prompt as embeddings, its pictures found by theirs: the same words as from tokens."""
+    """A prompt as embeddings, its images found by theirs: the same words as from tokens."""
     model, sample = converted(family, "v2pe(stride=4)"), batch(family, [3, "image", 4, "wide", 2])
     embeds = model.get_input_embeddings()(sample["input_ids"])
     expected = model.generate(**sample.inputs, **SETTINGS)[:, sample["input_ids"].shape[1] :]

@@ -1,4 +1,4 @@
-"""Pictures of any size whose rows end in tokens that no configuration names (Pixtral)."""
+"""Images of any size whose rows end in tokens that no configuration names (Pixtral)."""
 
 import copy
 

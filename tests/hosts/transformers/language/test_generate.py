@@ -31,7 +31,7 @@ PROMPTS = {
 
 
 def prompt(family, kind, padding="left"):
-    """A batch; families without markers have none to leave out."""
+    """A batch; families without markers have none to omit."""
     rows = [[("image" if i == "bare" and family not in QWEN else i) for i in row] for row in PROMPTS[kind]]
     return batch(family, *rows, padding=padding)
 

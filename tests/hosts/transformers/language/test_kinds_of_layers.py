@@ -65,7 +65,7 @@ def test_every_kind_of_layers_has_its_own_angles(family, spec):
 
 @kinds
 def test_pictures_see_themselves_whole_as_before(family):
-    """Gemma's pictures attend both ways; the masks for that are made of ordinary ids."""
+    """Gemma's images attend both ways; the masks for that are made of ordinary ids."""
     inputs = dict(prompt(family).inputs)
     types = (inputs["input_ids"] == IMAGE).long()
     if family == "gemma3":

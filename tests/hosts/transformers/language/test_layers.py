@@ -110,7 +110,7 @@ def test_decoding_is_that_without_a_cache(family, kind, late):
 
 
 def test_beams_keep_the_counters_of_their_rows():
-    """Rows of different counters change places all the time: each is scored as it would be from nothing."""
+    """Rows of different counters change positions all the time: each is scored as it would be from nothing."""
     model, sample = (
         converted("qwen2_vl", "alternating"),
         batch("qwen2_vl", [7], [3, "image", 4], [1, "wide", 2]),

@@ -1,4 +1,4 @@
-"""Families that stand in one line each: bit-equal to stock with their own scheme, and turned by hand with another."""
+"""Families that stand in one line each: bit-equal to stock with their own scheme, and rotated by hand with another."""
 
 import copy
 import warnings

@@ -117,7 +117,7 @@ def test_ids_of_before_the_conversion_are_refused(family, spec, rows):
 
 @cases("family", QWEN)
 def test_four_rows_without_grids_are_refused_for_four_axes(family):
-    """Packed text and embedded pictures: the first row numbers the tokens, so the others are three axes."""
+    """Packed text and embedded images: the first row numbers the tokens, so the others are three axes."""
     model = converted(family, "vrope")
     tokens, keys = torch.arange(1, 9)[None], torch.arange(8)[None, None]
     with torch.no_grad():

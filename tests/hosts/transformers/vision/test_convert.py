@@ -193,7 +193,7 @@ def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch)
         (2, 24),
         (3, 8),
         (1, 60),
-    ]  # alike frames are one batch
+    ]  # equal frames are one batch
     last = [[list(t[2:4]) for t in tokens if t[0] == i and t[1] == 0] for i in (0, 1, 2)]
     assert [b.pos.coords[0].tolist() for _, b in whole] == last
 

@@ -220,7 +220,7 @@ def attentions_of(model):
 
 
 def test_masked_cells_are_where_they_were():
-    """Of what VideoMAE leaves out, the rest keeps its frame, row and column."""
+    """Of what VideoMAE omits, the rest keeps its frame, row and column."""
     ours, stock = (
         vispe.convert(build("VideoMAEModel"), spec_of("VideoMAEModel")),
         bare(build("VideoMAEModel")),
