@@ -135,9 +135,9 @@ def bias() -> None:
 def turn() -> None:
     """Draw query and key as arrows that turn while both tokens move along a row."""
     film = Film(480, 255)
-    steps, apart, cell, seconds = 8, 3, 38, 8
+    steps, interval, cell, seconds = 8, 3, 38, 8
     left, top = 14, 12
-    for i in range(steps + apart + 1):
+    for i in range(steps + interval + 1):
         film.still.append(
             f'<rect x="{left + cell * i}" y="{top}" width="{cell - 4}" height="26" rx="4" fill="{SHADE}"/>'
         )
@@ -146,7 +146,7 @@ def turn() -> None:
     film.rules.append(
         f".m{{animation:m {moving}}}@keyframes m{{to{{transform:translateX({steps * cell}px)}}}}"
     )
-    for name, at, color in (("q", 0, BLUE), ("k", apart, ORANGE)):
+    for name, at, color in (("q", 0, BLUE), ("k", interval, ORANGE)):
         x = left + cell * at + 17
         film.still.append(
             f'<g class="m"><circle cx="{x}" cy="{top + 13}" r="11" fill="{color}"/>'
@@ -159,7 +159,7 @@ def turn() -> None:
             f"@keyframes r{i}{{to{{transform:rotate({steps * degrees}deg)}}}}"
         )
         film.still.append(f'<circle cx="{cx}" cy="{cy}" r="{r}" fill="none" stroke="{PALE}"/>')
-        between = math.radians(apart * degrees)
+        between = math.radians(interval * degrees)
         end = (cx + 30 * math.cos(between), cy + 30 * math.sin(between))
         # the angle between the two, query first, and both arrows, in one group that turns
         parts = [
@@ -173,7 +173,7 @@ def turn() -> None:
             )
         film.still.append(f'<g class="r{i}">{"".join(parts)}</g>')
         film.still.append(text(cx, cy + r + 20, f"{words}: {degrees}°", "", "middle"))
-        film.still.append(text(cx, cy + r + 37, f"a step, {apart * degrees}° between", "s", "middle"))
+        film.still.append(text(cx, cy + r + 37, f"a step, {interval * degrees}° between", "s", "middle"))
     film.rules.append("@media(prefers-reduced-motion:reduce){.m,.r0,.r1,.r2{animation:none}}")
     film.write(
         "rotary-rotation.svg", "Query and key turn as they move; the angle between them stays the same"
@@ -333,10 +333,10 @@ def position(weights: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pictures", nargs="*", default=["bias", "turn", "waves", "strip"])
+    parser.add_argument("figures", nargs="*", default=["bias", "turn", "waves", "strip"])
     parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `position`")
     options = parser.parse_args()
-    for name in options.pictures:
+    for name in options.figures:
         if name == "position":
             position(options.weights)
         else:

@@ -37,12 +37,12 @@ def stored(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}}).execute()
-    # what differs from run to run, or from machine to machine, says nothing to a reader
+    # differences between runs and machines are not informative
     notebook.metadata = {"language_info": {"name": "python"}, "kernelspec": notebook.metadata["kernelspec"]}
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number}", {}
         if cell.cell_type == "code":
-            # progress on stderr is no result; text/plain of a figure names its size alone
+            # progress on stderr is not a result; text/plain of a figure is only its size
             retained = [o for o in cell.outputs if o.get("name") != "stderr"]
             cell.outputs = []
             for output in retained:  # lines printed one after another are one text

@@ -4,9 +4,9 @@
     python eval/schemes.py draw
 
 Each is a Qwen2-VL of two decoder layers and random weights, without any block in its vision tower, so that nothing but
-the scheme says where a patch is. It learns the three tasks of `vispe.experimental.vlm.synthetic_tasks` at once, packed
-by `vispe.train.vlm.packing`, and is then asked at lengths of training and beyond. Writes eval/results/schemes.json
-after every model, and goes on where it was stopped; `draw` makes docs/figures/schemes-tasks.png.
+the scheme provides the position of a patch. It learns the three tasks of `vispe.experimental.vlm.synthetic_tasks` at
+once, packed by `vispe.train.vlm.packing`, and is then tested at lengths of training and beyond. Writes
+eval/results/schemes.json after every model, and continues from it; `draw` makes docs/figures/schemes-tasks.png.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 
 WORDS = {"own": "images that anyone can make", "pool": "the same and an unlabelled pool"}
-FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing
+FLOOR = -1.0  # R² below is drawn here: negative values are not informative
 BEFORE, BLANKED = "teacher", "teacher, channels blanked"
 COLUMNS = (
     ("position read from patches\n(held-out R²)", 0.05, "most"),

@@ -124,8 +124,8 @@ def likeness(
     """Return how like the blanked teacher the student is, and effective ranks, on unseen images.
 
     Of synthetic images, also with the teacher less its positions, `shift_average`: no student without positions can
-    be more like the teacher than that is by much, and the rank that it lacks was that of the positions. 'constant' is what
-    features would reach that are the same in all patches of an image.
+    be much more like the teacher than that is, and the rank that it lacks was that of the positions. 'constant' is the
+    score of features that are the same in all patches of an image.
     """
     known = settings()
     unseen = SyntheticSource(UNSEEN, seed=2_000, side=SIZES[0])

@@ -7,7 +7,7 @@ Vision-language models take position schemes, `own` is the one that they were tr
 
 The tests of models are in transformers' repository only, so `--source` names a checkout of it. The mixins that they
 share are taken from the source release of the installed version, fetched from the package index; `--source A B` lays
-folder B over A in its place and fetches nothing. Two helpers that neither source may have are added where they are
+folder B over A instead and fetches nothing. Two helpers that neither source may have are added where they are
 missing: the launcher of several processes (a stub; its tests are omitted) and the sizes of small text models, which
 are read from the checkout's src/transformers/testing_utils.py. Writes eval/results/transformers_contracts.json after
 every family and scheme; a run that was stopped continues from the rows of the file. All rows of a file are of one

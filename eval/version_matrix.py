@@ -3,7 +3,7 @@
     python eval/version_matrix.py --pythons python3.11 python3.12 python3.13 python3.14 --torch 2.11.0 newest
 
 For each pair: a ViT with an encoding by name, forward, backward and at another size, converted and restored exactly,
-traced as one graph, its attention in two backends; then the command of README. Where a Python is missing, pip is asked
+traced as one graph, its attention in two backends; then the command of README. Where a Python is missing, pip reports
 whether everything would install there, and the row says that nothing was run. Rows are stored as they are finished, so
 that a run that was stopped goes on; `--fresh` starts again. An environment takes 6 GB while it exists.
 """

@@ -5,7 +5,7 @@
 The image is scikit-image's `cell` micrograph, mirrored to 1000 x 1000 pixels, with strokes 5 px wide of 2, then of 3
 classes by grey level. Rounds take turns between two drawings that differ by one stroke, so that every round has labels
 that the round before it did not have. `update_ms` is `Live.update`: features of the labelled pixels looked up,
-classifier fitted, page predicted and decided; `parts_ms` times these apart. `anew_ms` is the same from pixels: what
+classifier fitted, page predicted and decided; `parts_ms` times each of these. `anew_ms` is the same from pixels: what
 `vispe segment` does between reading and writing files, in the same process. `layers_ms`, where napari is installed, is
 what napari's layers need to accept the result, without the canvas, which needs a screen. `cpu` is what all cores
 spent, the only number that counts when others use the machine; see `load_average`.
@@ -139,7 +139,7 @@ def shown(grey: np.ndarray, live: Live, result: Prediction) -> Callable[[], None
     from vispe.segment.napari.session import Answer
 
     viewer = ViewerModel()
-    image = viewer.add_image(grey, name="picture")
+    image = viewer.add_image(grey, name="image")
     answer = Answer(pages={0: result}, names=live.names)
     show_pages(viewer, image, answer)
     return lambda: show_pages(viewer, image, answer)

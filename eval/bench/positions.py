@@ -43,7 +43,9 @@ def main() -> None:
     )
     parser.add_argument("schemes", nargs="*", default=list_schemes())
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--profile", action="store_true", help="say which operators take most of the time")
+    parser.add_argument(
+        "--profile", action="store_true", help="list the operators that take most of the time"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "positions_cpu.json")
     args = parser.parse_args()
     retained = json.loads(args.out.read_text())["rows"] if args.out.exists() else []

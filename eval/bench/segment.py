@@ -7,7 +7,7 @@ cent of the pixels.
 `wall_s` is the whole command, start of Python and training included; `prediction_s` the image alone, its files
 included. The smallest image shows what every run costs before the first pixel, mostly imports. Each row is the fastest
 round, for what else runs on a machine only adds time, with the highest peak of memory of all rounds; `walls_s` has the
-times of all and `median_s` their median, and `matmul_gflops` says what the machine did just before each of them:
+times of all and `median_s` their median, and `matmul_gflops` is the speed of the machine just before each of them:
 products of float32 matrices of 2048 x 2048 on all cores, the median of ten.
 """
 

@@ -23,7 +23,7 @@ import vispe
 
 RESULTS = Path(__file__).parents[1] / "results"
 TARGETS = {224: 0.95, 518: 0.85}
-SLOW = 0.8  # below this, the row says where the time goes
+SLOW = 0.8  # below this, the row has the time of each operator
 KEYS = ("pos_embed", "model", "size", "batch", "dtype")
 
 

@@ -13,7 +13,7 @@ from dinov2_evaluation.targets import others, targets
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 from vispe.train.evaluate.criteria import Criterion
 
-FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing
+FLOOR = -1.0  # R² below is drawn here: negative values are not informative
 PANELS = (
     ("r2", "held-out R² of position"),
     ("cosine", "cosine to the blanked teacher"),

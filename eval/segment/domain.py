@@ -1,6 +1,6 @@
 """Measures the warning of `vispe apply` that an image differs from those of training.
 
-Models are trained on the scribbles of one image of a set, and of four. Each is asked about the other images of its
+Models are trained on the scribbles of one image of a set, and of four. Each is tested on the other images of its
 set (false alarms, and images that it fails on), about all images of its set changed (inverted, another gamma,
 blurred, half and twice the magnification, noisy), and about the images of other sets with as many channels. Features,
 summary and score are those of `vispe.segment`; mIoU is that of the classifier on every eighth pixel along each axis,
@@ -224,7 +224,7 @@ def summary(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def alarms(rows: dict[str, Any], margin: float) -> dict[str, Any]:
-    """Count alarms among the rows of some trainings, by what was asked about -> [alarms, asked]."""
+    """Count alarms among the rows of some trainings, by the tested images -> [alarms, tests]."""
     pairs = [(key.split()[-1], row) for part in rows.values() for key, row in part.items() if len(row) == 3]
     same = [row for change, row in pairs if change == "same"]
 

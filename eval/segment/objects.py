@@ -2,7 +2,7 @@
 
 One classifier per image from its own scribbles (spread over the image), with logistic regression and otherwise the
 defaults. Alongside it the usual way without learning: Otsu's threshold on the smoothed image (the side on which the
-objects are is taken from the truth), then a watershed on the distance transform with peaks at least 10 px apart.
+objects are is taken from the truth), then a watershed on the distance transform with peak distances of at least 10 px.
 Objects below 10 px are omitted everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union
 above 0.5. Rows are stored: a second call goes on; `--fresh` starts again.
 

@@ -1,8 +1,8 @@
 """Measures what class priors change: mean IoU and map fractions of micrographs and of synthetic tasks.
 
 Probabilities are computed once for each image and stored in a folder: one classifier per image from its own strokes
-(spread over the image, and in one corner), and one from a third of each set that is asked about the rest. Synthetic
-tasks are those of `models.micro.tasks`, by formula, from seeds that no training used. From what is stored, every prior is
+(spread over the image, and in one corner), and one from a third of each set that is tested on the rest. Synthetic
+tasks are those of `models.micro.tasks`, by formula, from seeds that no training used. Every prior is applied and
 scored: mean IoU of the label map, mean absolute error of its fractions in percentage points, and the calibration error
 over all pixels. A second call goes on where the first stopped.
 
@@ -48,8 +48,8 @@ RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_prior.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "micrographs" / "fractions.md"
 MARK = r"(<!-- priors: [^\n]*-->\n).*?(<!-- end of priors -->)"
 MODES = [
-    *((place, kind, "logistic") for kind in ("both", "filters") for place in ("spread", "corner")),
-    *((place, kind, "forest") for kind in ("both", "filters") for place in ("spread", "corner")),
+    *((layout, kind, "logistic") for kind in ("both", "filters") for layout in ("spread", "corner")),
+    *((layout, kind, "forest") for kind in ("both", "filters") for layout in ("spread", "corner")),
     *((f"x{part}", "both", "logistic") for part in range(3)),
     ("spread", "both", "boosting"),
 ]
@@ -67,36 +67,36 @@ def main() -> None:
         rows = result["rows"]
     done = {(row["mode"], row["set"], row["image"]) for row in rows}
     for number in range(options.synthetic):
-        for place in ("spread", "corner"):
-            mode = f"synthetic, {place}, both, logistic"
+        for layout in ("spread", "corner"):
+            mode = f"synthetic, {layout}, both, logistic"
             if (mode, "synthetic", str(number)) not in done and (
-                result := synthetic(options.cache, number, place)
+                result := synthetic(options.cache, number, layout)
             ):
                 rows.append({"mode": mode, "set": "synthetic", "image": str(number), **score(*result)})
     save(rows, "synthetic")
-    for place, kind, classifier in MODES:
-        mode = f"{place}, {kind}, {classifier}"
-        for name, image, training in images(options.data, place):
+    for layout, kind, classifier in MODES:
+        mode = f"{layout}, {kind}, {classifier}"
+        for name, image, training in images(options.data, layout):
             if (mode, name, image) in done:
                 continue
             prob, calibration = predicted(
-                options.data, options.cache, name, image, training, place, kind, classifier
+                options.data, options.cache, name, image, training, layout, kind, classifier
             )
             truth = np.asarray(Image.open(options.data / name / "masks" / f"{image}.png"))
             rows.append({"mode": mode, "set": name, "image": image, **score(prob, truth, calibration)})
         save(rows, mode)
 
 
-def images(data: Path, place: str) -> Iterator[tuple[str, str, list[str]]]:
+def images(data: Path, layout: str) -> Iterator[tuple[str, str, list[str]]]:
     """Yield set, image and the images that are drawn on."""
     for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
-        drawn = "scribbles_corner" if place == "corner" else "scribbles"
+        drawn = "scribbles_corner" if layout == "corner" else "scribbles"
         names = [path.stem for path in sorted((folder / drawn).glob("*.png"))]
         for name in names:
-            if not place.startswith("x"):
+            if not layout.startswith("x"):
                 yield folder.name, name, [name]
-            elif names.index(name) % 3 != int(place[1:]):
-                yield folder.name, name, names[int(place[1:]) :: 3]
+            elif names.index(name) % 3 != int(layout[1:]):
+                yield folder.name, name, names[int(layout[1:]) :: 3]
 
 
 def predicted(
@@ -105,18 +105,18 @@ def predicted(
     folder: str,
     image: str,
     training: Sequence[str],
-    place: str,
+    layout: str,
     kind: str,
     classifier: str,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Return probabilities (K, h, w) at temperature 1, and the calibration of the classifier."""
-    own = "corner" if place == "corner" else "spread"
+    own = "corner" if layout == "corner" else "spread"
     parts = [labelled(data, keep, folder, name, own, kind) for name in training]
     features, classes = (np.concatenate([part[key] for part in parts]) for key in ("X", "y"))
     of = concatenate_ids([label_scribbles(part["places"], part["y"], tuple(part["shape"])) for part in parts])
     masks = (np.asarray(Image.open(data / folder / "masks" / f"{name}.png")).max() for name in training)
     fitted = PixelClassifier(classifier, int(max(*masks, classes.max() - 1, 1)) + 1)
-    stored = keep / f"{folder}~{image}~{place}~{kind}~{classifier}.npy"
+    stored = keep / f"{folder}~{image}~{layout}~{kind}~{classifier}.npy"
     checked = stored.with_suffix(".json")
     if not checked.exists():
         checked.write_text(json.dumps(calibrate(fitted, features, classes, of)))
@@ -141,11 +141,11 @@ def opened(path: Path, kind: str) -> tuple[np.ndarray, np.ndarray, CachedFeature
     return page, image.valid[0], source
 
 
-def labelled(data: Path, keep: Path, folder: str, name: str, place: str, kind: str) -> dict[str, np.ndarray]:
+def labelled(data: Path, keep: Path, folder: str, name: str, layout: str, kind: str) -> dict[str, np.ndarray]:
     """Return positions, classes and features of the labelled pixels of an image."""
-    stored = keep / f"{folder}~{name}~{place}~{kind}.npz"
+    stored = keep / f"{folder}~{name}~{layout}~{kind}.npz"
     if not stored.exists():
-        drawn = "scribbles_corner" if place == "corner" else "scribbles"
+        drawn = "scribbles_corner" if layout == "corner" else "scribbles"
         labels = np.asarray(Image.open(data / folder / drawn / f"{name}.png")).astype(np.int64)
         page, valid, source = opened(data / folder / "images" / f"{name}.png", kind)
         positions = np.flatnonzero(labels)
@@ -155,16 +155,16 @@ def labelled(data: Path, keep: Path, folder: str, name: str, place: str, kind: s
         return dict(result)
 
 
-def synthetic(keep: Path, number: int, place: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | None:
+def synthetic(keep: Path, number: int, layout: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | None:
     """Return probabilities, truth and calibration of a synthetic task; None where a corner lacks a phase."""
     from models.micro.tasks import task
     from models.micro.validate import strokes as draw
 
-    stored = keep / f"synthetic~{number}~{place}.npz"
+    stored = keep / f"synthetic~{number}~{layout}.npz"
     if not stored.exists():
         random = np.random.default_rng([2**31, number])
         one = task(random, 384)
-        drawn = {where: draw(random, one.labels, where == "corner") for where in ("spread", "corner")}[place]
+        drawn = {where: draw(random, one.labels, where == "corner") for where in ("spread", "corner")}[layout]
         if drawn is None:
             return None
         grey = float(np.ptp(one.image, axis=0).max()) < 1e-3

@@ -2,7 +2,7 @@
 
 Synthetic images of 256 x 256 px with known classes: regions of four textures (one of them rare), grains of three
 phases with dark boundaries, and discs of two sizes in a matrix. Each begins with one dot in every class, at random.
-Then five dots are added, eight times over: at random positions, where the model is least sure (five pixels, each apart
+Then five dots are added, eight times over: at random positions, where the model is least sure (five pixels, each far
 from the others), or where `suggest` points. The truth answers: a dot is what of the disc has the class of its middle.
 All three begin with the same dots; mean IoU of the whole image is taken after each round. Finished seeds are stored:
 a second call goes on where the first stopped; `--fresh` starts again.
@@ -235,7 +235,7 @@ def draw_figure() -> None:
     Image.fromarray(draw_suggestions(shown, positions)).quantize(256, Image.Quantize.MAXCOVERAGE).save(
         PICTURE
     )
-    print(*(f"{number}: {place.reason}" for number, place in enumerate(positions, 1)), sep="\n")
+    print(*(f"{number}: {region.reason}" for number, region in enumerate(positions, 1)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ images are the micrographs of a folder, and synthetic tasks of `models.micro.tas
 training used. The setting that is named is chosen by synthetic tasks alone, among those that do not enlarge: the
 cheapest one that is not clearly worse than the best (the paired interval of 95 % holds 0). Finished rows are stored: a
 second call goes on where the first one stopped; `--fresh` starts again. Images whose maps need more than `--memory`
-GiB are named as omitted, and looks that are no whole pixels apart (two of a stride of 7) are passed over. `--times`
-measures all settings of the file in one run, in seconds of processor time, alongside filters with vispe_micro.
+GiB are listed as omitted, and looks whose distance is not a whole number of pixels (two of a stride of 7) are
+skipped. `--times` measures all settings of the file in one run, in seconds of processor time, alongside filters with
+vispe_micro.
 
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors --times
@@ -125,7 +126,7 @@ def main() -> None:
     expected = list(images(options.data, options.sets, options.max_images, options.synthetic))
     for setting in itertools.starmap(Setting, itertools.product(*axes)):
         left = [(name, image) for name, image in expected if (str(setting), name, image) not in done]
-        # looks are whole pixels apart
+        # the distance of looks is a whole number of pixels
         if not left or setting.stride % setting.shifts:
             continue
         features = CachedFeatures(setting.config(options.model, options.weights))

@@ -91,7 +91,7 @@ def _gathered(pos):
 MOVES = {
     "spaced": lambda pos: pos.with_spacing([2.0, 0.5, 1.5][: pos.axes]),
     "replaced": _replaced,
-    "without a place": _lost,
+    "without a position": _lost,
     "wider": lambda pos: pos.replace(extent=pos.extent * 1.5),
     "gathered": _gathered,
     "gathered and spaced": lambda pos: _gathered(pos).with_spacing([2.0, 0.5, 1.5][: pos.axes]),

@@ -12,7 +12,7 @@ from vispe.encodings.metadata import encoding_info
 from vispe.encodings.multi_softmax import calls_of
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-# where tokens of a scan are makes no difference to it; it refuses to leave some out
+# where tokens of a scan are makes no difference to it; it refuses to omit some
 SCANS = ("selective_rope.scan", "carope.scan")
 ROTARY = [name for name in NAMES if "rotary" in encoding_info(name).kinds and name not in SCANS]
 
@@ -41,7 +41,7 @@ def test_moved_tokens_compiled(name, move):
     agrees_when_moved(name, move, "lowrank", "eager")
 
 
-@cases("move", ["replaced", "spaced", "without a place"])
+@cases("move", ["replaced", "spaced", "without a position"])
 @cases("spec", ROTARY)
 def test_rotations_of_moved_tokens(spec, move):
     encoding = build(spec).eval()

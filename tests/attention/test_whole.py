@@ -105,7 +105,7 @@ def window(monkeypatch):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_hosts_do_not_add_the_product(window, fused):
-    """Stock attention runs with the mask of a fixed bias where nothing else is asked; here it must not."""
+    """Stock attention runs with the mask of a fixed bias where nothing else is requested; here it must not."""
     torch.manual_seed(0)
     model = timm.create_model(
         "vit_tiny_patch16_224", depth=1, embed_dim=24, num_heads=3, img_size=64, num_classes=0

@@ -34,7 +34,7 @@ def test_the_table_is_that_of_timm_at_every_whole_patch_and_smooth_between(old, 
 
 
 def test_a_table_of_places_gives_each_token_its_place():
-    # entries that say where they are, read where the kernel does not touch the border
+    # entries that encode their position, read where the kernel does not touch the border
     rows, columns = torch.meshgrid(torch.arange(10.0), torch.arange(12.0), indexing="ij")
     table = torch.stack([rows, columns], -1).flatten(0, 1)[None]
     actual = table_at(table, (10, 12), (28, 34), (1 / 3, 1 / 3), 0).unflatten(1, (28, 34))[0]
@@ -56,7 +56,7 @@ def test_attention_over_dense_tokens_measures_true_distances():
     with torch.no_grad():
         actual = VisionModel(model, norm=False)(image)[0].permute(1, 2, 0)
         block, projection = model.blocks[0], model.patch_embed.proj
-        # patches are cut by hand, 8 px apart
+        # patches are cut by hand, every 8 px
         cuts = [
             image[0, :, y : y + 16, x : x + 16].flatten() for y in range(0, 33, 8) for x in range(0, 49, 8)
         ]

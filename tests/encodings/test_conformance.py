@@ -91,11 +91,11 @@ EXCLUDED = {
             ],
             "another size rounds otherwise; the encoding's own test has a tolerance",
         ),
-        "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
-        "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
-        "grape_alibi": "softplus rounds by place in memory; test_grape.py has a tolerance",
-        "pope": "their channels become magnitudes as well; test_pope.py has what is kept",
-        "pope.text": "their channels become magnitudes as well; test_pope.py has what is kept",
+        "grape_alibi.query_key": "rounding of softplus depends on the memory address; test_grape.py has a tolerance",
+        "grape_alibi.key": "rounding of softplus depends on the memory address; test_grape.py has a tolerance",
+        "grape_alibi": "rounding of softplus depends on the memory address; test_grape.py has a tolerance",
+        "pope": "their channels become magnitudes as well; test_pope.py tests the invariants",
+        "pope.text": "their channels become magnitudes as well; test_pope.py tests the invariants",
         "loope(context=none,class_token=origin)": "as in the reference, the class token is in front of patch 1",
         "positional_attention": "another size rounds otherwise; its own test has a tolerance",
         "tapa": "is all of the logits: pairs with a prefix token keep their product; see its own test",
@@ -109,7 +109,7 @@ EXCLUDED = {
         "comrope_ld.reference": "as in the reference, class tokens stand in the centre of the image",
         **dict.fromkeys(["ssmax", *list_encodings("*ssmax.*"), "bam_ssmax"], TOKENS_COUNT),
         "kerple(weighted=true)": "whole logits: prefix tokens keep their products of queries and keys",
-        "dape": "products round by place in memory; test_dape.py has a tolerance",
+        "dape": "rounding of products depends on the memory address; test_dape.py has a tolerance",
     },
     "training_draws_come_from_the_given_generator": {
         "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
@@ -142,7 +142,7 @@ def check(function):
 
 
 def Grid(shape, **arguments):
-    """Return a grid as hosts make it, which say what they were trained with."""
+    """Return a grid as hosts create it, with their training size."""
     return vispe.Grid(shape, **{"reference": shape, **arguments})
 
 

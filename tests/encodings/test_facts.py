@@ -122,7 +122,7 @@ def test_facts_are_of_the_words_of_the_field():
     for name in list_encodings():
         cls = encoding_class(name)
         assert set(cls.encodes) <= set(INFORMATION), name
-        # samplers only say where tokens are; what they are worth is up to who reads it
+        # samplers only set positions; their effect depends on the encoding that reads them
         assert cls.encodes or set(cls.invariant) == set(INVARIANCES) or issubclass(cls, Sampler), name
         assert set(cls.preset_invariant) <= set(cls.presets)
         for facts in (cls.invariant, *cls.preset_invariant.values()):

@@ -90,7 +90,7 @@ def test_cells_do_not_depend_on_moved_coordinates():
 def test_gather():
     pos = Grid((3, 4), prefix=2, spacing=(2.0, 1.0)).positions()
     noise = torch.randn(1, 2, 14, 14)
-    pos = pos.replace(attrs={"noise": PerToken(noise, (2, 3)), "word": "kept"})
+    pos = pos.replace(attrs={"noise": PerToken(noise, (2, 3)), "word": "unchanged"})
     keep = torch.tensor([[0, 1, 5, 13], [0, 1, 2, 7], [1, 0, 9, 3]])
     retained = pos.gather(keep)
     for i in range(3):
@@ -98,7 +98,7 @@ def test_gather():
         assert torch.equal(retained.spatial[i], pos.spatial[0, keep[i]])
         assert torch.equal(retained.cells()[i], pos.cells()[0, keep[i]])
         assert torch.equal(retained.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
-    assert retained.attrs["word"] == "kept"
+    assert retained.attrs["word"] == "unchanged"
     assert not retained.regular
     assert torch.equal(retained.extent, pos.extent)
     twice = retained.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))

@@ -175,7 +175,7 @@ def test_targets_are_met_or_missed_by_the_rows(report):
     assert gain["n"] == 5
     assert gain["mean"] == pytest.approx(result["miou"]["value"] - result["miou"]["limit"], abs=1e-4)
     text = table.markdown([report])
-    assert "first (quick: few pictures)" in text
+    assert "first (quick: few images)" in text
     assert "cosine of what is the same in all patches, micrographs" in text
     assert f"{sum(c['met'] for c in result.values())} of {len(result)}" in text
 

@@ -416,7 +416,7 @@ def spread(tokens, mask, axes, padding=0):
     for here, valid in zip(tokens, mask.tolist(), strict=True):
         left = iter(here)
         table.append([tuple(map(float, next(left))) if v else blank for v in valid])
-        assert next(left, None) is None, "there are more tokens than places"
+        assert next(left, None) is None, "there are more tokens than positions"
     return torch.tensor(table, dtype=torch.float64).movedim(-1, 0)
 
 

@@ -1,4 +1,4 @@
-"""Properties of schemes are found from coordinates, and the page of the guide says what was found."""
+"""Properties of schemes are found from coordinates, and the page of the guide agrees with them."""
 
 import importlib.util
 import math

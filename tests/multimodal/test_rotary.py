@@ -140,7 +140,7 @@ def test_positions_to_a_million():
 
 @cases("dtype", [torch.bfloat16, torch.float16])
 def test_positions_survive_models_of_low_precision(dtype):
-    """Neighbours above 256, and neighbours a quarter apart at 2000, are rotated differently by the fast pairs."""
+    """Neighbours above 256, and neighbours at a distance of 1/4 at 2000, are rotated differently by the fast pairs."""
     frequencies = (10000 ** (-torch.arange(0, 64, 2) / 64)).float()
     stream = Stream.of([[Text(2000), Image(16, 16), Text(50)]])
     ids = create_scheme("v2pe(stride=64)").coordinates(stream).ids

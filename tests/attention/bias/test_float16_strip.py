@@ -1,4 +1,4 @@
-"""Strips that are packed in float32 and float16: what is rounded, by how much, and that it is no worse than a mask."""
+"""Strips that are packed in float32 and float16: rounding errors, which do not exceed those of a mask."""
 
 import torch
 

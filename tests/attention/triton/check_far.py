@@ -1,4 +1,4 @@
-"""Queries all of whose keys have a hugely negative bias, and tensors that are far apart in memory."""
+"""Queries all of whose keys have a hugely negative bias, and tensors at distant addresses."""
 
 import pytest
 import torch

@@ -22,12 +22,12 @@ def rows_in_sight(pos, rows):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside distances"])
+@pytest.mark.parametrize("with_distances", [False, True], ids=["alone", "with distances"])
 @pytest.mark.parametrize("rows", [(0, 12), (12, 0), (1, 2), (0, 0)], ids=str)
-def test_output_and_gradients(padded, beside, rows):
+def test_output_and_gradients(padded, with_distances, rows):
     pos = GRID.positions()
     slopes = torch.tensor([0.1, 0.3, 0.0], requires_grad=True)
-    leaves = [*tensors(2, GRID.tokens), *([slopes] if beside else [])]
+    leaves = [*tensors(2, GRID.tokens), *([slopes] if with_distances else [])]
     exact = doubles(leaves)
     keep = torch.rand(2, GRID.tokens) > 0.3 if padded else None
     if padded:

@@ -1,7 +1,7 @@
 """A faster interpreter: what Triton's does again in every call, and what it computes to throw away.
 
 It exchanges the functions of `triton.language` in every call of a helper, checks sums and products of integers
-for overflow (only in debug mode does it say what it found), and makes numpy dtypes and shapes that it has made before.
+for overflow (it reports them only in debug mode), and makes numpy dtypes and shapes that it has made before.
 
     TRITON_INTERPRET=1 python -m tests.attention.triton.interpreter PROGRAM [ARGUMENTS]      (run a program with it)
 """

@@ -83,10 +83,10 @@ def test_equals_timm_after_loading_its_entries(mode, prefix, pretrained):
     made = create_encoding(
         {"name": "rpb_cpb", "coords": mode, "hidden": 12, **options}, num_heads=3, grid=(3, 5)
     )
-    for beside, holder in (("attn.", "rel_pos."), ("", "shared_rel_pos.")):
-        state = {f"{beside}{holder}{k}": v for k, v in stock.state_dict().items()}
-        made.rename_checkpoint_keys(state, beside, f"{beside}pos_enc.")
-        made.load_state_dict({k.removeprefix(f"{beside}pos_enc."): v for k, v in state.items()})
+    for parent, holder in (("attn.", "rel_pos."), ("", "shared_rel_pos.")):
+        state = {f"{parent}{holder}{k}": v for k, v in stock.state_dict().items()}
+        made.rename_checkpoint_keys(state, parent, f"{parent}pos_enc.")
+        made.load_state_dict({k.removeprefix(f"{parent}pos_enc."): v for k, v in state.items()})
     for size in ((3, 5), (6, 2), (5, 5)):
         stock.set_window_size(size)
         torch.testing.assert_close(

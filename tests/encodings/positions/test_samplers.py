@@ -171,7 +171,7 @@ def test_what_samplers_do_to_others_is_said():
     near = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="rfs(reach=4)+rope_axial")
     assert "half a turn" not in vispe.describe(near)
     far = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="rfs(reach=64)+rope_axial")
-    # 4 cells are 16 apart: of the 4 frequencies of an axis, 100^(-k/4), those above pi/16 are 1 and 0.316
+    # 4 cells have distances of 16: of the 4 frequencies of an axis, 100^(-k/4), those above pi/16 are 1 and 0.316
     assert "rfs rotates 50% of the channel pairs of rope_axial by more than half a turn" in vispe.describe(
         far
     )

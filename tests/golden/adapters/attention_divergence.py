@@ -1,4 +1,4 @@
-"""Golden cases of how far the heads of two models are apart."""
+"""Golden cases of the divergence between the heads of two models."""
 
 from vispe.evaluate.attention.divergence import mixture_kl, strongest, symmetric_kl
 

@@ -10,7 +10,7 @@ def run(case):
     if case.config("variant") != "hope":
         raise ValueError(f"unknown variant {case.config('variant')}")
     case.ignore("python_random_seed", "what was drawn is given")
-    case.ignore("scale_draw", "one for each picture in the order of the sequence")
+    case.ignore("scale_draw", "one for each image in the order of the sequence")
     stream, choices = stream_of(case), case.config("temporal_scale")
     choices = tuple(choices) if isinstance(choices, list) else (choices,)
     draws = torch.ones(len(stream.blocks.tokens), dtype=torch.float64)

@@ -6,7 +6,7 @@ from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Stream, create_scheme, rotation, tables
 
 MADE = {
-    "implementation": "where the case comes from; the variant says which rules it has",
+    "implementation": "where the case comes from; the variant names its rules",
     "vision_start_token_id": "markers are text",
     "vision_end_token_id": "markers are text",
 }
@@ -99,7 +99,7 @@ def _huggingface(case):
     if "second_per_grid_ts" in case.inputs:
         seconds = case.input("second_per_grid_ts")
     elif rate is not None and "video_grid_thw" in case.inputs:
-        seconds = torch.ones(len(case.input("video_grid_thw")))  # the models take frames a second apart
+        seconds = torch.ones(len(case.input("video_grid_thw")))  # the models take one frame per second
     stream = stream_of(case, seconds)
     spec = {"chunked": "mrope", "interleaved": "mrope_i(clip=true)"}[case.config("frequency_allocation")]
     after = {"max(h,w)//merge": "side"}[case.config("advance_after_visual")]
@@ -161,7 +161,7 @@ def _hope(case):
         "scale_draw",
         "python_random_seed",
     ):
-        case.ignore(key, "frames are apart, and then nothing depends on their distance")
+        case.ignore(key, "frames are separate segments, and then nothing depends on their distance")
     if "drawn_scales" in case.inputs:
         case.input("drawn_scales")
     return create_scheme("hope_vlm", sections=sections_of(case), layout="package")

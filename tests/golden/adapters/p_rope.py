@@ -11,7 +11,7 @@ def run(case):
     width, heads = case.config("D"), case.config("H")
     options = {"split": [width // 2], "rotary_ratio": case.config("p"), "temperature": case.config("theta")}
     encoding = vispe.create_encoding("rope_axial.p_rope", dim=width * heads, num_heads=heads, **options)
-    # the positions of a case are said to start at `shift`; they are taken to leave it out where they start elsewhere
+    # the positions of a case are said to start at `shift`; it is not included where they start elsewhere
     place, shift = case.input("pos").float(), case.config("shift", 0)
     place = place if float(place[0]) == shift else place + shift
     if tuple(case.input("q").shape) != (case.config("B"), heads, case.config("N"), width):

@@ -39,7 +39,7 @@ class _Transform(torch.nn.Module):
 def run(case):
     heads, width, dim = case.config("H"), case.config("D"), case.config("model_dim")
     length, full = case.config("N"), "phi_proj.scalar" in case.params
-    # what a case has says what was requested; its words must agree
+    # the arrays of a case determine the request; its description must agree
     if case.config("phi_parametrization", "full-rank" if full else "low-rank").startswith("full") != full:
         raise ValueError("the parametrization is not that of the parameters")
     rank = 16 if full else case.param("phi_proj.0.weight").shape[0]

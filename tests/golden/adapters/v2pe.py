@@ -13,7 +13,7 @@ def run(case):
 
 
 def _authors(case):
-    case.ignore("num_heads", "heads are all rotated alike")
+    case.ignore("num_heads", "all heads have the same rotation")
     case.ignore("random_stride_set", "what the strides were drawn from; they are given")
     for name in ("image_start_id", "image_end_id"):
         case.ignore(name, "markers are text")

@@ -26,13 +26,13 @@ def _videorope(case):
 
 
 def _mrope(case):
-    case.ignore("temporal_scale", "frames are one step apart")
+    case.ignore("temporal_scale", "frames have a distance of one step")
     return create_scheme("mrope", sections=sections_of(case))
 
 
 def _one_axis(name):
     def scheme(case):
-        case.ignore("temporal_scale", "frames are one step apart")
+        case.ignore("temporal_scale", "frames have a distance of one step")
         case.ignore("mrope_section", "there is one axis")
         return create_scheme(name)
 

@@ -6,7 +6,7 @@ from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 
 def run(case):
     case.ignore("half_time_dim_requested", "the reference switches its pairs of time off")
-    case.ignore("num_heads", "heads are all rotated alike")
+    case.ignore("num_heads", "all heads have the same rotation")
     if case.config("half_time_dim_used", 0):
         raise ValueError("the release has no pairs of time")
     scheme, pairs = create_scheme("vrope"), case.config("half_head_dim")

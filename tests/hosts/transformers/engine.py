@@ -16,7 +16,7 @@ BLOCK = 4  # tokens of a page
 
 
 class MRotaryEmbedding(nn.Module):
-    """What engines have: a table, and sections that say which axis a pair reads."""
+    """What engines have: a table, and sections with the axis of each pair."""
 
     def __init__(self, head_size: int, pairs: int, section: list[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Schemes in serving engines: rows of the table are coordinates, and an engine says what the model says."""
+"""Schemes in serving engines: rows of the table are coordinates, and an engine returns the output of the model."""
 
 import json
 
@@ -31,7 +31,7 @@ LAYERED = [
     "videorope",
     "vrope",
     "xdrope",
-]  # no sections say which axis a pair reads
+]  # no sections with the axis of a pair
 
 
 def row(family, *items, seed=1):

@@ -30,7 +30,7 @@ quick = settings(
     phases=[Phase.explicit, Phase.generate],  # streams are small; making them smaller takes minutes
 )
 NAMES = sorted(OPTIONS)
-ROUNDED = {"circlerope", "v2pe"}  # schemes whose coordinates are no fractions of powers of two
+ROUNDED = {"circlerope", "v2pe"}  # schemes whose coordinates are not multiples of powers of two
 
 
 def check(name, actual, expected):

@@ -22,7 +22,7 @@ def image_ids(image, before=5, **options):
 
 
 def canvas(image):
-    """Return (row, column) of the thumbnail for each token of the whole image in its place."""
+    """Return (row, column) of the thumbnail for each token of the whole image, at its position."""
     rows, cols = image.tiles
     tiles = image_ids(image)[0][: rows * cols] if image.thumbnail == "last" else image_ids(image)[0][1:]
     whole = tiles.unflatten(0, (rows, cols)).unflatten(-1, (image.h, image.w)).transpose(1, 2)
@@ -52,14 +52,14 @@ def test_the_reference_takes_tiles_in_another_order():
     assert torch.equal(theirs[-1], ours[-1])
 
 
-@cases("place", ["first", "last"])
+@cases("location", ["first", "last"])
 @cases(
     ("h", "w", "tiles"), [(16, 16, (2, 3)), (4, 6, (2, 3)), (3, 5, (4, 2)), (1, 7, (1, 3)), (5, 5, (1, 1))]
 )
-def test_an_image_costs_its_thumbnail(h, w, tiles, place):
-    image = Image(h, w, tiles, place)
+def test_an_image_costs_its_thumbnail(h, w, tiles, location):
+    image = Image(h, w, tiles, location)
     ids, coordinates = image_ids(image)
-    small = ids[-1] if place == "last" else ids[0]
+    small = ids[-1] if location == "last" else ids[0]
     assert small.tolist() == list(range(h * w))
     assert (int(ids.min()), int(ids.max())) == (0, h * w - 1)
     assert coordinates.ids[0, 0, -2:].tolist() == [5 + h * w, 6 + h * w]
@@ -72,10 +72,10 @@ def test_cells_are_hit_equally_often_where_tiles_divide_the_thumbnail(h, w, tile
     assert torch.equal(ids.flatten().bincount(), torch.full((h * w,), tiles[0] * tiles[1]))
 
 
-@cases("place", ["first", "last"])
+@cases("location", ["first", "last"])
 @cases(("h", "w", "tiles"), [(16, 16, (3, 2)), (5, 3, (2, 3)), (2, 7, (5, 1))])
-def test_positions_painted_back_make_one_picture(h, w, tiles, place):
-    rows, cols = canvas(Image(h, w, tiles, place))
+def test_positions_painted_back_make_one_picture(h, w, tiles, location):
+    rows, cols = canvas(Image(h, w, tiles, location))
     assert torch.equal(rows, rows[:, :1].expand_as(rows))
     assert torch.equal(cols, cols[:1].expand_as(cols))
     for along, side in ((rows[:, 0], h), (cols[0], w)):

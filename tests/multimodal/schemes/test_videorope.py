@@ -25,7 +25,7 @@ def rows_of(result, axis, row=0):
 
 
 def test_frames_of_videorope_by_hand():
-    """Three text tokens and a marker, then three frames of 3 x 4, two steps apart, then a marker."""
+    """Three text tokens and a marker, then three frames of 3 x 4 at intervals of two steps, then a marker."""
     result = ids("videorope", [Text(4), Video(3, 3, 4), Text(1)])
     assert rows_of(result, 0) == [0, 1, 2, 3] + [4] * 12 + [6] * 12 + [8] * 12 + [9]
     first = [3] * 4 + [4] * 4 + [5] * 4

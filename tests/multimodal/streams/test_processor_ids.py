@@ -288,7 +288,7 @@ VALUES = {
     "seconds of no video": (
         {"videos": None, "seconds": [1.0]}, OptionError, "seconds has no effect with a list of videos"
     ),
-    "frames of a Video apart": (
+    "separate frames of a Video": (
         {"videos": [Video(2, 1, 1)], "separate_frames": True}, OptionError, "Pass a Video with t=1 for each frame",
     ),
     "a video among images": ({"images": [Video(1, 1, 2)]}, InputError, r"or a Image for each, got Video\("),

@@ -162,7 +162,7 @@ def load_images(family, whole):
 
 @partly(2)
 @cases("counted", [True, False], ids=["ids", "no ids"])
-@cases("image", [False, True], ids=["text", "picture"])
+@cases("image", [False, True], ids=["text", "image"])
 @cases("family", FAMILIES)
 @cases("spec", ["mrope_i", "bilevel"])
 def test_rows_of_a_conversation_may_be_padded_between_turns(family, image, counted, spec):

@@ -105,13 +105,13 @@ def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
         assert changed == list(range(6))
 
 
-def run_on(place):
+def run_on(position):
     """Return Mistral 3's prompt with a placeholder at a token, and the sample, token and length of its run."""
     inputs = dict(prompt("mistral3").inputs)
     inputs["input_ids"] = inputs["input_ids"].clone()
     tokens = inputs["input_ids"][0]
-    tokens[place] = IMAGE
-    first = last = place % len(tokens)
+    tokens[position] = IMAGE
+    first = last = position % len(tokens)
     while first and tokens[first - 1] == IMAGE:
         first -= 1
     while last + 1 < len(tokens) and tokens[last + 1] == IMAGE:
@@ -119,10 +119,10 @@ def run_on(place):
     return inputs, first, last - first + 1
 
 
-@cases("place", [0, 11, -1])
-def test_the_run_that_is_odd_is_named(place):
+@cases("position", [0, 11, -1])
+def test_the_run_that_is_odd_is_named(position):
     """A model may say the token of an image, before, between or behind its images."""
-    inputs, token, count = run_on(place)
+    inputs, token, count = run_on(position)
     with pytest.raises(InputError, match=f"Sample 0, token {token} .*: {count} adjacent image placeholders"):
         converted("mistral3", "vrope")(**inputs)
 

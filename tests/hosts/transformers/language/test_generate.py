@@ -103,7 +103,7 @@ def test_coordinates_of_the_prompt_are_gone_on_from(family, spec):
 
 @cases("family", FAMILIES)
 def test_a_mask_of_four_dimensions(family):
-    """With a mask that says nothing about counting, the cache knows how many tokens of each row are padding."""
+    """With a mask that does not determine the count, the cache knows how many tokens of each row are padding."""
     model, sample = converted(family, "mrope_i"), prompt(family, "mixed")
     expected = recomputed(model, sample, 3)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from vispe.errors import UnsupportedHost
 from vispe.hosts.transformers.language.rope_in_attention import LateRotation
 
 accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
-pytestmark = [  # LLaVA-OneVision has a parameter alongside its modules, and the CPU is no device to be offloaded to
+pytestmark = [  # LLaVA-OneVision has a parameter alongside its modules, and nothing is offloaded to the CPU
     pytest.mark.filterwarnings("ignore:The following device_map keys do not match:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*does not encode text:UserWarning"),
 ]

@@ -214,7 +214,7 @@ def test_images_whose_sizes_are_missing_are_named():
 
 
 def by_layer(old):
-    """Return the forward of a rotary embedding that is asked by the number of a layer, or by keyword for its kind."""
+    """Return the forward of a rotary embedding called with the index of a layer, or a keyword for its kind."""
 
     def forward(self, x, position_ids, layer_idx=None, layer_type=None):
         assert layer_idx is None or isinstance(layer_idx, int)
@@ -244,7 +244,7 @@ def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch)
 
 
 def test_groups_of_layers_with_names_of_their_own():
-    """Only the number of a layer says which group it is in."""
+    """Only the index of a layer determines its group."""
 
     class Rotary(torch.nn.Module):
         def __init__(self):

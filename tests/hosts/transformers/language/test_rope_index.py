@@ -133,7 +133,7 @@ def test_four_rows_without_grids_are_refused_for_four_axes(family):
 
 
 def test_ids_of_packed_samples_are_known_again():
-    """Ordinary ids before three axes say where samples start, so those of before are found out there too."""
+    """Ordinary ids before three axes mark the starts of samples, so packing is detected there too."""
     parts = [batch("qwen2_vl", [3, "image", 4], seed=s) for s in (1, 2)]
     one = {k: torch.cat([p[k] for p in parts], 1) for k in ("input_ids", "mm_token_type_ids")}
     one |= {k: torch.cat([p[k] for p in parts]) for k in ("pixel_values", "image_grid_thw")}

@@ -44,7 +44,7 @@ HEADS = (
     "Dinov2ForImageClassification",
     "Dinov2WithRegistersForImageClassification",
 )
-RESAMPLED = ("ViT", "DeiT", "ViTMSN", "ViTMAE", "IJepa", "Beit")  # only where they are asked to
+RESAMPLED = ("ViT", "DeiT", "ViTMSN", "ViTMAE", "IJepa", "Beit")  # only on request
 
 
 def stem(name: str) -> str:

@@ -2,7 +2,7 @@
 
 Every translation-invariant bias on a grid is one offset table. `lower` computes the table, `strip` lays it out so that
 the bias of a query is one contiguous read, `op` has the operators, and the kernels only read runs of numbers. Tokens
-that are not one full grid in raster order have explicit cell indices or coordinates (`places`). Triton is not imported
+that are not one full grid in raster order have explicit cell indices or coordinates (`coords`). Triton is not imported
 before the first call.
 """
 
