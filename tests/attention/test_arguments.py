@@ -48,7 +48,7 @@ def test_grouped_queries(name, backend):
         return
     q, k, v = tensors(2, 9, heads=HEADS, kv_heads=1, d_v=5)
     compare(case, backend, q, k, v, enable_gqa=True)
-    with pytest.raises(ShapeError, match=r"3 query heads and 1 key heads\. Pass enable_gqa=True"):
+    with pytest.raises(ShapeError, match=r"3 query heads and 1 key head\. Pass enable_gqa=True"):
         attention(q, k, v, bias=case.bias, backend=backend)
 
 
