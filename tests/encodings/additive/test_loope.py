@@ -302,7 +302,7 @@ def test_what_it_needs():
     for free in (Positions(torch.zeros(1, 4, 2)), Grid((4,)).positions()):
         with pytest.raises(
             ShapeError,
-            match=r"loope needs the tokens of a 2-axis grid, got [12] axes .* It orders the cells",
+            match=r"loope needs the tokens of a 2-axis grid, got [12] ax[ei]s .* It orders the cells",
         ):
             made.table(free)
 

@@ -196,7 +196,7 @@ def test_option_errors(options, message):
 
 def test_positions_that_do_not_fit():
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
-        with pytest.raises(ShapeError, match=r"deberta needs the tokens of a 2-axis grid, got [12] axes"):
+        with pytest.raises(ShapeError, match=r"deberta needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
             build(2).bias(pos, 0)
     with pytest.raises(ShapeError, match=r"query.*q, k and scale"):
         build(1).bias(Grid((4,)).positions(), 0).dense()

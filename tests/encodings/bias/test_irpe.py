@@ -312,7 +312,7 @@ def test_other_errors():
     for options in ("on=v", "on=k", "on=k,mode=bias", "on=k,method=cross"):
         made = create_encoding(f"irpe({options})", dim=DIM, num_heads=HEADS)
         for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
-            with pytest.raises(ShapeError, match=r"irpe needs the tokens of a 2-axis grid, got [12] axes"):
+            with pytest.raises(ShapeError, match=r"irpe needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
                 made.bias(pos, 0)
             if made.on == "v":
                 with pytest.raises(ShapeError, match="irpe needs the tokens of a 2-axis grid"):

@@ -207,6 +207,6 @@ def test_positions_that_do_not_fit():
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2)), Grid((1, 2, 2)).positions()):
         for call in (made.prepare, lambda p: made.bias(p, 0)):
             with pytest.raises(
-                ShapeError, match=r"rpb_cpb needs the tokens of a 2-axis grid, got [123] axes"
+                ShapeError, match=r"rpb_cpb needs the tokens of a 2-axis grid, got [123] ax[ei]s"
             ):
                 call(pos)

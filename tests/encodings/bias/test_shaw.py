@@ -193,7 +193,7 @@ def test_positions_and_content_that_do_not_fit():
     made = build((3, 3), values=True)
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
         for part in (made.bias, made.value_term):
-            with pytest.raises(ShapeError, match=r"shaw needs the tokens of a 2-axis grid, got [12] axes"):
+            with pytest.raises(ShapeError, match=r"shaw needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
                 part(pos, 0)
     for method in ("key", "offset_factor"):
         with pytest.raises(VispeError, match="q, k and scale"):

@@ -223,7 +223,7 @@ def test_a_whole_model_trains():
         ("rope_field(min_freq=3,max_freq=1)", "min_freq <= max_freq, got 3 and 1"),
         ("rope_field(groups=3)", "groups=3 has no effect with directions='golden'"),
         ("rope_field.spiral(groups=9)", "each of 9 groups, got 8 pairs. Use fewer groups"),
-        ("rope_field(frequencies=[[1,2]])", "each of 8 pairs, got 1 lists of 2 numbers"),
+        ("rope_field(frequencies=[[1,2]])", "each of 8 pairs, got 1 list of 2 numbers"),
         ("rope_field(frequencies=[])", "each of 8 pairs, got 0 lists"),
         (f"rope_field(frequencies={[[1]] * 7 + [[1, 2]]})", "got 8 lists of 1 or 2 numbers"),
         (f"rope_field(frequencies={[[1]] * 8},unrotated=0.5)", "unrotated has no effect with frequencies"),
