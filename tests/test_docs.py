@@ -123,7 +123,7 @@ def test_formulas_become_mathml(generator):
 
 
 @cases("name", vispe.list_encodings())
-def test_pictures_exist_and_are_small(name):
+def test_images_exist_and_are_small(name):
     path = DOCS / "gallery" / f"{name}.png"
     assert path.exists(), f"run python eval/gallery.py {name}"
     assert 5_000 < path.stat().st_size < 60_000
@@ -132,7 +132,7 @@ def test_pictures_exist_and_are_small(name):
 
 
 @cases("path", sorted((DOCS / "figures").glob("*.svg")), ids=lambda p: p.stem)
-def test_moving_pictures_are_small_whole_and_stand_still_where_asked(path):
+def test_moving_images_are_small_whole_and_stand_still_where_requested(path):
     from xml.etree import ElementTree
 
     text = path.read_text()
@@ -148,11 +148,11 @@ def test_moving_pictures_are_small_whole_and_stand_still_where_asked(path):
     assert "animation:none" in rule
 
 
-def test_there_are_no_pictures_of_what_is_gone():
+def test_there_are_no_images_of_what_is_gone():
     assert {p.stem for p in (DOCS / "gallery").iterdir()} == set(vispe.list_encodings())
 
 
-def test_a_picture_is_drawn():
+def test_an_image_is_drawn():
     gallery = load("eval_gallery", ROOT / "eval" / "gallery.py")
     assert gallery.figure_png("sincos2d")[:4] == b"\x89PNG"
 

@@ -42,7 +42,7 @@ def test_commands_exist():
             assert words[1] in COMMANDS
 
 
-def test_pictures_exist():
+def test_images_exist():
     for image in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
         assert (ROOT / image).stat().st_size > 10_000
 

@@ -70,7 +70,7 @@ def test_head_groups_hold_one_group_of_masks(monkeypatch):
     assert recorded == [3 * 625]
 
 
-def test_masks_are_kept_with_the_positions_and_serve_training_after_inference():
+def test_masks_are_stored_with_the_positions_and_serve_training_after_inference():
     pos = Grid((3, 3), prefix=1).positions()
     q, k, v = tensors(2, 10)
     fixed, other = DistanceBias((0.5, 0.2, 0.1), pos), DistanceBias((0.5, 0.2, 0.3), pos)

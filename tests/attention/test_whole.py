@@ -17,7 +17,7 @@ FIXED = DistanceBias((0.5, 0.2, 0.0), POS)
 
 
 @cases("first", [False, True])
-def test_kept_masks_are_not_confused(first):
+def test_stored_masks_are_not_confused(first):
     """The mask of a fixed bias is stored, and the next call with it goes straight to SDPA."""
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
     whole = FIXED.as_logits()
@@ -29,7 +29,7 @@ def test_kept_masks_are_not_confused(first):
     assert not FIXED.whole
 
 
-def test_columns_take_the_place_of_queries_and_keys():
+def test_columns_take_the_position_of_queries_and_keys():
     row, col = torch.randn(1, 3, POS.tokens, 5), torch.randn(1, 3, POS.tokens, 5)
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
     bias = LowRankBias(row, col).as_logits()

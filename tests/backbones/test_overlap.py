@@ -33,7 +33,7 @@ def test_the_table_is_that_of_timm_at_every_whole_patch_and_smooth_between(old, 
     torch.testing.assert_close(there, expected[:, 1:], atol=2e-6, rtol=1e-5)
 
 
-def test_a_table_of_places_gives_each_token_its_place():
+def test_a_table_of_positions_gives_each_token_its_place():
     # entries that encode their position, read where the kernel does not touch the border
     rows, columns = torch.meshgrid(torch.arange(10.0), torch.arange(12.0), indexing="ij")
     table = torch.stack([rows, columns], -1).flatten(0, 1)[None]
@@ -114,7 +114,7 @@ def test_towers_of_open_clip_look_at_overlapping_patches_once_they_are_converted
     torch.testing.assert_close(actual[..., ::2, ::2], plain, atol=2e-5, rtol=1e-5)
 
 
-def test_a_traced_graph_keeps_the_places_of_overlapping_patches():
+def test_a_traced_graph_keeps_the_positions_of_overlapping_patches():
     model = load_backbone("test_vit", weights="random", any_size=True, pos_embed=f"learn+{BIASED}")
     overlap(model, 8)
     image = torch.rand(1, 3, 64, 64)

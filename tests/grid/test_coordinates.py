@@ -150,7 +150,7 @@ def test_positions_errors(make, message):
         make(torch.zeros(2, 6, 2))
 
 
-def test_spaced_positions_are_kept():
+def test_spaced_positions_are_stored():
     pos = Grid((2, 3), prefix=1, spacing=(1.0, 2.0)).positions()
     wide = pos.with_spacing((3.0, 1.0))
     assert wide is pos.with_spacing([3, 1])

@@ -106,7 +106,7 @@ def test_every_question_has_a_row_at_every_size(report):
         assert r2["after"].keys() >= {"lr+ud", "radial", "shuffled", "by picture"}
 
 
-def test_results_name_weights_and_no_place_of_this_machine(report, student, run):
+def test_results_name_weights_and_no_path_of_this_machine(report, student, run):
     assert report["quick"] is True
     assert report["teacher"]["file"] == "weights.safetensors"
     assert report["teacher"]["sha256"] == dinov2.sha256(student / "weights.safetensors")
@@ -121,7 +121,7 @@ def test_results_name_weights_and_no_place_of_this_machine(report, student, run)
     assert (run[1] / "dinov2.png").stat().st_size > 10_000
 
 
-def test_what_a_place_has_in_all_pictures_is_taken_away():
+def test_what_a_position_has_in_all_images_is_taken_away():
     metrics = importlib.import_module("dinov2_evaluation.metrics")
     y, x = torch.meshgrid(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 12), indexing="ij")
     place = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
@@ -207,7 +207,7 @@ def test_scores_of_scribbles_are_those_of_the_evaluation_of_a_retrofit(student, 
         assert actual["corner"][name] == pytest.approx(expected.corner[name], abs=1e-9, nan_ok=True)
 
 
-def test_labels_of_one_map_are_those_of_the_trained_segmenter_and_a_map_beside_it_is_used():
+def test_labels_of_one_map_are_those_of_the_trained_segmenter_and_a_map_alongside_it_is_used():
     make = torch.Generator().manual_seed(0)
     coarse = torch.randn(5, 4, 6, generator=make, dtype=torch.float64)
     marks = np.zeros((16, 24), np.int64)

@@ -64,7 +64,7 @@ def test_the_kernel_stays_symmetric_and_learns(pool):
     assert patch_kernel(masked.train("alibi2d", TINY, pool)[0]).asymmetry > 0.1
 
 
-def test_what_is_hidden_is_not_seen_and_is_asked():
+def test_what_is_hidden_is_not_seen_and_is_requested():
     """The answers do not change with hidden pixels; the loss does, and seen patches are not asked."""
     model = masked.backbone("learn", TINY)
     head = torch.nn.Linear(TINY.dim, 48)
@@ -88,7 +88,7 @@ def test_what_is_hidden_is_not_seen_and_is_asked():
     torch.testing.assert_close(value.detach(), error[hidden.flatten(1)].mean())
 
 
-def test_patches_that_are_seen_are_asked_too_where_they_count():
+def test_patches_that_are_seen_are_requested_too_where_they_count():
     model = masked.backbone("learn", TINY)
     head = torch.nn.Linear(TINY.dim, 48)
     images = torch.randn(2, 3, 24, 24)
@@ -106,7 +106,7 @@ def test_patches_that_are_seen_are_asked_too_where_they_count():
     torch.testing.assert_close(loss(shown=0.3), error[hidden].mean() + 0.3 * error[~hidden].mean())
 
 
-def test_initial_values_are_those_asked_for():
+def test_initial_values_are_those_requested():
     plain = masked.backbone("learn", TINY)
     smooth = masked.backbone("learn", replace(TINY, table="sincos", table_std=0.5, kernel_std=0.02))
     table = smooth.pos_embed.detach()[0].reshape(6, 6, 24)
@@ -136,7 +136,7 @@ def test_it_learns():
     assert sum(losses[-10:]) / 10 < 0.5 * grey
 
 
-def test_crops_come_from_large_pictures_only_and_from_all_poses(pool):
+def test_crops_come_from_large_images_only_and_from_all_poses(pool):
     make = torch.Generator().manual_seed(3)
     result = training_images.crops(pool, 400, 24, make)
     assert result.shape == (400, 3, 24, 24)
@@ -147,7 +147,7 @@ def test_crops_come_from_large_pictures_only_and_from_all_poses(pool):
     assert sum(hits) < 300  # the other image is chosen as often
 
 
-def test_synthetic_pictures_do_not_depend_on_how_many_are_made():
+def test_synthetic_images_do_not_depend_on_how_many_are_made():
     few, more = list(training_images.synthetic(2, seed=4)), list(training_images.synthetic(3, seed=4))
     assert all(torch.equal(a, b) for a, b in zip(few, more, strict=False))
     assert more[0].shape == (3, 256, 256)

@@ -164,7 +164,7 @@ def test_likeness_is_to_the_teacher_without_its_channels(run, micrographs):
     assert less["rank blanked"] != less["rank teacher"] == less["rank student"]
 
 
-def test_the_average_over_shifts_knows_no_place(run):
+def test_the_average_over_shifts_knows_no_position(run):
     teacher = proof.masked.backbone("learn", proof.RECIPE).eval()
     image = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(1))
     result = measure.shift_average(teacher, image)
@@ -227,7 +227,7 @@ def test_the_pool_is_named_with_licences_and_without_what_is_for_evaluation(tmp_
         PICTURES_OF(tmp_path, tmp_path / "cache")
 
 
-def test_pictures_kept_in_memory_are_those_of_the_source_in_8_bits():
+def test_images_stored_in_memory_are_those_of_the_source_in_8_bits():
     retained = proof.Bytes(Dots())
     assert [retained.shape(i) for i in range(5)] == [(56, 50 + i) for i in range(5)]
     assert max(float((retained[i] - Dots()[i]).abs().max()) for i in range(5)) <= 0.5 / 255 + 1e-6

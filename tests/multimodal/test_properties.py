@@ -88,7 +88,7 @@ def test_costs(spec, image, video, tiles):
     assert p.grows == (eval(spelled, at | {"h": 48, "w": 72}) > p.image_cost)
 
 
-def test_places_of_known_schemes():
+def test_positions_of_known_schemes():
     qwen, reset, old = (
         properties(s) for s in ("mrope_i", "mrope_i(spatial_reset=true)", "mrope(after=side)")
     )

@@ -64,7 +64,7 @@ def test_everything_is_said_and_nothing_is_markup():
     assert "<i>" not in _page().html().replace("&lt;i&gt;", "")
 
 
-def test_the_picture_is_inside_and_nothing_is_fetched():
+def test_the_image_is_inside_and_nothing_is_fetched():
     reader = _read(_page())
     (image,) = reader.images
     assert image["alt"] == 'The "curve" <here>'

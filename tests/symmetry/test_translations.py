@@ -58,7 +58,7 @@ def test_two_placements_share_the_same_patches(drawn):
     assert torch.equal(result[0].flatten(2), image[..., both])
 
 
-def test_pixels_and_tokens_move_alike():
+def test_pixels_and_tokens_move_equally():
     place = Placement((2, 3), (4, 4), (-1, 2))
     tokens = values(2, 3)
     pixels = tokens.repeat_interleave(4, -2).repeat_interleave(4, -1)
@@ -83,7 +83,7 @@ def test_fills_are_what_they_say():
         place.apply(image, behind)
 
 
-def test_all_places_come_alike_often():
+def test_all_positions_come_equally_often():
     generator = np.random.default_rng(0)
     drawn = [Placement.draw(generator, content=(2, 3), canvas=(3, 5)) for _ in range(600)]
     counts = {offset: sum(p.offset == offset for p in drawn) for offset in {p.offset for p in drawn}}

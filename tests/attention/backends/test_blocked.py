@@ -135,7 +135,7 @@ def test_checkpointing_and_repeated_backward(calls):
         assert torch.equal(w, c)
 
 
-def test_nothing_of_the_size_of_scores_is_kept():
+def test_nothing_of_the_size_of_scores_is_stored():
     pos = Grid((16, 16)).positions()
     leaves, cotangent = inputs(pos)
     sizes = []

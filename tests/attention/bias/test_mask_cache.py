@@ -296,7 +296,7 @@ def test_copies_of_positions_begin_without_masks():
     assert len(pickle.dumps(pos)) < before + 60_000
 
 
-def test_terms_on_other_positions_are_not_kept():
+def test_terms_on_other_positions_are_not_stored():
     """Distances of two spacings have equal numbers, and other masks."""
     near, far, slopes = Grid(GRID).positions(), Grid(GRID, spacing=(2.0, 2.0)).positions(), torch.rand(3)
     table = TableBias(torch.randn(3, 9, 13), near)

@@ -44,7 +44,7 @@ def test_the_torus(shape):
     )
 
 
-def test_spacing_heads_and_queries_of_other_places():
+def test_spacing_heads_and_queries_of_other_positions():
     pos = Grid((3, 4), 1).positions()
     spaced, other = OffsetBias(lean, pos, spacing=(2.0, 0.5)), Grid((3, 4), 1, (2.0, 0.5))
     torch.testing.assert_close(spaced.dense(), OffsetBias(lean, other.positions()).dense())

@@ -53,7 +53,7 @@ def test_the_function_is_called_with_one_distance_per_cell():
     assert sizes == [40]
 
 
-def test_dense_values_do_not_round_by_place():
+def test_dense_values_do_not_round_by_position():
     grids = [Grid((3, 7), prefix) for prefix in (0, 1, 5)]
     result = [RadialBias(hat, g.positions()).dense()[..., g.prefix :, g.prefix :] for g in grids]
     assert torch.equal(result[0], result[1])

@@ -51,7 +51,7 @@ def test_padded_keys_and_one_pass(once):
     )
 
 
-def test_distances_beside_a_table():
+def test_distances_alongside_a_table():
     grid = Grid((9, 11), 1)
     pos = grid.positions()
     slopes = torch.tensor([0.2, 1.0]).requires_grad_()
@@ -60,7 +60,7 @@ def test_distances_beside_a_table():
     )
 
 
-def test_what_is_kept_knows_of_the_mask():
+def test_what_is_stored_knows_of_the_mask():
     """A fixed bias is packed once with its positions: with the mask and without."""
     grid = Grid((9, 11), 1)
     pos = grid.positions()

@@ -42,7 +42,7 @@ def test_values_and_gradients(two_pi, axes):
     torch.testing.assert_close(made.frequency.grad, factor * torch.einsum("bnm,bna->ma", inner, x.detach()))
 
 
-def test_the_random_basis_is_kept_and_not_trained():
+def test_the_random_basis_is_stored_and_not_trained():
     torch.manual_seed(0)
     made = create_encoding("fourier(scale=3)", dim=20000)
     assert made.frequency.std().item() == pytest.approx(3.0, rel=0.02)

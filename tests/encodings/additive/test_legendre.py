@@ -182,7 +182,7 @@ def test_options(options, message):
 
 
 @cases("basis", BASES)
-def test_places_outside_are_refused(basis):
+def test_positions_outside_are_refused(basis):
     encoding = built(basis)
     with pytest.raises(
         ShapeError, match=r"legendre needs positions in .*, got one at 1\.\d* from the centre"

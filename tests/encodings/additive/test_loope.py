@@ -115,7 +115,7 @@ def test_far_along_the_curve():
     torch.testing.assert_close(table[0, :, 0].double(), expected, rtol=0, atol=1e-6)
 
 
-def test_rescaled_places_keep_their_range():
+def test_rescaled_positions_keep_their_range():
     made = loope(context="cells", rescale=True)
     with torch.no_grad():
         made.offset.fill_(0.3)

@@ -26,7 +26,7 @@ def orders():
 
 @cases("of", ["sincos2d", "learned", "sincos2d(temperature=50)+learned", "fourier_learned"])
 @cases("order", orders())
-def test_it_is_the_table_of_the_next_place(of, order):
+def test_it_is_the_table_of_the_next_position(of, order):
     order = orders()[order]
     encoding = create_encoding("target", of=of, **FACTS)
     whole = encoding.following.table(GRID.positions())

@@ -83,7 +83,7 @@ def test_a_shape_below_zero_acts_as_zero_and_learns():
     assert (made.shape.grad != 0).all()
 
 
-def test_what_is_fixed_is_kept_but_not_trained():
+def test_what_is_fixed_is_stored_but_not_trained():
     made = offsets.made("bam.gaussian(loc_init=0.5,axes=2)")
     assert [n for n, _ in made.named_parameters()] == ["scale"]
     assert [n for n, _ in made.named_buffers()] == ["shape", "loc"]

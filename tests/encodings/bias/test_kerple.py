@@ -52,7 +52,7 @@ def test_gradients_of_coordinates_are_finite():
         assert torch.autograd.grad(bias, coords, torch.randn_like(bias))[0].isfinite().all()
 
 
-def test_both_ways_of_staying_positive_start_alike():
+def test_both_ways_of_staying_positive_start_equally():
     for kernel in ("log", "power"):
         drawn = []
         for positive in ("softplus", "clamp"):

@@ -71,7 +71,7 @@ def test_gradients_and_routes(mode):
     offsets.check_gradients(made, Grid((2, 3), 1))
 
 
-def test_the_distance_turns_with_the_picture():
+def test_the_distance_turns_with_the_image():
     offsets.check_turned(shaken("t5.radial"))
 
 

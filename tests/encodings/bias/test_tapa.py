@@ -59,7 +59,7 @@ def test_logits_and_backends(grid, options):
     torch.testing.assert_close(one, expected[:, 1:], **close)
 
 
-def test_moving_the_picture_changes_nothing():
+def test_moving_the_image_changes_nothing():
     made, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(5)
     positions = torch.randn(2, 5, 2, dtype=torch.float64) * 3
     turn = torch.tensor(37 * math.pi / 180, dtype=torch.float64)

@@ -67,7 +67,7 @@ def test_attention_and_all_gradients(options):
         agree(made, grid.positions())
 
 
-def test_spacing_takes_the_place_of_that_of_the_grid():
+def test_spacing_takes_the_position_of_that_of_the_grid():
     agree(build(spacing=(3, 0.5)), Grid((2, 3), 1, (0.5, 2.0)).positions())
 
 

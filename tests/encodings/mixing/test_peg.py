@@ -221,7 +221,7 @@ def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
     torch.testing.assert_close(moved, made.mix(x, full, 0)[:, order[0]])
 
 
-def test_tokens_without_a_place_pass():
+def test_tokens_without_a_position_pass():
     made, grid = peg(), Grid((2, 3))
     pos = Positions(
         torch.zeros(1, 4, 2),

@@ -35,7 +35,7 @@ def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
 
 
 @cases("spec", SPECS)
-def test_kept_equals_computed(spec: str) -> None:
+def test_stored_equals_computed(spec: str) -> None:
     encoding, pos = made(spec), GRID.positions()
     with torch.enable_grad():
         expected = read(encoding, pos).detach()

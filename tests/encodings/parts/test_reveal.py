@@ -190,7 +190,7 @@ def test_what_reads_a_table_is_not_stale():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["sincos2d", "fourier", "neuda", "fourier_learned", "border"])
-def test_steps_of_a_training_are_not_compiled_anew(spec):
+def test_steps_of_a_training_are_not_compiled_again(spec):
     torch._dynamo.reset()
     encoding = built(spec, "linear")
     graphs = []

@@ -116,7 +116,7 @@ def test_evaluation_is_the_same_in_every_pass(spec):
 
 
 @every
-def test_every_sample_gets_a_draw_of_its_own_where_asked(spec):
+def test_every_sample_gets_a_draw_of_its_own_where_requested(spec):
     name, _, options = spec.partition("(")
     sampler = create_encoding(f"{name}(per=sample,{options}" if options else f"{name}(per=sample)")
     pos = prepare([sampler], Grid((6, 9)).positions(), batch=3)
@@ -291,7 +291,7 @@ def test_bad_draws_are_refused():
             sampler.prepare(pos, draws={"rfs.0": grows[:2], "rfs.1": bad})
 
 
-def test_a_sampler_alone_or_beside_lookups_is_refused():
+def test_a_sampler_alone_or_alongside_lookups_is_refused():
     with pytest.raises(UnsupportedCombination, match=r"no encoding reads them.*'rfs\+rope_axial'"):
         vispe.Attention(32, 4, "rfs(reach=28)")
     with pytest.raises(UnsupportedCombination, match=r"rfs \+ shift only moves"):
@@ -349,7 +349,7 @@ def test_checkpointed_blocks_see_the_draw_of_the_first_pass():
         torch.testing.assert_close(a, b)
 
 
-def test_kept_tables_and_rotations_are_refused_beside_samplers():
+def test_stored_tables_and_rotations_are_refused_alongside_samplers():
     stock = timm.create_model("vit_tiny_patch16_224", **SMALL)
     with pytest.raises(
         UnsupportedCombination,

@@ -164,7 +164,7 @@ def test_starts():
     )
 
 
-def test_layers_share_generators_only_when_asked():
+def test_layers_share_generators_only_when_requested():
     for share in (False, True):
         model = vispe.create_encoding("liere", dim=24, num_heads=2, share_layers=share)
         assert model.per_layer is not share

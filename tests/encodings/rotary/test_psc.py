@@ -67,7 +67,7 @@ def test_calibrates_before_the_rotation_of_a_sum():
             torch.testing.assert_close(out, expected)
 
 
-def test_places_do_not_matter():
+def test_positions_do_not_matter():
     encoding = random_psc()
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
     here, there = (encoding.transform(Positions(torch.randn(2, 5, 2)), 0).query(x) for _ in range(2))

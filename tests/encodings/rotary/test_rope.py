@@ -134,7 +134,7 @@ def test_p_rope_leaves_the_slow_pairs_of_each_axis_still(axes):
     assert not angles(build("rope_axial(rotary_ratio=0)"), Grid((3, 4)).positions()).any()
 
 
-def test_flux_on_a_picture_is_its_video_rotation_at_time_zero():
+def test_flux_on_an_image_is_its_video_rotation_at_time_zero():
     image = build("rope_axial.flux", dim=256)  # heads of 128 channels: 8, 28 and 28 pairs
     video = build("rope_axial.flux(unrotated=0,split=[8,28,28])", dim=256)
     result = angles(image, Grid((3, 5), prefix=2).positions())
@@ -241,7 +241,7 @@ def test_scores_depend_on_offsets_only(spec, h, w, prefix, dy, dx):
 
 @quick
 @given(spec=names, h=sides, w=sides, prefix=st.integers(0, 3))
-def test_norms_are_kept(spec, h, w, prefix):
+def test_norms_are_stored(spec, h, w, prefix):
     pos = Grid((h, w), prefix=prefix).positions()
     x = torch.randn(2, 2, pos.tokens, 16)
     turn = build(spec).transform(pos, 0)

@@ -131,7 +131,7 @@ def test_likeness_depends_less_on_the_direction_than_that_of_axial_rope():
 
 
 @cases("spec", ["rope_field", "rope_field.spiral", "rope_field(normalize_coords=min)"])
-def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_kept(spec):
+def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_stored(spec):
     encoding = build(spec)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 8
     pos = Positions(coords, extent=torch.tensor([[9.0, 9.0]]).double())

@@ -172,7 +172,7 @@ def test_gradients():
     assert torch.autograd.gradcheck(table, tuple(v.detach().requires_grad_() for v in values), fast_mode=True)
 
 
-def test_what_is_kept_while_predicting_follows_the_weights():
+def test_what_is_stored_while_predicting_follows_the_weights():
     made, pos = build("seqpe_input").eval(), Grid((3, 4)).positions()
     with torch.no_grad():
         first = made.table(pos)

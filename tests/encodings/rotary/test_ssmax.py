@@ -52,7 +52,7 @@ def test_the_retrofit_changes_nothing_at_the_training_size():
     )
 
 
-def test_beside_a_rotation_the_logits_are_scaled():
+def test_alongside_a_rotation_the_logits_are_scaled():
     pos = Grid((3, 4), 1).positions()
     q, k, v = torch.randn(3, 2, 3, 13, 8)
     rope = create_encoding("rope_axial", dim=24, num_heads=3)

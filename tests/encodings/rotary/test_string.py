@@ -58,7 +58,7 @@ def test_rotations_are_the_exponentials_of_the_definition(shape, options):
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), block=st.sampled_from([3, 4, 8]))
-def test_scores_depend_on_offsets_and_norms_are_kept(seed, block):
+def test_scores_depend_on_offsets_and_norms_are_stored(seed, block):
     torch.manual_seed(seed)
     made, positions = build(block=block), torch.randn(1, 5, 2, dtype=torch.float64) * 4
     q, k = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)

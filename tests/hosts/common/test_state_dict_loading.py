@@ -64,7 +64,7 @@ def test_every_pair_of_encodings(source):
 
 
 @pytest.mark.parametrize("source", SPECS)
-def test_every_pair_of_encodings_where_no_spec_is_kept(source, caplog):
+def test_every_pair_of_encodings_where_no_spec_is_stored(source, caplog):
     theirs = made(source, 5)
     weights = dict(theirs.state_dict())
     of = {name for name in weights if "pos_enc." in name}
@@ -144,7 +144,7 @@ def test_every_family_of_timm(name):
 
 
 @cases("name", ["eva", "naflex"])
-def test_a_rope_that_was_kept_is_not_dropped(name):
+def test_a_rope_that_was_stored_is_not_dropped(name):
     mixed = {"eva": "vit_small_patch16_rope_mixed_224", "naflex": "naflexvit_base_patch16_gap"}[name]
     options = {"depth": 2, "embed_dim": 48, "num_heads": 4, "num_classes": 0}
     options |= {"img_size": 64} if name == "eva" else {"rope_type": "mixed"}

@@ -97,7 +97,7 @@ def test_other_image_sizes_have_the_grid_of_the_image(size):
     assert [tuple(f.shape) for f in actual] == [(2, 32, h, w)] * 2
 
 
-def test_a_kept_table_is_resampled_for_other_sizes_and_exact_for_its_own():
+def test_a_stored_table_is_resampled_for_other_sizes_and_exact_for_its_own():
     stock = tiny_tower()
     tower = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
     assert torch.equal(tower(image()), stock(image()))
@@ -423,7 +423,7 @@ def test_dropout_of_attention_acts_in_training_only():
 
 @cases("spec", ["alibi2d", "rope_mixed", "irpe", "rpb"])
 @cases("average", [True, False])
-def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
+def test_weights_that_are_requested_are_those_of_float64(spec, average):
     tower = vispe.convert(tiny_tower(), spec)
     expected, actual = [], []
 

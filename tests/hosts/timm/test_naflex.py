@@ -110,7 +110,7 @@ def test_its_own_table_and_rope_stay_when_named(rope):
     assert all(p.grad is not None for n, p in both.named_parameters() if "fc_norm" not in n)
 
 
-def test_dropped_tokens_keep_their_places_and_their_padding():
+def test_dropped_tokens_keep_their_positions_and_their_padding():
     stock = naflex(pos_embed="none", patch_drop_rate=0.4)
     ours, batch = vispe.convert(copy.deepcopy(stock), "alibi2d").train(), pack(SIZES)
     torch.manual_seed(3)

@@ -116,7 +116,7 @@ def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
     assert counts[3][0] <= 3 + 4
 
 
-def test_pages_of_words_are_the_same_with_pictures_behind_them():
+def test_pages_of_words_are_the_same_with_images_behind_them():
     rows = TableRows.reaching(create_scheme("videorope"), 64, SMALL)
     with_picture, alone = rows.requests(
         Stream.of([[Text(4), Image(3, 5), Text(2)], [Text(9)]], padding="right")

@@ -86,7 +86,7 @@ def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
 
 
 @every
-def test_a_kept_bias_is_that_of_stock(name):
+def test_a_stored_bias_is_that_of_stock(name):
     model, x = build(name), image()
     before = model(x)
     vispe.convert(model, SPEC, keep_abs=True)

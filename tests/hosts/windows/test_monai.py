@@ -147,7 +147,7 @@ def test_a_model_is_converted_copied_restored_and_loaded_bit_by_bit(name):
 
 
 @every
-def test_kept_tables_are_those_of_stock(name):
+def test_stored_tables_are_those_of_stock(name):
     model, x = build(name), volume(name)
     before = said(model, x)
     vispe.convert(model, spec_of(name), keep_abs=True)
@@ -189,7 +189,7 @@ def test_a_whole_network_segments_with_an_encoding():
         assert out.isfinite().all()
 
 
-def test_kept_weights_made_the_output():
+def test_stored_weights_made_the_output():
     model = vispe.convert(build("vit_perceptron"), "alibi3d")
     model(volume("vit_perceptron"))
     shown = model.blocks[0].attn.att_mat

@@ -31,7 +31,7 @@ def test_a_separator_belongs_to_the_segment_that_it_ends():
     assert [x.item() for x in result.scheme.split(result.next)] == [3, 3]  # but counted
 
 
-def test_pictures_and_frames_are_segments():
+def test_images_and_frames_are_segments():
     stream = Stream.of([[Text(2), Image(1, 2), Text(2, boundary=True), Video(2, 2, 1), Text(1)]])
     result = create_scheme("bilevel").coordinates(stream)
     assert result.ids[0, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
@@ -80,7 +80,7 @@ def test_attention_while_decoding_is_that_of_the_prefill():
     assert torch.equal(actual, expected)
 
 
-def test_packed_samples_start_anew():
+def test_packed_samples_start_again():
     packed = Stream.of([[[Text(2, boundary=True), Text(1)], [Text(1), Image(1, 1)]], [[Text(4)]]], "left")
     start = torch.tensor([2.0**26 + 5, 7.0], dtype=torch.float64)
     result = create_scheme("bilevel").coordinates(packed, start=start)

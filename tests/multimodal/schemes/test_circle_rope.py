@@ -114,7 +114,7 @@ def test_a_radius_that_grows_with_the_grid():
 
 
 @cases("offset", [0, 2.5])
-def test_pictures_lifted_above_the_counter(offset):
+def test_images_lifted_above_the_counter(offset):
     low, lifted = points("circlerope", 4, 7), points(f"circlerope(offset={offset})", 4, 7)
     torch.testing.assert_close(lifted - low, (-low.min() + offset).expand(3, 28))
     assert lifted.min().item() == pytest.approx(offset)
@@ -226,7 +226,7 @@ def test_gradients_of_rotated_queries_and_keys(spec, heads):
 
 
 @cases("name", RESET)
-def test_every_picture_has_the_same_rows_and_columns(name):
+def test_every_image_has_the_same_rows_and_columns(name):
     """Wherever it stands; time alone moves on."""
     stream = Stream.of([[Text(3), Image(3, 5), Text(40), Image(3, 5), Text(1)]])
     result = create_scheme(name).coordinates(stream).ids[:, 0]

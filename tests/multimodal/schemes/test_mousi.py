@@ -46,7 +46,7 @@ def test_text_alone_is_counted():
 
 
 @cases(("share", "same"), [("all", True), ("row", False)])
-def test_the_order_inside_a_shared_picture_is_lost_without_a_causal_mask(share, same):
+def test_the_order_inside_a_shared_image_is_lost_without_a_causal_mask(share, same):
     stream, scheme = Stream.of([[Text(3), Image(3, 4), Text(2)]]), create_scheme("mousi", share=share)
     turn = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))
     x = torch.randn(3, 1, 2, 17, 8, dtype=torch.float64)

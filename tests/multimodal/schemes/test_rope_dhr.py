@@ -74,7 +74,7 @@ def test_cells_are_hit_equally_often_where_tiles_divide_the_thumbnail(h, w, tile
 
 @cases("location", ["first", "last"])
 @cases(("h", "w", "tiles"), [(16, 16, (3, 2)), (5, 3, (2, 3)), (2, 7, (5, 1))])
-def test_positions_painted_back_make_one_picture(h, w, tiles, location):
+def test_positions_painted_back_make_one_image(h, w, tiles, location):
     rows, cols = canvas(Image(h, w, tiles, location))
     assert torch.equal(rows, rows[:, :1].expand_as(rows))
     assert torch.equal(cols, cols[:1].expand_as(cols))
@@ -114,7 +114,7 @@ def test_without_tiles_everything_stands_in_line():
     assert torch.equal(result.next, want.next)
 
 
-def test_media_ids_are_those_of_pictures():
+def test_media_ids_are_those_of_images():
     rows = [[Text(2), Image(2, 3, (1, 2), "last"), Text(1), Image(2, 2)], [Text(3), Image(1, 2), Text(9)]]
     stream = Stream.of(rows, padding="left")
     coordinates = create_scheme("rope_dhr").coordinates(stream)

@@ -53,7 +53,7 @@ def test_worked_example():
     assert ids[-4:].tolist() == [25, 26, 27, 28]
 
 
-def test_a_picture_may_span_the_stride_as_a_whole():
+def test_an_image_may_span_the_stride_as_a_whole():
     stream = Stream.of([[Text(1), Image(2, 3, (2, 2), "first"), Text(1), Video(3, 2, 2), Text(1)]])
     tile, image = (line(stream, stride=2, per=per)[0] for per in ("tile", "picture"))
     torch.testing.assert_close(tile[1:31], torch.arange(1, 31).double() / 3, rtol=1e-15, atol=0)
@@ -63,7 +63,7 @@ def test_a_picture_may_span_the_stride_as_a_whole():
     assert image[44] == 10  # each frame spans 2
 
 
-def test_frames_are_alike_whether_text_stands_between_them_or_not():
+def test_frames_are_equally_whether_text_stands_between_them_or_not():
     together, apart = Stream.of([[Video(3, 2, 2)]]), Stream.of([[Video(1, 2, 2)] * 3])
     for per in ("tile", "picture"):
         assert torch.equal(line(together, stride=2, per=per)[0], line(apart, stride=2, per=per)[0])

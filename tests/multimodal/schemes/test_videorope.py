@@ -78,7 +78,7 @@ def test_time_has_the_lowest_frequencies(sections, axes):
         ((2, 0, 0), "tt"),
     ],
 )
-def test_the_layout_of_the_package_is_one_pair_beside(sections, axes):
+def test_the_layout_of_the_package_is_one_pair_alongside(sections, axes):
     options = {"sections": sections, "layout": "package"}
     assert "".join("thw"[a] for a in create_scheme("videorope", **options).allocation(len(axes))) == axes
     still = create_scheme("hope_vlm", **options).allocation(len(axes))
@@ -150,7 +150,7 @@ def test_an_image_is_the_centred_grid_whatever_the_scale(name, centre):
     assert torch.equal(result[0][:, 0, 2:14], grid)
 
 
-def test_coordinates_below_zero_are_kept():
+def test_coordinates_below_zero_are_stored():
     result = ids("videorope", [Image(5, 7), Text(1)])
     assert result[:, 0].amin(1).tolist() == [0, -2, -3]
     assert result[:, 0, -1].tolist() == [1, 1, 1]
@@ -237,7 +237,7 @@ def scales_of(result):
     return result.draws[Stream.of([ROW, OTHER, ROW]).blocks.visual].tolist()
 
 
-def test_hope_draws_one_scale_for_each_picture_in_order():
+def test_hope_draws_one_scale_for_each_image_in_order():
     scheme, stream = create_scheme("hope_vlm"), Stream.of([ROW, OTHER, ROW])
     actual = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(3))
     generator = torch.Generator().manual_seed(3)

@@ -29,7 +29,7 @@ def test_worked_example():
 
 
 @cases(("t", "h", "w"), [(1, 3, 5), (3, 4, 2), (2, 1, 6), (1, 1, 1), (2, 5, 5)])
-def test_mirrored_pictures_exchange_axes(t, h, w):
+def test_mirrored_images_exchange_axes(t, h, w):
     ids = ids_of(Video(t, h, w))[0].unflatten(-1, (t, h, w))
     assert torch.equal(ids.flip(-1), ids[[1, 0, 3, 2]])
     assert torch.equal(ids.flip(-2), ids[[2, 3, 0, 1]])

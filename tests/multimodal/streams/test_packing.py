@@ -47,7 +47,7 @@ def test_shared_runs_see_what_came_before_and_themselves():
     assert image(mask[0, 0]) == ["x....", "xx...", "xxx..", "x..x.", "x...x"]
 
 
-def test_a_shared_run_after_a_picture_and_inside_a_packed_row():
+def test_a_shared_run_after_an_image_and_inside_a_packed_row():
     rows = [[[Text(1), Text(1, shared=True)], [Image(1, 2), Text(1, shared=True), Text(1, shared=True)]]]
     mask = Stream.of(rows).attention_mask()
     assert image(mask[0, 0]) == ["x.....", "xx....", "..x...", "..xx..", "..xxx.", "..xx.x"]

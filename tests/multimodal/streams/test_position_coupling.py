@@ -56,7 +56,7 @@ def test_a_box_is_its_middle():
     assert ids_of("rope1d", [Image(3, 4), Text(4, cells=boxes)])[0, 0, 12:].tolist() == [5, 3, 2.5, 6.5]
 
 
-def test_one_cell_for_all_tokens_and_several_pictures():
+def test_one_cell_for_all_tokens_and_several_images():
     first, second = Image(2, 2), Image(2, 3)
     for of in (1, second):
         ids = ids_of("mrope", [first, second, Text(2, cells=[(1, 2)], of=of)])

@@ -65,7 +65,7 @@ def test_padding(side):
     same(actual, expected)
 
 
-def test_padding_inside_a_picture_and_between_texts():
+def test_padding_inside_an_image_and_between_texts():
     mask = torch.tensor([[1, 0, 1, 1, 0, 1, 1, 0, 1]])
     result = Stream.from_ids(types("tttiiiitt"), grids([1, 3, 1]), mask=mask)
     assert result.blocks.tokens.tolist() == [2, 3, 1]
@@ -116,7 +116,7 @@ def test_segments_instead_of_grids():
     same(result, Stream.of([[Text(1), images[0], Text(1)], [images[1], Video(2, 2, 1, 0.25), Text(2)]]))
 
 
-def test_tiles_with_text_between_them_are_one_picture():
+def test_tiles_with_text_between_them_are_one_image():
     result = Stream.from_ids(types("iitiit"), [Image(1, 2, (1, 2))])
     assert result.blocks.picture.tolist() == [0, -1, 0, -1]
     assert result.blocks.tile[result.blocks.visual].tolist() == [[0, 0, 1, 2], [0, 1, 1, 2]]
@@ -230,7 +230,7 @@ def test_the_right_sample_is_named():
         Stream.from_ids(types("tiit", "iitt"), grids([1, 1, 2], [1, 1, 3]))
 
 
-def test_a_picture_across_samples_is_an_error():
+def test_an_image_across_samples_is_an_error():
     with pytest.raises(InputError, match="Sample 0, segment 0: 1 image"):
         Stream.from_ids(types("ii"), grids([1, 1, 2]), documents=torch.tensor([[0, 1]]))
     with pytest.raises(InputError, match="Sample 0, segment 1: 1 image"):

@@ -80,7 +80,7 @@ def test_generation_goes_on_with_what_was_given_before(family, spec, retained):
 @partly(1)
 @cases("spec", SPECS)
 @cases("family", FAMILIES)
-def test_ordinary_ids_may_be_given_with_pictures(family, spec):
+def test_ordinary_ids_may_be_given_with_images(family, spec):
     model, sample = (
         converted(family, named(family, spec)),
         batch(family, [2, "image", 3], [3, "image", 4, "wide", 2]),
@@ -92,7 +92,7 @@ def test_ordinary_ids_may_be_given_with_pictures(family, spec):
 
 
 @cases("family", QWEN)
-def test_new_pictures_without_their_grids_are_missed(family):
+def test_new_images_without_their_grids_are_missed(family):
     """Placeholders among the new tokens are counted against the grids, cache or not."""
     model, sample = converted(family, "mrope_i"), batch(family, [2, "image", 3])
     first = model.generate(**sample.inputs, max_new_tokens=2, return_dict_in_generate=True)

@@ -105,7 +105,7 @@ def test_rows_of_a_cache_may_move(family, change):
 @partly(2)
 @cases("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
 @cases("family", FAMILIES)
-def test_a_conversation_goes_on_with_another_picture(family, spec):
+def test_a_conversation_goes_on_with_another_image(family, spec):
     """A cache of one image and an answer is continued with a second image, as if all had come at once."""
     model = converted(family, spec)
     whole = batch(family, [3, "image", 4, "wide", 5], counted=False)
@@ -240,7 +240,7 @@ def test_a_cache_is_cropped_inside_the_text(family):
 
 
 @cases("family", FAMILIES)
-def test_a_cache_is_cropped_before_a_picture(family):
+def test_a_cache_is_cropped_before_an_image(family):
     """It is refused: text would be placed after the image that is gone. The cache of before is right."""
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
     at = cut_of(sample)

@@ -43,7 +43,7 @@ def test_rows_without_such_tokens_are_taken_too():
     torch.testing.assert_close(logits(model, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_picture_of_one_row_ends_in_a_word():
+def test_an_image_of_one_row_ends_in_a_word():
     line = {"input_ids": torch.tensor([[5, IMAGE, IMAGE, IMAGE, BREAK, 6]])}
     line |= {"pixel_values": torch.randn(1, 3, 8, 24), "image_sizes": torch.tensor([[8, 24]])}
     model = converted("mistral3", "vrope")

@@ -116,7 +116,7 @@ def test_coordinates_can_be_given(family, scheme):
 
 
 @cases("family", FAMILIES)
-def test_pictures_may_touch(family):
+def test_images_may_touch(family):
     """Without a token between them; the stock Qwen models take them for one image and fail."""
     sample = batch(family, [2, "bare", "barewide", 3] if family in QWEN else [2, "image", "wide", 3])
     model = converted(family, "mrope_i")

@@ -76,7 +76,7 @@ def test_rows_padded_on_the_right(family, spec):
 
 
 @cases("family", FAMILIES)
-def test_text_beside_pictures_decodes_as_the_stock_does_alone(family):
+def test_text_alongside_images_decodes_as_the_stock_does_alone(family):
     sample = prompt(family, "mixed")
     alone = batch(family, [7])
     alone.inputs["input_ids"] = sample["input_ids"][:1, -7:]

@@ -64,7 +64,7 @@ def test_every_kind_of_layers_has_its_own_angles(family, spec):
 
 
 @kinds
-def test_pictures_see_themselves_whole_as_before(family):
+def test_images_see_themselves_whole_as_before(family):
     """Gemma's images attend both ways; the masks for that are made of ordinary ids."""
     inputs = dict(prompt(family).inputs)
     types = (inputs["input_ids"] == IMAGE).long()
@@ -184,7 +184,7 @@ def test_layers_share_keys_and_key_heads_of_their_own():
     assert torch.equal(logits(model, longer)[:, -4:].argmax(-1), said[:, -4:])
 
 
-def test_frames_of_gemma_4_are_pictures_with_words_between():
+def test_frames_of_gemma_4_are_images_with_words_between():
     inputs = dict(prompt("gemma4").inputs)
     inputs.pop("pixel_values"), inputs.pop("image_position_ids")
     positions = torch.tensor([[[x, y] for y in range(4) for x in range(6)]] * 2)
@@ -226,7 +226,7 @@ def by_layer(old):
 
 @kinds
 @cases("grouped", [False, True])
-def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch):
+def test_rotary_embeddings_that_are_requested_by_layer(family, grouped, monkeypatch):
     """As on the development branch of transformers: (x, position_ids, layer_idx, layer_type)."""
     expected = logits(converted(family, "vrope"), prompt(family).inputs)
     model = copy.deepcopy(stock(family))

@@ -129,7 +129,7 @@ def test_frames_of_molmo_share_the_token_of_images(columns):
 
 
 @here
-def test_molmo_without_tokens_finds_pictures_by_their_embedding():
+def test_molmo_without_tokens_finds_images_by_their_embedding():
     """Its types count the markers around images, too."""
     inputs, model = molmo(), converted("molmo2", "vrope")
     expected = logits(model, inputs)
@@ -171,7 +171,7 @@ def test_layers_of_molmo_with_scaled_frequencies_and_without():
 
 
 @here
-def test_pictures_whose_sizes_are_missing_are_named():
+def test_images_whose_sizes_are_missing_are_named():
     for family, name in (("molmo2", "image_grids"), ("minicpmv4_6", "target_sizes")):
         with pytest.raises(InputError, match="image placeholders exceed the image grids"):
             converted(family, "vrope")(**prompt(family).inputs | {name: None})

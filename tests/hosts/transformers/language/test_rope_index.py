@@ -40,7 +40,7 @@ def own_of(family):
 
 @cases("spec", SPECS)
 @cases("family", QWEN)
-def test_ids_asked_for_are_those_of_the_scheme(family, spec):
+def test_ids_requested_are_those_of_the_scheme(family, spec):
     model, sample = converted(family, spec), everything(family)
     scheme, mask = scheme_of(family, spec), sample.stream.mask
     made = scheme.coordinates(sample.stream)
@@ -86,7 +86,7 @@ def test_methods_keep_their_signatures(family, name):
 
 
 @cases("family", FAMILIES)
-def test_arguments_by_place_go_where_they_went(family):
+def test_arguments_by_position_go_where_they_went(family):
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [2, "wide", 3])
     order = [p for p in inspect.signature(stock(family).model.forward).parameters if p != "kwargs"]
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_ids_of_packed_samples_are_known_again():
 
 
 @cases("family", QWEN)
-def test_positions_of_a_call_can_be_asked_for(family):
+def test_positions_of_a_call_can_be_requested(family):
     model, sample = converted(family, "v2pe(stride=4)"), everything(family)
     grids = {k: sample[k] for k in GRIDS if k in sample.inputs}
     ask = model.model.compute_3d_position_ids

@@ -122,7 +122,7 @@ def test_a_table_is_gone_and_comes_back_in_another_precision(name):
 
 
 @cases("name", ["DINOv3ViTModel", "DINOv3ViTBackbone"])
-def test_the_rotation_of_dinov3_is_kept_or_replaced(name):
+def test_the_rotation_of_dinov3_is_stored_or_replaced(name):
     model, sample = build(name), inputs(name, 12, 28)
     tower = vision_tower_of(model)
     masks = masks_of(name, sample, torch.ones(2, 2).double())

@@ -89,7 +89,7 @@ def test_images_and_videos_of_one_call_do_not_touch(family):
 
 
 @cases("family", ["qwen2_vl", "qwen3_vl"])
-def test_the_order_of_patches_does_not_matter_when_their_places_follow(family):
+def test_the_order_of_patches_does_not_matter_when_their_positions_follow(family):
     ours = tower(family)
     convert_vision(ours, "alibi2d+irpe(mode=bias)+rpb(grid=[6,10])", keep_abs=False)
     with torch.no_grad():

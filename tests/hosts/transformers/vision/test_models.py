@@ -139,7 +139,7 @@ def test_a_language_model_sees_images_through_a_converted_tower_of_timm(kind):
 
 
 @cases("family", ["qwen2_vl", "llava", "internvl"])
-def test_what_has_no_place_is_refused_and_nothing_changes(family):
+def test_what_has_no_position_is_refused_and_nothing_changes(family):
     ours = tower(family, double=False)
     x = patches(double=False) if family in QWEN else (images(family, double=False),)
     before, types = ours(*x).last_hidden_state, [type(m) for m in ours.modules()]
@@ -210,7 +210,7 @@ def test_weights_of_a_finished_encoding_are_taken_over():
         convert_vision(ours, vispe.create_encoding("alibi2d", num_heads=3, slopes="learned"))
 
 
-def test_places_that_are_not_on_the_grid_are_refused():
+def test_positions_that_are_not_on_the_grid_are_refused():
     ours = tower("qwen2_vl")
     convert_vision(ours, "alibi2d")
     x, grids = patches(GRIDS[:1])
