@@ -45,10 +45,10 @@ def textures(n: int, side: int, seed: int = 0) -> list[torch.Tensor]:
     return [(g - g.mean()).div(g.std()).expand(3, -1, -1).contiguous() for g in grey]
 
 
-def brief(found: Audit) -> dict[str, Any]:
+def brief(result: Audit) -> dict[str, Any]:
     """Return value, interval, controls and verdict of every measure, rounded."""
     entries = {}
-    for f in found.findings:
+    for f in result.findings:
         bounds = None if f.interval is None else [round(e, 4) for e in f.interval]
         controls = {name: round(v, 4) for name, v in f.control.items()}
         entries[f.name] = {
@@ -58,9 +58,9 @@ def brief(found: Audit) -> dict[str, Any]:
             "verdict": f.verdict,
         }
     return {
-        "verdict": found.verdict,
+        "verdict": result.verdict,
         "findings": entries,
-        "refused": {n: w for n, (_, w) in found.refused.items()},
+        "refused": {n: w for n, (_, w) in result.refused.items()},
     }
 
 
@@ -87,8 +87,8 @@ def alarms(seeds: int) -> None:
             continue
         torch.manual_seed(seed)
         model = convert(timm.create_model("test_vit"), "none").eval()
-        found = audit(AuditedModel(VisionModel(model), "random"), textures(8, 160, seed), seed=seed)
-        rows[str(seed)] = {f.name: f.verdict for f in found.findings}
+        result = audit(AuditedModel(VisionModel(model), "random"), textures(8, 160, seed), seed=seed)
+        rows[str(seed)] = {f.name: f.verdict for f in result.findings}
         verdicts = [v for row in rows.values() for v in row.values()]
         fraction = verdicts.count("yes") / len(verdicts)
         summary = {"yes": verdicts.count("yes"), "verdicts": len(verdicts), "share": round(fraction, 4)}
@@ -98,7 +98,7 @@ def alarms(seeds: int) -> None:
 
 def keep(report: Path) -> None:
     """Store a report of the command, rounded, with the values of every image and without details."""
-    found = json.loads(report.read_text())
+    result = json.loads(report.read_text())
 
     def short(value: Any) -> Any:
         if isinstance(value, dict):
@@ -111,7 +111,7 @@ def keep(report: Path) -> None:
         value = Path(value).name if isinstance(value, str) and value.startswith("/") else value
         return round(value, 4) if isinstance(value, float) else value
 
-    write_json(OUT / "dinov2.json", short(found) | {"environment": environment()}, force=True)
+    write_json(OUT / "dinov2.json", short(result) | {"environment": environment()}, force=True)
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
-"""A DINOv2 before and after a retrofit: is the place of a patch gone, and what do the features still say?
+"""A DINOv2 before and after a retrofit: is the position of a patch gone, and what do the features still say?
 
     python eval/dinov2.py --students FOLDER [FOLDER ...] --microscopy ../shared/data/microscopy
 
 Each folder was written by `vispe retrofit` (`configs/dinov2_vits14_cpu.yaml`). Teacher, teacher with its blanked
-channels at 0, and student see the same pictures at 224 and 518 px: held-out R² of place on noise, generated textures
-and homogeneous micrographs; cosine and effective rank on textures, micrographs and synthetic pictures of another seed;
-what turning pictures changes; and segmentation from few scribbles, beside filters. Micrographs are windows of frames
+channels at 0, and student see the same images at 224 and 518 px: held-out R² of position on noise, generated textures
+and homogeneous micrographs; cosine and effective rank on textures, micrographs and synthetic images of another seed;
+what rotating images changes; and segmentation from few scribbles, alongside filters. Micrographs are windows of frames
 whose set has scribbles in a corner, which is where a set is homogeneous; for scribbles all sets count. With `--pool`,
-likeness is shown on pictures that students learnt from too. `--quick` looks at few pictures and says so in the results.
+likeness is shown on images that students learnt from too. `--quick` looks at few images and says so in the results.
 
 Writes STUDENT.json for each folder by its name, a row as it is finished, so that a run that was stopped goes on; then
 table.md and dinov2.png of all results in the folder (`--out`; by default eval/results/dinov2, and the guide shows it).
@@ -57,9 +57,9 @@ def main() -> None:
     )
     parser.add_argument("--students", type=Path, nargs="+", required=True, help="folders of vispe retrofit")
     parser.add_argument("--microscopy", type=Path, required=True, help="folder of the micrograph sets")
-    parser.add_argument("--pool", type=Path, help="folder of unlabelled pictures, for likeness alone")
+    parser.add_argument("--pool", type=Path, help="folder of unlabelled images, for likeness alone")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--quick", action="store_true", help="few pictures; marked in the results")
+    parser.add_argument("--quick", action="store_true", help="few images; marked in the results")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     args = parser.parse_args()
     names = [folder.resolve().name for folder in args.students]
@@ -89,7 +89,7 @@ def measured(
     """Measure a student and write its results, row by row.
 
     Raises:
-        SystemExit: the file holds results of other weights, versions or numbers of pictures.
+        SystemExit: the file holds results of other weights, versions or numbers of images.
     """
     file = args.out / f"{name}.json"
     student, teacher, card = load_student(folder)
@@ -106,27 +106,27 @@ def measured(
     )
     rows: list[dict[str, Any]] = []
     if file.exists() and not args.fresh:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        same = [kept[k] == head[k] for k in ("quick", "extent", "teacher", "student")]
-        if not all(same) or kept["environment"]["versions"] != head["environment"]["versions"]:
+        retained = json.loads(file.read_text(encoding="utf-8"))
+        same = [retained[k] == head[k] for k in ("quick", "extent", "teacher", "student")]
+        if not all(same) or retained["environment"]["versions"] != head["environment"]["versions"]:
             raise SystemExit(
-                f"{file} was measured with other weights, versions or numbers of pictures; use --fresh or --out."
+                f"{file} was measured with other weights, versions or numbers of images; use --fresh or --out."
             )
-        rows = kept["rows"]
+        rows = retained["rows"]
     pair = ModelPair(student=student, teacher=teacher, channels=card["blanked"])
     done = {identity(row) for row in rows}
-    for asked, job in jobs(
+    for requested, job in jobs(
         pair, Settings(teacher.patch_size, 0, teacher.mean, teacher.std), frames, extent, args
     ):
-        if identity(asked) in done:
+        if identity(requested) in done:
             continue
         start = time.process_time()
         with torch.no_grad():
-            found = job()
-        if found.get("pictures") != 0:
-            rows.append(rounded(asked | found | {"cpu_s": round(time.process_time() - start, 1)}))
+            result = job()
+        if result.get("pictures") != 0:
+            rows.append(rounded(requested | result | {"cpu_s": round(time.process_time() - start, 1)}))
             write(file, head, rows)
-        print(name, *asked.values(), f"{time.process_time() - start:.0f} s", flush=True)
+        print(name, *requested.values(), f"{time.process_time() - start:.0f} s", flush=True)
     write(file, head, rows)
 
 
@@ -152,7 +152,7 @@ def jobs(
             yield {"question": "look", "kind": kind, "size": size}, look
 
         def turn(size: int = size) -> dict[str, Any]:
-            return metrics.turned(pair, probe_images.turned_of(size, settings, extent, frames))
+            return metrics.rotated(pair, probe_images.rotated_of(size, settings, extent, frames))
 
         yield {"question": "turned", "size": size}, turn
     size = extent.sizes[-1]
@@ -162,8 +162,8 @@ def jobs(
         def scribble(own: list[probe_images.Frame] = own) -> dict[str, Any]:
             return scribbled.scribbled(pair, own, size, settings, extent.budget)
 
-        asked = {"question": "scribbles", "set": group, "size": size, "homogeneous": own[0].homogeneous}
-        yield asked, scribble
+        requested = {"question": "scribbles", "set": group, "size": size, "homogeneous": own[0].homogeneous}
+        yield requested, scribble
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -181,7 +181,7 @@ def teacher_of(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(folder: Path, card: dict[str, Any]) -> dict[str, Any]:
-    """Return what the card of a student says about its training, without the places of files."""
+    """Return what the card of a student says about its training, without file paths."""
     config = card["config"]
     return {
         "sha256": sha256(folder / "student.safetensors"),

@@ -1,4 +1,4 @@
-"""Draw the moving pictures of the explanations: SVG without scripts, which stands still for readers who ask for it.
+"""Draw the animations of the explanations: SVG without scripts, still for readers who prefer reduced motion.
 
 python eval/docs_animations.py [bias] [turn] [waves] [strip]
 python eval/docs_animations.py position --weights dinov2_vits14.safetensors
@@ -38,7 +38,7 @@ class Film:
         self.rules: list[str] = []
 
     def write(self, name: str, words: str, shown: int = 0) -> None:
-        """Write the picture; readers who want no motion see frame `shown`. `words` say what it shows."""
+        """Write the figure; readers who prefer reduced motion see frame `shown`. `words` describe it."""
         width, height = self.size
         style = [
             f"text{{font:13px system-ui,sans-serif;fill:{INK}}}.s{{fill:{SOFT};font-size:12px}}",
@@ -53,9 +53,9 @@ class Film:
             ]
         body = list(self.still)
         for i, frame in enumerate(self.frames):
-            kept = " k" if i == shown else ""
+            retained = " k" if i == shown else ""
             delay = f"{i * self.seconds / n:.3f}s"
-            body.append(f'<g class="f{kept}" style="animation-delay:{delay}">{"".join(frame)}</g>')
+            body.append(f'<g class="f{retained}" style="animation-delay:{delay}">{"".join(frame)}</g>')
         text = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}" role="img"><title>{words}</title><style>{"".join(style)}</style>'
@@ -135,9 +135,9 @@ def bias() -> None:
 def turn() -> None:
     """Draw query and key as arrows that turn while both tokens move along a row."""
     film = Film(480, 255)
-    steps, apart, cell, seconds = 8, 3, 38, 8
+    steps, interval, cell, seconds = 8, 3, 38, 8
     left, top = 14, 12
-    for i in range(steps + apart + 1):
+    for i in range(steps + interval + 1):
         film.still.append(
             f'<rect x="{left + cell * i}" y="{top}" width="{cell - 4}" height="26" rx="4" fill="{SHADE}"/>'
         )
@@ -146,7 +146,7 @@ def turn() -> None:
     film.rules.append(
         f".m{{animation:m {moving}}}@keyframes m{{to{{transform:translateX({steps * cell}px)}}}}"
     )
-    for name, at, color in (("q", 0, BLUE), ("k", apart, ORANGE)):
+    for name, at, color in (("q", 0, BLUE), ("k", interval, ORANGE)):
         x = left + cell * at + 17
         film.still.append(
             f'<g class="m"><circle cx="{x}" cy="{top + 13}" r="11" fill="{color}"/>'
@@ -159,7 +159,7 @@ def turn() -> None:
             f"@keyframes r{i}{{to{{transform:rotate({steps * degrees}deg)}}}}"
         )
         film.still.append(f'<circle cx="{cx}" cy="{cy}" r="{r}" fill="none" stroke="{PALE}"/>')
-        between = math.radians(apart * degrees)
+        between = math.radians(interval * degrees)
         end = (cx + 30 * math.cos(between), cy + 30 * math.sin(between))
         # the angle between the two, query first, and both arrows, in one group that turns
         parts = [
@@ -173,7 +173,7 @@ def turn() -> None:
             )
         film.still.append(f'<g class="r{i}">{"".join(parts)}</g>')
         film.still.append(text(cx, cy + r + 20, f"{words}: {degrees}°", "", "middle"))
-        film.still.append(text(cx, cy + r + 37, f"a step, {apart * degrees}° between", "s", "middle"))
+        film.still.append(text(cx, cy + r + 37, f"a step, {interval * degrees}° between", "s", "middle"))
     film.rules.append("@media(prefers-reduced-motion:reduce){.m,.r0,.r1,.r2{animation:none}}")
     film.write(
         "rotary-rotation.svg", "Query and key turn as they move; the angle between them stays the same"
@@ -191,10 +191,10 @@ def waves() -> None:
         torch.manual_seed(0)
         encoding = vispe.create_encoding(name, dim=512, num_heads=8, depth=1)
         with torch.no_grad():
-            turned = encoding.transform(grid.positions(), 0)
+            rotated = encoding.transform(grid.positions(), 0)
         # of a mixed rotation a head whose two directions lie between the axes
         head = 0 if name == "rope_axial" else int((encoding.freqs[0].abs() - 0.7).abs().amax(1).argmin())
-        cos, sin = turned.cos[0, head].double().numpy(), turned.sin[0, head].double().numpy()
+        cos, sin = rotated.cos[0, head].double().numpy(), rotated.sin[0, head].double().numpy()
         waves = cos * cos[middle] + sin * sin[middle]  # of the angle between each cell and the middle one
         order = np.arange(32).reshape(2, 16).T.flatten()  # axes in turn
         x = 10 + 230 * k
@@ -274,27 +274,27 @@ def position(weights: str) -> None:
     rng = np.random.default_rng(0)
     noises = [rng.random((224, 224, 3)).astype(np.float32) for _ in range(16)]
 
-    def maps(pictures: list[np.ndarray]) -> torch.Tensor:
+    def maps(images: list[np.ndarray]) -> torch.Tensor:
         with torch.no_grad():
-            return subject.features(torch.stack([subject.tensor(p) for p in pictures])).float()
+            return subject.features(torch.stack([subject.tensor(p) for p in images])).float()
 
     first = maps(noises[:8])
     flat = first.mean(0).flatten(1).T
     mean = flat.mean(0)
     axes = torch.linalg.svd(flat - mean, full_matrices=False).Vh[:3].T
 
-    def three(found: torch.Tensor) -> torch.Tensor:
-        return (found.flatten(1).T - mean) @ axes
+    def three(result: torch.Tensor) -> torch.Tensor:
+        return (result.flatten(1).T - mean) @ axes
 
     spread = torch.stack([three(m) for m in first])
     low, high = (spread.flatten(0, 1).quantile(q, 0) for q in (0.02, 0.98))
 
-    def colours(found: torch.Tensor) -> np.ndarray:
-        return ((three(found) - low) / (high - low)).clamp(0, 1).unflatten(0, found.shape[1:]).numpy()
+    def colours(result: torch.Tensor) -> np.ndarray:
+        return ((three(result) - low) / (high - low)).clamp(0, 1).unflatten(0, result.shape[1:]).numpy()
 
     film = Film(520, 222, 16)
     film.still += [
-        text(10, 20, "the picture: noise"),
+        text(10, 20, "the image: noise"),
         text(180, 20, "features of DINOv2"),
         text(350, 20, "without its table"),
     ]
@@ -305,16 +305,16 @@ def position(weights: str) -> None:
     prefix = int(not model.no_embed_class) * model.num_prefix_tokens
     side = math.isqrt(table.shape[1] - prefix)
     for i in range(16):
-        words, own, bare = "another picture every time", None, None
+        words, own, bare = "another image every time", None, None
         if i < 8:
-            own, bare, picture = first[i], without[i], noises[i]
-        else:  # the same picture, with the table pushed to the right
+            own, bare, image = first[i], without[i], noises[i]
+        else:  # the same image, with the table pushed to the right
             step = i - 7
             body = table[:, prefix:].unflatten(1, (side, side)).roll(round(step * side / 8), 2)
             model.pos_embed.data[:, prefix:] = body.flatten(1, 2)
-            own, bare, picture = maps([noises[7]])[0], without[7], noises[7]
-            words = "the same picture; the table is pushed to the right"
-        small = picture[::7, ::7]
+            own, bare, image = maps([noises[7]])[0], without[7], noises[7]
+            words = "the same image; the table is pushed to the right"
+        small = image[::7, ::7]
         film.frames.append(
             [
                 heat(small, 10, 30, 5, 0, 1),
@@ -333,10 +333,10 @@ def position(weights: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pictures", nargs="*", default=["bias", "turn", "waves", "strip"])
+    parser.add_argument("figures", nargs="*", default=["bias", "turn", "waves", "strip"])
     parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `position`")
     options = parser.parse_args()
-    for name in options.pictures:
+    for name in options.figures:
         if name == "position":
             position(options.weights)
         else:

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def position(weights: str, retrofit: str) -> None:
-    """Draw the features of pictures without places, of a model before and after it forgot them."""
+    """Draw the features of images without positions, of a model before and after it forgot them."""
     import skimage.data
 
     before = load_evaluated_model("vit_small_patch14_dinov2", weights=weights, device="cpu")
@@ -65,27 +65,27 @@ def position(weights: str, retrofit: str) -> None:
     noise = np.random.default_rng(0).random((SIDE, SIDE, 3)).astype(np.float32)
     shown = {"noise": noise, "gravel": np.asarray(gravel.convert("RGB"), np.float32) / 255}
     figure = Figure(figsize=(12, 2.15), dpi=110, facecolor="white", layout="constrained")
-    for part, (name, picture) in zip(figure.subfigures(1, 2, wspace=0.05), shown.items(), strict=True):
+    for part, (name, image) in zip(figure.subfigures(1, 2, wspace=0.05), shown.items(), strict=True):
         axes = part.subplots(1, 3)
-        axes[0].imshow(picture)
-        axes[1].imshow(colours(before, picture), interpolation="nearest")
-        axes[2].imshow(colours(after, picture), interpolation="nearest")
+        axes[0].imshow(image)
+        axes[1].imshow(colours(before, image), interpolation="nearest")
+        axes[2].imshow(colours(after, image), interpolation="nearest")
         for ax, title in zip(axes, (name, "what DINOv2 makes of it", "after vispe retrofit"), strict=True):
             plain(ax, title)
     figure.savefig(FIGURES / "position-map.png")
 
 
-def colours(subject: EvaluatedModel, picture: np.ndarray) -> np.ndarray:
-    """Return the three strongest components of the features of a picture as colours (h, w, 3)."""
+def colours(subject: EvaluatedModel, image: np.ndarray) -> np.ndarray:
+    """Return the three strongest components of the features of an image as colours (h, w, 3)."""
     assert subject.features is not None
     with torch.no_grad():
-        maps = subject.features(subject.tensor(picture)[None])[0].float()
+        maps = subject.features(subject.tensor(image)[None])[0].float()
     flat = maps.flatten(1).T
     flat = flat - flat.mean(0)
-    found = flat @ torch.linalg.svd(flat, full_matrices=False).Vh[:3].T
+    result = flat @ torch.linalg.svd(flat, full_matrices=False).Vh[:3].T
     # each component fills the range of a colour but for the outermost 1 %
-    low, high = found.quantile(0.01, 0), found.quantile(0.99, 0)
-    return ((found - low) / (high - low)).clamp(0, 1).unflatten(0, maps.shape[1:]).numpy()
+    low, high = result.quantile(0.01, 0), result.quantile(0.99, 0)
+    return ((result - low) / (high - low)).clamp(0, 1).unflatten(0, maps.shape[1:]).numpy()
 
 
 def encodings() -> None:
@@ -137,7 +137,7 @@ def schemes() -> None:
 
 
 def plain(ax: Axes, title: str, size: float = 9.5) -> None:
-    """Leave nothing but a picture and its title."""
+    """Remove everything but the figure and its title."""
     ax.set_title("")
     ax.set_title(title, size=size, color=INK, loc="left", pad=4)
     ax.set(xticks=[], yticks=[])

@@ -85,8 +85,10 @@ def run(encoding: str, seed: int) -> dict[str, Any]:
     start = time.process_time()
     model = train(encoding, seed)
     seconds = round(time.process_time() - start, 1)
-    found = {name: {q: round(a, 4) for q, a in score(model, shape).items()} for name, shape in SHAPES.items()}
-    return {"encoding": encoding, "seed": seed, "accuracy": found, "cpu_s": seconds}
+    result = {
+        name: {q: round(a, 4) for q, a in score(model, shape).items()} for name, shape in SHAPES.items()
+    }
+    return {"encoding": encoding, "seed": seed, "accuracy": result, "cpu_s": seconds}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw pictures of the guide: encodings on grids they were not trained on, how much memory the bias of fused kernels
+"""Draw figures of the guide: encodings on grids they were not trained on, how much memory the bias of fused kernels
 takes, and what `vispe rotate` draws.
 
 python eval/figures.py [extrapolation] [memory] [rotation] [orders]
@@ -30,17 +30,17 @@ ROOT = Path(__file__).parents[1]
 
 def extrapolation() -> None:
     """Draw the accuracy on every grid as a table of colours, best encodings first."""
-    found = json.loads((ROOT / "eval" / "results" / "extrapolation.json").read_text())
-    shapes = found["shapes"]
+    result = json.loads((ROOT / "eval" / "results" / "extrapolation.json").read_text())
+    shapes = result["shapes"]
     samplers = tuple(vispe.list_encodings(kind="positions"))  # these have a table of their own
     names = list(
-        dict.fromkeys(r["encoding"] for r in found["rows"] if not r["encoding"].startswith(samplers))
+        dict.fromkeys(r["encoding"] for r in result["rows"] if not r["encoding"].startswith(samplers))
     )
     tables = {
         question: np.array(
             [
                 [
-                    np.mean([r["accuracy"][s][question] for r in found["rows"] if r["encoding"] == name])
+                    np.mean([r["accuracy"][s][question] for r in result["rows"] if r["encoding"] == name])
                     for s in shapes
                 ]
                 for name in names
@@ -77,7 +77,7 @@ def extrapolation() -> None:
         ax.axvline(list(shapes).index("1x") - 0.5, color="white", lw=2)
         ax.axvline(list(shapes).index("1x") + 0.5, color="white", lw=2)
     h, w = shapes["1x"]
-    counts = [sum(r["encoding"] == name for r in found["rows"]) for name in names]
+    counts = [sum(r["encoding"] == name for r in result["rows"]) for name in names]
     seeds = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
     figure.supxlabel(
         f"patches; trained on {h} x {w} only. % of patches right, mean of {seeds} seed(s); "
@@ -135,7 +135,7 @@ def memory() -> None:
 
 
 def rotation() -> None:
-    """Draw what turning does to an untrained model, and to one that treats all directions alike."""
+    """Draw the effect of rotations on an untrained model, and on one that treats all directions equally."""
     from vispe.evaluate import rotation as measure
     from vispe.evaluate.rotation.figures.record_figures import plot_d4, plot_polar
 
@@ -170,14 +170,14 @@ def orders() -> None:
 
     side, shown = 11, 10
     count = side * side
-    found = {
+    result = {
         "raster": raster(count),
         "shuffled": shuffled(count, generator=torch.Generator().manual_seed(2)),
         "fractal": fractal(count),
         "quadtree": quadtree(side, side),
     }
     figure = Figure(figsize=(11, 3.1), dpi=110, facecolor="white", layout="constrained")
-    for ax, (name, order) in zip(figure.subplots(1, 4), found.items(), strict=True):
+    for ax, (name, order) in zip(figure.subplots(1, 4), result.items(), strict=True):
         step = np.empty(count, int)
         step[order.numpy()] = np.arange(count)
         ax.imshow(step.reshape(side, side), cmap="viridis")
@@ -193,7 +193,7 @@ def orders() -> None:
 
 if __name__ == "__main__":
     (ROOT / "docs").mkdir(exist_ok=True)
-    pictures = {"extrapolation": extrapolation, "memory": memory}
-    pictures |= {"rotation": rotation, "orders": orders}
-    for chosen in sys.argv[1:] or pictures:
-        pictures[chosen]()
+    figures = {"extrapolation": extrapolation, "memory": memory}
+    figures |= {"rotation": rotation, "orders": orders}
+    for chosen in sys.argv[1:] or figures:
+        figures[chosen]()

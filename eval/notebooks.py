@@ -17,12 +17,12 @@ from pathlib import Path
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
-LARGEST = 300_000  # bytes of a notebook with its pictures
+LARGEST = 300_000  # bytes of a notebook with its figures
 
 
-def small(picture: str) -> str:
+def small(figure: str) -> str:
     """Return a PNG in base64 with 256 colours, about a third of its size."""
-    image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+    image = Image.open(io.BytesIO(base64.b64decode(figure))).convert("RGB")
     image.quantize(256, method=Image.Quantize.FASTOCTREE).save(
         raw := io.BytesIO(), format="PNG", optimize=True
     )
@@ -37,15 +37,15 @@ def stored(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}}).execute()
-    # what differs from run to run, or from machine to machine, says nothing to a reader
+    # differences between runs and machines are not informative
     notebook.metadata = {"language_info": {"name": "python"}, "kernelspec": notebook.metadata["kernelspec"]}
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number}", {}
         if cell.cell_type == "code":
-            # progress on stderr is no result; text/plain of a figure names its size alone
-            kept = [o for o in cell.outputs if o.get("name") != "stderr"]
+            # progress on stderr is not a result; text/plain of a figure is only its size
+            retained = [o for o in cell.outputs if o.get("name") != "stderr"]
             cell.outputs = []
-            for output in kept:  # lines printed one after another are one text
+            for output in retained:  # lines printed one after another are one text
                 if output.output_type == "stream" and cell.outputs and "text" in cell.outputs[-1]:
                     cell.outputs[-1].text += output.text
                 else:
@@ -56,7 +56,7 @@ def stored(path: Path) -> None:
     text = nbformat.writes(notebook, indent=1) + "\n"
     if len(text) > LARGEST:
         raise SystemExit(
-            f"{path.name} would have {len(text)} bytes, more than {LARGEST}; draw smaller pictures."
+            f"{path.name} would have {len(text)} bytes, more than {LARGEST}; draw smaller figures."
         )
     path.write_text(text)
     print(path.name, f"{len(text) / 1000:.0f} kB")
@@ -65,6 +65,6 @@ def stored(path: Path) -> None:
 if __name__ == "__main__":
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     os.environ.pop("MPLBACKEND", None)  # the kernel draws into the notebook
-    given = [Path(name) for name in sys.argv[1:]]
-    for each in given or sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
+    arguments = [Path(name) for name in sys.argv[1:]]
+    for each in arguments or sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
         stored(each)

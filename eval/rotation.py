@@ -76,12 +76,12 @@ def main() -> None:
         if file.exists():
             continue
         model = trained(name, args.runs)
-        found = list(images(args.micrographs, args.images))
+        result = list(images(args.micrographs, args.images))
         report = measure(
             VisionModel(model),
-            [image for _, image, _ in found],
-            truths=[truth for _, _, truth in found],
-            image_names=[label for label, _, _ in found],
+            [image for _, image, _ in result],
+            truths=[truth for _, _, truth in result],
+            image_names=[label for label, _, _ in result],
             metrics=GROUPS,
             size=MODELS[name][1].side,
             subject=name,

@@ -4,9 +4,9 @@
     python eval/schemes.py draw
 
 Each is a Qwen2-VL of two decoder layers and random weights, without any block in its vision tower, so that nothing but
-the scheme says where a patch is. It learns the three tasks of `vispe.experimental.vlm.synthetic_tasks` at once, packed
-by `vispe.train.vlm.packing`, and is then asked at lengths of training and beyond. Writes eval/results/schemes.json
-after every model, and goes on where it was stopped; `draw` makes docs/figures/schemes-tasks.png.
+the scheme provides the position of a patch. It learns the three tasks of `vispe.experimental.vlm.synthetic_tasks` at
+once, packed by `vispe.train.vlm.packing`, and is then tested at lengths of training and beyond. Writes
+eval/results/schemes.json after every model, and continues from it; `draw` makes docs/figures/schemes-tasks.png.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measured(scheme: str, seed: int, steps: int) -> dict[str, Any]:
     """Train one model, and return the share of right answers by task and length."""
     began = time.process_time()
     model = model_of(scheme, seed).train()
-    # places are the hardest to learn, so half of the samples are of them
+    # the position task is the hardest to learn, so half of the samples are of them
     pool = [
         s for t, some in samples(LEARNT, POOL, seed).items() for s in some[: POOL // (1 + (t != "place"))]
     ]
@@ -99,42 +99,46 @@ def measured(scheme: str, seed: int, steps: int) -> dict[str, Any]:
         schedule.step()
         losses.append(float(loss.detach()))
     model.eval()
-    found: dict[str, Any] = {"loss": round(sum(losses[-50:]) / len(losses[-50:]), 4)}
+    result: dict[str, Any] = {"loss": round(sum(losses[-50:]) / len(losses[-50:]), 4)}
     for when in ("training", "beyond"):
-        asked = samples({task: some[when] for task, some in ASKED.items()}, TRIALS, 1_000_003 + seed)
-        found[when] = {task: round(accuracy(model, some), 4) for task, some in asked.items()}
-    return found | {"seconds": round(time.process_time() - began, 1)}
+        requested = samples({task: some[when] for task, some in ASKED.items()}, TRIALS, 1_000_003 + seed)
+        result[when] = {task: round(accuracy(model, some), 4) for task, some in requested.items()}
+    return result | {"seconds": round(time.process_time() - began, 1)}
 
 
 def run(schemes: list[str], seeds: int, steps: int, out: Path) -> None:
     """Measure what is not measured yet, seed by seed."""
-    kept = json.loads(out.read_text()) if out.is_file() else {}
+    retained = json.loads(out.read_text()) if out.is_file() else {}
     protocol = {"steps": steps, "batch": BATCH, "pool": 2 * POOL, "trials": TRIALS, "lr": RATE}
     protocol |= {"asked": ASKED, "model": "Qwen2-VL, random, 2 layers of width 64, vision tower of 0 blocks"}
     protocol = json.loads(json.dumps(protocol))
-    if kept and kept["protocol"] != protocol:
-        raise SystemExit(f"{out} is of another protocol; remove it to begin anew.")
-    kept = kept or {"protocol": protocol, "chance": {t: 1 / n for t, n in TASKS.items()}, "models": {}}
-    kept["environment"] = environment("transformers")
+    if retained and retained["protocol"] != protocol:
+        raise SystemExit(f"{out} is of another protocol; remove it to begin again.")
+    retained = retained or {
+        "protocol": protocol,
+        "chance": {t: 1 / n for t, n in TASKS.items()},
+        "models": {},
+    }
+    retained["environment"] = environment("transformers")
     for seed in range(seeds):
         for scheme in schemes:
-            if str(seed) in (by_seed := kept["models"].setdefault(scheme, {})):
+            if str(seed) in (by_seed := retained["models"].setdefault(scheme, {})):
                 continue
-            by_seed[str(seed)] = found = measured(scheme, seed, steps)
-            out.write_text(json.dumps(kept, indent=1) + "\n")
-            print(scheme, seed, found, flush=True)
+            by_seed[str(seed)] = result = measured(scheme, seed, steps)
+            out.write_text(json.dumps(retained, indent=1) + "\n")
+            print(scheme, seed, result, flush=True)
 
 
-def picture(out: Path) -> None:
+def draw_figure(out: Path) -> None:
     """Draw share of right answers, scheme by task, at lengths of training and beyond."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    kept = json.loads(out.read_text())
+    retained = json.loads(out.read_text())
     names, heads = (
-        list(kept["models"]),
+        list(retained["models"]),
         {"picture": "which\npicture", "place": "where\nin it", "time": "when in\nvideo"},
     )
     marked = [f"{n}\n(Qwen2-VL)" if n == STOCK else n for n in names]
@@ -142,10 +146,10 @@ def picture(out: Path) -> None:
     shown = None
     for ax, when in zip(axes, ("training", "beyond"), strict=True):
         values = [
-            torch.tensor([[m[when][t] for t in TASKS] for m in kept["models"][n].values()]) for n in names
+            torch.tensor([[m[when][t] for t in TASKS] for m in retained["models"][n].values()]) for n in names
         ]
         # chance differs by task, so colour is the share of the way from chance to all right
-        chance = torch.tensor([kept["chance"][t] for t in TASKS])
+        chance = torch.tensor([retained["chance"][t] for t in TASKS])
         colour = ((torch.stack([v.mean(0) for v in values]) - chance) / (1 - chance)).clamp(0, 1)
         shown = ax.imshow(colour, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for r in range(len(names)):
@@ -173,8 +177,8 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=450)
     parser.add_argument("--out", type=Path, default=OUT)
-    given = parser.parse_args()
-    if given.what == "run":
-        run(given.schemes, given.seeds, given.steps, given.out)
+    arguments = parser.parse_args()
+    if arguments.what == "run":
+        run(arguments.schemes, arguments.seeds, arguments.steps, arguments.out)
     else:
-        picture(given.out)
+        draw_figure(arguments.out)

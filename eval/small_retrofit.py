@@ -2,9 +2,9 @@
 
     python eval/small_retrofit.py [--pool ../shared/data/pretrain] [--seeds 0 1 2] [--runs runs/proof] [--draw]
 
-A teacher with a learned absolute table learns without labels (`models/masked.py`) from pictures that anyone can make:
-synthetic micrographs and the pictures that scikit-image installs; with `--pool`, another one learns from a folder of
-unlabelled pictures besides. Students learn from it by `vispe.train` with other encodings, one of them without the
+A teacher with a learned absolute table learns without labels (`models/masked.py`) from images that anyone can make:
+synthetic micrographs and the images that scikit-image installs; with `--pool`, another one learns from a folder of
+unlabelled images in addition. Students learn from it by `vispe.train` with other encodings, one of them without the
 teacher's weights. The seed of a student is that of its teacher. Micrographs (`--micrographs`) are looked at when
 everything is trained: nothing learns from them, and nothing is chosen by them. How likeness, position and segmentation
 are measured: `small_retrofit_metrics.py`.
@@ -56,7 +56,7 @@ RECIPE = masked.Recipe(
     kernel_std=0.02, table="sincos", table_std=0.5,
 )  # fmt: skip
 TEACHERS = {
-    "own": RECIPE,  # pictures that anyone can make
+    "own": RECIPE,  # images that anyone can make
     "pool": RECIPE,  # and a folder of unlabelled ones
     "small table": replace(RECIPE, table="normal", table_std=0.02),  # as timm begins: does it become biased?
 }
@@ -72,26 +72,28 @@ STAGES = (
     Stage(img_size=192, steps=50, batch_size=4, lr=3e-4, schedule="cosine", warmup_steps=5),
 )
 BLANKED = 4  # of 96 channels
-OUTSIDE = "skimage_data"  # folder of the pool that repeats pictures of scikit-image, one of them for evaluation only
+OUTSIDE = (
+    "skimage_data"  # folder of the pool that repeats images of scikit-image, one of them for evaluation only
+)
 PROBE = ProbeConfig(img_size=96)  # of the program itself; it chooses the channels
 
 
 class Bytes(Source):
-    """The pictures of a source, read once and kept in memory as 8 bits."""
+    """The images of a source, read once and cached in memory as 8 bits."""
 
     def __init__(self, source: Source) -> None:
-        self.pictures = [(one[:1] if one.stride(0) == 0 else one).mul(255).round().byte() for one in source]
+        self.images = [(one[:1] if one.stride(0) == 0 else one).mul(255).round().byte() for one in source]
         self.source = source
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, i: int) -> Tensor:
-        return self.pictures[i].expand(3, -1, -1).float() / 255
+        return self.images[i].expand(3, -1, -1).float() / 255
 
     def shape(self, i: int) -> tuple[int, int]:
-        """Return height and width of picture i in pixels."""
-        h, w = self.pictures[i].shape[1:]
+        """Return height and width of image i in pixels."""
+        h, w = self.images[i].shape[1:]
         return h, w
 
     def describe(self) -> dict[str, Any]:
@@ -110,9 +112,9 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--teachers", nargs="+", default=list(TEACHERS), choices=TEACHERS)
-    parser.add_argument("--pool", type=Path, help="folder of unlabelled pictures, one folder for each source")
+    parser.add_argument("--pool", type=Path, help="folder of unlabelled images, one folder for each source")
     parser.add_argument("--micrographs", type=Path, default=SHARED / "microscopy", help="for evaluation")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "proof", help="where weights are kept")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "proof", help="where weights are stored")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--draw", action="store_true", help="train and measure nothing")
     args = parser.parse_args()
@@ -123,7 +125,7 @@ def main() -> None:
         for seed in args.seeds:
             for name in args.teachers:
                 if name == "pool" and args.pool is None:
-                    print("no --pool was given: the teacher that learns from one is left out", flush=True)
+                    print("no --pool was given: the teacher that learns from one is omitted", flush=True)
                     continue
                 if name == "small table" and seed != args.seeds[0]:
                     continue  # one is enough to see
@@ -139,9 +141,9 @@ def main() -> None:
 
 def carry_out(name: str, seed: int, sources: dict[bool, Source], args: argparse.Namespace) -> None:
     """Train a teacher and its students, and measure them; rows that are there are left as they are."""
-    asked = [(name, student, seed) for student in ("teacher", *ROWS[name])]
-    kept = {(r["data"], r["student"], r["seed"]) for r in rows_of(args.out / "proof.json")}
-    if kept.issuperset(asked):
+    requested = [(name, student, seed) for student in ("teacher", *ROWS[name])]
+    retained = {(r["data"], r["student"], r["seed"]) for r in rows_of(args.out / "proof.json")}
+    if retained.issuperset(requested):
         return
     pooled = name == "pool"
     if pooled not in sources:
@@ -150,7 +152,7 @@ def carry_out(name: str, seed: int, sources: dict[bool, Source], args: argparse.
     folder = args.runs / f"{name} {seed}".replace(" ", "_")
     teacher_card = trained(recipe, source, folder)
     for student in ("teacher", *ROWS[name]):
-        if (name, student, seed) in kept:
+        if (name, student, seed) in retained:
             continue
         start = time.process_time()
         row: dict[str, Any] = {"data": name, "student": student, "seed": seed}
@@ -172,7 +174,7 @@ def carry_out(name: str, seed: int, sources: dict[bool, Source], args: argparse.
 
 
 def load_images(pool: Path | None, cache: Path) -> Source:
-    """Return the pictures to learn from.
+    """Return the images to learn from.
 
     Args:
         pool: a folder of one's own with a folder for each source; None for what anyone can make.
@@ -189,8 +191,8 @@ def load_images(pool: Path | None, cache: Path) -> Source:
         ),
     ]
     if pool is not None:
-        found = sorted(path for path in pool.iterdir() if path.is_dir() and path.name != OUTSIDE)
-        parts += [FolderSource(path, licence=licence_of(pool, path.name)) for path in found]
+        result = sorted(path for path in pool.iterdir() if path.is_dir() and path.name != OUTSIDE)
+        parts += [FolderSource(path, licence=licence_of(pool, path.name)) for path in result]
     return ConcatSource(parts)
 
 
@@ -209,7 +211,7 @@ def trained(recipe: masked.Recipe, source: Bytes, folder: Path) -> dict[str, Any
     file, weights = folder / "card.json", folder / "weights.safetensors"
     if file.exists():
         return json.loads(file.read_text())
-    pool = [one.expand(3, -1, -1) for one in source.pictures]
+    pool = [one.expand(3, -1, -1) for one in source.images]
 
     def show(step: int, loss: float) -> None:
         if (step + 1) % 100 == 0:

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 
-WORDS = {"own": "pictures that anyone can make", "pool": "the same and an unlabelled pool"}
-FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing
+WORDS = {"own": "images that anyone can make", "pool": "the same and an unlabelled pool"}
+FLOOR = -1.0  # R² below is drawn here: negative values are not informative
 BEFORE, BLANKED = "teacher", "teacher, channels blanked"
 COLUMNS = (
     ("position read from patches\n(held-out R²)", 0.05, "most"),
@@ -55,8 +55,8 @@ def _column(ax: Axes, number: int, lines: Sequence[tuple[str, str | None, list[l
     for place, (_, color, seeds) in enumerate(lines):
         if color is None:
             continue
-        found = [s[number] for s in seeds if s[number] is not None]
-        values = np.array(found, float).clip(FLOOR) if number == 0 else np.array(found, float)
+        result = [s[number] for s in seeds if s[number] is not None]
+        values = np.array(result, float).clip(FLOOR) if number == 0 else np.array(result, float)
         everything += values.tolist()
         ax.axhline(place, color=GREY, lw=0.4, alpha=0.5, zorder=0)
         ax.plot(values, np.full(len(values), place), "o", ms=6, mew=0, alpha=0.65, color=color)
@@ -87,5 +87,5 @@ def _teacher(row: Mapping[str, Any], name: str) -> list[float | None]:
 
 
 def _student(row: Mapping[str, Any]) -> list[float | None]:
-    found = row["criteria"]
-    return [found["R² after"], found["cosine"], found["rank"], found["corner"]]
+    result = row["criteria"]
+    return [result["R² after"], result["cosine"], result["rank"], result["corner"]]

@@ -1,8 +1,8 @@
 """What is measured on the models of `small_retrofit.py`: readable position, likeness, and segmentation.
 
 Position is read from the final, normed features of the patches, on noise and on homogeneous textures that were not
-trained on. Likeness to the teacher is measured on synthetic pictures of another seed and on micrographs; segmentation
-on micrographs alone, each by its own scribbles, with filters and the same classifier beside it.
+trained on. Likeness to the teacher is measured on synthetic images of another seed and on micrographs; segmentation
+on micrographs alone, each by its own scribbles, with filters and the same classifier alongside it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from vispe.train.evaluate.probe_images import CentreWindows, Settings
 from vispe.train.retrofit.student import load_student
 
 SIZES = (96, 192)
-"""Sides of pictures in pixels: that of the teacher, and twice that."""
+"""Sides of images in pixels: that of the teacher, and twice that."""
 
 PATCH, NOISE, TEXTURES = 8, 16, 9
 FRAMES = 4
 """Micrographs of each set, the first by name."""
 
 UNSEEN = 12
-"""Synthetic pictures of another seed, for likeness to the teacher."""
+"""Synthetic images of another seed, for likeness to the teacher."""
 
 
 def readable(model: nn.Module) -> dict[str, Any]:
-    """Return held-out R² of a model alone, by size and kind of pictures, and its effective rank."""
+    """Return held-out R² of a model alone, by size and kind of images, and its effective rank."""
     report = evaluate(
         model.eval(),
         model,
@@ -56,15 +56,15 @@ def readable(model: nn.Module) -> dict[str, Any]:
 
 
 def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
-    """Measure a finished retrofit: position at two sizes, likeness on unseen pictures, segmentation of micrographs."""
+    """Measure a finished retrofit: position at two sizes, likeness on unseen images, segmentation of micrographs."""
     student, teacher, card = load_student(folder)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "blanked": card["blanked"],
         "width": card["channels"],
         "log": log_of(folder),
         "fingerprint": card["data"]["fingerprint"],
     }
-    found |= {
+    result |= {
         "config": {k: v for k, v in card["config"].items() if k != "data"},
         "encoding": card["encoding"],
     }
@@ -80,7 +80,7 @@ def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
             rotation=False,
         )
         sides = {"before": report.before, "blanked": report.blanked, "after": report.after}
-        found[f"{size} px"] = {
+        result[f"{size} px"] = {
             **{key: {"r2": side.readable, **probes(side)} for key, side in sides.items()},
             "cosine": float(np.mean(report.cosine_blanked)),
             "rank": {key: float(np.median(side.rank)) for key, side in sides.items()},
@@ -88,20 +88,20 @@ def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
                 key: float(side.fingerprint.snr) for key, side in sides.items() if side.fingerprint
             },
         }
-    found["likeness"] = likeness(teacher.model, student.model, card["blanked"], micrographs)
-    found["segmentation"] = segmentation(teacher.model, student.model, card["blanked"], micrographs)
-    return found | {"criteria": criteria(found)}
+    result["likeness"] = likeness(teacher.model, student.model, card["blanked"], micrographs)
+    result["segmentation"] = segmentation(teacher.model, student.model, card["blanked"], micrographs)
+    return result | {"criteria": criteria(result)}
 
 
-def criteria(found: dict[str, Any]) -> dict[str, float | None]:
-    """Return the numbers that have limits, at the size of the teacher and on pictures that were not trained on."""
-    own = found[f"{SIZES[0]} px"]
-    near = found["likeness"]["synthetic"]
-    corner = found["segmentation"]
+def criteria(result: dict[str, Any]) -> dict[str, float | None]:
+    """Return the numbers that have limits, at the size of the teacher and on images that were not trained on."""
+    own = result[f"{SIZES[0]} px"]
+    near = result["likeness"]["synthetic"]
+    corner = result["segmentation"]
     return {
         "R² before": own["before"]["r2"],
         "R² after": own["after"]["r2"],
-        "blanked": len(found["blanked"]) / found["width"],
+        "blanked": len(result["blanked"]) / result["width"],
         "cosine": near["cosine"],
         "rank": near["rank"],
         "corner": corner["beyond_filters"]["after"] if corner else None,
@@ -109,29 +109,29 @@ def criteria(found: dict[str, Any]) -> dict[str, float | None]:
 
 
 def probes(side: ModelMeasurements) -> dict[str, Any]:
-    """Return of each kind of pictures the held-out R² of each target, median, and of the shuffled headline."""
-    found = {}
+    """Return of each kind of images the held-out R² of each target, median, and of the shuffled headline."""
+    result = {}
     for kind, probe in side.probes.items():
         rows = {row.target: float(np.median(row.r2_heldout)) for row in probe.rows}
         spread = [float(v) for v in np.median(probe.rows[0].r2_heldout, axis=1)]
-        found[kind] = rows | {"shuffled": float(np.median(probe.rows[0].shuffled)), "by picture": spread}
-    return found
+        result[kind] = rows | {"shuffled": float(np.median(probe.rows[0].shuffled)), "by picture": spread}
+    return result
 
 
 def likeness(
     teacher: nn.Module, student: nn.Module, channels: Sequence[int], micrographs: Path
 ) -> dict[str, Any]:
-    """Return how like the blanked teacher the student is, and effective ranks, on unseen pictures.
+    """Return how like the blanked teacher the student is, and effective ranks, on unseen images.
 
-    Of synthetic pictures, also with the teacher less its places, `shift_average`: no student that knows no places can
-    be more like the teacher than that is by much, and the rank that it lacks was that of the places. 'constant' is what
-    features would reach that are the same in all patches of a picture.
+    Of synthetic images, also with the teacher less its positions, `shift_average`: no student without positions can
+    be much more like the teacher than that is, and the rank that it lacks was that of the positions. 'constant' is the
+    score of features that are the same in all patches of an image.
     """
     known = settings()
     unseen = SyntheticSource(UNSEEN, seed=2_000, side=SIZES[0])
     kinds: dict[str, list[Tensor]] = {"synthetic": [known.normalized(one) for one in unseen]}
     if micrographs.is_dir():
-        frames = [frame[0] for _, found in sets_of(micrographs) for frame in found]
+        frames = [frame[0] for _, result in sets_of(micrographs) for frame in result]
         kinds["micrographs"] = list(CentreWindows(frames, PATCH, SIZES[0]))
     report = {}
     for kind, images in kinds.items():
@@ -169,14 +169,17 @@ def without(maps: Tensor, channels: Sequence[int]) -> Tensor:
     return blank_channels(maps, list(channels), axis=0) if channels else maps
 
 
-def alike(found: Tensor, wanted: Tensor, what: str) -> dict[str, float]:
+def alike(actual: Tensor, expected: Tensor, what: str) -> dict[str, float]:
     """Return the cosine of maps (d, h, w), and that of what differs between patches, mean over patches."""
-    return {f"cosine{what}": mean_cosine(found, wanted), f"centred cosine{what}": centred(found, wanted)}
+    return {
+        f"cosine{what}": mean_cosine(actual, expected),
+        f"centred cosine{what}": centred(actual, expected),
+    }
 
 
-def centred(found: Tensor, wanted: Tensor) -> float:
+def centred(actual: Tensor, expected: Tensor) -> float:
     """Return the cosine of maps (d, h, w) less their mean over patches: what all patches share counts for nothing."""
-    one, other = (m - m.mean((1, 2), keepdim=True) for m in (found, wanted))
+    one, other = (m - m.mean((1, 2), keepdim=True) for m in (actual, expected))
     return float(nn.functional.cosine_similarity(one, other, dim=0).mean())
 
 
@@ -229,12 +232,12 @@ def segmentation(
 def sets_of(folder: Path) -> Iterator[tuple[str, list[tuple[Tensor, np.ndarray]]]]:
     """Yield name, and images (3, H, W) with labels (H, W) from 1, of each set that has scribbles in a corner."""
     for place in sorted(path.parent for path in folder.glob("*/scribbles_corner")):
-        found = []
+        result = []
         for path in sorted((place / "images").glob("*.png"))[:FRAMES]:
             page = torch.from_numpy(normalize(read_image(path))[0][0]).permute(2, 0, 1)
             truth = read_image(place / "masks" / path.name).pages[0][..., 0].astype(np.int64) + 1
-            found.append((settings().normalized(page), truth))
-        yield place.name, found
+            result.append((settings().normalized(page), truth))
+        yield place.name, result
 
 
 def settings(size: int | None = None) -> Settings:

@@ -15,12 +15,12 @@ LIMITS = {
     "R² before": READABLE, "R² after": GONE, "blanked": BLANKED, "cosine": COSINE, "rank": RANK, "corner": CORNER
 }  # fmt: skip
 LEAST = ("R² before", "cosine", "rank")
-"""Criteria whose limit is the least that is asked for; of the others it is the most."""
+"""Criteria whose limit is the least that is requested; of the others it is the most."""
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return mean, least and most of each criterion over the seeds, and whether all of them meet its limit."""
-    found = []
+    result = []
     for data, student in dict.fromkeys((r["data"], r["student"]) for r in rows):
         own = [r for r in rows if (r["data"], r["student"]) == (data, student)]
         line: dict[str, Any] = {"data": data, "student": student, "seeds": [r["seed"] for r in own]}
@@ -34,8 +34,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 if values:
                     met = all(v >= limit if least else v <= limit for v in values)
                     line[key] = {**spread(values), "limit": limit, "met by all": met}
-        found.append(line)
-    return found
+        result.append(line)
+    return result
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

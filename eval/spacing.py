@@ -1,9 +1,9 @@
-"""Shows what the spacing of a volume is worth: alibi3d with and without it, on volumes whose voxels are no cubes.
+"""Shows what the spacing of a volume is worth: alibi3d with and without it, on volumes with anisotropic voxels.
 
-A volume is a grid of voxels, a few of which are coloured markers; every voxel is asked which colour the nearest marker
-has, in millimetres. Voxels are 5 x 1 x 1 mm, as in a CT with thick slices, or volumes differ, with slices 1 to 5 mm
-apart. A small transformer is trained with `Grid.spacing` and without; nothing else differs. It is scored on volumes
-that it was not trained on, and on slices of other thickness. Finished runs are kept: a second call goes on.
+A volume is a grid of voxels, a few of which are coloured markers; the target of every voxel is the colour of the
+nearest marker, in millimetres. Voxels are 5 x 1 x 1 mm, as in a CT with thick slices, or slices of different volumes
+have distances of 1 to 5 mm. A small transformer is trained with `Grid.spacing` and without; nothing else differs. It
+is scored on new volumes, and on slices of other thickness. Finished runs are stored: a second call continues.
 
     python eval/spacing.py
 """
@@ -45,10 +45,10 @@ def main() -> None:
                 if (slices, spacing, seed) in done:
                     continue
                 began = time.perf_counter()
-                found = run(TRAINED[slices], spacing, seed)
-                rows.append({"slices": slices, "spacing": spacing, "seed": seed, "accuracy": found})
+                result = run(TRAINED[slices], spacing, seed)
+                rows.append({"slices": slices, "spacing": spacing, "seed": seed, "accuracy": result})
                 write_json(RESULT, report(rows), force=True)
-                print(slices, spacing, seed, found, f"{time.perf_counter() - began:.0f} s", flush=True)
+                print(slices, spacing, seed, result, f"{time.perf_counter() - began:.0f} s", flush=True)
     print(json.dumps(report(rows)["summary"], indent=1))
 
 
@@ -61,20 +61,20 @@ def volumes(count: int, thickness: Tensor, generator: torch.Generator) -> tuple[
         generator: source of all randomness.
     """
     cells = torch.cartesian_prod(*(torch.arange(n) for n in SHAPE)).float()
-    places = torch.rand(count, len(cells), generator=generator).argsort(1)[:, :MARKERS]
+    positions = torch.rand(count, len(cells), generator=generator).argsort(1)[:, :MARKERS]
     colours = torch.randint(1, COLOURS + 1, (count, MARKERS), generator=generator)
     scale = torch.stack([thickness, torch.ones(count), torch.ones(count)], -1)
     # squared distances in millimetres (count, voxels, markers)
-    squared = ((cells[:, None] - cells[places][:, None]) * scale[:, None, None]).square().sum(-1)
+    squared = ((cells[:, None] - cells[positions][:, None]) * scale[:, None, None]).square().sum(-1)
     best, which = squared.min(-1)
     answer = colours.gather(1, which)
     tied = (squared == best[..., None]) & (colours[:, None] != answer[..., None])
-    shown = torch.zeros(count, len(cells), dtype=torch.int64).scatter_(1, places, colours)
+    shown = torch.zeros(count, len(cells), dtype=torch.int64).scatter_(1, positions, colours)
     return shown, (answer - 1).masked_fill(tied.any(-1), -1)
 
 
 class Net(nn.Module):
-    """A small transformer with one answer per voxel; all that it knows of places is alibi3d."""
+    """A small transformer with one answer per voxel; all that it knows of positions is alibi3d."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,9 +124,9 @@ def grid(thick: float, spacing: bool) -> vispe.Grid:
 def accuracy(net: Net, thick: float, spacing: bool) -> float:
     """Return the share of voxels answered rightly, on the same volumes for every model."""
     shown, answers = volumes(HELD, torch.full((HELD,), thick), torch.Generator().manual_seed(7))
-    found = torch.cat([net(part, grid(thick, spacing)).argmax(1) for part in shown.split(BATCH)])
-    asked = answers >= 0
-    return round(float((found == answers)[asked].float().mean()), 4)
+    result = torch.cat([net(part, grid(thick, spacing)).argmax(1) for part in shown.split(BATCH)])
+    requested = answers >= 0
+    return round(float((result == answers)[requested].float().mean()), 4)
 
 
 def report(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -116,11 +116,11 @@ def summary() -> str:
 
 def _retrofit() -> list[list[str]]:
     """Return the rows about the retrofit of a DINOv2."""
-    found = read("dinov2/alibi2d")
+    result = read("dinov2/alibi2d")
     kinds = ("noise", "textures", "micrographs")
-    look = {r["kind"]: r["r2"] for r in found["rows"] if r.get("size") == 518 and "r2" in r}
+    look = {r["kind"]: r["r2"] for r in result["rows"] if r.get("size") == 518 and "r2" in r}
     before = ", ".join(f"{look[kind]['before']['lr+ud']:.2f}" for kind in kinds)
-    targets = {t["key"]: t["value"] for t in found["targets"]}
+    targets = {t["key"]: t["value"] for t in result["targets"]}
     after = ", ".join(f"{targets[f'r2 {kind} 518']:.2f}" for kind in kinds).replace("-", "\N{MINUS SIGN}")
     rank = [value for key, value in targets.items() if key.startswith("rank before")]
     return [
@@ -164,12 +164,12 @@ def vit() -> str:
     lines += ["|---|---|---|---|---|---|---|"]
     keys = [("float32", 1), ("float32", 8), ("bfloat16", 1), ("bfloat16", 8)]
     for spec, model, size in dict.fromkeys((r["pos_embed"], r["model"], r["size"]) for r in rows):
-        found = {
+        result = {
             (r["dtype"], r["batch"]): r["relative_speed"]
             for r in rows
             if (r["pos_embed"], r["model"], r["size"]) == (spec, model, size)
         }
-        lines.append(f"| `{spec}` | {model} | {size} | {' | '.join(f'{found[k]:.2f}' for k in keys)} |")
+        lines.append(f"| `{spec}` | {model} | {size} | {' | '.join(f'{result[k]:.2f}' for k in keys)} |")
     return "\n".join(lines)
 
 
@@ -196,9 +196,9 @@ def every() -> str:
 
 
 def segmentation() -> str:
-    found = json.loads((RESULTS / "segment_micro.json").read_text())
-    rows = [r for r in found["rows"] if r["classifier"] == "logistic"]
-    gain = found["summary"]["logistic, both"]["gain"]
+    result = json.loads((RESULTS / "segment_micro.json").read_text())
+    rows = [r for r in result["rows"] if r["classifier"] == "logistic"]
+    gain = result["summary"]["logistic, both"]["gain"]
     low, high = gain["interval"]
     lines = [
         "Segmentation of real micrographs from scribbles, with `--classifier logistic` and `--prior uniform`: mean IoU "
@@ -226,8 +226,8 @@ def mean_iou(rows: list[dict], name: str, kind: str, layout: str) -> str:
 
 
 def speed() -> str:
-    found = json.loads((RESULTS / "segment_speed.json").read_text())
-    rows, commit = found["rows"], found["environment"]["commit"][:7]
+    result = json.loads((RESULTS / "segment_speed.json").read_text())
+    rows, commit = result["rows"], result["environment"]["commit"][:7]
     lines = [
         "`vispe segment` with its default features on two CPU cores, including the start of Python and training; the "
         f"median of {len(rows[0]['walls_s'])} runs on a shared machine, and the fastest (all runs, with the speed of "
@@ -269,21 +269,21 @@ def peers() -> str:
 
 
 def interactive() -> str:
-    found = json.loads((RESULTS / "interactive.json").read_text())
-    rows = found["rows"]
+    result = json.loads((RESULTS / "interactive.json").read_text())
+    rows = result["rows"]
     spent = " and ".join(f"{r['update_ms']['cpu']:.0f} ms with {r['classes']} classes" for r in rows)
     again = " and ".join(f"{r['anew_ms']['cpu'] / 1000:.1f} s" for r in rows)
     return (
         "With cached features (paint, napari, `vispe.segment.live`), a changed scribble on 1 Mpixel costs "
-        f"{spent} of CPU time (user and system, {found['environment']['threads']} thread(s)), class priors and "
+        f"{spent} of CPU time (user and system, {result['environment']['threads']} thread(s)), class priors and "
         f"calibration included; computing everything again costs {again}. The machine was shared (load average "
-        f"{found['load_average']:.0f}), so wall-clock times are unreliable.\n\n{threads()}"
+        f"{result['load_average']:.0f}), so wall-clock times are unreliable.\n\n{threads()}"
     )
 
 
 def threads() -> str:
-    found = json.loads((RESULTS / "segment_threads.json").read_text())
-    load = max(r["load_average"] for r in found["rows"])
+    result = json.loads((RESULTS / "segment_threads.json").read_text())
+    load = max(r["load_average"] for r in result["rows"])
     names = {
         "default": "default features, logistic",
         "filters": "filters, logistic",
@@ -291,7 +291,7 @@ def threads() -> str:
     }
     cells = [
         f"| {names[r['mode']]} | {r['cpu_s']['1']:.1f} | {r['cpu_s']['2']:.1f} | {r['ratio']:.2f} |"
-        for r in found["rows"]
+        for r in result["rows"]
     ]
     head = (
         "CPU time (user and system) of `vispe segment` on 1 Mpixel on a busy machine (two cores, load average "

@@ -4,7 +4,7 @@
 
 Fetches the source release of the installed timm from the package index for its tests (or takes `--source DIR`) and
 writes eval/results/timm_contracts.json after every encoding; a run that was stopped goes on where it was, and
-`--check` only reads that file. What is left out, for stock timm and for every encoding alike, is in `LEFT_OUT`.
+`--check` only reads that file. What is omitted, for stock timm and for every encoding equally, is in `LEFT_OUT`.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ FEW = (
     "irpe",
 )  # encodings of the larger sets: a bias, a rotation, content and values
 WINDOWED = ("alibi2d", "rpb_cpb", "irpe")  # models of these tests have one head, which lookhere refuses
-REFUSED = {("families", "peg")}  # NaFlexVit has no place for what mixes between blocks
+REFUSED = {("families", "peg")}  # NaFlexVit cannot mix tokens between blocks
 LEFT_OUT = {
     "torchscript": "a converted model cannot be scripted: a script knows no positions that follow the grid",
     "load_pretrained": "needs the weights of the hub; loading is tested with local state dicts",
     "features_pretrained": "needs the weights of the hub",
 }
 EXPLAINED = {  # tests that are run and may differ
-    "test_swin_family_script_after_resize": "scripts the model, see what is left out",
+    "test_swin_family_script_after_resize": "scripts the model, see what is omitted",
     "test_radio_checkpoint_filter": "reads values of timm's own absolute table, which an encoding takes out",
 } | dict.fromkeys(  # an encoding and a model
     (f"{spec} vit_dwee_patch16_reg1_gap_256" for spec in ("carope", "selective_rope", "tpe2d")),
@@ -170,29 +170,29 @@ def main() -> None:
 
 def _wanted(sets: list[str], encodings: list[str] | None) -> list[tuple[str, str]]:
     """Return which encoding is run on which set, stock timm first."""
-    found = []
+    result = []
     alone = vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))
     every = [*alone, "rfs(reach=28)+rope_axial", "stretch+sincos2d"]
     for name in sets:
         chosen = encodings or (every if name == "small" else WINDOWED if name == "windows" else FEW)
-        found += [(name, spec) for spec in ("stock", *chosen) if (name, spec) not in REFUSED]
-    return found
+        result += [(name, spec) for spec in ("stock", *chosen) if (name, spec) not in REFUSED]
+    return result
 
 
 def _kept(out: Path, head: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the rows of an earlier run of the same tests with the same packages."""
-    kept = json.loads(out.read_text()) if out.exists() else {"rows": []}
-    if any(kept.get(key) != json.loads(json.dumps(value)) for key, value in head.items()):
+    retained = json.loads(out.read_text()) if out.exists() else {"rows": []}
+    if any(retained.get(key) != json.loads(json.dumps(value)) for key, value in head.items()):
         return {}
-    return {(row["set"], row["encoding"]): row for row in kept["rows"]}
+    return {(row["set"], row["encoding"]): row for row in retained["rows"]}
 
 
 def _counts(outcomes: dict[str, str], stock: dict[str, Any] | None) -> dict[str, Any]:
     """Return how many tests had each outcome, and which had another one than with stock timm."""
-    wanted = outcomes if stock is None else stock["outcomes"]
+    expected = outcomes if stock is None else stock["outcomes"]
     return {
         **Counter(outcomes.values()),
-        "differs": sorted(t for t in {*outcomes, *wanted} if outcomes.get(t) != wanted.get(t)),
+        "differs": sorted(t for t in {*outcomes, *expected} if outcomes.get(t) != expected.get(t)),
     }
 
 
@@ -219,19 +219,19 @@ def run(spec: str, models: Sequence[str], source: Path, plugins: Path, workers: 
         "tests/test_models.py",
     ]
     command += ["-n", str(workers)] if workers > 1 else []
-    found = plugins / "outcomes.json"
-    found.unlink(missing_ok=True)
-    given = {
+    result = plugins / "outcomes.json"
+    result.unlink(missing_ok=True)
+    arguments = {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(plugins), os.environ.get("PYTHONPATH")))),
         "VISPE_SPEC": "" if spec == "stock" else spec,
         "VISPE_MODELS": " ".join(models),
         "VISPE_LEFT_OUT": " ".join(LEFT_OUT),
-        "VISPE_OUTCOMES": str(found),
+        "VISPE_OUTCOMES": str(result),
     }
     done = subprocess.run(
-        command, cwd=source, env={**os.environ, **given}, capture_output=True, text=True, check=False
+        command, cwd=source, env={**os.environ, **arguments}, capture_output=True, text=True, check=False
     )
-    outcomes = json.loads(found.read_text()) if found.exists() else {}
+    outcomes = json.loads(result.read_text()) if result.exists() else {}
     if not outcomes:
         sys.exit(f"timm's tests did not run:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return outcomes

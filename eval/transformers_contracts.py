@@ -7,8 +7,8 @@ Vision-language models take position schemes, `own` is the one that they were tr
 
 The tests of models are in transformers' repository only, so `--source` names a checkout of it. The mixins that they
 share are taken from the source release of the installed version, fetched from the package index; `--source A B` lays
-folder B over A in its place and fetches nothing. Two helpers that neither source may have are added where they are
-missing: the launcher of several processes (a stub; its tests are left out) and the sizes of small text models, which
+folder B over A instead and fetches nothing. Two helpers that neither source may have are added where they are
+missing: the launcher of several processes (a stub; its tests are omitted) and the sizes of small text models, which
 are read from the checkout's src/transformers/testing_utils.py. Writes eval/results/transformers_contracts.json after
 every family and scheme; a run that was stopped continues from the rows of the file. All rows of a file are of one
 version of transformers. Every test whose outcome is not that of stock is listed with its reason; one without a reason
@@ -72,7 +72,7 @@ REASONS = (  # family, scheme and test (patterns), and why the outcome is not th
         "qwen",
         "",
         "test_forward_with_rope_deltas_cached",
-        "nothing about a sequence is kept on the model; get_rope_index returns the deltas, the cache holds the rest",
+        "the model stores nothing about a sequence; get_rope_index returns the deltas, the cache stores the rest",
     ),
     (
         "",
@@ -105,7 +105,7 @@ REASONS = (  # family, scheme and test (patterns), and why the outcome is not th
         "qwen",
         "",
         "test_generate_continue_from_past_key_values",
-        "fails now and then: the random model says the token of a picture, which is counted as one without pixels",
+        "fails now and then: the random model says the token of an image, which is counted as one without pixels",
     ),
     (
         "glm|ernie",
@@ -118,7 +118,7 @@ REASONS = (  # family, scheme and test (patterns), and why the outcome is not th
         "gemma4",
         "",
         "Gemma4Vision2Text",
-        "its pictures have 4 x 5 patches, of which pooling by 2 x 2 makes no grid; a picture without one is refused",
+        "its images have 4 x 5 patches, of which pooling by 2 x 2 makes no grid; an image without one is refused",
     ),
     (
         "vipllava",
@@ -212,8 +212,8 @@ if spec != "stock":
 def pytest_collection_modifyitems(items):
     """Inputs as processors make them.
 
-    Masks of ones, since some testers give triangular ones, which hide pictures that are in the batch; others hide
-    words that they drew at random before they put a picture there. And no words that say video, without one.
+    Masks of ones, since some testers give triangular ones, which hide images that are in the batch; others hide
+    words that they drew at random before they put an image there. And no words that say video, without one.
     Each configuration has its own dictionaries: that of a vision tower sets rope_type of the dictionary it gets to
     'axial', and testers pass the same one to the text model, which cannot be built then.
     """
@@ -276,16 +276,16 @@ def main() -> None:
                 rows[family, scheme] = row(family, scheme, run(folder, family, scheme), stock)
                 write(args.out, versions, rows)
                 print(family, scheme, rows[family, scheme]["counts"], flush=True)
-    for (family, scheme), found in rows.items():  # reasons may have been found since
+    for (family, scheme), result in rows.items():  # reasons may have been found since
         changes = [
             Change(test, group["stock"], group["here"], group.get("message", ""))
-            for group in found.get("differences", [])
+            for group in result.get("differences", [])
             for test in group["tests"]
         ]
-        found |= {"differences": grouped(family, scheme, changes)} if changes else {}
+        result |= {"differences": grouped(family, scheme, changes)} if changes else {}
     write(args.out, versions, rows)
     for families in (LANGUAGE, VISION):
-        print(table({key: found for key, found in rows.items() if key[0] in families}))
+        print(table({key: result for key, result in rows.items() if key[0] in families}))
     without = [g for r in rows.values() for g in r.get("differences", []) if not g["reason"]]
     for group in without:
         print(group)
@@ -396,20 +396,20 @@ def run(folder: Path, family: str, scheme: str) -> Outcomes:
     return outcomes
 
 
-def row(family: str, scheme: str, found: Outcomes, stock: Outcomes) -> dict:
-    """Return what is kept of a run: counts, and tests that end otherwise than with the stock model."""
+def row(family: str, scheme: str, result: Outcomes, stock: Outcomes) -> dict:
+    """Return what is stored of a run: counts, and tests that end otherwise than with the stock model."""
     changes = [
         Change(name, stock.get(name, ("passed", ""))[0], outcome, message)
-        for name, (outcome, message) in sorted(found.items())
+        for name, (outcome, message) in sorted(result.items())
         if stock.get(name, ("passed", ""))[0] != outcome
     ]
-    kept = {"family": family, "scheme": scheme, "counts": counts(found)}
-    return kept | ({"differences": grouped(family, scheme, changes)} if changes else {})
+    retained = {"family": family, "scheme": scheme, "counts": counts(result)}
+    return retained | ({"differences": grouped(family, scheme, changes)} if changes else {})
 
 
-def counts(found: Outcomes) -> dict[str, int]:
+def counts(result: Outcomes) -> dict[str, int]:
     """Return how many tests ended in each way."""
-    return dict(Counter(outcome for outcome, _ in found.values()))
+    return dict(Counter(outcome for outcome, _ in result.values()))
 
 
 def grouped(family: str, scheme: str, changes: list[Change]) -> list[dict]:
@@ -419,9 +419,9 @@ def grouped(family: str, scheme: str, changes: list[Change]) -> list[dict]:
         reason = reason_of(family, scheme, change.test)
         groups.setdefault((reason, change.stock, change.here), []).append(change)
     return [
-        {"reason": reason, "stock": stock, "here": here, "tests": [c.test for c in found]}
-        | ({} if reason else {"message": found[0].message})
-        for (reason, stock, here), found in groups.items()
+        {"reason": reason, "stock": stock, "here": here, "tests": [c.test for c in result]}
+        | ({} if reason else {"message": result[0].message})
+        for (reason, stock, here), result in groups.items()
     ]
 
 
@@ -440,9 +440,9 @@ def table(rows: dict[tuple[str, str], dict]) -> str:
     head = ["family", *("stock" if scheme == "stock" else f"`{scheme}`" for scheme in schemes)]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for family in dict.fromkeys(family for family, _ in keys):
-        found = (rows.get((family, scheme), {}).get("counts") for scheme in schemes)
+        result = (rows.get((family, scheme), {}).get("counts") for scheme in schemes)
         ends = ("passed", "skipped", "failed")
-        cells = ["/".join(str(c.get(k, 0)) for k in ends) if c else "" for c in found]
+        cells = ["/".join(str(c.get(k, 0)) for k in ends) if c else "" for c in result]
         lines.append(f"| {family} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -3,8 +3,8 @@
     python eval/version_matrix.py --pythons python3.11 python3.12 python3.13 python3.14 --torch 2.11.0 newest
 
 For each pair: a ViT with an encoding by name, forward, backward and at another size, converted and restored exactly,
-traced as one graph, its attention in two backends; then the command of README. Where a Python is missing, pip is asked
-whether everything would install there, and the row says that nothing was run. Rows are kept as they are finished, so
+traced as one graph, its attention in two backends; then the command of README. Where a Python is missing, pip reports
+whether everything would install there, and the row says that nothing was run. Rows are stored as they are finished, so
 that a run that was stopped goes on; `--fresh` starts again. An environment takes 6 GB while it exists.
 """
 
@@ -80,8 +80,8 @@ def main() -> None:
                 if (name, torch) in done:
                     continue
                 row = {"asked_python": name, "asked_torch": torch}
-                found = shutil.which(python)
-                row |= tried(found, torch, wheel, Path(scratch)) if found else asked(name, torch, wheel)
+                result = shutil.which(python)
+                row |= tried(result, torch, wheel, Path(scratch)) if result else requested(name, torch, wheel)
                 rows.append(row)
                 with atomic_path(options.result, force=True) as path:
                     path.write_text(
@@ -124,7 +124,7 @@ def tried(python: str, torch: str, wheel: Path, scratch: Path) -> dict[str, Any]
     return {"ran": True, "python": version, "torch": words[0], "timm": words[1]}
 
 
-def asked(name: str, torch: str, wheel: Path) -> dict[str, Any]:
+def requested(name: str, torch: str, wheel: Path) -> dict[str, Any]:
     """Ask pip whether all would install on a Python that is not here."""
     number = name.removeprefix("python")
     command = [

@@ -1,4 +1,4 @@
-"""The site is true: a page and a picture for every encoding, links that lead somewhere, code that runs."""
+"""The site is true: a page and an image for every encoding, links that lead somewhere, code that runs."""
 
 import html
 import importlib.util
@@ -123,7 +123,7 @@ def test_formulas_become_mathml(generator):
 
 
 @cases("name", vispe.list_encodings())
-def test_pictures_exist_and_are_small(name):
+def test_images_exist_and_are_small(name):
     path = DOCS / "gallery" / f"{name}.png"
     assert path.exists(), f"run python eval/gallery.py {name}"
     assert 5_000 < path.stat().st_size < 60_000
@@ -132,7 +132,7 @@ def test_pictures_exist_and_are_small(name):
 
 
 @cases("path", sorted((DOCS / "figures").glob("*.svg")), ids=lambda p: p.stem)
-def test_moving_pictures_are_small_whole_and_stand_still_where_asked(path):
+def test_moving_images_are_small_whole_and_stand_still_where_requested(path):
     from xml.etree import ElementTree
 
     text = path.read_text()
@@ -148,11 +148,11 @@ def test_moving_pictures_are_small_whole_and_stand_still_where_asked(path):
     assert "animation:none" in rule
 
 
-def test_there_are_no_pictures_of_what_is_gone():
+def test_there_are_no_images_of_what_is_gone():
     assert {p.stem for p in (DOCS / "gallery").iterdir()} == set(vispe.list_encodings())
 
 
-def test_a_picture_is_drawn():
+def test_an_image_is_drawn():
     gallery = load("eval_gallery", ROOT / "eval" / "gallery.py")
     assert gallery.figure_png("sincos2d")[:4] == b"\x89PNG"
 
@@ -215,8 +215,8 @@ def test_every_golden_case_has_a_status():
     cases = json.loads((ROOT / "eval" / "results" / "golden.json").read_text())
     here = ROOT / "tests" / "golden"
     adapters = {p.stem for p in (here / "adapters").glob("*.py")}
-    wanted = {p.stem for p in (here / "vectors").glob("*.npz") if p.stem.partition("__")[0] in adapters}
-    assert set(cases) == wanted, "run python eval/golden.py"
+    expected = {p.stem for p in (here / "vectors").glob("*.npz") if p.stem.partition("__")[0] in adapters}
+    assert set(cases) == expected, "run python eval/golden.py"
     assert {c["status"] for c in cases.values()} == {"PASS"}
     assert {e for c in cases.values() for e in c["encodings"]} <= set(vispe.list_encodings())
 
@@ -285,9 +285,9 @@ def test_the_comparison_has_a_row_for_every_encoding_of_images(generator, tmp_pa
     (tmp_path / "three_cell.json").write_text(json.dumps({"rows": cells}))
     speeds = [{"pos_embed": "alibi2d", "batch": b, "relative_speed": v} for b, v in ((1, 0.5), (8, 0.9))]
     (tmp_path / "encodings_cpu.json").write_text(json.dumps({"rows": speeds}))
-    found = generator.scores(tmp_path)
-    wanted = {"distance": 0.5, "direction": 0.4, "three cells": 0.6, "speed": 0.9}
-    assert found == {"alibi2d": pytest.approx(wanted)}
+    actual = generator.scores(tmp_path)
+    expected = {"distance": 0.5, "direction": 0.4, "three cells": 0.6, "speed": 0.9}
+    assert actual == {"alibi2d": pytest.approx(expected)}
     lines = generator.comparison_table().splitlines()
     named = [re.match(r"\| \[`(\w+)`\]", line)[1] for line in lines[2:]]
     assert named == vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))

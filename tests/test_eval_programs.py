@@ -68,9 +68,9 @@ def started(checkout, *words):
 def test_they_start_without_an_installed_vispe_and_without_git(checkout):
     done = started(checkout, "-c", START, str(checkout[1]))
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert Path(found["vispe"]).is_relative_to(checkout[0])
-    made = found["environment"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert Path(result["vispe"]).is_relative_to(checkout[0])
+    made = result["environment"]
     assert made["versions"]["vispe"] == vispe.__version__
     assert made["versions"]["no-such-package"] == "not installed"
     assert made["versions"]["torch"]

@@ -40,7 +40,7 @@ def test_stored_outputs_are_whole_small_and_without_errors(path):
     outputs = [output for cell in code for output in cell["outputs"]]
     assert [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"] == []
     assert sum("image/png" in o.get("data", {}) for o in outputs) >= 2
-    # a last expression without a print shows an object that says nothing
+    # a last expression without a print shows an object without information
     assert [o for o in outputs if o["output_type"] == "execute_result"] == []
     assert str(Path.home()) not in path.read_text()
     assert "/tmp/" not in path.read_text()
@@ -74,7 +74,7 @@ def test_notebooks_run(path, tmp_path, monkeypatch, capsys):
         printed, figures = capsys.readouterr().out, len(pyplot.get_fignums())
         pyplot.close("all")
         drawn += figures
-        stored = [o.get("name", "picture") for o in cell["outputs"]]
-        assert (bool(printed), figures) == ("stdout" in stored, stored.count("picture")), (number, stored)
+        stored = [o.get("name", "figure") for o in cell["outputs"]]
+        assert (bool(printed), figures) == ("stdout" in stored, stored.count("figure")), (number, stored)
     assert drawn >= 2
     assert any(tmp_path.iterdir()) or "tempfile" not in "".join(map(text, cells(path, "code")))

@@ -75,17 +75,17 @@ REFUSED = [
 ]
 
 
-@cases(("annotation", "given", "wanted"), ACCEPTED)
-def test_values_are_read(annotation, given, wanted):
-    value = read_option("x", given, annotation)
-    assert value == wanted
-    assert type(value) is type(wanted)
+@cases(("annotation", "arguments", "expected"), ACCEPTED)
+def test_values_are_read(annotation, arguments, expected):
+    value = read_option("x", arguments, annotation)
+    assert value == expected
+    assert type(value) is type(expected)
 
 
-@cases(("annotation", "given", "message"), REFUSED)
-def test_other_values_are_refused(annotation, given, message):
+@cases(("annotation", "arguments", "message"), REFUSED)
+def test_other_values_are_refused(annotation, arguments, message):
     with pytest.raises(OptionError, match=rf"^{message}"):
-        read_option("x", given, annotation)
+        read_option("x", arguments, annotation)
 
 
 def test_the_fields_of_a_dataclass():

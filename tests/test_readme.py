@@ -42,9 +42,9 @@ def test_commands_exist():
             assert words[1] in COMMANDS
 
 
-def test_pictures_exist():
-    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
-        assert (ROOT / picture).stat().st_size > 10_000
+def test_images_exist():
+    for image in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
+        assert (ROOT / image).stat().st_size > 10_000
 
 
 def test_every_public_name_is_in_the_changelog_or_readme():

@@ -71,6 +71,28 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+_PLURALS = {"axis": "axes", "index": "indices"}
+
+
+def counted(n: object, noun: str) -> str:
+    """Return a count and its noun, singular for 1: ``"1 axis"``, ``"2 axes"``, ``"0 labelled pixels"``.
+
+    Args:
+        n: the count, an integer or its text (``"1 or 2"``, ``"1,000"``).
+        noun: the noun in the singular, with its adjectives.
+    """
+    if str(n) == "1":
+        return f"{n} {noun}"
+    *adjectives, last = noun.split(" ")
+    if last in _PLURALS:
+        plural = _PLURALS[last]
+    elif re.search("[^aeiou]y$", last):
+        plural = f"{last[:-1]}ies"
+    else:
+        plural = last + ("es" if re.search("(s|x|ch|sh)$", last) else "s")
+    return " ".join([str(n), *adjectives, plural])
+
+
 def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return ``" Did you mean 'x' or 'y'?"`` for the closest known names, or ``""``.
 

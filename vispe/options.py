@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union,
 
 import numpy as np
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -237,7 +237,9 @@ def check_options(owner: object, names: Sequence[str] | None = None) -> None:
 def check_per_axis(option: str, value: Sequence[float] | None, axes: int) -> None:
     """Raise `OptionError` unless the option is None or has one number per axis."""
     if value is not None and len(value) != axes:
-        raise OptionError(f"{option} needs one number for each of {axes} axes, got {option}={list(value)}.")
+        raise OptionError(
+            f"{option} needs one number for each of {counted(axes, 'axis')}, got {option}={list(value)}."
+        )
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:

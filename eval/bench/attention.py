@@ -5,7 +5,7 @@
     TRITON_INTERPRET=1 python eval/bench/attention.py --dry-run      (every path on tiny tensors; no times)
 
 First all kernels are checked against float64; nothing is timed while one fails, unless --force. Rows come in order of
-importance and are kept one by one: a run that was stopped goes on where it was, and after the kernels have changed it
+importance and are stored one by one: a run that was stopped goes on where it was, and after the kernels have changed it
 measures only them again. With one thread, a CPU is timed by its own clock, which other processes do not disturb.
 """
 

@@ -32,7 +32,7 @@ from vispe.grid import Grid
 OUT = Path(__file__).parents[1] / "results" / "bias_gradient_cpu.json"
 KEYS = ("grid", "prefix", "heads", "batch", "dtype")
 LARGEST = 4e7  # scores of a shape that is measured
-TARGETS = {257: 1.15, 2049: 1.35}  # forward with a kept mask, up to so many tokens
+TARGETS = {257: 1.15, 2049: 1.35}  # forward with a stored mask, up to so many tokens
 
 
 def main() -> None:
@@ -48,8 +48,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    kept = json.loads(args.out.read_text())["rows"] if args.out.exists() and not args.fresh else []
-    rows = {tuple(r[k] for k in KEYS): r for r in kept}
+    retained = json.loads(args.out.read_text())["rows"] if args.out.exists() and not args.fresh else []
+    rows = {tuple(r[k] for k in KEYS): r for r in retained}
     for side, heads, batch, dtype in product(args.grid_sizes, args.num_heads, args.batch_sizes, args.dtypes):
         prefix = int(side != 14)
         key, scores = (side, prefix, heads, batch, dtype), batch * heads * (side * side + prefix) ** 2
@@ -58,8 +58,8 @@ def main() -> None:
         rows[key] = {**dict(zip(KEYS, key, strict=True)), **measure(*key, args.rounds)}
         for (size, extra, _, samples, _), row in rows.items():
             row["strips are taken"] = samples * (size * size + extra) >= strip_gradient.MIN_QUERIES
-        found = {"environment": environment(), "rows": list(rows.values())}
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        result = {"environment": environment(), "rows": list(rows.values())}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
         print(*(f"{k}={v}" for k, v in rows[key].items()), flush=True)
 
 

@@ -79,8 +79,8 @@ def steps(model: Any, inputs: dict[str, Any]) -> Iterator[float]:
         first = True
         while True:
             start = time.process_time()
-            given = ids if first else ids[:, -1:]
-            named = model.prepare_inputs_for_generation(given, is_first_iteration=first, **kwargs)
+            arguments = ids if first else ids[:, -1:]
+            named = model.prepare_inputs_for_generation(arguments, is_first_iteration=first, **kwargs)
             outputs = model(**named, return_dict=True)
             kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)
             ids = torch.cat([ids, outputs.logits[:, -1:].argmax(-1)], 1)
@@ -118,8 +118,8 @@ def qwen3_vl() -> tuple[Any, dict[str, Any]]:
     torch.manual_seed(0)
     model = transformers.Qwen3VLForConditionalGeneration(config).eval()
     grid = {"pixel_values": torch.randn(24, 96), "image_grid_thw": torch.tensor([[1, 4, 6]])}
-    given = prompt(6)
-    return model, given | grid | {"mm_token_type_ids": (given["input_ids"] == IMAGE).long()}
+    arguments = prompt(6)
+    return model, arguments | grid | {"mm_token_type_ids": (arguments["input_ids"] == IMAGE).long()}
 
 
 def prompt(tokens: int) -> dict[str, Any]:

@@ -98,8 +98,10 @@ def clocks() -> list[str]:
     """Return clocks, power and temperature from nvidia-smi; nothing where it is not installed."""
     if not shutil.which("nvidia-smi"):
         return []
-    asked = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu"
-    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv"]
+    requested = (
+        "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu"
+    )
+    command = ["nvidia-smi", f"--query-gpu={requested}", "--format=csv"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
 
 

@@ -1,11 +1,11 @@
-"""How long a changed scribble takes: features kept in memory against everything computed anew.
+"""How long a changed scribble takes: features cached in memory against everything computed again.
 
     python eval/bench/interactive.py [--rounds 30] [--threads 2] [--out eval/results/interactive.json]
 
 The image is scikit-image's `cell` micrograph, mirrored to 1000 x 1000 pixels, with strokes 5 px wide of 2, then of 3
 classes by grey level. Rounds take turns between two drawings that differ by one stroke, so that every round has labels
 that the round before it did not have. `update_ms` is `Live.update`: features of the labelled pixels looked up,
-classifier fitted, page predicted and decided; `parts_ms` times these apart. `anew_ms` is the same from pixels: what
+classifier fitted, page predicted and decided; `parts_ms` times each of these. `anew_ms` is the same from pixels: what
 `vispe segment` does between reading and writing files, in the same process. `layers_ms`, where napari is installed, is
 what napari's layers need to accept the result, without the canvas, which needs a screen. `cpu` is what all cores
 spent, the only number that counts when others use the machine; see `load_average`.
@@ -54,11 +54,14 @@ def main() -> None:
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    grey = picture(args.img_size)
+    grey = synthetic_image(args.img_size)
     live = Live(micrograph(grey))
     start = time.perf_counter()
     live.compute()
-    kept = {"features_s": round(time.perf_counter() - start, 2), "features_mb": round(live.nbytes / 1e6, 1)}
+    retained = {
+        "features_s": round(time.perf_counter() - start, 2),
+        "features_mb": round(live.nbytes / 1e6, 1),
+    }
     rows = []
     for count in args.num_classes:
         rows.append(
@@ -72,13 +75,13 @@ def main() -> None:
         "numpy",
         *(("napari",) if importlib.util.find_spec("napari") else ()),
     )
-    found = {
+    result = {
         "environment": environment(*packages),
         "load_average": round(load(), 2),
-        **kept,
+        **retained,
         "peak_gib": peak,
     }
-    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
 
 
 def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
         "look_up_and_fit": timed(lambda: (live.draw(changed()), live.fit()), args.rounds),
         "predict": timed(live.predict, args.rounds),
     }
-    found = live.update(drawings[0])
+    actual = live.update(drawings[0])
     expected = from_pixels(live, drawings[0], count)
     out = {
         "labelled_pixels": int((drawings[0] > 0).sum()),
@@ -108,27 +111,27 @@ def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) 
         "anew_ms": milliseconds(anew),
         "times_as_fast": round(milliseconds(anew)["median"] / milliseconds(whole)["median"], 1),
         "times_less_work": round(milliseconds(anew)["cpu"] / milliseconds(whole)["cpu"], 1),
-        "largest_difference_of_probabilities": float(np.abs(found.prob - expected.prob).max()),
-        "labels_that_differ": int((found.labels != expected.labels).sum()),
+        "largest_difference_of_probabilities": float(np.abs(actual.prob - expected.prob).max()),
+        "labels_that_differ": int((actual.labels != expected.labels).sum()),
         "rounds": args.rounds,
     }
     if importlib.util.find_spec("napari"):
-        out["layers_ms"] = milliseconds(timed(shown(grey, live, found), args.rounds))
+        out["layers_ms"] = milliseconds(timed(shown(grey, live, actual), args.rounds))
     return out
 
 
 def from_pixels(live: Live, labels: np.ndarray, count: int) -> Prediction:
-    """Everything that depends on the picture, and everything that depends on labels."""
+    """Everything that depends on the image, and everything that depends on labels."""
     page, valid = live.normalized()
     features = Features(DEFAULT)
     mask = labels > 0
-    places, classes = np.flatnonzero(mask), labels[mask].astype(np.int64)
-    names, of = [f"class {k + 1}" for k in range(count)], of_strokes(places, classes, labels.shape)
+    positions, classes = np.flatnonzero(mask), labels[mask].astype(np.int64)
+    names, of = [f"class {k + 1}" for k in range(count)], of_strokes(positions, classes, labels.shape)
     classifier, _ = learn("logistic", names, features.prepare(page, valid).gather(mask), classes, of, 0)
     return predict_page(page, valid, features, classifier, PostProcessing(), lambda share: None)
 
 
-def shown(grey: np.ndarray, live: Live, found: Prediction) -> Callable[[], None]:
+def shown(grey: np.ndarray, live: Live, result: Prediction) -> Callable[[], None]:
     """Return what brings a result to layers that are there."""
     from napari.components import ViewerModel
 
@@ -136,13 +139,13 @@ def shown(grey: np.ndarray, live: Live, found: Prediction) -> Callable[[], None]
     from vispe.segment.napari.session import Answer
 
     viewer = ViewerModel()
-    image = viewer.add_image(grey, name="picture")
-    answer = Answer(pages={0: found}, names=live.names)
+    image = viewer.add_image(grey, name="image")
+    answer = Answer(pages={0: result}, names=live.names)
     show_pages(viewer, image, answer)
     return lambda: show_pages(viewer, image, answer)
 
 
-def picture(side: int) -> np.ndarray:
+def synthetic_image(side: int) -> np.ndarray:
     """The cell micrograph, mirrored to size."""
     from skimage import data
 

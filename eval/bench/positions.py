@@ -43,21 +43,23 @@ def main() -> None:
     )
     parser.add_argument("schemes", nargs="*", default=list_schemes())
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--profile", action="store_true", help="say which operators take most of the time")
+    parser.add_argument(
+        "--profile", action="store_true", help="list the operators that take most of the time"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "positions_cpu.json")
     args = parser.parse_args()
-    kept = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
-    rows = {row["scheme"]: row for row in kept}
+    retained = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    rows = {row["scheme"]: row for row in retained}
     every = torch.get_num_threads()
     for name in args.schemes:
-        scheme, given = create_scheme(name), processed(name)
+        scheme, arguments = create_scheme(name), processed(name)
         row: dict[str, Any] = {"scheme": name, "tokens": TOKENS, "images": IMAGES, "target_ms": TARGET_MS}
         for label, threads in (("one_thread", 1), ("all_threads", every)):
             torch.set_num_threads(threads)
-            row[label] = {"threads": threads, **measure(scheme, given, args.rounds)}
+            row[label] = {"threads": threads, **measure(scheme, arguments, args.rounds)}
         if args.profile:
             torch.set_num_threads(1)
-            row["profile_ms"] = profile(lambda scheme=scheme, given=given: whole(scheme, given))
+            row["profile_ms"] = profile(lambda scheme=scheme, arguments=arguments: whole(scheme, arguments))
         torch.set_num_threads(every)
         rows[name] = row
         ordered = [rows[n] for n in sorted(rows)]
@@ -84,25 +86,25 @@ def processed(scheme: str) -> dict[str, Any]:
         if tiled
         else torch.tensor([[1, h * MERGE, w * MERGE] for h, w in sides])
     )
-    given = {"types": types, "images": images, "mask": torch.ones_like(types), "merge": MERGE}
-    return {**given, "groups": groups} if scheme == "group_pe" else given
+    arguments = {"types": types, "images": images, "mask": torch.ones_like(types), "merge": MERGE}
+    return {**arguments, "groups": groups} if scheme == "group_pe" else arguments
 
 
-def whole(scheme: Scheme, given: dict[str, Any]) -> tuple[float, float, float]:
+def whole(scheme: Scheme, arguments: dict[str, Any]) -> tuple[float, float, float]:
     """Return the seconds that the stream takes, those that its coordinates take, and the processor's for both."""
     busy, start = time.process_time(), time.perf_counter()
-    stream = Stream.from_ids(**given)
+    stream = Stream.from_ids(**arguments)
     middle = time.perf_counter()
-    found = scheme.coordinates(stream)
-    found.decode(1)
+    result = scheme.coordinates(stream)
+    result.decode(1)
     return middle - start, time.perf_counter() - middle, time.process_time() - busy
 
 
-def measure(scheme: Scheme, given: dict[str, Any], rounds: int) -> dict[str, Any]:
+def measure(scheme: Scheme, arguments: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Return medians in milliseconds, and the quartiles of the sum."""
     for _ in range(3):
-        whole(scheme, given)
-    times = [whole(scheme, given) for _ in range(rounds)]
+        whole(scheme, arguments)
+    times = [whole(scheme, arguments) for _ in range(rounds)]
     sums = sorted(a + b for a, b, _ in times)
     return {
         "stream_ms": round(1e3 * statistics.median(a for a, _, _ in times), 2),

@@ -7,7 +7,7 @@ cent of the pixels.
 `wall_s` is the whole command, start of Python and training included; `prediction_s` the image alone, its files
 included. The smallest image shows what every run costs before the first pixel, mostly imports. Each row is the fastest
 round, for what else runs on a machine only adds time, with the highest peak of memory of all rounds; `walls_s` has the
-times of all and `median_s` their median, and `matmul_gflops` says what the machine did just before each of them:
+times of all and `median_s` their median, and `matmul_gflops` is the speed of the machine just before each of them:
 products of float32 matrices of 2048 x 2048 on all cores, the median of ten.
 """
 
@@ -45,7 +45,7 @@ def main() -> None:
     if args.rounds < 1:
         raise SystemExit(f"--rounds {args.rounds} must be 1 or more.")
     jobs = [(count, classifier) for count in MEGAPIXELS for classifier in args.classifier]
-    found: dict[tuple[float, str], list[dict[str, Any]]] = {job: [] for job in jobs}
+    result: dict[tuple[float, str], list[dict[str, Any]]] = {job: [] for job in jobs}
     with tempfile.TemporaryDirectory() as folder:
         files = {count: inputs(count, Path(folder)) for count in MEGAPIXELS}
         for _ in range(args.rounds):
@@ -53,9 +53,9 @@ def main() -> None:
                 speed, out = matmul_speed(), Path(folder) / "out"
                 row = measure(*files[count], classifier, count, out) | {"matmul_gflops": speed}
                 shutil.rmtree(out)
-                found[count, classifier].append(row)
+                result[count, classifier].append(row)
                 print(*(f"{k}={v}" for k, v in row.items()), flush=True)
-    rows = [fastest(of_one) for of_one in found.values()]
+    rows = [fastest(of_one) for of_one in result.values()]
     packages = ("scikit-learn", "scipy", "numpy", "pillow")
     args.out.write_text(json.dumps({"environment": environment(*packages), "rows": rows}, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Time and memory of `vispe segment` beside what people use today, on the same image and labels, in one run.
+"""Time and memory of `vispe segment` alongside what people use today, on the same image and labels, in one run.
 
     python eval/bench/segment_peers.py [--megapixels 1 4] [--rounds 2]
 
@@ -59,13 +59,13 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parents[1] / "results" / "segment_peers.json"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for size in given.megapixels:
+        for size in arguments.megapixels:
             image, labels = inputs(size, Path(folder))
             best: dict[str, dict] = {}
-            for _ in range(given.rounds):
+            for _ in range(arguments.rounds):
                 for name in ("skimage_forest", *VISPE):
                     row = measure(name, image, labels, Path(folder) / "out")
                     if name not in best or row["wall_s"] < best[name]["wall_s"]:
@@ -77,8 +77,8 @@ def main() -> None:
                 )
                 print(*(f"{k}={v}" for k, v in rows[-1].items()), flush=True)
     packages = ("scikit-image", "scikit-learn", "scipy", "numpy", "pillow")
-    found = {"environment": environment(*packages), "rounds": given.rounds, "rows": rows}
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    result = {"environment": environment(*packages), "rounds": arguments.rounds, "rows": rows}
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def measure(name: str, image: Path, labels: Path, out: Path) -> dict[str, float]:

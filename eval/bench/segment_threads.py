@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from interactive import picture, strokes
+from interactive import strokes, synthetic_image
 from PIL import Image
 from timing import environment
 
@@ -50,14 +50,14 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        grey = picture(args.img_size)
+        grey = synthetic_image(args.img_size)
         Image.fromarray(grey).save(folder / "a.png")
         Image.fromarray(strokes(grey, 3)[1]).save(folder / "a_labels.png")
         for mode in args.modes:
             rows.append(compare(folder, mode, args))
             print(json.dumps(rows[-1]), flush=True)
-    found = {"environment": environment("scikit-learn", "scipy", "numpy"), "busy": args.busy, "most": MOST}
-    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+    result = {"environment": environment("scikit-learn", "scipy", "numpy"), "busy": args.busy, "most": MOST}
+    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
 
 
 def compare(folder: Path, mode: str, args: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Interleaved timing: two things are run in turn, so that a noisy machine slows both alike."""
+"""Interleaved timing: two things are run in turn, so that a noisy machine slows both equally."""
 
 from __future__ import annotations
 

@@ -127,24 +127,24 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
         work(key["kernel"], grid, batch, width, dtype, device, key["strip"])
         for grid, batch in (TINY if dry else WORK)[key["tokens"]]
     ]
-    found: dict[tiles.Tiles, list[float]] = {}
+    result: dict[tiles.Tiles, list[float]] = {}
     for size in candidates:
         if time.monotonic() > end:
             return None
         with trying(key, size, older):
             try:
                 wrong = check_tiles(key, width, dtype, device)
-                found[size] = [] if wrong else [milliseconds(run, device) for run in works]
+                result[size] = [] if wrong else [milliseconds(run, device) for run in works]
             except Exception as error:  # such tiles do not fit on this GPU
                 wrong = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:150]
-        shown = wrong or ", ".join(f"{ms:.4g} ms" for ms in found[size])
+        shown = wrong or ", ".join(f"{ms:.4g} ms" for ms in result[size])
         say(f"{' '.join(str(v) for v in key.values())} {tuple(size)}: {shown}")
-    found = {size: times for size, times in found.items() if times}
-    if not found:
+    result = {size: times for size, times in result.items() if times}
+    if not result:
         return now
-    base = found.get(now, [math.inf] * len(works))
+    base = result.get(now, [math.inf] * len(works))
     score = {s: statistics.geometric_mean([t / b if b < math.inf else t for t, b in zip(times, base, strict=True)])
-             for s, times in found.items()}  # fmt: skip
+             for s, times in result.items()}  # fmt: skip
     best = min(score, key=lambda s: score[s])
     return now if now in score and score[best] > MARGIN else best
 
@@ -212,10 +212,10 @@ def work(
     out, lse = run_forward(q, k, v, *bias, *end)
     if kernel == "forward":
         return lambda _: run_forward(q, k, v, *bias, *end)
-    given = (grad, q, k, v, out, lse, *bias, *end)
+    arguments = (grad, q, k, v, out, lse, *bias, *end)
     if kernel != "grad_bias":
-        return lambda _: run_backward(*given, once=kernel == "grad_once")
-    delta = run_backward(*given)[3]
+        return lambda _: run_backward(*arguments, once=kernel == "grad_once")
+    delta = run_backward(*arguments)[3]
     sharers = 1 if layout.rows else grid.shape[0]
     return lambda _: run_bias(
         grad, q, k, v, lse, delta, *bias, None, base, layout.selected, scale, layout.length, sharers, False

@@ -23,7 +23,7 @@ import vispe
 
 RESULTS = Path(__file__).parents[1] / "results"
 TARGETS = {224: 0.95, 518: 0.85}
-SLOW = 0.8  # below this, the row says where the time goes
+SLOW = 0.8  # below this, the row has the time of each operator
 KEYS = ("pos_embed", "model", "size", "batch", "dtype")
 
 
@@ -44,12 +44,12 @@ def main() -> None:
     args = parser.parse_args()
     args.out = args.out or RESULTS / ("encodings_cpu.json" if args.all else "vit_cpu.json")
     args.out.parent.mkdir(exist_ok=True)
-    kept = json.loads(args.out.read_text())["rows"] if args.out.exists() and not args.fresh else []
-    rows = {tuple(r[k] for k in KEYS): r for r in kept}
+    retained = json.loads(args.out.read_text())["rows"] if args.out.exists() and not args.fresh else []
+    rows = {tuple(r[k] for k in KEYS): r for r in retained}
     models = (("vit_small_patch16_224", 16), ("vit_small_patch14_dinov2", 14))
     dtypes = (torch.float32, torch.bfloat16)
-    asked = [model for model in models if model[1] in args.patches]
-    cases = product(args.pos_embed, asked, args.img_sizes, dtypes, args.batch_sizes)
+    requested = [model for model in models if model[1] in args.patches]
+    cases = product(args.pos_embed, requested, args.img_sizes, dtypes, args.batch_sizes)
     if args.all:
         names = vispe.list_encodings(ndim=2, exclude=["learned", *vispe.list_encodings(kind="positions")])
         names.append("irpe.ctx_product_50_shared_qkv")  # with values, which need the attention weights
@@ -57,8 +57,8 @@ def main() -> None:
     for spec, (arch, patch), size, dtype, batch in cases:
         key = (spec, f"ViT-S/{patch}", size, batch, str(dtype).removeprefix("torch."))
         if key not in rows:
-            found = measure(spec, arch, size, batch, dtype, args.rounds)
-            rows[key] = {**dict(zip(KEYS, key, strict=True)), **found}
+            result = measure(spec, arch, size, batch, dtype, args.rounds)
+            rows[key] = {**dict(zip(KEYS, key, strict=True)), **result}
             if not args.all and size in TARGETS:
                 rows[key]["target"] = TARGETS[size]
             args.out.write_text(
@@ -79,10 +79,10 @@ def measure(spec: str, arch: str, size: int, batch: int, dtype: torch.dtype, rou
         rounds *= 6
     elif size > 300 and batch > 1:
         rounds = max(5, rounds // 4)
-    found = compare(lambda: stock(image), lambda: ours(image), rounds)
-    if found["relative_speed"] < SLOW:
-        found["profile"] = {"stock": profile(stock, image), "encoded": profile(ours, image)}
-    return found
+    result = compare(lambda: stock(image), lambda: ours(image), rounds)
+    if result["relative_speed"] < SLOW:
+        result["profile"] = {"stock": profile(stock, image), "encoded": profile(ours, image)}
+    return result
 
 
 def profile(model: torch.nn.Module, image: torch.Tensor) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""What `dinov2.py` measures on students of a retrofit: pictures, questions, targets, table and figure."""
+"""What `dinov2.py` measures on students of a retrofit: images, questions, targets, table and figure."""

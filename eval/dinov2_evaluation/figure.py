@@ -13,9 +13,9 @@ from dinov2_evaluation.targets import others, targets
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 from vispe.train.evaluate.criteria import Criterion
 
-FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing
+FLOOR = -1.0  # R² below is drawn here: negative values are not informative
 PANELS = (
-    ("r2", "held-out R² of place"),
+    ("r2", "held-out R² of position"),
     ("cosine", "cosine to the blanked teacher"),
     ("rank before", "effective rank,\nshare of the teacher's"),
     ("corner", "mIoU lost with scribbles\nin one corner"),
@@ -33,13 +33,13 @@ MARKS = "osD^vP"
 
 def draw(reports: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw every number that has a limit: a panel for each kind of number, a mark for each student."""
-    found = [{c.key: c for c in targets(report["rows"])} for report in reports]
-    keys = list(dict.fromkeys(key for by in found for key in by))
+    result = [{c.key: c for c in targets(report["rows"])} for report in reports]
+    keys = list(dict.fromkeys(key for by in result for key in by))
     panels = [(title, own) for start, title in PANELS if (own := [k for k in keys if k.startswith(start)])]
     figure = new_figure(14, 3.6)
     axes = np.atleast_1d(figure.subplots(1, len(panels)))
     for ax, (title, own) in zip(axes, panels, strict=True):
-        _panel(ax, own, reports, found)
+        _panel(ax, own, reports, result)
         ax.set_title(title, fontsize=10, color=INK)
     figure.legend(
         *axes[0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=8, loc="outside lower center"
@@ -51,7 +51,7 @@ def _panel(
     ax: Axes,
     keys: Sequence[str],
     reports: Sequence[Mapping[str, Any]],
-    found: Sequence[Mapping[str, Criterion]],
+    result: Sequence[Mapping[str, Criterion]],
 ) -> None:
     labelled: set[str] = set()
 
@@ -71,7 +71,7 @@ def _panel(
 
     for place, key in enumerate(keys):
         ax.axhline(place, color=GREY, lw=0.4, alpha=0.5, zorder=0)
-        for number, by in enumerate(found):
+        for number, by in enumerate(result):
             if key not in by:
                 continue
             known = others(reports[number]["rows"], key)
@@ -83,7 +83,7 @@ def _panel(
             name = reports[number]["student"]["name"] + (" (quick)" if reports[number]["quick"] else "")
             dot(by[key].value, place, BLUE, MARKS[number % len(MARKS)], name)
     if keys[0].startswith("r2"):
-        ax.axvline(found[0][keys[0]].limit, color=INK, lw=1, ls="--")
+        ax.axvline(result[0][keys[0]].limit, color=INK, lw=1, ls="--")
         ax.set_xlim(FLOOR - 0.08, 1.05)
         ax.set_xticks([-1, -0.5, 0, 0.5, 1], ["≤ -1", "-0.5", "0", "0.5", "1"])
     ax.set_yticks(range(len(keys)), [_short(key) for key in keys], fontsize=8)
@@ -94,6 +94,6 @@ def _panel(
 
 def _short(key: str) -> str:
     """Return the label of a target below the title of its panel."""
-    plain = {"corner": "tokens alone", "miou": "tokens alone", "miou beside": "beside filters"}
+    plain = {"corner": "tokens alone", "miou": "tokens alone", "miou beside": "alongside filters"}
     kind, size = key.split()[-2:] if key not in plain else ("", "")
     return plain.get(key, f"{kind} {size} px")

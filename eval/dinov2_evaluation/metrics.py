@@ -1,4 +1,4 @@
-"""Position, likeness, turned pictures: teacher, blanked teacher and student side by side."""
+"""Position, similarity, rotated images: teacher, blanked teacher and student side by side."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from vispe.train.evaluate.probe_images import Settings, probe_step
 
 
 def looked_at(
-    pair: ModelPair, kind: str, size: int, pictures: Sequence[Tensor], settings: Settings, extent: Extent
+    pair: ModelPair, kind: str, size: int, images: Sequence[Tensor], settings: Settings, extent: Extent
 ) -> dict[str, Any]:
-    """Return readable position, where the kind shows no place, and likeness; each picture runs through once.
+    """Return readable position, where the kind shows no position, and likeness; each image runs through once.
 
     Returns:
-        Of each side the held-out R² of every target, median over pictures and masks, of the shuffled headline, and of
-        the headline by picture. 'filters': the same of classical filters, averaged over patches: what pictures
-        themselves show of places. Cosines and effective ranks by picture: 'cosine_centred' is that of maps less their
+        Of each side the held-out R² of every target, median over images and masks, of the shuffled headline, and of
+        the headline by image. 'filters': the same of classical filters, averaged over patches: what images
+        themselves show of positions. Cosines and effective ranks by image: 'cosine_centred' is that of maps less their
         mean over patches, 'cosine_constant' what features would reach that are the same in all patches, and
-        'rank_placeless' the rank of the blanked teacher's maps without what a place has in all pictures.
+        'rank_placeless' the rank of the blanked teacher's maps without what a position has in all images.
     """
-    maps = [pair.maps(image) for image in pictures]
+    maps = [pair.maps(image) for image in images]
     row: dict[str, Any] = {"pictures": len(maps), "grids": sorted({m["after"].shape[1:] for m in maps})}
     if kind in PLACELESS:
         how = {"step": probe_step(size // settings.patch_size), "masks_per_image": extent.masks}
         filters = FilterFeatures(settings.mean, settings.std)
-        pooled = [avg_pool2d(filters(image[None]), settings.patch_size)[0].double() for image in pictures]
+        pooled = [avg_pool2d(filters(image[None]), settings.patch_size)[0].double() for image in images]
         sides = {side: [m[side] for m in maps] for side in SIDES} | {"filters": pooled}
         row["probe_step"] = how["step"]
         row["r2"] = {
@@ -54,13 +54,13 @@ def looked_at(
 
 
 def placeless(maps: Sequence[Tensor], degree: int = 5) -> list[Tensor]:
-    """Return maps (d, h, w) without what depends on the place alone: that part is what a retrofit is to take away.
+    """Return maps (d, h, w) without what depends on the position alone: that part is what a retrofit is to take away.
 
     It is the mean over maps of one shape, less its mean over patches, as far as polynomials of row and column up to
-    `degree` describe it, so that the content of few pictures does not count as place.
+    `degree` describe it, so that the content of few images does not count as position.
     """
-    found = {m.shape: [other for other in maps if other.shape == m.shape] for m in maps}
-    shared = {shape: _smooth(torch.stack(own).mean(0), degree) for shape, own in found.items()}
+    result = {m.shape: [other for other in maps if other.shape == m.shape] for m in maps}
+    shared = {shape: _smooth(torch.stack(own).mean(0), degree) for shape, own in result.items()}
     return [m - shared[m.shape] for m in maps]
 
 
@@ -79,17 +79,17 @@ def constant(maps: Tensor) -> Tensor:
 
 
 def readable(probe: ProbeResult) -> dict[str, Any]:
-    """Return the held-out R² of each target, and of the headline when shuffled and by picture."""
-    found: dict[str, Any] = {row.target: float(np.median(row.r2_heldout)) for row in probe.rows}
-    found["shuffled"] = float(np.median(probe.rows[0].shuffled))
-    return found | {"by picture": np.median(probe.rows[0].r2_heldout, axis=1).tolist()}
+    """Return the held-out R² of each target, and of the headline when shuffled and by image."""
+    result: dict[str, Any] = {row.target: float(np.median(row.r2_heldout)) for row in probe.rows}
+    result["shuffled"] = float(np.median(probe.rows[0].shuffled))
+    return result | {"by picture": np.median(probe.rows[0].r2_heldout, axis=1).tolist()}
 
 
-def turned(pair: ModelPair, pictures: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the D4 error of each side, picture by picture: 0 is the same, 1.41 unrelated."""
-    row: dict[str, Any] = {"pictures": len(pictures), "error": {}}
+def rotated(pair: ModelPair, images: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the D4 error of each side, image by image: 0 is the same, 1.41 unrelated."""
+    row: dict[str, Any] = {"pictures": len(images), "error": {}}
     for side, function in pair.functions().items():
-        found = equivariance(function, pictures, measures=("error",), controls=False)
-        (mean,) = (r for r in found if (r.transform, r.metric, r.part) == (D4_MEAN, "error", FULL))
+        result = equivariance(function, images, measures=("error",), controls=False)
+        (mean,) = (r for r in result if (r.transform, r.metric, r.part) == (D4_MEAN, "error", FULL))
         row["error"][side] = mean.values.tolist()
     return row

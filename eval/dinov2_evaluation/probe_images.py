@@ -1,4 +1,4 @@
-"""The pictures that students and their teachers are measured on, and how many of them."""
+"""The images that students and their teachers are measured on, and how many of them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vispe.train.data import FolderSource, SyntheticSource
 from vispe.train.evaluate.probe_images import CentreWindows, Noise, Settings, Textures
 
 KINDS = ("noise", "textures", "micrographs", "synthetic", "pool")
-"""Uniform noise; generated homogeneous textures; homogeneous micrographs; synthetic pictures such as students learn
-from, of another seed; pictures that students may have learnt from."""
+"""Uniform noise; generated homogeneous textures; homogeneous micrographs; synthetic images such as students learn
+from, of another seed; images that students may have learnt from."""
 
 PLACELESS = KINDS[:3]
-"""Kinds that show no place: what is read there comes from the model."""
+"""Kinds that show no position: what is read there comes from the model."""
 
 ANOTHER_SEED = 2_000  # students learn from seed 0
-_LARGE_ENOUGH = 0.9  # of the size that is asked for: smaller windows are left out
+_LARGE_ENOUGH = 0.9  # of the size that is requested: smaller windows are omitted
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Extent:
     Attributes:
         noise: noise images.
         textures: generated textures.
-        synthetic: synthetic pictures of another seed.
-        pool: pictures of the pool, evenly over all of them.
+        synthetic: synthetic images of another seed.
+        pool: images of the pool, evenly over all of them.
         each: micrographs of each set, the first by name; None for all.
         sets: sets of micrographs, the first by name; None for all.
-        turned: textures that are turned and mirrored, and as many micrographs, from different sets.
-        masks: choices of patches that the probe learns from, for each picture.
+        rotated: textures that are rotated and mirrored, and as many micrographs, from different sets.
+        masks: choices of patches that the probe learns from, for each image.
         budget: scribbled pixels of each class.
-        sizes: sides of pictures in pixels; scribbles are drawn at the last one.
+        sizes: sides of images in pixels; scribbles are drawn at the last one.
     """
 
     noise: int = 8
@@ -49,13 +49,13 @@ class Extent:
     pool: int = 24
     each: int | None = None
     sets: int | None = None
-    turned: int = 4
+    rotated: int = 4
     masks: int = 6
     budget: int = 100
     sizes: tuple[int, ...] = (224, 518)
 
 
-QUICK = Extent(noise=2, textures=3, synthetic=2, pool=2, each=1, sets=3, turned=1, masks=2)
+QUICK = Extent(noise=2, textures=3, synthetic=2, pool=2, each=1, sets=3, rotated=1, masks=2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,27 +83,27 @@ def frames_of(folder: Path, extent: Extent) -> list[Frame]:
     Raises:
         SystemExit: the folder has no such set.
     """
-    found: list[Frame] = []
+    result: list[Frame] = []
     sets = sorted(path.parent for path in folder.glob("*/masks"))
     for place in sets[: extent.sets]:
         homogeneous = (place / "scribbles_corner").is_dir()
         for path in sorted((place / "images").glob("*.png"))[: extent.each]:
             image = torch.from_numpy(normalize(read_image(path))[0][0]).permute(2, 0, 1)
             truth = read_image(place / "masks" / path.name).pages[0][..., 0].astype(np.int64) + 1
-            found.append(Frame(place.name, path.stem, image, truth, homogeneous))
-    if not any(frame.homogeneous for frame in found):
+            result.append(Frame(place.name, path.stem, image, truth, homogeneous))
+    if not any(frame.homogeneous for frame in result):
         raise SystemExit(
             f"{folder} has no homogeneous set; give a folder of sets with images, masks and scribbles_corner."
         )
-    return found
+    return result
 
 
 def load_images(
     kind: str, size: int, settings: Settings, extent: Extent, frames: Sequence[Frame], pool: Path | None
 ) -> Sequence[Tensor]:
-    """Return the pictures of a kind, (3, h, w) each, normalised; sides are whole patches, at most `size` pixels.
+    """Return the images of a kind, (3, h, w) each, normalised; sides are whole patches, at most `size` pixels.
 
-    Nothing is resized. Windows of micrographs and of the pool that are much smaller than `size` are left out.
+    Nothing is resized. Windows of micrographs and of the pool that are much smaller than `size` are omitted.
 
     Args:
         kind: one of `KINDS`.
@@ -111,7 +111,7 @@ def load_images(
         settings: of the teacher.
         extent: how many.
         frames: micrographs.
-        pool: folder of unlabelled pictures; None gives no pictures of that kind.
+        pool: folder of unlabelled images; None gives no images of that kind.
     """
     if kind == "noise":
         return Noise(extent.noise, size, settings)
@@ -128,16 +128,16 @@ def load_images(
     return list(CentreWindows([settings.normalized(one) for one in images], settings.patch_size, size))
 
 
-def turned_of(size: int, settings: Settings, extent: Extent, frames: Sequence[Frame]) -> list[Tensor]:
-    """Return the pictures that are turned: textures, and the first micrograph of each homogeneous set."""
+def rotated_of(size: int, settings: Settings, extent: Extent, frames: Sequence[Frame]) -> list[Tensor]:
+    """Return the images that are rotated: textures, and the first micrograph of each homogeneous set."""
     first = {f.group: f for f in reversed(frames) if f.homogeneous and min(f.image.shape[1:]) >= size}
-    groups = sorted(first)[: extent.turned]
+    groups = sorted(first)[: extent.rotated]
     windows = CentreWindows([settings.normalized(first[g].image) for g in groups], settings.patch_size, size)
-    return [*Textures(extent.turned, size, settings), *windows]
+    return [*Textures(extent.rotated, size, settings), *windows]
 
 
 def _some(source: FolderSource, count: int, least: float) -> Iterator[Tensor]:
-    """Yield pictures of which both sides are large enough, evenly over all of them."""
+    """Yield images of which both sides are large enough, evenly over all of them."""
     large = [i for i in range(len(source)) if min(source.shape(i)) >= least]
     for k in np.unique(np.linspace(0, len(large) - 1, min(count, len(large))).round().astype(int)):
         yield source[large[int(k)]]

@@ -1,4 +1,4 @@
-"""Few-scribble segmentation by one linear classifier of tokens, of filters, and of tokens beside filters.
+"""Few-scribble segmentation by one linear classifier of tokens, of filters, and of tokens alongside filters.
 
 Scribbles, pixels that count and the classifier are those of `vispe.train.evaluate.mask_scores`; what is added is that
 tokens and filters, whose maps differ in resolution, may stand side by side.
@@ -50,14 +50,14 @@ def scribbled(
         spread, *corners = drawn(truths[number].numpy(), number, budget)
         # scored on the pixels that no scribble covers, so that all scores are of the same pixels
         covered = np.any([marks > 0 for marks in (spread, *corners)], axis=0)
-        wanted = np.where(covered, 0, truths[number].numpy())
+        expected = np.where(covered, 0, truths[number].numpy())
         for name in ALONE:
-            best = learnt([maps[name]], spread, wanted, n_classes)
+            best = learnt([maps[name]], spread, expected, n_classes)
             own[name].append(best)
-            lost = [best - learnt([maps[name]], marks, wanted, n_classes) for marks in corners]
+            lost = [best - learnt([maps[name]], marks, expected, n_classes) for marks in corners]
             corner[name].append(finite_mean(np.array(lost)))
         for name, side in zip(BESIDE, SIDES, strict=True):
-            own[name].append(learnt([maps[side], maps["filters"]], spread, wanted, n_classes))
+            own[name].append(learnt([maps[side], maps["filters"]], spread, expected, n_classes))
     return {"images": [f.name for f in frames], "classes": n_classes, "own": own, "corner": corner}
 
 
@@ -69,11 +69,11 @@ def drawn(truth: np.ndarray, number: int, budget: int) -> list[np.ndarray]:
     ]
 
 
-def learnt(maps: Sequence[Tensor], marks: np.ndarray, wanted: np.ndarray, n_classes: int) -> float:
+def learnt(maps: Sequence[Tensor], marks: np.ndarray, expected: np.ndarray, n_classes: int) -> float:
     """Return the mIoU that a classifier of these marks reaches; NaN when they show fewer than two classes."""
     if len(np.unique(marks[marks > 0])) < 2:
         return float("nan")
-    return mean_iou(wanted, labels(maps, marks), n_classes)
+    return mean_iou(expected, labels(maps, marks), n_classes)
 
 
 def labels(maps: Sequence[Tensor], marks: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from vispe.train.evaluate.criteria import Criterion
 
 PUBLISHED = {"noise": (0.89, -0.83), "textures": (0.71, 0.32), "micrographs": (0.83, -0.23)}
 """R² before and after in the literature (arXiv 2603.16840 and its notebooks, ViT-S/14 with `alibi2d`, 118,000
-photographs): other pictures and other sizes, so only the order of magnitude can be compared."""
+photographs): other images and other sizes, so only the order of magnitude can be compared."""
 
 
 LIKENESS = {
@@ -48,11 +48,11 @@ def _table(reports: Sequence[Mapping[str, Any]]) -> str:
         what, kind = [*plain.split(), ""][:2]
         one, known = met[first][keys[0]], [others(reports[first]["rows"], key) for key in keys]
         # with scribbles the limit is what the teacher reaches
-        asked = {"corner": "at most the teacher's", "miou": "at least the teacher's"}.get(
+        requested = {"corner": "at most the teacher's", "miou": "at least the teacher's"}.get(
             what, one.limit_text
         )
         published = " → ".join(_number(v, 2) for v in PUBLISHED[kind]) if what == "r2" else ""
-        cells = [one.title.partition(" px")[0].rstrip("0123456789 ,"), asked, published]
+        cells = [one.title.partition(" px")[0].rstrip("0123456789 ,"), requested, published]
         cells += [_numbers([k.get(side) for k in known]) for side in COLUMNS.values()]
         table.append([*cells, *(_judged([by[key] for key in keys if key in by]) for by in met)])
     table += _unlimited(reports)
@@ -65,15 +65,15 @@ def _table(reports: Sequence[Mapping[str, Any]]) -> str:
     return f"{markdown_table(table)}\n\nTwo numbers in a cell are those at {sizes} px. Targets met: {met}."
 
 
-def _judged(found: Sequence[Criterion]) -> str:
+def _judged(result: Sequence[Criterion]) -> str:
     """Return the numbers of a target at all sizes, and whether they meet its limit."""
-    words = ["met" if c.met else "missed" for c in found]
+    words = ["met" if c.met else "missed" for c in result]
     verdict = words[0] if len(set(words)) == 1 else " / ".join(words)
-    return f"{_numbers([c.value for c in found])} {verdict}" if found else ""
+    return f"{_numbers([c.value for c in result])} {verdict}" if result else ""
 
 
 def _unlimited(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return lines of what has no limit: likeness less what all patches share, the pool, and turned pictures."""
+    """Return lines of what has no limit: likeness less what all patches share, the pool, and rotated images."""
     lines = []
     for kind in (*UNSEEN, "pool"):
         own = [[r for r in report["rows"] if r.get("kind") == kind] for report in reports]
@@ -87,15 +87,15 @@ def _unlimited(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             [np.array(r["rank"]["after"]) / np.array(r["rank_placeless"]) for r in rows] for rows in own
         ]
         cells = [_numbers([float(np.median(share)) for share in each]) for each in shares]
-        words = "effective rank, share of the blanked teacher's without what a place has in all pictures"
+        words = "effective rank, share of the blanked teacher's without what a position has in all images"
         lines.append([f"{words}, {kind}", "", *gap, *cells])
         constant = _numbers([float(np.mean(row["cosine_constant"])) for row in next(filter(None, own))])
         lines.append(
             [f"cosine of what is the same in all patches, {kind}", "", *gap[1:], constant, *[""] * len(own)]
         )
-    turned = [[r["error"] for r in report["rows"] if r["question"] == "turned"] for report in reports]
-    known = [_numbers([_mean(e.get(side)) for e in turned[0]]) for side in COLUMNS.values()]
-    cells = [_numbers([_mean(e["after"]) for e in errors]) for errors in turned]
+    rotated = [[r["error"] for r in report["rows"] if r["question"] == "turned"] for report in reports]
+    known = [_numbers([_mean(e.get(side)) for e in rotated[0]]) for side in COLUMNS.values()]
+    cells = [_numbers([_mean(e["after"]) for e in errors]) for errors in rotated]
     return [*lines, ["D4 error (0 the same, 1.41 unrelated)", "", "", *known, *cells]]
 
 
@@ -108,7 +108,7 @@ def _numbers(values: Sequence[float | None]) -> str:
 
 
 def _name(report: Mapping[str, Any]) -> str:
-    return report["student"]["name"] + (" (quick: few pictures)" if report["quick"] else "")
+    return report["student"]["name"] + (" (quick: few images)" if report["quick"] else "")
 
 
 def _number(value: float, digits: int = 3) -> str:

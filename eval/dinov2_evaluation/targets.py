@@ -1,4 +1,4 @@
-"""What a student is asked for, from the rows of its results."""
+"""Targets of a student, from the rows of its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COSINE, RANK = 0.95, 0.6
 """Least cosine to the blanked teacher, and least share of the teacher's effective rank."""
 
 UNSEEN = ("textures", "micrographs", "synthetic")
-"""Kinds on which features should be like the teacher's; pictures of the pool are shown, but a student may know them."""
+"""Kinds on which features should be like the teacher's; images of the pool are shown, but a student may know them."""
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[Criterion]:
@@ -28,7 +28,7 @@ def _looks(rows: Sequence[Mapping[str, Any]]) -> Iterator[Criterion]:
     looks = [row for row in rows if row["question"] == "look"]
     for kind in PLACELESS:
         for row in (r for r in looks if r["kind"] == kind):
-            title = f"R² of place, {kind}, {row['size']} px"
+            title = f"R² of position, {kind}, {row['size']} px"
             yield Criterion(f"r2 {kind} {row['size']}", title, row["r2"]["after"]["lr+ud"], GONE, "most")
     unseen = [row for kind in UNSEEN for row in looks if row["kind"] == kind]
     for row in unseen:
@@ -49,7 +49,7 @@ def _scribbles(rows: Sequence[Mapping[str, Any]]) -> Iterator[Criterion]:
     if own := _means(rows, "own"):
         title = "mIoU of few scribbles, tokens alone"
         yield Criterion("miou", title, own["after"], own["before"], "least")
-        title = "mIoU of few scribbles, tokens beside filters"
+        title = "mIoU of few scribbles, tokens alongside filters"
         yield Criterion("miou beside", title, own["after + filters"], own["before + filters"], "least")
 
 
@@ -83,16 +83,16 @@ def others(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
     """Return the number of a target for filters, the teacher and the blanked teacher, where they have one."""
     what, *rest = key.split()
     if what == "r2":
-        return {side: found["lr+ud"] for side, found in look(rows, rest[0], int(rest[1]))["r2"].items()}
+        return {side: result["lr+ud"] for side, result in look(rows, rest[0], int(rest[1]))["r2"].items()}
     if what == "corner":
         return _means(rows, "corner")
     if what == "miou":
-        found = _means(rows, "own")
+        result = _means(rows, "own")
         more = " + filters" if rest else ""
-        return {"filters": found["filters"]} | {side: found[side + more] for side in ("before", "blanked")}
+        return {"filters": result["filters"]} | {side: result[side + more] for side in ("before", "blanked")}
     return {}
 
 
 def look(rows: Sequence[Mapping[str, Any]], kind: str, size: int) -> Mapping[str, Any]:
-    """Return the row of a kind of pictures at a size."""
+    """Return the row of a kind of images at a size."""
     return next(r for r in rows if r["question"] == "look" and (r["kind"], r["size"]) == (kind, size))

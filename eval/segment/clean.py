@@ -3,7 +3,7 @@
 Each image by itself, trained on its own scribbles with the default features and logistic
 regression, and scored on all pixels.
 The radius and the penalty of the filter were chosen on the first two images of each set by name ('seen'), among radii
-of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were looked at once. Finished rows are kept; `--fresh`
+of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were looked at once. Finished rows are stored; `--fresh`
 starts again.
 
     python eval/segment/clean.py ../shared/data/microscopy
@@ -84,16 +84,16 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Average before and after by group and by set, and count the images that became worse."""
     groups = {"seen": [r for r in rows if r["seen"]], "unseen": [r for r in rows if not r["seen"]]}
     groups |= {name: [r for r in rows if r["set"] == name] for name in dict.fromkeys(r["set"] for r in rows)}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, own in groups.items():
         if not own:
             continue
-        found[name] = {"images": len(own)}
+        result[name] = {"images": len(own)}
         for key in KEYS:
             before, after = (np.array([r[f"{key}_{when}"] for r in own]) for when in ("before", "after"))
-            found[name][key] = [round(float(before.mean()), 4), round(float(after.mean()), 4)]
-            found[name][f"{key}_worse"] = int((after < before - 0.001).sum())
-    return found
+            result[name][key] = [round(float(before.mean()), 4), round(float(after.mean()), 4)]
+            result[name][f"{key}_worse"] = int((after < before - 0.001).sum())
+    return result
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Clusters are found on each image by itself, and once on all images of a set together (the first three by name), K being
 the number of classes in the truth; they are matched one to one to the classes, and scored on all pixels. Every run goes
 through `vispe.segment.pipeline`. The result decides one thing, the features that `--cluster` takes by default; nothing
-else was chosen by these micrographs. Finished rows are kept: a second call goes on where the first one stopped;
+else was chosen by these micrographs. Finished rows are stored: a second call goes on where the first one stopped;
 `--fresh` starts again.
 
     python eval/segment/cluster.py ../shared/data/microscopy
@@ -63,10 +63,10 @@ def main() -> None:
             "rows": rows,
         }
         write_json(RESULT, state, force=True)
-        found = rows[-len(job["images"]) :]
+        result = rows[-len(job["images"]) :]
         print(
             *key,
-            *(f"{k} {np.mean([r[k] for r in found]):.3f}" for k in ("miou", "adjusted_rand")),
+            *(f"{k} {np.mean([r[k] for r in result]):.3f}" for k in ("miou", "adjusted_rand")),
             flush=True,
         )
     print(json.dumps(summary(rows), indent=1))
@@ -113,7 +113,7 @@ def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Average each fit, method and kind of features over sets, each set over its images."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key in dict.fromkeys((r["fit"], r["method"], r["features"]) for r in rows):
         own = [r for r in rows if (r["fit"], r["method"], r["features"]) == key]
         sets: dict[str, dict[str, float]] = {}
@@ -123,8 +123,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 k: round(float(np.mean([r[k] for r in part])), 4) for k in ("miou", "adjusted_rand")
             }
         mean = {k: round(float(np.mean([s[k] for s in sets.values()])), 4) for k in ("miou", "adjusted_rand")}
-        found[", ".join(key)] = {"mean of the sets": mean, "images": len(own), "sets": sets}
-    return found
+        result[", ".join(key)] = {"mean of the sets": mean, "images": len(own), "sets": sets}
+    return result
 
 
 def _classes(path: Path) -> set[int]:

@@ -1,11 +1,11 @@
 """Measures how often `--cluster` without a number finds as many clusters as there are phases.
 
-Each picture by itself: textures of vispe with 2 to 6 phases of their own grey level in noise, and the micrographs of
-each set, whose number of classes is that of the truth. Beside the choice of vispe: the silhouette alone (as it was
+Each image by itself: textures of vispe with 2 to 6 phases of their own grey level in noise, and the micrographs of
+each set, whose number of classes is that of the truth. Alongside the choice of vispe: the silhouette alone (as it was
 before), the gap statistic with the rule of one standard error (Tibshirani, Walther and Hastie, 2001), and stability
-(clusters of two halves of the pixels, compared by the adjusted Rand index). The rule was made on 'seen' pictures (the
+(clusters of two halves of the pixels, compared by the adjusted Rand index). The rule was made on 'seen' images (the
 first three of each set by name, and two seeds); 'unseen' ones, the next three, and three seeds with other grains and
-more noise, were looked at once. Finished rows are kept; `--fresh` starts again.
+more noise, were looked at once. Finished rows are stored; `--fresh` starts again.
 
     python eval/segment/cluster_count.py ../shared/data/microscopy
 """
@@ -60,16 +60,16 @@ def main() -> None:
 
 
 def jobs(data: Path) -> Iterator[dict[str, Any]]:
-    """Yield every picture with how it is made or read."""
+    """Yield every image with how it is made or read."""
     for phases in range(2, 7):
         for seed in (0, 1, 10, 11, 12):
-            seen = seed < 10
-            made = {"grain": 32 if seen else 20, "noise": 0.03 if seen else 0.04}
+            recorded = seed < 10
+            made = {"grain": 32 if recorded else 20, "noise": 0.03 if recorded else 0.04}
             name = f"{phases} phases, seed {seed}"
             yield {
                 "set": "textures",
                 "image": name,
-                "seen": seen,
+                "seen": recorded,
                 "read": lambda p=phases, s=seed, m=made: texture(p, s, **m),
             }
     for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
@@ -103,11 +103,11 @@ def measure(features: Features, page: np.ndarray, truth: np.ndarray) -> dict[str
     mask = np.zeros(truth.size, bool)
     mask[np.random.default_rng(0).permutation(truth.size)[:PIXELS]] = True
     mask = mask.reshape(truth.shape)
-    found = features.prepare(page, np.ones(truth.shape, bool)).gather(mask)
-    choice = PixelClusters("auto").fit(found, page[mask].mean(-1)).choice
+    result = features.prepare(page, np.ones(truth.shape, bool)).gather(mask)
+    choice = PixelClusters("auto").fit(result, page[mask].mean(-1)).choice
     if choice is None:
         raise SystemExit("PixelClusters('auto') made no choice.")
-    points = StandardScaler().fit_transform(found)[:PART]
+    points = StandardScaler().fit_transform(result)[:PART]
     return {
         "phases": len(np.unique(truth)),
         "silhouette": max(choice.silhouette, key=lambda k: (choice.silhouette[k], -k)),
@@ -137,7 +137,7 @@ def gap(points: np.ndarray) -> int:
 
 
 def stability(points: np.ndarray) -> int:
-    """Choose the number whose clusters are most alike when found on two halves of the pixels."""
+    """Choose the number whose clusters agree most between two halves of the pixels."""
     from sklearn.cluster import KMeans
     from sklearn.metrics import adjusted_rand_score
 
@@ -156,7 +156,7 @@ def stability(points: np.ndarray) -> int:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the share of pictures whose number is right, by method and group."""
+    """Give the share of images whose number is right, by method and group."""
     groups = {
         "seen textures": [r for r in rows if r["seen"] and r["set"] == "textures"],
         "seen micrographs": [r for r in rows if r["seen"] and r["set"] != "textures"],

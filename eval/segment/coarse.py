@@ -1,10 +1,10 @@
-"""Measures the most that a second, coarse teacher could give vispe_micro: features of a large model beside its own.
+"""Measures the most that a second, coarse teacher could give vispe_micro: features of a large model alongside its own.
 
-A network of the same size that was taught by another model can at best have that model's features besides its own. So
-one linear classifier per picture gets filters and vispe_micro; the same and the principal components of a block of the
+A network of the same size that was taught by another model can at best add that model's features to its own. So
+one linear classifier per image gets filters and vispe_micro; the same and the principal components of a block of the
 large model, one token for 14 pixels; and, as a control for what a coarser look alone gives, the same and
-vispe_micro's features averaged over 16 pixels. Pictures are synthetic tasks, by which is decided whether a network is
-worth training, and micrographs. Classes are not weighed. Finished rows are kept; `--fresh` starts again.
+vispe_micro's features averaged over 16 pixels. Images are synthetic tasks, by which is decided whether a network is
+worth training, and micrographs. Classes are not weighed. Finished rows are stored; `--fresh` starts again.
 
     python eval/segment/coarse.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
 """
@@ -22,7 +22,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from scipy.ndimage import uniform_filter
-from tokens import SYNTHETIC, Picture, Setting, digest, opened, pictures
+from tokens import SYNTHETIC, Picture, Setting, digest, images, opened
 
 from vispe.files import atomic_path
 from vispe.segment.classify.pixel_classifier import PixelClassifier
@@ -60,7 +60,7 @@ def main() -> None:
     done = {(row["set"], row["image"]) for row in rows}
     filters, micro = Features(FeatureConfig("filters")), Features(FeatureConfig("tokens", model=NAME))
     large = Features(Setting(14, 1, options.layer, 1).config(MODEL, options.weights))
-    for name, image in pictures(options.data, options.sets, None, options.synthetic):
+    for name, image in images(options.data, options.sets, None, options.synthetic):
         if (name, image) not in done:
             rows.append(
                 {
@@ -75,13 +75,15 @@ def main() -> None:
     print(json.dumps(summary(rows), indent=1))
 
 
-def measure(picture: Picture, filters: Features, micro: Features, large: Features) -> dict[str, float]:
-    """Return the mean IoU over all pixels of a picture with each set of features, taught by its strokes."""
-    valid = np.ones(picture.truth.shape, bool)
-    first, seen = (dense(features, picture.page, valid) for features in (filters, micro))
-    near = uniform_filter(seen.reshape(*valid.shape, -1), (SIDE, SIDE, 0)).reshape(seen.shape)
-    beside = {OWN: (), TAUGHT: (dense(large, picture.page, valid),), AVERAGED: (near,)}
-    return {words: score(picture, np.concatenate([first, seen, *more], 1)) for words, more in beside.items()}
+def measure(image: Picture, filters: Features, micro: Features, large: Features) -> dict[str, float]:
+    """Return the mean IoU over all pixels of an image with each set of features, taught by its strokes."""
+    valid = np.ones(image.truth.shape, bool)
+    first, recorded = (dense(features, image.page, valid) for features in (filters, micro))
+    near = uniform_filter(recorded.reshape(*valid.shape, -1), (SIDE, SIDE, 0)).reshape(recorded.shape)
+    beside = {OWN: (), TAUGHT: (dense(large, image.page, valid),), AVERAGED: (near,)}
+    return {
+        words: score(image, np.concatenate([first, recorded, *more], 1)) for words, more in beside.items()
+    }
 
 
 def dense(features: Features, page: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -92,13 +94,13 @@ def dense(features: Features, page: np.ndarray, valid: np.ndarray) -> np.ndarray
     return features.prepare(page, valid).gather_indices(np.arange(valid.size))
 
 
-def score(picture: Picture, features: np.ndarray) -> float:
+def score(image: Picture, features: np.ndarray) -> float:
     """Return the mean IoU of a linear classifier."""
-    drawn = picture.drawn.ravel()
-    classes = int(max(picture.truth.max(), drawn.max()))
+    drawn = image.drawn.ravel()
+    classes = int(max(image.truth.max(), drawn.max()))
     fitted = PixelClassifier("logistic", classes).fit(features[drawn > 0], drawn[drawn > 0])
-    labels = fitted.probabilities(features).argmax(1).reshape(picture.truth.shape) + 1
-    return round(mean_iou(labels, picture.truth, classes), 4)
+    labels = fitted.probabilities(features).argmax(1).reshape(image.truth.shape) + 1
+    return round(mean_iou(labels, image.truth, classes), 4)
 
 
 def save(made: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
@@ -110,7 +112,7 @@ def save(made: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return means of each set, and differences from filters and vispe_micro with intervals of 95 % over pictures."""
+    """Return means of each set, and differences from filters and vispe_micro with intervals of 95 % over images."""
     random = np.random.default_rng(0)
     out: dict[str, Any] = {}
     for name in (*dict.fromkeys(row["set"] for row in rows), "micrographs"):

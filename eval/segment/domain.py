@@ -1,12 +1,12 @@
 """Measures the warning of `vispe apply` that an image differs from those of training.
 
-Models are trained on the scribbles of one image of a set, and of four. Each is asked about the other images of its
+Models are trained on the scribbles of one image of a set, and of four. Each is tested on the other images of its
 set (false alarms, and images that it fails on), about all images of its set changed (inverted, another gamma,
 blurred, half and twice the magnification, noisy), and about the images of other sets with as many channels. Features,
 summary and score are those of `vispe.segment`; mIoU is that of the classifier on every eighth pixel along each axis,
 classes not weighed. `loss` is what it lies below that of a model from the own scribbles of the unchanged image. Rows
 hold the distance in units of the largest distance of a held-out part: 1 over the margins of
-`vispe.segment.classify.out_of_distribution` is the limit. Finished trainings are kept: a second call goes on where
+`vispe.segment.classify.out_of_distribution` is the limit. Finished trainings are stored: a second call goes on where
 the first stopped; `--fresh` starts again.
 
     python eval/segment/domain.py ../shared/data/microscopy
@@ -36,7 +36,7 @@ from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.sample_grid import Sample, offsets, sample
 from vispe.segment.features.tiles import Region
-from vispe.segment.live.live_segmentation import micrograph
+from vispe.segment.live.array_image import micrograph
 from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import DEFAULT
 
@@ -58,17 +58,17 @@ def main() -> None:
             raise SystemExit(f"{RESULT} was made with other versions; use --fresh.")
         rows = state["rows"]
     with tempfile.TemporaryDirectory() as folder:
-        seen = Seen(options.data, options.cache or Path(folder))
-        for train in trainings(seen.sets):
+        recorded = Seen(options.data, options.cache or Path(folder))
+        for train in trainings(recorded.sets):
             key = " ".join((train[0].parents[1].name, *(path.stem for path in train)))
             if key in rows:
                 continue
-            rows[key] = measure(train, seen)
+            rows[key] = measure(train, recorded)
             write_json(RESULT, {**facts(rows), "rows": rows}, force=True)
             print(key, f"{len(rows[key])} rows", flush=True)
-    found = facts(rows)
-    write_json(RESULT, {**found, "rows": rows}, force=True)
-    print(json.dumps(found["summary"], indent=1))
+    result = facts(rows)
+    write_json(RESULT, {**result, "rows": rows}, force=True)
+    print(json.dumps(result["summary"], indent=1))
 
 
 class Seen:
@@ -76,7 +76,7 @@ class Seen:
 
     Args:
         data: folder of the sets.
-        folder: where they are kept.
+        folder: where they are stored.
     """
 
     def __init__(self, data: Path, folder: Path) -> None:
@@ -90,28 +90,28 @@ class Seen:
         """Return 'features' (n, f) and 'truth' (n,); unchanged also what a training needs."""
         key = path, change
         if key not in self._known:
-            kept = self.folder / f"{path.parents[1].name} {path.stem} {change}.npz"
-            if not kept.exists():
-                np.savez(kept, **self._computed(path, change))
-            with np.load(kept) as found:
-                self._known[key] = dict(found)
+            retained = self.folder / f"{path.parents[1].name} {path.stem} {change}.npz"
+            if not retained.exists():
+                np.savez(retained, **self._computed(path, change))
+            with np.load(retained) as result:
+                self._known[key] = dict(result)
         return self._known[key]
 
     def _computed(self, path: Path, change: str) -> dict[str, np.ndarray]:
         raw, truth = read_image(path).pages[0], self._labels(path, "masks")
-        picture, truth = changed(raw, truth, change)
-        image = micrograph(picture, axes="YXC")
+        figure, truth = changed(raw, truth, change)
+        image = micrograph(figure, axes="YXC")
         page = normalize(image, "stack", (0.5, 99.5))[0][0]
         prepared = self._features.prepare(page, image.valid[0])
         rows, columns = offsets(Region(0, truth.shape[0], 0, truth.shape[1]))
-        places = (rows[:, None] * truth.shape[1] + columns).ravel()
-        found = {"features": prepared.gather_indices(places), "truth": truth.ravel()[places]}
+        positions = (rows[:, None] * truth.shape[1] + columns).ravel()
+        result = {"features": prepared.gather_indices(positions), "truth": truth.ravel()[positions]}
         if change == "same":
             drawn = self._labels(path, "scribbles")
             taught = sample(prepared, image.valid[0])
-            found |= {"own": prepared.gather(drawn > 0), "classes": drawn[drawn > 0].astype(np.int64)}
-            found |= {f"sample.{key}": value for key, value in vars(taught).items()}
-        return found
+            result |= {"own": prepared.gather(drawn > 0), "classes": drawn[drawn > 0].astype(np.int64)}
+            result |= {f"sample.{key}": value for key, value in vars(taught).items()}
+        return result
 
     @staticmethod
     def _labels(path: Path, folder: str) -> np.ndarray:
@@ -119,7 +119,7 @@ class Seen:
 
 
 def changed(raw: np.ndarray, truth: np.ndarray, change: str) -> tuple[np.ndarray, np.ndarray]:
-    """Change a picture (h, w, c), and its truth (h, w) with it."""
+    """Change an image (h, w, c), and its truth (h, w) with it."""
     if change == "same":
         return raw, truth
     grey = raw.astype(np.float32) / max(float(raw.max()), 1)
@@ -134,13 +134,13 @@ def changed(raw: np.ndarray, truth: np.ndarray, change: str) -> tuple[np.ndarray
         size = 2 * part.shape[0], 2 * part.shape[1]
         return resize(grey[middle], (*size, raw.shape[2]), order=1), part.repeat(2, 0).repeat(2, 1)
     noise = np.random.default_rng(0).normal(0, 0.1 * (high - low), grey.shape).astype(np.float32)
-    pictures = {
+    images = {
         "inverted": lambda: 1 - grey,
         "gamma": lambda: grey**2,
         "blurred": lambda: gaussian_filter(grey, (2, 2, 0)),
         "noisy": lambda: grey + noise,
     }
-    return pictures[change](), truth
+    return images[change](), truth
 
 
 def trainings(sets: list[list[Path]]) -> Iterator[list[Path]]:
@@ -153,13 +153,13 @@ def trainings(sets: list[list[Path]]) -> Iterator[list[Path]]:
         yield from ([images[i] for i in one] for one in sorted(drawn))
 
 
-def measure(train: list[Path], seen: Seen) -> dict[str, Any]:
+def measure(train: list[Path], recorded: Seen) -> dict[str, Any]:
     """Train on images and ask about all others -> image and change: distance, mIoU, loss; of other sets: distance."""
-    taught = [seen(path) for path in train]
+    taught = [recorded(path) for path in train]
     samples = [Sample(*(one[f"sample.{key}"] for key in ("features", "patch", "part"))) for one in taught]
     domain = fit_distribution(samples)
-    own = next(images for images in seen.sets if train[0] in images)
-    count = int(max(seen(path)["classes"].max() for path in own))
+    own = next(images for images in recorded.sets if train[0] in images)
+    count = int(max(recorded(path)["classes"].max() for path in own))
     classifier = learnt(taught, count)
     margin = MARGIN_ONE if len(train) == 1 else MARGIN
 
@@ -168,15 +168,15 @@ def measure(train: list[Path], seen: Seen) -> dict[str, Any]:
 
     rows: dict[str, Any] = {}
     for path in own:
-        best = miou(learnt([seen(path)], count), seen(path))
+        best = miou(learnt([recorded(path)], count), recorded(path))
         for change in CHANGES[path in train :]:
-            one = seen(path, change)
+            one = recorded(path, change)
             score = miou(classifier, one)
             rows[f"{path.stem} {change}"] = [distance(one), round(score, 4), round(best - score, 4)]
     width = taught[0]["features"].shape[1]
-    for images in seen.sets:
-        if images is not own and seen(images[0])["features"].shape[1] == width:
-            rows |= {f"other {path.stem}": [distance(seen(path))] for path in images[:OTHERS]}
+    for images in recorded.sets:
+        if images is not own and recorded(images[0])["features"].shape[1] == width:
+            rows |= {f"other {path.stem}": [distance(recorded(path))] for path in images[:OTHERS]}
     return rows
 
 
@@ -188,17 +188,17 @@ def learnt(taught: list[dict[str, np.ndarray]], count: int) -> PixelClassifier:
 
 def miou(classifier: PixelClassifier, one: dict[str, np.ndarray]) -> float:
     """Score a classifier on the lattice, over the classes present in truth or result."""
-    found, truth = classifier.probabilities(one["features"]).argmax(1), one["truth"]
+    result, truth = classifier.probabilities(one["features"]).argmax(1), one["truth"]
     shares = [
-        ((found == k) & (truth == k)).sum() / either
+        ((result == k) & (truth == k)).sum() / either
         for k in range(classifier.n_classes)
-        if (either := ((found == k) | (truth == k)).sum())
+        if (either := ((result == k) | (truth == k)).sum())
     ]
     return float(np.mean(shares))
 
 
 def facts(rows: dict[str, Any]) -> dict[str, Any]:
-    """Return what the file says beside the rows."""
+    """Return the settings that are stored with the rows."""
     return {
         "what": __doc__.splitlines()[0],
         "versions": versions(),
@@ -215,16 +215,16 @@ def summary(rows: dict[str, Any]) -> dict[str, Any]:
         own = {key: part for key, part in rows.items() if (len(key.split()) > 2) == several}
         if not own:
             continue
-        found: dict[str, Any] = {"trainings": len(own), "sets": {}}
+        result: dict[str, Any] = {"trainings": len(own), "sets": {}}
         for which in dict.fromkeys(key.split()[0] for key in own):
-            found["sets"][which] = alarms({k: v for k, v in own.items() if k.split()[0] == which}, margin)
-        found["all"] = alarms(own, margin)
-        out[name] = found
+            result["sets"][which] = alarms({k: v for k, v in own.items() if k.split()[0] == which}, margin)
+        result["all"] = alarms(own, margin)
+        out[name] = result
     return out
 
 
 def alarms(rows: dict[str, Any], margin: float) -> dict[str, Any]:
-    """Count alarms among the rows of some trainings, by what was asked about -> [alarms, asked]."""
+    """Count alarms among the rows of some trainings, by the tested images -> [alarms, tests]."""
     pairs = [(key.split()[-1], row) for part in rows.values() for key, row in part.items() if len(row) == 3]
     same = [row for change, row in pairs if change == "same"]
 

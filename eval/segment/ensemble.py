@@ -58,8 +58,8 @@ def main() -> None:
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    if RESULT.exists() and (found := json.loads(RESULT.read_text()))["versions"] == versions():
-        rows = found["rows"]
+    if RESULT.exists() and (result := json.loads(RESULT.read_text()))["versions"] == versions():
+        rows = result["rows"]
     done = {(row["mode"], row["set"], row["image"]) for row in rows}
     for folder in sorted(path for path in options.data.iterdir() if (path / "images").is_dir()):
         names = sorted(path.stem for path in (folder / "images").glob("*.png"))
@@ -106,8 +106,8 @@ def features_of(folder: Path, name: str, cache: Path) -> dict[str, np.ndarray]:
         gathered = features.prepare(page, image.valid[0]).gather_indices(union)
         out |= {f"{kind}_x": gathered[np.searchsorted(union, own)] for kind, own in index.items()}
         np.savez(stored, **out)
-    with np.load(stored) as found:
-        return dict(found)
+    with np.load(stored) as result:
+        return dict(result)
 
 
 def measure(
@@ -211,7 +211,7 @@ def save(rows: list[dict[str, Any]]) -> None:
     ):
         pattern = MARK.format(mark, mark)
         page = re.sub(
-            pattern, lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL
+            pattern, lambda result, text=text: f"{result[1]}{text}\n{result[2]}", page, flags=re.DOTALL
         )
     PAGE.write_text(page)
 

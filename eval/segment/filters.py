@@ -3,7 +3,7 @@
 One classifier per image from its own scribbles (the first four images of each set in sorted order; scribbled pixels
 count; classes are not weighed by their frequency, as with `--prior uniform`), and for the superalloy one classifier
 from four images scored on the eight others. Every run goes through `vispe.segment.pipeline`, so what is measured is
-what the command does. Finished rows are kept in the result file: a second call goes on where the first one stopped;
+what the command does. Finished rows are stored in the result file: a second call goes on where the first one stopped;
 `--fresh` starts again.
 
     python eval/segment/filters.py ../shared/data/microscopy
@@ -143,14 +143,14 @@ def measure(job: dict[str, Any], seed: int) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Average the rows of each set, classifier and kind of scribbles, beside the reference."""
+    """Average the rows of each set, classifier and kind of scribbles, alongside the reference."""
     out = []
     for key in dict.fromkeys((r["set"], r["classifier"], r["scribbles"]) for r in rows):
         name, classifier, scribbles = key
         own = [r for r in rows if (r["set"], r["classifier"], r["scribbles"]) == key]
         values = np.array([r["miou"] for r in own])
-        wanted = dict(zip(CLASSIFIERS, REFERENCE.get(name, {}).get(scribbles, ()), strict=False))
-        reference = wanted.get(classifier)
+        expected = dict(zip(CLASSIFIERS, REFERENCE.get(name, {}).get(scribbles, ()), strict=False))
+        reference = expected.get(classifier)
         out.append(
             {
                 "set": name,

@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", default=["accuracy", "picture"], choices=["accuracy", "picture"])
     for name in parser.parse_args().what:
-        {"accuracy": accuracy, "picture": picture}[name]()
+        {"accuracy": accuracy, "picture": draw_figure}[name]()
 
 
 def accuracy() -> None:
@@ -54,12 +54,12 @@ def accuracy() -> None:
 
 def row(kind: str, size: float, truth: float, pages: list[np.ndarray]) -> dict[str, Any]:
     """Compare the measured mean intercepts with the true one."""
-    found = []
+    result = []
     for labels in pages:
         record, _ = measure(labels, [str(k) for k in range(1, PHASES + 1)])
-        found.append(record["patches"] if kind == "grains" else record["classes"]["1"])
-    ratios = [f["mean_intercept"] / truth for f in found]
-    held = [f["mean_intercept_ci95"][0] <= truth <= f["mean_intercept_ci95"][1] for f in found]
+        result.append(record["patches"] if kind == "grains" else record["classes"]["1"])
+    ratios = [f["mean_intercept"] / truth for f in result]
+    held = [f["mean_intercept_ci95"][0] <= truth <= f["mean_intercept_ci95"][1] for f in result]
     return {
         "kind": kind,
         "size_px": size,
@@ -68,7 +68,7 @@ def row(kind: str, size: float, truth: float, pages: list[np.ndarray]) -> dict[s
         "ratio_std": round(float(np.std(ratios, ddof=1)), 4),
         "interval_holds_truth": round(float(np.mean(held)), 3),
         "relative_accuracy_percent": round(
-            float(np.mean([f["relative_accuracy_percent"] for f in found])), 2
+            float(np.mean([f["relative_accuracy_percent"] for f in result])), 2
         ),
     }
 
@@ -81,7 +81,7 @@ def grains(size: float, seed: int) -> np.ndarray:
 
 
 def discs(radius: float, density: float, seed: int) -> np.ndarray:
-    """Draw discs (2) at random places of a matrix (1) -> (h, w)."""
+    """Draw discs (2) at random positions of a matrix (1) -> (h, w)."""
     rng = np.random.default_rng(seed)
     wide = SIDE + 2 * radius
     y, x = np.mgrid[:SIDE, :SIDE]
@@ -91,7 +91,7 @@ def discs(radius: float, density: float, seed: int) -> np.ndarray:
     return out
 
 
-def picture() -> None:
+def draw_figure() -> None:
     """Draw a label map of stretched grains, its rose of intercepts and its two-point correlations."""
     from matplotlib.figure import Figure
 

@@ -4,7 +4,7 @@ One classifier per image from its own scribbles (spread over the image, and in o
 and for the superalloy one classifier from four images scored on the eight others; with filters, with vispe_micro alone
 and with both. Classes are not weighed by their frequency (`--prior uniform`): what that adds is in `prior.py`.
 Every run goes through `vispe.segment.pipeline`. The micrographs took no part in training or choosing the
-model. Finished rows are kept: a second call goes on where the first one stopped; `--fresh` starts again.
+model. Finished rows are stored: a second call goes on where the first one stopped; `--fresh` starts again.
 
     python eval/segment/micro.py ../shared/data/microscopy
 """
@@ -117,7 +117,7 @@ def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Give the paired gain over filters of each classifier, and what corner scribbles cost beyond what filters lose."""
     score = {(r["classifier"], r["features"], r["set"], r["scribbles"], r["image"]): r["miou"] for r in rows}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for classifier, kind in dict.fromkeys((r["classifier"], r["features"]) for r in rows):
         if kind == "filters":
             continue
@@ -132,8 +132,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             elif (c, k, name, "spread", image) in score:
                 spread, plain = (score[(c, x, name, "spread", image)] for x in (kind, "filters"))
                 corner.setdefault(name, []).append((spread - value) - (plain - base))
-        found[f"{classifier}, {kind}"] = {"gain": _means(gains), "corner costs more": _means(corner)}
-    return found
+        result[f"{classifier}, {kind}"] = {"gain": _means(gains), "corner costs more": _means(corner)}
+    return result
 
 
 def _means(parts: dict[str, list[float]]) -> dict[str, Any]:

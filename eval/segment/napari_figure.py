@@ -1,4 +1,4 @@
-"""Draw the picture of the plugin in docs/how-to/micrographs/napari.md, on a machine without a screen.
+"""Draw the figure of the plugin in docs/how-to/micrographs/napari.md, on a machine without a screen.
 
     python eval/segment/napari_figure.py [--out docs/figures/napari.png]
 
@@ -33,7 +33,9 @@ def main() -> None:
         "--window-size", type=int, nargs=2, default=(1180, 800), help="of the window, in pixels"
     )
     parser.add_argument("--features", default="vispe_micro and filters")
-    parser.add_argument("--without-trust", action="store_true", help="leave out what takes longest")
+    parser.add_argument(
+        "--without-trust", action="store_true", help="omit the invariance report, which takes longest"
+    )
     args = parser.parse_args()
     from vispy.app import Application, Canvas
     from vispy.gloo import gl
@@ -75,7 +77,7 @@ def main() -> None:
     window = viewer.window._qt_window
     viewer.window.add_dock_widget(widget, name="Segment with scribbles", area="right")
     window.resize(*args.window_size)
-    picture = pixels(window.grab().toImage())
+    image = pixels(window.grab().toImage())
     canvas = viewer.window._qt_viewer.canvas
     native = canvas.native
     place = native.mapTo(window, native.rect().topLeft())
@@ -86,9 +88,9 @@ def main() -> None:
     context.set_current()
     drawn = canvas._scene_canvas.render(size=size, alpha=False)
     h, w = drawn.shape[:2]
-    picture[place.y() : place.y() + h, place.x() : place.x() + w] = drawn[..., :3]
-    Image.fromarray(picture).quantize(192, dither=Image.Dither.NONE).save(args.out, optimize=True)
-    print(args.out, picture.shape, f"{args.out.stat().st_size / 1000:.0f} kB", drawn.std())
+    image[place.y() : place.y() + h, place.x() : place.x() + w] = drawn[..., :3]
+    Image.fromarray(image).quantize(192, dither=Image.Dither.NONE).save(args.out, optimize=True)
+    print(args.out, image.shape, f"{args.out.stat().st_size / 1000:.0f} kB", drawn.std())
 
 
 def pixels(image: object) -> np.ndarray:

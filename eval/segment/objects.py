@@ -1,10 +1,10 @@
-"""Measures objects of `vispe segment --objects` against instance masks, beside Otsu's threshold and a watershed.
+"""Measures objects of `vispe segment --objects` against instance masks, alongside Otsu's threshold and a watershed.
 
 One classifier per image from its own scribbles (spread over the image), with logistic regression and otherwise the
-defaults. Beside it the usual way without learning: Otsu's threshold on the smoothed image (the side on which the
-objects are is taken from the truth), then a watershed on the distance transform with peaks at least 10 px apart.
-Objects below 10 px are left out everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union
-above 0.5. Rows are kept: a second call goes on; `--fresh` starts again.
+defaults. Alongside it the usual way without learning: Otsu's threshold on the smoothed image (the side on which the
+objects are is taken from the truth), then a watershed on the distance transform with peak distances of at least 10 px.
+Objects below 10 px are omitted everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union
+above 0.5. Rows are stored: a second call goes on; `--fresh` starts again.
 
     python eval/segment/objects.py ../shared/data/microscopy
 """
@@ -73,7 +73,7 @@ def measure(path: Path) -> list[dict[str, Any]]:
     """Score the three ways on one image -> one row for each."""
     folder, truth = path.parents[1], np.asarray(Image.open(path)).astype(int)
     image = folder / "images" / path.name
-    found = {"otsu + watershed": otsu(np.asarray(Image.open(image)), truth)}
+    result = {"otsu + watershed": otsu(np.asarray(Image.open(image)), truth)}
     with tempfile.TemporaryDirectory() as place:
         out = Path(place, "split")
         report = segment(
@@ -82,20 +82,20 @@ def measure(path: Path) -> list[dict[str, Any]]:
         )  # fmt: skip
         if len(report.run["classes"]) != 2:
             raise SystemExit(f"{image} has other classes than background and objects")
-        found["vispe, split"] = tifffile.imread(out / f"{path.stem}_objects.tif").astype(int)
+        result["vispe, split"] = tifffile.imread(out / f"{path.stem}_objects.tif").astype(int)
         apply(out / MODEL_NAME, [image], Path(place, "keep"), objects=_options("keep", 2))
-        found["vispe, keep"] = tifffile.imread(Path(place, "keep", f"{path.stem}_objects.tif")).astype(int)
+        result["vispe, keep"] = tifffile.imread(Path(place, "keep", f"{path.stem}_objects.tif")).astype(int)
     same = {"set": folder.name, "image": path.stem, "true_count": len(np.unique(truth)) - 1}
-    return [{**same, "method": name, **score(each, truth)} for name, each in found.items()]
+    return [{**same, "method": name, **score(each, truth)} for name, each in result.items()]
 
 
 def _options(touching: str, number: int) -> ObjectOptions:
     return ObjectOptions([f"class {number}"], touching, LEAST)
 
 
-def otsu(picture: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def otsu(image: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Threshold and watershed, as in scikit-image's own example."""
-    grey = rgb2gray(picture[..., :3]) if picture.ndim == 3 else picture
+    grey = rgb2gray(image[..., :3]) if image.ndim == 3 else image
     smooth = gaussian(grey.astype(float), 1)
     mask = smooth > threshold_otsu(smooth)
     if smooth[truth > 0].mean() < smooth[truth == 0].mean():
@@ -109,11 +109,11 @@ def otsu(picture: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return np.where(sizes[parts] >= LEAST, parts, 0)
 
 
-def score(found: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+def score(result: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
     """Match objects of two maps (h, w) that overlap by more than half of their union."""
-    _, a = np.unique(found, return_inverse=True)
+    _, a = np.unique(result, return_inverse=True)
     _, b = np.unique(truth, return_inverse=True)
-    a, b = a.reshape(found.shape), b.reshape(truth.shape)
+    a, b = a.reshape(result.shape), b.reshape(truth.shape)
     pairs = np.zeros((a.max() + 1, b.max() + 1), int)
     np.add.at(pairs, (a, b), 1)
     union = pairs.sum(1, keepdims=True) + pairs.sum(0, keepdims=True) - pairs

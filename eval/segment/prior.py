@@ -1,12 +1,12 @@
 """Measures what class priors change: mean IoU and map fractions of micrographs and of synthetic tasks.
 
-Probabilities are computed once for each picture and kept in a folder: one classifier per image from its own strokes
-(spread over the image, and in one corner), and one from a third of each set that is asked about the rest. Synthetic
-tasks are those of `models.micro.tasks`, by formula, from seeds that no training used. From what is kept, every prior is
+Probabilities are computed once for each image and stored in a folder: one classifier per image from its own strokes
+(spread over the image, and in one corner), and one from a third of each set that is tested on the rest. Synthetic
+tasks are those of `models.micro.tasks`, by formula, from seeds that no training used. Every prior is applied and
 scored: mean IoU of the label map, mean absolute error of its fractions in percentage points, and the calibration error
 over all pixels. A second call goes on where the first stopped.
 
-    python eval/segment/prior.py ../shared/data/microscopy --cache kept/
+    python eval/segment/prior.py ../shared/data/microscopy --cache stored/
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_prior.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "micrographs" / "fractions.md"
 MARK = r"(<!-- priors: [^\n]*-->\n).*?(<!-- end of priors -->)"
 MODES = [
-    *((place, kind, "logistic") for kind in ("both", "filters") for place in ("spread", "corner")),
-    *((place, kind, "forest") for kind in ("both", "filters") for place in ("spread", "corner")),
+    *((layout, kind, "logistic") for kind in ("both", "filters") for layout in ("spread", "corner")),
+    *((layout, kind, "forest") for kind in ("both", "filters") for layout in ("spread", "corner")),
     *((f"x{part}", "both", "logistic") for part in range(3)),
     ("spread", "both", "boosting"),
 ]
@@ -63,40 +63,40 @@ def main() -> None:
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    if RESULT.exists() and (found := json.loads(RESULT.read_text()))["versions"] == versions():
-        rows = found["rows"]
+    if RESULT.exists() and (result := json.loads(RESULT.read_text()))["versions"] == versions():
+        rows = result["rows"]
     done = {(row["mode"], row["set"], row["image"]) for row in rows}
     for number in range(options.synthetic):
-        for place in ("spread", "corner"):
-            mode = f"synthetic, {place}, both, logistic"
+        for layout in ("spread", "corner"):
+            mode = f"synthetic, {layout}, both, logistic"
             if (mode, "synthetic", str(number)) not in done and (
-                found := synthetic(options.cache, number, place)
+                result := synthetic(options.cache, number, layout)
             ):
-                rows.append({"mode": mode, "set": "synthetic", "image": str(number), **score(*found)})
+                rows.append({"mode": mode, "set": "synthetic", "image": str(number), **score(*result)})
     save(rows, "synthetic")
-    for place, kind, classifier in MODES:
-        mode = f"{place}, {kind}, {classifier}"
-        for name, image, training in pictures(options.data, place):
+    for layout, kind, classifier in MODES:
+        mode = f"{layout}, {kind}, {classifier}"
+        for name, image, training in images(options.data, layout):
             if (mode, name, image) in done:
                 continue
             prob, calibration = predicted(
-                options.data, options.cache, name, image, training, place, kind, classifier
+                options.data, options.cache, name, image, training, layout, kind, classifier
             )
             truth = np.asarray(Image.open(options.data / name / "masks" / f"{image}.png"))
             rows.append({"mode": mode, "set": name, "image": image, **score(prob, truth, calibration)})
         save(rows, mode)
 
 
-def pictures(data: Path, place: str) -> Iterator[tuple[str, str, list[str]]]:
+def images(data: Path, layout: str) -> Iterator[tuple[str, str, list[str]]]:
     """Yield set, image and the images that are drawn on."""
     for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
-        drawn = "scribbles_corner" if place == "corner" else "scribbles"
+        drawn = "scribbles_corner" if layout == "corner" else "scribbles"
         names = [path.stem for path in sorted((folder / drawn).glob("*.png"))]
         for name in names:
-            if not place.startswith("x"):
+            if not layout.startswith("x"):
                 yield folder.name, name, [name]
-            elif names.index(name) % 3 != int(place[1:]):
-                yield folder.name, name, names[int(place[1:]) :: 3]
+            elif names.index(name) % 3 != int(layout[1:]):
+                yield folder.name, name, names[int(layout[1:]) :: 3]
 
 
 def predicted(
@@ -105,18 +105,18 @@ def predicted(
     folder: str,
     image: str,
     training: Sequence[str],
-    place: str,
+    layout: str,
     kind: str,
     classifier: str,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Return probabilities (K, h, w) at temperature 1, and the calibration of the classifier."""
-    own = "corner" if place == "corner" else "spread"
+    own = "corner" if layout == "corner" else "spread"
     parts = [labelled(data, keep, folder, name, own, kind) for name in training]
     features, classes = (np.concatenate([part[key] for part in parts]) for key in ("X", "y"))
     of = concatenate_ids([label_scribbles(part["places"], part["y"], tuple(part["shape"])) for part in parts])
     masks = (np.asarray(Image.open(data / folder / "masks" / f"{name}.png")).max() for name in training)
     fitted = PixelClassifier(classifier, int(max(*masks, classes.max() - 1, 1)) + 1)
-    stored = keep / f"{folder}~{image}~{place}~{kind}~{classifier}.npy"
+    stored = keep / f"{folder}~{image}~{layout}~{kind}~{classifier}.npy"
     checked = stored.with_suffix(".json")
     if not checked.exists():
         checked.write_text(json.dumps(calibrate(fitted, features, classes, of)))
@@ -125,8 +125,10 @@ def predicted(
         fitted.fit(features, classes)
         page, valid, source = opened(data / folder / "images" / f"{image}.png", kind)
         source.apply(page, valid, fitted.linear)
-        found = predict_page(page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None)
-        np.save(stored, found.prob)
+        result = predict_page(
+            page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None
+        )
+        np.save(stored, result.prob)
     return np.load(stored), json.loads(checked.read_text())
 
 
@@ -139,51 +141,53 @@ def opened(path: Path, kind: str) -> tuple[np.ndarray, np.ndarray, CachedFeature
     return page, image.valid[0], source
 
 
-def labelled(data: Path, keep: Path, folder: str, name: str, place: str, kind: str) -> dict[str, np.ndarray]:
-    """Return places, classes and features of the labelled pixels of an image."""
-    stored = keep / f"{folder}~{name}~{place}~{kind}.npz"
+def labelled(data: Path, keep: Path, folder: str, name: str, layout: str, kind: str) -> dict[str, np.ndarray]:
+    """Return positions, classes and features of the labelled pixels of an image."""
+    stored = keep / f"{folder}~{name}~{layout}~{kind}.npz"
     if not stored.exists():
-        drawn = "scribbles_corner" if place == "corner" else "scribbles"
+        drawn = "scribbles_corner" if layout == "corner" else "scribbles"
         labels = np.asarray(Image.open(data / folder / drawn / f"{name}.png")).astype(np.int64)
         page, valid, source = opened(data / folder / "images" / f"{name}.png", kind)
-        places = np.flatnonzero(labels)
-        found = source.prepare(page, valid).gather_indices(places)
-        np.savez(stored, X=found, y=labels.ravel()[places], places=places, shape=labels.shape)
-    with np.load(stored) as found:
-        return dict(found)
+        positions = np.flatnonzero(labels)
+        result = source.prepare(page, valid).gather_indices(positions)
+        np.savez(stored, X=result, y=labels.ravel()[positions], places=positions, shape=labels.shape)
+    with np.load(stored) as result:
+        return dict(result)
 
 
-def synthetic(keep: Path, number: int, place: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | None:
+def synthetic(keep: Path, number: int, layout: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | None:
     """Return probabilities, truth and calibration of a synthetic task; None where a corner lacks a phase."""
     from models.micro.tasks import task
     from models.micro.validate import strokes as draw
 
-    stored = keep / f"synthetic~{number}~{place}.npz"
+    stored = keep / f"synthetic~{number}~{layout}.npz"
     if not stored.exists():
         random = np.random.default_rng([2**31, number])
         one = task(random, 384)
-        drawn = {where: draw(random, one.labels, where == "corner") for where in ("spread", "corner")}[place]
+        drawn = {where: draw(random, one.labels, where == "corner") for where in ("spread", "corner")}[layout]
         if drawn is None:
             return None
         grey = float(np.ptp(one.image, axis=0).max()) < 1e-3
         page = np.ascontiguousarray((one.image[:1] if grey else one.image).transpose(1, 2, 0), np.float32)
         valid, source = np.ones(drawn.shape, bool), CachedFeatures(FeatureConfig("both", model=NAME))
         source.keep(page)
-        places = np.flatnonzero(drawn)
-        classes = one.labels.ravel()[places].astype(np.int64) + 1
-        features = source.prepare(page, valid).gather_indices(places)
+        positions = np.flatnonzero(drawn)
+        classes = one.labels.ravel()[positions].astype(np.int64) + 1
+        features = source.prepare(page, valid).gather_indices(positions)
         fitted = PixelClassifier("logistic", int(one.labels.max()) + 1).fit(features, classes)
-        calibration = calibrate(fitted, features, classes, label_scribbles(places, classes, drawn.shape))
+        calibration = calibrate(fitted, features, classes, label_scribbles(positions, classes, drawn.shape))
         fitted.temperature = 1.0
         source.apply(page, valid, fitted.linear)
-        found = predict_page(page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None)
-        np.savez_compressed(stored, prob=found.prob, truth=one.labels, calibration=json.dumps(calibration))
-    with np.load(stored) as found:
-        return found["prob"], found["truth"], json.loads(str(found["calibration"]))
+        result = predict_page(
+            page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None
+        )
+        np.savez_compressed(stored, prob=result.prob, truth=one.labels, calibration=json.dumps(calibration))
+    with np.load(stored) as result:
+        return result["prob"], result["truth"], json.loads(str(result["calibration"]))
 
 
 def score(prob: np.ndarray, truth: np.ndarray, calibration: dict[str, Any]) -> dict[str, Any]:
-    """Score every prior on one picture: truth (h, w) from 0."""
+    """Score every prior on one image: truth (h, w) from 0."""
     prob = tempered(prob, calibration["temperature"])
     classes, n = len(prob), truth.size
     true = np.bincount(truth.ravel(), minlength=classes)[:classes] / n
@@ -195,8 +199,8 @@ def score(prob: np.ndarray, truth: np.ndarray, calibration: dict[str, Any]) -> d
     }
     for how in PRIORS:
         weight = weights(prior, how)
-        found = prob if weight is None else reweigh(prob.copy(), weight)
-        labels = found.argmax(0)
+        result = prob if weight is None else reweigh(prob.copy(), weight)
+        labels = result.argmax(0)
         share = np.bincount(labels.ravel(), minlength=classes) / n
         unions = [((labels == k) | (truth == k)).sum() for k in range(classes)]
         both = [((labels == k) & (truth == k)).sum() for k in range(classes)]
@@ -204,7 +208,7 @@ def score(prob: np.ndarray, truth: np.ndarray, calibration: dict[str, Any]) -> d
             "miou": round(float(np.mean([b / u for b, u in zip(both, unions, strict=True) if u])), 4),
             "map_error_pp": round(100 * float(np.abs(share - true).mean()), 3),
         }
-        flat = found.reshape(classes, -1)[:, ::3].T
+        flat = result.reshape(classes, -1)[:, ::3].T
         every = np.full(len(flat), 1 / len(flat))
         row[how]["image_ece"] = round(calibration_error(flat, truth.ravel()[::3] + 1, every), 4)
     return row
@@ -224,7 +228,7 @@ def save(rows: list[dict[str, Any]], said: str) -> None:
     with atomic_path(RESULT, force=True) as temporary:
         temporary.write_text(f'{json.dumps(state)[:-1]},\n"rows": [\n{lines}\n]}}\n')
     page = PAGE.read_text()
-    page = re.sub(MARK, lambda found: f"{found[1]}{table_of(table)}\n{found[2]}", page, flags=re.DOTALL)
+    page = re.sub(MARK, lambda result: f"{result[1]}{table_of(table)}\n{result[2]}", page, flags=re.DOTALL)
     PAGE.write_text(page)
     print(said, json.dumps(table.get(said, {})), flush=True)
 

@@ -1,10 +1,10 @@
-"""Measures whether strokes where `vispe suggest` points teach more than strokes at random places.
+"""Measures whether strokes where `vispe suggest` points teach more than strokes at random positions.
 
-Synthetic pictures of 256 x 256 px with known classes: regions of four textures (one of them rare), grains of three
+Synthetic images of 256 x 256 px with known classes: regions of four textures (one of them rare), grains of three
 phases with dark boundaries, and discs of two sizes in a matrix. Each begins with one dot in every class, at random.
-Then five dots are added, eight times over: at random places, where the model is least sure (five pixels, each apart
+Then five dots are added, eight times over: at random positions, where the model is least sure (five pixels, each far
 from the others), or where `suggest` points. The truth answers: a dot is what of the disc has the class of its middle.
-All three begin with the same dots; mean IoU of the whole picture is taken after each round. Finished seeds are kept:
+All three begin with the same dots; mean IoU of the whole image is taken after each round. Finished seeds are stored:
 a second call goes on where the first stopped; `--fresh` starts again.
 
     python eval/segment/suggest.py
@@ -44,10 +44,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
-    parser.add_argument("--figure", action="store_true", help="draw the picture of the guide alone")
+    parser.add_argument("--figure", action="store_true", help="only draw the figure of the guide")
     options = parser.parse_args()
     if options.figure:
-        return picture()
+        return draw_figure()
     rows: dict[str, list[float]] = {}
     if RESULT.exists() and not options.fresh:
         state = json.loads(RESULT.read_text())
@@ -119,27 +119,27 @@ def curve(grey: np.ndarray, classes: np.ndarray, seed: int, way: str) -> list[fl
     inside = candidates(valid, np.zeros(0, np.int64), radius)
     for number in np.unique(classes):
         dot(labels, classes, int(first.choice(inside[classes.ravel()[inside] == number])), radius)
-    found, out = live.update(labels), list[float]()
+    result, out = live.update(labels), list[float]()
     for turn in range(ROUNDS + 1):
-        out.append(round(miou(found.labels, classes + 1), 4))
+        out.append(round(miou(result.labels, classes + 1), 4))
         if turn == ROUNDS:
             break
         if way == "suggest":
-            places = [place.y * SIDE + place.x for place in suggest(live, EACH, found)]
+            positions = [place.y * SIDE + place.x for place in suggest(live, EACH, result)]
         else:
             left = candidates(valid, live.drawn(), radius)
-            value = later.random(len(left)) if way == "random" else found.uncertainty.ravel()[left]
-            places = best(left, value, 4 * radius)
-        for place in places:
+            value = later.random(len(left)) if way == "random" else result.uncertainty.ravel()[left]
+            positions = best(left, value, 4 * radius)
+        for place in positions:
             dot(labels, classes, place, radius)
-        found = live.update(labels)
+        result = live.update(labels)
     return out
 
 
-def best(places: np.ndarray, value: np.ndarray, apart: int) -> list[int]:
-    """Return the places with the largest values, each apart from the others."""
+def best(positions: np.ndarray, value: np.ndarray, apart: int) -> list[int]:
+    """Return the positions with the largest values, each apart from the others."""
     chosen: list[int] = []
-    for place in places[np.argsort(-value, kind="stable")].tolist():
+    for place in positions[np.argsort(-value, kind="stable")].tolist():
         if all(
             np.hypot(*(np.divmod(place, SIDE)[i] - np.divmod(o, SIDE)[i] for i in (0, 1))) >= apart
             for o in chosen
@@ -158,17 +158,17 @@ def dot(labels: np.ndarray, classes: np.ndarray, place: int, radius: int) -> Non
     labels[own] = classes[row, column] + 1
 
 
-def miou(found: np.ndarray, truth: np.ndarray) -> float:
+def miou(result: np.ndarray, truth: np.ndarray) -> float:
     """Score labels 1..K over the classes present in truth or result."""
     shares = [
-        ((found == k) & (truth == k)).sum() / ((found == k) | (truth == k)).sum()
-        for k in np.unique(np.concatenate([np.unique(found), np.unique(truth)]))
+        ((result == k) & (truth == k)).sum() / ((result == k) | (truth == k)).sum()
+        for k in np.unique(np.concatenate([np.unique(result), np.unique(truth)]))
     ]
     return float(np.mean(shares))
 
 
 def facts(rows: dict[str, list[float]]) -> dict[str, Any]:
-    """Return what the file says beside the rows."""
+    """Return the settings that are stored with the rows."""
     what = {"what": __doc__.splitlines()[0], "versions": versions(), "dots of a round": EACH}
     return {**what, "summary": summary(rows)}
 
@@ -180,18 +180,18 @@ def summary(rows: dict[str, list[float]]) -> dict[str, Any]:
         own = {way: table(rows, task, way) for way in WAYS}
         if not len(own["suggest"]) or len({len(each) for each in own.values()}) > 1:
             continue
-        found: dict[str, Any] = {way: np.round(own[way].mean(0), 4).tolist() for way in WAYS}
+        result: dict[str, Any] = {way: np.round(own[way].mean(0), 4).tolist() for way in WAYS}
         for way in WAYS[:2]:
             # the area between the curves, without the common beginning
             gain = (own["suggest"] - own[way])[:, 1:].mean(1)
             drawn = np.random.default_rng(0).choice(gain, (10_000, len(gain))).mean(1)
             low, high = np.percentile(drawn, (2.5, 97.5)).round(4).tolist()
-            found[f"gain over {way}"] = {"mean": round(float(gain.mean()), 4), "ci95": [low, high]}
-            found[f"gain over {way}"]["worse in"] = f"{int((gain < 0).sum())} of {len(gain)}"
+            result[f"gain over {way}"] = {"mean": round(float(gain.mean()), 4), "ci95": [low, high]}
+            result[f"gain over {way}"]["worse in"] = f"{int((gain < 0).sum())} of {len(gain)}"
         goal = own["random"].mean(0)[-1]
         reached = np.flatnonzero(own["suggest"].mean(0) >= goal)
-        found["rounds to the end of random"] = int(reached[0]) if len(reached) else None
-        out[task] = found
+        result["rounds to the end of random"] = int(reached[0]) if len(reached) else None
+        out[task] = result
     return out
 
 
@@ -218,8 +218,8 @@ def draw(rows: dict[str, list[float]]) -> None:
     plt.close(figure)
 
 
-def picture() -> None:
-    """Draw the places on a stained tissue section with one stroke each on glands, on stroma and on an empty place."""
+def draw_figure() -> None:
+    """Draw the positions on a stained tissue section, with one stroke each on glands, stroma and background."""
     from PIL import Image
     from skimage.data import immunohistochemistry
 
@@ -231,9 +231,11 @@ def picture() -> None:
     live.update(labels)
     shown = live.normalized()[0].copy()
     shown[labels > 0] = np.array(PALETTE[:3], np.float32)[labels[labels > 0] - 1] / 255
-    places = suggest(live)
-    Image.fromarray(draw_suggestions(shown, places)).quantize(256, Image.Quantize.MAXCOVERAGE).save(PICTURE)
-    print(*(f"{number}: {place.reason}" for number, place in enumerate(places, 1)), sep="\n")
+    positions = suggest(live)
+    Image.fromarray(draw_suggestions(shown, positions)).quantize(256, Image.Quantize.MAXCOVERAGE).save(
+        PICTURE
+    )
+    print(*(f"{number}: {region.reason}" for number, region in enumerate(positions, 1)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Measures what denser tokens of a ViT change in `vispe segment`: mean IoU of tokens alone, and time.
 
-One linear classifier per picture from its own scribbles on 48 components of the tokens, for every combination of the
-stride of the patches, the looks along each axis, the blocks that are joined, and how far the picture is enlarged before
+One linear classifier per image from its own scribbles on 48 components of the tokens, for every combination of the
+stride of the patches, the looks along each axis, the blocks that are joined, and how far the image is enlarged before
 the model sees it (probabilities are averaged back to its own pixels). Classes are not weighed by their frequency. The
-pictures are the micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no
+images are the micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no
 training used. The setting that is named is chosen by synthetic tasks alone, among those that do not enlarge: the
-cheapest one that is not clearly worse than the best (the paired interval of 95 % holds 0). Finished rows are kept: a
-second call goes on where the first one stopped; `--fresh` starts again. Pictures whose maps need more than `--memory`
-GiB are named as left out, and looks that are no whole pixels apart (two of a stride of 7) are passed over. `--times`
-measures all settings of the file in one run, in seconds of processor time, beside filters with vispe_micro.
+cheapest one that is not clearly worse than the best (the paired interval of 95 % holds 0). Finished rows are stored: a
+second call goes on where the first one stopped; `--fresh` starts again. Images whose maps need more than `--memory`
+GiB are listed as omitted, and looks whose distance is not a whole number of pixels (two of a stride of 7) are
+skipped. `--times` measures all settings of the file in one run, in seconds of processor time, alongside filters with
+vispe_micro.
 
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors --times
@@ -101,9 +102,9 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", default=["last", "8", "5,8,11"])
     parser.add_argument("--scales", nargs="+", type=float, default=[1, 2, 3.5])
     parser.add_argument("--sets", nargs="+", help="sets of micrographs; all by default")
-    parser.add_argument("--max-images", type=int, help="pictures of a set, from the first one on")
+    parser.add_argument("--max-images", type=int, help="images of a set, from the first one on")
     parser.add_argument("--synthetic", type=int, default=60, help="synthetic tasks")
-    parser.add_argument("--memory", type=float, default=3, help="GiB that the maps of a picture may take")
+    parser.add_argument("--memory", type=float, default=3, help="GiB that the maps of an image may take")
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--times", action="store_true", help="measure what the settings of the file cost")
@@ -122,10 +123,10 @@ def main() -> None:
         return
     done = {(row["setting"], row["set"], row["image"]) for row in rows}
     axes = options.strides, options.shifts, options.layers, options.scales
-    wanted = list(pictures(options.data, options.sets, options.max_images, options.synthetic))
+    expected = list(images(options.data, options.sets, options.max_images, options.synthetic))
     for setting in itertools.starmap(Setting, itertools.product(*axes)):
-        left = [(name, image) for name, image in wanted if (str(setting), name, image) not in done]
-        # looks are whole pixels apart
+        left = [(name, image) for name, image in expected if (str(setting), name, image) not in done]
+        # the distance of looks is a whole number of pixels
         if not left or setting.stride % setting.shifts:
             continue
         features = CachedFeatures(setting.config(options.model, options.weights))
@@ -144,10 +145,10 @@ def digest(weights: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else weights
 
 
-def pictures(
+def images(
     data: Path, sets: Sequence[str] | None, most: int | None, synthetic: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield the set and the name of each picture; of a synthetic task its number."""
+    """Yield the set and the name of each image; of a synthetic task its number."""
     yield from ((SYNTHETIC, str(number)) for number in range(synthetic))
     for folder in sorted(path for path in data.iterdir() if (path / "images").is_dir()):
         if sets is None or folder.name in sets:
@@ -168,7 +169,7 @@ def opened(data: Path, name: str, image: str) -> Picture:
 
 
 def drawn_task(number: int) -> Picture:
-    """Draw a synthetic task with strokes over the picture."""
+    """Draw a synthetic task with strokes over the image."""
     from models.micro.tasks import task
     from models.micro.validate import strokes
 
@@ -184,53 +185,53 @@ def drawn_task(number: int) -> Picture:
     return Picture(page, np.where(drawn, truth, 0), truth)
 
 
-def measure(picture: Picture, features: CachedFeatures, setting: Setting, memory: float) -> dict[str, Any]:
-    """Train on the scribbles of a picture and score all of its pixels."""
-    height, width = picture.truth.shape
-    page = enlarged(picture.page, setting.scale)
+def measure(image: Picture, features: CachedFeatures, setting: Setting, memory: float) -> dict[str, Any]:
+    """Train on the scribbles of an image and score all of its pixels."""
+    height, width = image.truth.shape
+    page = enlarged(image.page, setting.scale)
     # the maps grow with the enlargement, the looks and the blocks
     blocks, looks = setting.layers.count(",") + 1, 1 if page.shape[2] in (1, 3) else page.shape[2]
     cells = page.shape[0] * page.shape[1] / (setting.stride / setting.shifts) ** 2
-    wanted = 4 * cells * features._model._model.embed_dim * blocks * looks / 2**30
-    if wanted > memory:
-        return {"left_out": f"maps of {wanted:.1f} GiB"}
+    expected = 4 * cells * features._model._model.embed_dim * blocks * looks / 2**30
+    if expected > memory:
+        return {"left_out": f"maps of {expected:.1f} GiB"}
     valid = np.ones(page.shape[:2], bool)
     features.basis = None
     features.keep(page)
     features.fit([(page, valid)])
-    # scribbles name pixels of the picture: each is the one of the enlarged page in its middle
-    y, x = np.nonzero(picture.drawn)
+    # scribbles name pixels of the image: each is the one of the enlarged page in its middle
+    y, x = np.nonzero(image.drawn)
     rows, columns = (((axis + 0.5) * setting.scale).astype(int) for axis in (y, x))
-    places, inverse = np.unique(rows * page.shape[1] + columns, return_inverse=True)
-    found = features.prepare(page, valid).gather_indices(places)[inverse]
-    classes = int(max(picture.truth.max(), picture.drawn.max()))
-    fitted = PixelClassifier("logistic", classes).fit(found, picture.drawn[y, x])
+    positions, inverse = np.unique(rows * page.shape[1] + columns, return_inverse=True)
+    actual = features.prepare(page, valid).gather_indices(positions)[inverse]
+    classes = int(max(image.truth.max(), image.drawn.max()))
+    fitted = PixelClassifier("logistic", classes).fit(actual, image.drawn[y, x])
     features.apply(page, valid, fitted.linear)
     prob = predict_page(
         page, valid, features, fitted, PostProcessing(prior="uniform"), lambda share: None
     ).prob
     prob = interpolate(torch.from_numpy(np.ascontiguousarray(prob))[None], (height, width), mode="area")[0]
     labels = prob.argmax(0).numpy() + 1
-    return {"miou": round(mean_iou(labels, picture.truth, classes), 4)}
+    return {"miou": round(mean_iou(labels, image.truth, classes), 4)}
 
 
 def timed(settings: Sequence[Setting], model: str, weights: str) -> dict[str, float]:
-    """Return the processor time of each setting's maps of a synthetic task, in seconds per megapixel of the picture."""
+    """Return the processor time of each setting's maps of a synthetic task, in seconds per megapixel of the image."""
     page = drawn_task(0).page
     several = {str(setting): (setting.config(model, weights), setting.scale) for setting in settings}
     several["filters and vispe_micro"] = (FeatureConfig("both", model=NAME), 1)
-    found = {}
+    result = {}
     for name, (config, scale) in several.items():
-        features, seen = Features(config), enlarged(page, scale)
-        valid, spent = np.ones(seen.shape[:2], bool), []
-        features.fit([(seen, valid)])
+        features, recorded = Features(config), enlarged(page, scale)
+        valid, spent = np.ones(recorded.shape[:2], bool), []
+        features.fit([(recorded, valid)])
         for _ in range(2):
             start = time.process_time()
-            features.prepare(seen, valid).gather_indices(np.arange(seen.shape[0] * seen.shape[1]))
+            features.prepare(recorded, valid).gather_indices(np.arange(recorded.shape[0] * recorded.shape[1]))
             spent.append(time.process_time() - start)
-        found[name] = round(1e6 * min(spent) / page[..., 0].size, 1)
-        print(name, found[name], sep=" | ", flush=True)
-    return found
+        result[name] = round(1e6 * min(spent) / page[..., 0].size, 1)
+        print(name, result[name], sep=" | ", flush=True)
+    return result
 
 
 def enlarged(page: np.ndarray, scale: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from scipy import ndimage
 from models.micro.geometry import Random, Scene, field
 
 
-def picture(random: Random, scene: Scene, views: int = 1) -> list[np.ndarray]:
+def render(random: Random, scene: Scene, views: int = 1) -> list[np.ndarray]:
     """Render `views` images (3, side, side) float32 in [0, 1] of a scene.
 
     Two thirds of the scenes are grey. The views differ in focus, illumination, noise and contrast, as in an image
@@ -120,7 +120,7 @@ def _normalize(image: np.ndarray, clip: float = 0.5) -> np.ndarray:
 
 
 def degraded(random: Random, image: np.ndarray, views: int = 1) -> list[np.ndarray]:
-    """Add imaging artefacts to a real image (3, side, side); see `picture`."""
+    """Add imaging artefacts to a real image (3, side, side); see `render`."""
     grey = bool(np.ptp(image, axis=0).max() < 1e-3)
     image, channels = (image[:1], 1) if grey else (image, 3)
     negative = random.random() < 0.5

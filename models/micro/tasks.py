@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import ndimage
 
-from models.micro.appearance import degraded, picture
+from models.micro.appearance import degraded, render
 from models.micro.geometry import Random, field, scene
 
 SHARES = {"formula": 0.55, "collage": 0.25, "denoise": 0.2}
@@ -56,7 +56,7 @@ def task(random: Random, side: int, real_images: Sequence[np.ndarray] = (), seri
         views = 1 + int(series > 0 and random.random() < series)
         if kind == "formula":
             structure = scene(random, side)
-            images, labels = picture(random, structure, views), structure.labels
+            images, labels = render(random, structure, views), structure.labels
         elif kind == "collage":
             images, labels = _collage(random, side, real_images, views)
         else:

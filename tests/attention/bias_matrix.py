@@ -63,10 +63,10 @@ def terms(encoding, pos, layer, x):
     return {"bias": bias_of(parts, pos, layer, x), "value_term": value_term_of(parts, pos, layer)}
 
 
-def relative(found, wanted):
-    found, wanted = found.detach().double(), wanted.detach()
-    assert found.isfinite().all()
-    return ((found - wanted).norm() / wanted.norm().clamp(min=0.1)).item()
+def relative(actual, expected):
+    actual, expected = actual.detach().double(), expected.detach()
+    assert actual.isfinite().all()
+    return ((actual - expected).norm() / expected.norm().clamp(min=0.1)).item()
 
 
 def unsupported(backend, q, k, v, **arguments):
@@ -80,13 +80,13 @@ def unsupported(backend, q, k, v, **arguments):
     return reason
 
 
-def agrees(found, wanted, leaves, exact, limits):
+def agrees(actual, expected, leaves, exact, limits):
     """Compare an output and its gradients with those in float64."""
-    forward, backward = limits[found.dtype]
-    assert relative(found, wanted) <= forward
-    cotangent = torch.randn(found.shape).to(found.dtype)
-    ours = torch.autograd.grad(found, leaves, cotangent, allow_unused=True)
-    theirs = torch.autograd.grad(wanted, exact, cotangent.double(), allow_unused=True)
+    forward, backward = limits[actual.dtype]
+    assert relative(actual, expected) <= forward
+    cotangent = torch.randn(actual.shape).to(actual.dtype)
+    ours = torch.autograd.grad(actual, leaves, cotangent, allow_unused=True)
+    theirs = torch.autograd.grad(expected, exact, cotangent.double(), allow_unused=True)
     for i, (mine, other, of) in enumerate(zip(ours, theirs, leaves, strict=True)):
         if mine is None or other is None:  # a parameter of another block
             assert mine is other, i
@@ -103,9 +103,9 @@ def agrees_or_refuses(case, backend, dtype, pos, b=2, limits=EXACT):
         leaves = [*leaves, *case.params]
         exact = doubles(leaves)
         dense = case.dense(exact[3:], exact[0], exact[1], WIDTH**-0.5)
-        found = attention(q, k, v, bias=case.bias, backend=backend)
-        assert found.dtype == dtype
-        agrees(found, oracle.attend(*exact[:3], bias=dense), leaves, exact, limits)
+        result = attention(q, k, v, bias=case.bias, backend=backend)
+        assert result.dtype == dtype
+        agrees(result, oracle.attend(*exact[:3], bias=dense), leaves, exact, limits)
     return reason
 
 
@@ -120,8 +120,8 @@ def derived_agrees_or_refuses(spec, backends, limits):
         if reason is not None:
             refusals[backend] = reason
             continue
-        wanted = attention(*exact[:3], **terms(wide, pos, layer, x.double()), backend="reference")
-        found = attention(*leaves, **arguments, backend=backend)
+        expected = attention(*exact[:3], **terms(wide, pos, layer, x.double()), backend="reference")
+        actual = attention(*leaves, **arguments, backend=backend)
         learned = [p for p in encoding.parameters() if p.requires_grad]
-        agrees(found, wanted, [*leaves, *learned], exact, limits.get(backend, ROUNDED))
+        agrees(actual, expected, [*leaves, *learned], exact, limits.get(backend, ROUNDED))
     return refusals

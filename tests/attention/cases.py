@@ -1,4 +1,4 @@
-"""Biases with their dense form made anew in float64, and how results are compared with it."""
+"""Biases with their dense form made again in float64, and how results are compared with it."""
 
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ HEADS, WIDTH = 3, 8
 
 @dataclass
 class Case:
-    """A bias, its parameters, and its dense form made anew in float64 from parameters, q, k and scale."""
+    """A bias, its parameters, and its dense form made again in float64 from parameters, q, k and scale."""
 
     bias: object
     params: list = field(default_factory=list)
@@ -120,10 +120,10 @@ def _radial(pos, learned=True, **rule):
     matrix = oracle.distance_matrix(
         pos.grid, **{"metric": "euclidean", "wrap": False, "normalize": "none", **rule}
     )
-    placed = torch.tensor([c is not None for c in oracle.cells_of(pos.grid.shape, pos.grid.prefix)])
+    positioned = torch.tensor([c is not None for c in oracle.cells_of(pos.grid.shape, pos.grid.prefix)])
 
     def dense(p, q, k, s):
-        return function(p, matrix.flatten()).unflatten(1, matrix.shape) * (placed[:, None] & placed)
+        return function(p, matrix.flatten()).unflatten(1, matrix.shape) * (positioned[:, None] & positioned)
 
     bias = RadialBias(lambda d: function(params, d), pos, key=None if learned else "four", **rule)
     return Case(bias, params, dense)
@@ -138,14 +138,14 @@ def _offset(pos):
         return (along.sin() + along.square() / 9).T
 
     cells = oracle.cells_of(pos.grid.shape, pos.grid.prefix)
-    placed = torch.tensor([c is not None for c in cells])
+    positioned = torch.tensor([c is not None for c in cells])
     at = torch.tensor([c or (0,) * pos.axes for c in cells], dtype=torch.float64)
     at = at * torch.tensor(pos.grid.spacing or (1.0,) * pos.axes, dtype=torch.float64)
     steps = at[None] - at[:, None]
 
     def dense(p, q, k, s):
         values = function(p, steps.flatten(0, 1)).unflatten(1, steps.shape[:2])
-        return values * (placed[:, None] & placed)
+        return values * (positioned[:, None] & positioned)
 
     return Case(OffsetBias(lambda steps: function([waves], steps), pos), [waves], dense)
 
@@ -224,11 +224,11 @@ def doubles(ts):
     return [t.detach().double().requires_grad_() for t in ts]
 
 
-def close(found, wanted, tol, what=""):
-    found, wanted = found.double(), wanted.double()
-    assert found.shape == wanted.shape, what
-    assert found.isfinite().all(), what
-    error = (found - wanted).norm() / wanted.norm().clamp(min=0.1)
+def close(actual, expected, tol, what=""):
+    actual, expected = actual.double(), expected.double()
+    assert actual.shape == expected.shape, what
+    assert actual.isfinite().all(), what
+    error = (actual - expected).norm() / expected.norm().clamp(min=0.1)
     assert error < tol, f"{what}: relative error {error:.2e}"
 
 
@@ -240,13 +240,13 @@ def compare(case, backend, q, k, v, tol=2e-5, oracle_args=None, **arguments):
     scale = arguments.get("scale") or WIDTH**-0.5
     wide_k = exact[1].repeat_interleave(groups, 1)
     dense = case.dense(exact[3:], exact[0], wide_k, scale)
-    wanted = oracle.attend(*exact[:3], bias=dense, scale=scale, groups=groups, **(oracle_args or {}))
-    found = attention(q, k, v, bias=case.bias, backend=backend, **arguments)
-    assert found.dtype == q.dtype
-    close(found, wanted, tol, "forward")
-    cotangent = torch.randn_like(wanted)
-    wanted_grads = torch.autograd.grad(wanted, exact, cotangent, allow_unused=True)
-    found_grads = torch.autograd.grad(found, inputs, cotangent.to(found.dtype), allow_unused=True)
+    expected = oracle.attend(*exact[:3], bias=dense, scale=scale, groups=groups, **(oracle_args or {}))
+    actual = attention(q, k, v, bias=case.bias, backend=backend, **arguments)
+    assert actual.dtype == q.dtype
+    close(actual, expected, tol, "forward")
+    cotangent = torch.randn_like(expected)
+    wanted_grads = torch.autograd.grad(expected, exact, cotangent, allow_unused=True)
+    found_grads = torch.autograd.grad(actual, inputs, cotangent.to(actual.dtype), allow_unused=True)
     for i, (a, w) in enumerate(zip(found_grads, wanted_grads, strict=True)):
         close(a, torch.zeros_like(exact[i]) if w is None else w, 4 * tol, f"gradient of input {i}")
 

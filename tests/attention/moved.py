@@ -78,7 +78,7 @@ def _replaced(pos):
 
 
 def _lost(pos):
-    """The last patch has no place."""
+    """The last patch has no position."""
     spatial = pos.spatial.clone()
     spatial[:, -1] = False
     return pos.replace(spatial=spatial)
@@ -91,7 +91,7 @@ def _gathered(pos):
 MOVES = {
     "spaced": lambda pos: pos.with_spacing([2.0, 0.5, 1.5][: pos.axes]),
     "replaced": _replaced,
-    "without a place": _lost,
+    "without a position": _lost,
     "wider": lambda pos: pos.replace(extent=pos.extent * 1.5),
     "gathered": _gathered,
     "gathered and spaced": lambda pos: _gathered(pos).with_spacing([2.0, 0.5, 1.5][: pos.axes]),
@@ -137,12 +137,12 @@ def agrees_when_moved(name, move, backend, compiler=None):
         pos.memo.clear()
         called = torch.compile(run, backend=compiler, fullgraph=True)
     leaves = [q, k, v, *(p for p in params if p.requires_grad)]
-    found = called(q, k, v)
-    wanted = attention(q, k, v, bias=make(), backend="reference")
-    close(found, wanted, 1e-5, f"{name} {move}")
-    cotangent = torch.randn_like(wanted)
-    ours = torch.autograd.grad(found, leaves, cotangent, allow_unused=True)
-    theirs = torch.autograd.grad(wanted, leaves, cotangent, allow_unused=True)
+    actual = called(q, k, v)
+    expected = attention(q, k, v, bias=make(), backend="reference")
+    close(actual, expected, 1e-5, f"{name} {move}")
+    cotangent = torch.randn_like(expected)
+    ours = torch.autograd.grad(actual, leaves, cotangent, allow_unused=True)
+    theirs = torch.autograd.grad(expected, leaves, cotangent, allow_unused=True)
     for i, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         assert (mine is None) == (other is None), (name, move, i)
         if other is not None:

@@ -74,10 +74,10 @@ def table_matrix(values, grid, prefix=None):
     def place(entry):
         if isinstance(entry, int):
             return sizes.numel() + entry
-        found = numbers
+        result = numbers
         for i in entry:
-            found = found[i]
-        return found
+            result = result[i]
+        return result
 
     index = torch.tensor([[place(entry) for entry in row] for row in table_entries(grid)])
     return torch.cat([values.flatten(1).expand(heads, -1), edge.expand(heads, 3)], 1)[:, index]

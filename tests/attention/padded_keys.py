@@ -36,7 +36,7 @@ def same_whatever_padding_holds(name, backend, junk, rotated=False, compiler=Non
         transform = PairRotation(angles.cos(), angles.sin(), "half") if rotated else None
         return attention(q, k, v, bias=case.bias, transform=transform, backend=backend, **mask)
 
-    found = []
+    result = []
     called = run
     if compiler:
         torch._dynamo.reset()
@@ -44,9 +44,9 @@ def same_whatever_padding_holds(name, backend, junk, rotated=False, compiler=Non
     for q, k, v in (clean, dirty):
         out = called(q, k, v)
         leaves = [q, k, v, *case.params, *([angles] if rotated else [])]
-        found.append([out, *torch.autograd.grad(out, leaves, cotangent)])
-    for mine, other in zip(*found, strict=True):
+        result.append([out, *torch.autograd.grad(out, leaves, cotangent)])
+    for mine, other in zip(*result, strict=True):
         torch.testing.assert_close(other, mine, rtol=0, atol=0)
-    for grad in found[1][2:4]:
+    for grad in result[1][2:4]:
         assert (grad.transpose(1, 2)[~KEEP] == 0).all()
-    return len(found[0])
+    return len(result[0])

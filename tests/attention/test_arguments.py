@@ -48,7 +48,7 @@ def test_grouped_queries(name, backend):
         return
     q, k, v = tensors(2, 9, heads=HEADS, kv_heads=1, d_v=5)
     compare(case, backend, q, k, v, enable_gqa=True)
-    with pytest.raises(ShapeError, match=r"3 query heads and 1 key heads\. Pass enable_gqa=True"):
+    with pytest.raises(ShapeError, match=r"3 query heads and 1 key head\. Pass enable_gqa=True"):
         attention(q, k, v, bias=case.bias, backend=backend)
 
 
@@ -134,18 +134,20 @@ def test_float64_parameters_keep_their_digits(backend):
     q, k, v = (t.detach() for t in tensors(1, 12, dtype=torch.float64))
     slopes = torch.rand(HEADS, dtype=torch.float64)
     whole = oracle.distance_matrix(pos.grid, "manhattan", False, "none")  # integers, exact in float32
-    wanted = oracle.attend(q, k, v, bias=-slopes[:, None, None] * whole)
+    expected = oracle.attend(q, k, v, bias=-slopes[:, None, None] * whole)
     close(
-        attention(q, k, v, bias=DistanceBias(slopes, pos, metric="manhattan"), backend=backend), wanted, 1e-14
+        attention(q, k, v, bias=DistanceBias(slopes, pos, metric="manhattan"), backend=backend),
+        expected,
+        1e-14,
     )
     values = torch.randn(HEADS, 5, 7, dtype=torch.float64)
-    wanted = oracle.attend(q, k, v, bias=oracle.table_matrix(values, pos.grid))
-    close(attention(q, k, v, bias=TableBias(values, pos), backend=backend), wanted, 1e-14)
+    expected = oracle.attend(q, k, v, bias=oracle.table_matrix(values, pos.grid))
+    close(attention(q, k, v, bias=TableBias(values, pos), backend=backend), expected, 1e-14)
     angle = torch.randn(1, 1, 12, 4)
-    turned = PairRotation(angle.cos(), angle.sin(), "interleaved").query(q)
+    rotated = PairRotation(angle.cos(), angle.sin(), "interleaved").query(q)
     a, b, c, s = q[..., 0::2], q[..., 1::2], angle.cos().double(), angle.sin().double()
     torch.testing.assert_close(
-        turned, torch.stack([a * c - b * s, b * c + a * s], -1).flatten(-2), rtol=0, atol=1e-15
+        rotated, torch.stack([a * c - b * s, b * c + a * s], -1).flatten(-2), rtol=0, atol=1e-15
     )
 
 
@@ -157,16 +159,16 @@ def test_autocast(name, backend):
     if not served(case, backend):
         return
     q, k, v = tensors(2, 9)
-    wanted = oracle.attend(
+    expected = oracle.attend(
         *doubles((q, k, v)), bias=case.dense(doubles(case.params), q.double(), k.double(), WIDTH**-0.5)
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = attention(q, k, v, bias=case.bias, backend=backend)
-        # a norm under autocast gives wide q and k beside a narrow v
+        # a norm under autocast gives wide q and k alongside a narrow v
         mixed = attention(q, k, v.to(torch.bfloat16), bias=case.bias, backend=backend)
     assert out.dtype == mixed.dtype == torch.bfloat16
-    close(out, wanted, 2e-2)
-    close(mixed, wanted, 2e-2)
+    close(out, expected, 2e-2)
+    close(mixed, expected, 2e-2)
     grads = torch.autograd.grad(out, [q, k, v, *case.params], torch.randn_like(out))
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
 
@@ -233,14 +235,14 @@ def test_value_term(layout):
     table, buckets = leaf(HEADS, 4, 5), torch.randint(0, 4, (n, n))
     keep = torch.rand(n, n) > 0.3
     keep[0] = False
-    found = attention(q, k, v, value_term=ValueTerm(table, buckets), attn_mask=keep)
+    actual = attention(q, k, v, value_term=ValueTerm(table, buckets), attn_mask=keep)
     exact = doubles((q, k, v, table))
-    wanted = oracle.attend(*exact[:3], keep=keep[None, None], value_term=(exact[3], buckets))
-    close(found, wanted, 1e-5)
-    cotangent = torch.randn_like(wanted)
+    expected = oracle.attend(*exact[:3], keep=keep[None, None], value_term=(exact[3], buckets))
+    close(actual, expected, 1e-5)
+    cotangent = torch.randn_like(expected)
     for a, w in zip(
-        torch.autograd.grad(found, (q, k, v, table), cotangent.float()),
-        torch.autograd.grad(wanted, exact, cotangent),
+        torch.autograd.grad(actual, (q, k, v, table), cotangent.float()),
+        torch.autograd.grad(expected, exact, cotangent),
         strict=True,
     ):
         close(a, w, 1e-4)
@@ -255,33 +257,33 @@ def test_transforms_act_before_scores_and_after_values(backend):
     blocks = [torch.randn(1, HEADS, 6, 2, 4, 4) for _ in range(4)]
     transform = BlockTransform(*blocks)
     bias = DistanceBias((0.5, 0.2, 0.1), pos, metric="squared")
-    found = attention(q, k, v, bias=bias, transform=transform, backend=backend)
+    actual = attention(q, k, v, bias=bias, transform=transform, backend=backend)
 
     def full(m):
         return torch.stack(
             [torch.stack([torch.block_diag(*m[0, h, i]) for i in range(6)]) for h in range(HEADS)]
         ).double()
 
-    turned = [
+    rotated = [
         torch.einsum("hnij,bhnj->bhni", full(m), t.double()) for m, t in zip(blocks, (q, k, v), strict=False)
     ]
-    wanted = oracle.attend(*turned, bias=bias.dense().double())
-    wanted = torch.einsum("hnij,bhnj->bhni", full(blocks[3]), wanted)
-    close(found, wanted, 1e-5)
+    expected = oracle.attend(*rotated, bias=bias.dense().double())
+    expected = torch.einsum("hnij,bhnj->bhni", full(blocks[3]), expected)
+    close(actual, expected, 1e-5)
 
 
 @cases("backend", ["reference", "sdpa"])
 def test_expand_keeps_the_scale_of_the_narrow_head(backend):
     q, k, v = tensors(1, 5)
     angle = torch.randn(1, 1, 5, WIDTH)
-    found = attention(q, k, v, transform=Expand(angle.cos(), angle.sin()), backend=backend)
+    result = attention(q, k, v, transform=Expand(angle.cos(), angle.sin()), backend=backend)
     weigh = (angle[0, 0, :, None] - angle[0, 0, None]).cos()
     logits = torch.einsum("bhid,bhjd,ijd->bhij", q, k, weigh) * WIDTH**-0.5
-    close(found, logits.softmax(-1) @ v, 1e-5)
+    close(result, logits.softmax(-1) @ v, 1e-5)
 
 
 def test_affine():
     q, k, v = tensors(2, 5)
     a, b, c, d = (torch.randn(1, 1, 5, WIDTH) for _ in range(4))
-    found = attention(q, k, v, transform=Affine(a, b, c, d))
-    close(found, F.scaled_dot_product_attention(q * a + c, k * b + d, v), 1e-5)
+    result = attention(q, k, v, transform=Affine(a, b, c, d))
+    close(result, F.scaled_dot_product_attention(q * a + c, k * b + d, v), 1e-5)

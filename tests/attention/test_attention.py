@@ -39,16 +39,16 @@ def test_dense_is_the_meaning(name):
     if case.bias is None:
         return
     q, k, _ = tensors(2, pos.tokens)
-    wanted = case.dense(doubles(case.params), q.double(), k.double(), 0.5)
+    expected = case.dense(doubles(case.params), q.double(), k.double(), 0.5)
     if case.bias.whole:  # its oracle takes the product off, which is not part of the bias
-        wanted = wanted + 0.5 * q.double() @ k.double().mT
-    found = case.bias.dense(q=q, k=k, scale=0.5)
-    assert found.ndim == 4
-    assert found.dtype == torch.float32
+        expected = expected + 0.5 * q.double() @ k.double().mT
+    actual = case.bias.dense(q=q, k=k, scale=0.5)
+    assert actual.ndim == 4
+    assert actual.dtype == torch.float32
     torch.testing.assert_close(
-        found.double().expand(2, HEADS, -1, -1), wanted.expand(2, HEADS, -1, -1), rtol=1e-5, atol=1e-5
+        actual.double().expand(2, HEADS, -1, -1), expected.expand(2, HEADS, -1, -1), rtol=1e-5, atol=1e-5
     )
-    assert (found.shape[1] > 1) == case.bias.per_head
+    assert (actual.shape[1] > 1) == case.bias.per_head
     for i in range(HEADS):
         part = case.bias.dense(q=q, k=k, scale=0.5, heads=slice(i, i + 1))
-        torch.testing.assert_close(part, found[:, i : i + 1] if found.shape[1] > 1 else found)
+        torch.testing.assert_close(part, actual[:, i : i + 1] if actual.shape[1] > 1 else actual)

@@ -103,7 +103,7 @@ def test_what_cannot_serve_a_call_is_an_error_and_not_passed_over(environment):
 
 def test_the_named_backend_runs_even_where_the_mask_of_a_call_is_known(monkeypatch):
     q, k, v = tensors()
-    attention(q, k, v, bias=BIAS)  # its mask is kept from here on
+    attention(q, k, v, bias=BIAS)  # its mask is stored from here on
     ran = []
     unsupported_reason, run = BACKENDS["reference"]
     monkeypatch.setitem(
@@ -154,7 +154,7 @@ def readable(request, monkeypatch):
 def kinds(graphs):
     """Return by what each graph computes attention."""
     names = [{str(node.target) for node in graph.graph.nodes} for graph in graphs]
-    return ["sdpa" if any("scaled_dot_product" in n for n in found) else "reference" for found in names]
+    return ["sdpa" if any("scaled_dot_product" in n for n in result) else "reference" for result in names]
 
 
 @pytest.mark.parametrize("name", ["alibi2d", pytest.param("rope_axial", marks=pytest.mark.slow)])
@@ -168,7 +168,7 @@ def test_compiled_models_obey_every_change(readable, environment, name):
 
     fast = torch.compile(model, backend=recorded, fullgraph=True)
     with torch.no_grad():
-        wanted = model(x)
+        expected = model(x)
         out = [fast(x)]
         with use_backend("reference"):
             out.append(fast(x))
@@ -182,8 +182,8 @@ def test_compiled_models_obey_every_change(readable, environment, name):
     assert kinds(graphs[:2]) == ["sdpa", "reference"]
     assert kinds(graphs[-1:]) == ["reference"]
     assert len(graphs) == count
-    for found in out:
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    for actual in out:
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -206,11 +206,11 @@ def test_converted_models_obey(name):
     model = timm.create_model("test_vit", img_size=32, pos_embed=name).eval()
     x = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
-        wanted = model(x)
+        expected = model(x)
         for backend in ("reference", "sdpa"):
             with use_backend(backend):
                 paths = attention_paths(model, x)
-                torch.testing.assert_close(model(x), wanted, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
             caught = {(path.backend, path.reason) for path in paths}
             if (name, backend) == ("alibi2d", "sdpa"):
                 assert {path.backend for path in paths} == {STOCK}  # one mask, and SDPA is what timm runs
@@ -266,18 +266,18 @@ def test_blocks_are_computed_again_with_the_choice_of_the_forward_pass(monkeypat
 
 def test_the_layer_obeys_and_what_it_was_built_with_wins():
     x = torch.randn(1, 6, 16)
-    for built, wanted in (("auto", "reference"), ("sdpa", "sdpa")):
+    for built, expected in (("auto", "reference"), ("sdpa", "sdpa")):
         layer = vispe.Attention(16, 2, "alibi2d", backend=built)
-        found = []
+        actual = []
 
-        def seen(*tensors, found=found, **arguments):
-            found.append(explain(*tensors, **arguments).backend)
+        def recorded(*tensors, actual=actual, **arguments):
+            actual.append(explain(*tensors, **arguments).backend)
             return attention(*tensors, **arguments)
 
         with pytest.MonkeyPatch.context() as patch, use_backend("reference"):
-            patch.setattr(vispe.encodings.attention_layer, "attention", seen)
+            patch.setattr(vispe.encodings.attention_layer, "attention", recorded)
             layer(x, (2, 3))
-        assert found == [wanted]
+        assert actual == [expected]
 
 
 # the environment, read once when vispe is imported

@@ -28,12 +28,12 @@ def test_compiles_in_one_graph(name):
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     inputs = [q, k, v, *case.params]
-    found, wanted = compiled(q, k, v), run(q, k, v)
-    close(found, wanted, 1e-5)
-    cotangent = torch.randn_like(wanted)
+    actual, expected = compiled(q, k, v), run(q, k, v)
+    close(actual, expected, 1e-5)
+    cotangent = torch.randn_like(expected)
     for a, w in zip(
-        torch.autograd.grad(found, inputs, cotangent),
-        torch.autograd.grad(wanted, inputs, cotangent),
+        torch.autograd.grad(actual, inputs, cotangent),
+        torch.autograd.grad(expected, inputs, cotangent),
         strict=True,
     ):
         close(a, w, 1e-4)
@@ -47,13 +47,13 @@ def test_compiles_with_head_groups(monkeypatch):
     compiled = torch.compile(
         lambda q, k, v: attention(q, k, v, bias=bias, backend="sdpa"), fullgraph=True, backend="aot_eager"
     )
-    found, wanted = compiled(q, k, v), attention(q, k, v, bias=bias, backend="reference")
-    close(found, wanted, 1e-5)
-    cotangent = torch.randn_like(wanted)
+    actual, expected = compiled(q, k, v), attention(q, k, v, bias=bias, backend="reference")
+    close(actual, expected, 1e-5)
+    cotangent = torch.randn_like(expected)
     inputs = (q, k, v, bias.slopes)
     for a, w in zip(
-        torch.autograd.grad(found, inputs, cotangent),
-        torch.autograd.grad(wanted, inputs, cotangent),
+        torch.autograd.grad(actual, inputs, cotangent),
+        torch.autograd.grad(expected, inputs, cotangent),
         strict=True,
     ):
         close(a, w, 1e-4)

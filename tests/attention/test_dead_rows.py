@@ -35,19 +35,19 @@ def path(request, monkeypatch, poisoned):
 def check(run, bias_of, dense, params, keep=None):
     """Compare with float64; rows without keys are 0 there, and so are their gradients."""
     q, k, v = tensors(2, 12)
-    found = run(q, k, v, bias_of())
+    actual = run(q, k, v, bias_of())
     leaves, exact = [q, k, v, *params], doubles([q, k, v, *params])
     bias = dense(*exact[3:])
     allowed = None if keep is None else keep[:, None, None]
-    wanted = oracle.attend(*exact[:3], bias=bias, keep=allowed)
-    close(found, wanted, 2e-5)
+    expected = oracle.attend(*exact[:3], bias=bias, keep=allowed)
+    close(actual, expected, 2e-5)
     dead = (bias.detach() == NONE).expand(2, HEADS, 12, 12)
     dead = (dead if keep is None else dead | ~allowed).all(-1)
     assert dead.any()
-    assert (found[dead] == 0).all()
-    cotangent = torch.randn_like(found)
-    ours = torch.autograd.grad(found, leaves, cotangent)
-    theirs = torch.autograd.grad(wanted, exact, cotangent.double())
+    assert (actual[dead] == 0).all()
+    cotangent = torch.randn_like(actual)
+    ours = torch.autograd.grad(actual, leaves, cotangent)
+    theirs = torch.autograd.grad(expected, exact, cotangent.double())
     for i, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         close(mine, other, 1e-4, f"gradient {i}")
     assert (ours[0][dead] == 0).all()
@@ -122,12 +122,12 @@ def test_second_derivatives_of_strips(monkeypatch):
     monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
     values, pos = table("rows of the grid"), GRID.positions()
     q, k, v = tensors(2, 12)
-    found = []
+    result = []
     for backend in ("sdpa", "reference"):
         out = attention(q, k, v, bias=TableBias(values, pos), key_padding_mask=KEEP, backend=backend)
         first = torch.autograd.grad(out.square().sum(), (q, k, v), create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), (q, k, v)))
-    for mine, other in zip(*found, strict=True):
+        result.append(torch.autograd.grad(sum(g.square().sum() for g in first), (q, k, v)))
+    for mine, other in zip(*result, strict=True):
         close(mine, other, 1e-4)
 
 

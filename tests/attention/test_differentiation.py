@@ -33,20 +33,20 @@ def test_auto_is_right(name, family):
     for argument in ("queries", "parameter"):
         function, x = _of(family, argument, "auto")
         function(x), function(x)  # masks of learned biases are cached from the second call on
-        wanted, exact = _of(family, argument, "reference")
+        expected, exact = _of(family, argument, "reference")
         result = ALL[name](function, x)
-        torch.testing.assert_close(result, ALL[name](wanted, exact), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(result, ALL[name](expected, exact), rtol=1e-9, atol=1e-9)
         if name in ("forward_ad", "jvp"):
             step = 1e-6 * x.sin()
-            numeric = (wanted(x + step) - wanted(x - step)) / 2e-6
+            numeric = (expected(x + step) - expected(x - step)) / 2e-6
             torch.testing.assert_close(result, numeric, rtol=1e-5, atol=1e-6)
 
 
 @cases("family", [name for name in FAMILIES if "rotation" not in name])
 def test_double_backward_of_biases(family):
     function, x = _of(family, "parameter", "auto")
-    wanted, exact = _of(family, "parameter", "reference")
-    torch.testing.assert_close(twice(function, x), twice(wanted, exact), rtol=1e-9, atol=1e-9)
+    expected, exact = _of(family, "parameter", "reference")
+    torch.testing.assert_close(twice(function, x), twice(expected, exact), rtol=1e-9, atol=1e-9)
 
 
 @cases("name", FORWARD)
@@ -65,9 +65,11 @@ def test_sdpa_has_no_forward_mode(backend, bias, name):
         pytest.raises(BackendUnavailable, match=r"forward-mode derivative\. Select 'auto'"),
     ):
         FORWARD[name](lambda x: attention(x, k, v, bias=bias), q)
-    seen = []
-    FORWARD[name](lambda x: (seen.append(explain(x, k, v, bias=bias)), attention(x, k, v, bias=bias))[1], q)
-    assert {(s.backend, s.reason) for s in seen} == {
+    recorded = []
+    FORWARD[name](
+        lambda x: (recorded.append(explain(x, k, v, bias=bias)), attention(x, k, v, bias=bias))[1], q
+    )
+    assert {(s.backend, s.reason) for s in recorded} == {
         ("reference", "the kernels of SDPA have no forward-mode derivative")
     }
 
@@ -101,9 +103,9 @@ def test_calls_after_a_transform(transform):
     q, k, v = inputs()
     pos = POS.grid.positions()
     for bias in (DistanceBias((0.5, 0.1), pos), TableBias(torch.randn(2, 3, 5), pos)):
-        wanted = attention(q, k, v, bias=bias, backend="reference")
+        expected = attention(q, k, v, bias=bias, backend="reference")
         transform(lambda s, bias=bias: attention(q * s, k, v, bias=bias).square().sum())(torch.ones(()))
         for _ in range(3):
-            torch.testing.assert_close(attention(q, k, v, bias=bias), wanted)
+            torch.testing.assert_close(attention(q, k, v, bias=bias), expected)
     wrapped = [t for t in pos.memo.values() if isinstance(t, torch.Tensor)]
     assert not any(map(torch._C._functorch.is_gradtrackingtensor, wrapped))

@@ -34,9 +34,9 @@ def test_lowrank_is_as_exact_as_a_dense_mask(slopes, rule, dtype):
     q, k, v = (t.detach() for t in tensors(1, pos.tokens, dtype=dtype))
     bias = DistanceBias(slopes, pos, metric="squared", **rule)
     exact = [t.double() for t in (q, k, v)]
-    wanted = attention(*exact, bias=bias, backend="reference")
+    expected = attention(*exact, bias=bias, backend="reference")
     errors = {
-        b: (attention(q, k, v, bias=bias, backend=b).double() - wanted).norm() / wanted.norm()
+        b: (attention(q, k, v, bias=bias, backend=b).double() - expected).norm() / expected.norm()
         for b in ("sdpa", "lowrank")
     }
     steep = dtype == torch.float32 and slopes[0] == 1.0 and "spacing" in rule
@@ -118,9 +118,9 @@ def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
             assert sdpa.cached_mask(*inputs, bias) is not None
             for other in (inputs, tensors(batch, 13, dtype=dtype)):
                 again = DistanceBias((0.5, 0.2, 0.1), pos)
-                found = results(*other, bias=again, scale=scale)
-                wanted = results(*other, bias=bias, scale=scale, backend="sdpa")
-                assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+                actual = results(*other, bias=again, scale=scale)
+                expected = results(*other, bias=bias, scale=scale, backend="sdpa")
+                assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     q, k, v = tensors(batch, 13)
     assert sdpa.cached_mask(q, k, v, DistanceBias((0.5, 0.2, 0.3), pos)) is None
     assert (
@@ -187,8 +187,8 @@ def test_errors_say_both_values():
     fails(r"cu_seqlens must increase from 0 to 6", q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 4]))
     fails(r"The bias has shape \(1, 2, 6, 6\)", q, k, v, bias=DistanceBias((1.0, 2.0), pos))
     fails(r"The bias has shape \(1, 3, 5, 6\)", q, k, v, bias=DenseBias(torch.zeros(1, 3, 5, 6)))
-    kept = pos.gather(torch.arange(6).expand(3, -1))
-    fails(r"The bias has shape \(3, 1, 6, 6\)", q, k, v, bias=DistanceBias((1.0,) * HEADS, kept))
+    retained = pos.gather(torch.arange(6).expand(3, -1))
+    fails(r"The bias has shape \(3, 1, 6, 6\)", q, k, v, bias=DistanceBias((1.0,) * HEADS, retained))
     fails("not bound to positions", q, k, v, bias=DistanceBias((1.0,) * HEADS))
     with pytest.raises(ShapeError, match="with dot='query' and scaled=True needs q, k and scale"):
         ContextBias(torch.zeros(1, 2, 8), torch.zeros(6, 6, dtype=torch.long), "query", True).dense()

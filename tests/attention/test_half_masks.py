@@ -123,11 +123,11 @@ def test_gradients(dtype):
     exact = table.detach().double().requires_grad_()
     bias, wide = (DenseBias(TableBias(t, POS).dense()) for t in (table, exact))
     out = attention(q, k, v, bias=bias, backend="sdpa")
-    wanted = attention(*(t.double() for t in (q, k, v)), bias=wide, backend="reference")
-    cotangent = torch.randn_like(wanted)
+    expected = attention(*(t.double() for t in (q, k, v)), bias=wide, backend="reference")
+    cotangent = torch.randn_like(expected)
     (grad,) = torch.autograd.grad(out, table, cotangent.to(dtype))
-    (wanted,) = torch.autograd.grad(wanted, exact, cotangent)
-    assert _error(grad, wanted) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
+    (expected,) = torch.autograd.grad(expected, exact, cotangent)
+    assert _error(grad, expected) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
 
 
 @cases("dtype", HALVES, ids=str)

@@ -49,8 +49,8 @@ def test_masks(name, backend, kind):
     pos = Grid((3, 3), prefix=1).positions()
     case = CASES[name](pos, 2)
     if served(case, backend):
-        arguments, wanted = masked(kind, 2, 10, 10)
-        compare(case, backend, *tensors(2, 10), oracle_args=wanted, **arguments)
+        arguments, expected = masked(kind, 2, 10, 10)
+        compare(case, backend, *tensors(2, 10), oracle_args=expected, **arguments)
 
 
 @cases("backend", BACKENDS)
@@ -152,11 +152,11 @@ def test_a_mask_over_keys_alone_is_key_padding(name, backend):
         square = both[:, None, None].expand(
             -1, 1, 10, 10
         )  # the same pairs, which no kernel takes for padding
-        wanted = results(attn_mask=square)
+        expected = results(attn_mask=square)
         for same in (four, added, added.double()):
-            for a, b in zip(results(attn_mask=same, key_padding_mask=padding), wanted, strict=True):
+            for a, b in zip(results(attn_mask=same, key_padding_mask=padding), expected, strict=True):
                 assert torch.equal(a, b)
-        assert (wanted[0][~both.any(1).expand(2)] == 0).all()
+        assert (expected[0][~both.any(1).expand(2)] == 0).all()
 
 
 def test_which_masks_are_key_padding():
@@ -164,16 +164,16 @@ def test_which_masks_are_key_padding():
     keep = torch.tensor([[True, False, True, True, True], [True, True, False, False, True]])
     four, other = keep[:, None, None], torch.tensor([[True, True, True, False, True]] * 2)
     inf = torch.zeros(2, 1, 1, 5).masked_fill(~four, float("-inf"))
-    for mask, wanted in (
+    for mask, expected in (
         (four, keep), (inf, keep), (inf.half(), keep), (keep[1], keep[1].expand(2, 5)),
         (keep[:1], keep[:1].expand(2, 5)),
         (torch.tensor(True), torch.ones(2, 5, dtype=torch.bool)), (four[..., :1], keep[:, :1].expand(2, 5)),
     ):  # fmt: skip
         call = Call(q, k, v, attn_mask=mask)
         assert call.attn_mask is None
-        assert torch.equal(call.key_padding_mask, wanted)
+        assert torch.equal(call.key_padding_mask, expected)
         call = Call(q, k, v, attn_mask=mask, key_padding_mask=other)
-        assert torch.equal(call.key_padding_mask, wanted & other)
+        assert torch.equal(call.key_padding_mask, expected & other)
     assert not Call(q, k, v, attn_mask=keep[1]).padding_per_sample
     assert Call(q, k, v, attn_mask=keep[1]).allowed().shape == (1, 1, 1, 5)
     graded = inf.clone().requires_grad_()
@@ -194,11 +194,11 @@ def test_a_mask_over_keys_in_transforms_and_compiled():
     mask = torch.rand(3, 2, 1, 1, 5) > 0.4
     mask[..., 0] = True
     added = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
-    wanted = torch.stack([attention(q, k, v, attn_mask=m) for m in mask])
-    for given in (mask, added):
-        found = torch.vmap(lambda m: attention(q, k, v, attn_mask=m))(given)
-        close(found, wanted, 1e-6)
+    expected = torch.stack([attention(q, k, v, attn_mask=m) for m in mask])
+    for arguments in (mask, added):
+        actual = torch.vmap(lambda m: attention(q, k, v, attn_mask=m))(arguments)
+        close(actual, expected, 1e-6)
         compiled = torch.compile(
             lambda q, m: attention(q, k, v, attn_mask=m), fullgraph=True, backend="eager"
         )
-        close(compiled(q, given[0]), wanted[0], 1e-6)
+        close(compiled(q, arguments[0]), expected[0], 1e-6)

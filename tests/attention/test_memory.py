@@ -1,4 +1,4 @@
-"""Head groups, and what is kept with the positions."""
+"""Head groups, and what is stored with the positions."""
 
 import pytest
 import torch
@@ -37,20 +37,20 @@ def test_head_groups_equal_one_mask(name, training, monkeypatch):
     added = torch.randn(1, HEADS, 10, 10)
     arguments = {"key_padding_mask": padding, "attn_mask": added}
     if training:
-        wanted = {"keep": padding[:, None, None], "added": added.double()}
-        compare(case, "sdpa", q, k, v, oracle_args=wanted, **arguments)
+        expected = {"keep": padding[:, None, None], "added": added.double()}
+        compare(case, "sdpa", q, k, v, oracle_args=expected, **arguments)
         return
     with torch.no_grad():
-        found = attention(q, k, v, bias=case.bias, backend="sdpa", **arguments)
-        close(found, attention(q, k, v, bias=case.bias, backend="reference", **arguments), 1e-5)
+        actual = attention(q, k, v, bias=case.bias, backend="sdpa", **arguments)
+        close(actual, attention(q, k, v, bias=case.bias, backend="reference", **arguments), 1e-5)
 
 
 def test_head_groups_hold_one_group_of_masks(monkeypatch):
-    seen = []
+    recorded = []
     original = F.scaled_dot_product_attention
 
     def watch(*args, attn_mask=None, **kwargs):
-        seen.append(None if attn_mask is None else attn_mask.numel())
+        recorded.append(None if attn_mask is None else attn_mask.numel())
         return original(*args, attn_mask=attn_mask, **kwargs)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watch)
@@ -59,18 +59,18 @@ def test_head_groups_hold_one_group_of_masks(monkeypatch):
     bias = DistanceBias((0.5, 0.2, 0.1), pos)
     monkeypatch.setattr(sdpa, "MASK_LIMIT", 625 * 4)
     attention(q, k, v, bias=bias, backend="sdpa")
-    assert seen == [625] * 3
-    seen.clear()  # padding makes the mask differ between samples
+    assert recorded == [625] * 3
+    recorded.clear()  # padding makes the mask differ between samples
     monkeypatch.setattr(sdpa, "MASK_LIMIT", 4 * 625 * 4)
     attention(q, k, v, bias=bias, key_padding_mask=torch.ones(4, 25, dtype=torch.bool), backend="sdpa")
-    assert seen == [2500] * 3
+    assert recorded == [2500] * 3
     monkeypatch.setattr(sdpa, "MASK_LIMIT", 1 << 30)
-    seen.clear()
+    recorded.clear()
     attention(q, k, v, bias=bias, backend="sdpa")
-    assert seen == [3 * 625]
+    assert recorded == [3 * 625]
 
 
-def test_masks_are_kept_with_the_positions_and_serve_training_after_inference():
+def test_masks_are_stored_with_the_positions_and_serve_training_after_inference():
     pos = Grid((3, 3), prefix=1).positions()
     q, k, v = tensors(2, 10)
     fixed, other = DistanceBias((0.5, 0.2, 0.1), pos), DistanceBias((0.5, 0.2, 0.3), pos)
@@ -113,22 +113,22 @@ def test_positions_of_dropped_tokens_differ_between_samples():
     keep = torch.stack(
         [torch.cat([torch.tensor([0]), 1 + torch.randperm(20)[:9].sort().values]) for _ in range(3)]
     )
-    kept = pos.gather(keep)
+    retained = pos.gather(keep)
     for name in ("distance fixed", "squared learned", "table with prefix", "profile", "sum"):
         torch.manual_seed(1)
         full = CASES[name](pos, 3) if name != "sum" else _sum(_distance(pos, (0.5, 0.2, 0.0)), _table(pos))
         q, k, _ = tensors(3, 21)
         whole = full.bias.dense(q=q, k=k, scale=1.0)[0]
-        part = full.bias.dense(kept)
+        part = full.bias.dense(retained)
         assert part.shape == (3, HEADS, 10, 10)
         for i in range(3):
             torch.testing.assert_close(part[i], whole[:, keep[i]][:, :, keep[i]])
-    squared = DistanceBias((0.5, 0.2, 0.1), kept, metric="squared")
+    squared = DistanceBias((0.5, 0.2, 0.1), retained, metric="squared")
     q, k, v = tensors(3, 10)
     outs = [attention(q, k, v, bias=squared, backend=b) for b in BACKENDS]
     close(outs[0], outs[1], 1e-5)
     close(outs[0], outs[2], 1e-5)
-    across = TableBias(torch.randn(1, 7, 9), pos).dense(kept, pos)
+    across = TableBias(torch.randn(1, 7, 9), pos).dense(retained, pos)
     assert across.shape == (3, 1, 10, 21)
 
 

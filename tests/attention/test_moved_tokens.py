@@ -12,7 +12,7 @@ from vispe.encodings.metadata import encoding_info
 from vispe.encodings.multi_softmax import calls_of
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-# where tokens of a scan are makes no difference to it; it refuses to leave some out
+# where tokens of a scan are makes no difference to it; it refuses to omit some
 SCANS = ("selective_rope.scan", "carope.scan")
 ROTARY = [name for name in NAMES if "rotary" in encoding_info(name).kinds and name not in SCANS]
 
@@ -41,7 +41,7 @@ def test_moved_tokens_compiled(name, move):
     agrees_when_moved(name, move, "lowrank", "eager")
 
 
-@cases("move", ["replaced", "spaced", "without a place"])
+@cases("move", ["replaced", "spaced", "without a position"])
 @cases("spec", ROTARY)
 def test_rotations_of_moved_tokens(spec, move):
     encoding = build(spec).eval()
@@ -49,10 +49,10 @@ def test_rotations_of_moved_tokens(spec, move):
     one_by_one = pos.replace(index=torch.arange(pos.tokens)[None] - pos.grid.prefix)
     q, k, v = tensors(2, pos.tokens)
     x = tokens(pos).expand(2, -1, -1)
-    with torch.no_grad():  # some are kept only then
+    with torch.no_grad():  # some are stored only then
         both = (calls_of(q, k, v, encoding.parts(), p, 0, x) for p in (one_by_one, pos))
-        for (_, wanted), (_, found) in zip(*both, strict=True):
+        for (_, expected), (_, actual) in zip(*both, strict=True):
             for mine, other in zip(
-                found.transform.inputs(q, k, v), wanted.transform.inputs(q, k, v), strict=True
+                actual.transform.inputs(q, k, v), expected.transform.inputs(q, k, v), strict=True
             ):
                 torch.testing.assert_close(mine, other)

@@ -1,4 +1,4 @@
-"""Logits in which a pair of tokens decides how far both are turned, and memories beside the keys."""
+"""Logits in which a pair of tokens decides how far both are rotated, and memories alongside the keys."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def line(n, b=1):
 @cases(("n", "group", "window"), [(13, 2, 4), (13, 3, 5), (7, 4, 1), (9, 1, 3)])
 def test_self_extend_pair_by_pair(n, group, window):
     q, k, _ = inputs(n=n, kv_heads=4)
-    found = SelfExtendScores(line(n), line(n), RATES, group, window).dense(q=q, k=k, scale=1.0)
+    actual = SelfExtendScores(line(n), line(n), RATES, group, window).dense(q=q, k=k, scale=1.0)
     for i in range(n):
         for j in range(n):
             offset = i - j
@@ -43,8 +43,8 @@ def test_self_extend_pair_by_pair(n, group, window):
                 sign = 1 if offset > 0 else -1
                 offset = i // group - j // group + sign * (window - window // group)
             at = torch.tensor([[[float(offset)]]], dtype=torch.float64)
-            wanted = (turn(at).query(q[:, :, i : i + 1]) * k[:, :, j : j + 1]).sum(-1)[..., 0]
-            torch.testing.assert_close(found[:, :, i, j], wanted)
+            expected = (turn(at).query(q[:, :, i : i + 1]) * k[:, :, j : j + 1]).sum(-1)[..., 0]
+            torch.testing.assert_close(actual[:, :, i, j], expected)
 
 
 def test_a_short_input_and_groups_of_one_are_plain_rotation():
@@ -93,11 +93,11 @@ def test_wrong_groups_are_refused():
 
 
 def ordered(stream, n=None):
-    found = create_scheme("rope1d").coordinates(stream)
+    result = create_scheme("rope1d").coordinates(stream)
     member = stream.scatter(stream.blocks.parallel[stream.block].T, -1)[:2]
-    at = found.ids.movedim(0, -1)
+    at = result.ids.movedim(0, -1)
     last = slice(None) if n is None else slice(-n, None)
-    return PineScores(at[:, last], at, RATES, member[..., last], member, found.extent)
+    return PineScores(at[:, last], at, RATES, member[..., last], member, result.extent)
 
 
 def pine(stream, q, k, v, n=None):
@@ -168,18 +168,18 @@ def test_memories_query_by_query(mode, topk, threshold):
     y = attend_with_external_memory(
         call, ExternalMemory(bank, values), topk=topk, threshold=threshold, mode=mode
     )
-    turned, own = turn(line(6)).query(q), turn(line(6)).key(k)
+    rotated, own = turn(line(6)).query(q), turn(line(6)).key(k)
     for b in range(2):
         for h in range(4):
             for i in range(6):
-                compared = (turned if mode == "reference" else q)[b, h, i]
+                compared = (rotated if mode == "reference" else q)[b, h, i]
                 cosine = torch.cosine_similarity(compared, bank[b, h // 2], -1)
                 best = [int(j) for j in cosine.argsort(descending=True)[:topk]]
                 best = [j for j in best if threshold is None or cosine[j] > threshold]
                 keys = torch.cat([bank[b, h // 2, best], own[b, h // 2, : i + 1]])
-                weights = (keys @ turned[b, h, i] * 8**-0.5).softmax(0)
-                wanted = weights @ torch.cat([values[b, h // 2, best], v[b, h // 2, : i + 1]])
-                torch.testing.assert_close(y[b, h, i], wanted)
+                weights = (keys @ rotated[b, h, i] * 8**-0.5).softmax(0)
+                expected = weights @ torch.cat([values[b, h // 2, best], v[b, h // 2, : i + 1]])
+                torch.testing.assert_close(y[b, h, i], expected)
 
 
 def test_memories_with_alibi_and_where_they_are():
@@ -199,16 +199,16 @@ def test_memories_with_alibi_and_where_they_are():
         ],
         -1,
     )
-    wanted = attention(q, keys, torch.cat([bank.expand(2, -1, -1, -1), v], 2), bias=DenseBias(bias[None]))
-    torch.testing.assert_close(y, wanted)
-    turned = Call(q, k, v, transform=turn(line(5)), is_causal=True)
-    at_origin = attend_with_external_memory(turned, ExternalMemory(bank, bank), topk=2)
+    expected = attention(q, keys, torch.cat([bank.expand(2, -1, -1, -1), v], 2), bias=DenseBias(bias[None]))
+    torch.testing.assert_close(y, expected)
+    rotated = Call(q, k, v, transform=turn(line(5)), is_causal=True)
+    at_origin = attend_with_external_memory(rotated, ExternalMemory(bank, bank), topk=2)
     zero = turn(torch.zeros(1, 3, 1, dtype=torch.float64))
     torch.testing.assert_close(
-        attend_with_external_memory(turned, ExternalMemory(bank, bank, "own", zero), topk=2), at_origin
+        attend_with_external_memory(rotated, ExternalMemory(bank, bank, "own", zero), topk=2), at_origin
     )
     far = turn(torch.full((1, 1, 1), 9.0, dtype=torch.float64))
-    last = attend_with_external_memory(turned, ExternalMemory(bank, bank, "far", far), topk=2)
+    last = attend_with_external_memory(rotated, ExternalMemory(bank, bank, "far", far), topk=2)
     assert (last - at_origin).abs().max() > 1e-3
 
 

@@ -17,28 +17,28 @@ FIXED = DistanceBias((0.5, 0.2, 0.0), POS)
 
 
 @cases("first", [False, True])
-def test_kept_masks_are_not_confused(first):
-    """The mask of a fixed bias is kept, and the next call with it goes straight to SDPA."""
+def test_stored_masks_are_not_confused(first):
+    """The mask of a fixed bias is stored, and the next call with it goes straight to SDPA."""
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
     whole = FIXED.as_logits()
     assert whole.key == FIXED.key
     for alone in (first, not first, first, not first):
-        found = attention(q, k, v, bias=whole if alone else FIXED)
+        result = attention(q, k, v, bias=whole if alone else FIXED)
         logits = FIXED.dense() + (0 if alone else q.shape[-1] ** -0.5 * q @ k.mT)
-        torch.testing.assert_close(found, logits.softmax(-1) @ v)
+        torch.testing.assert_close(result, logits.softmax(-1) @ v)
     assert not FIXED.whole
 
 
-def test_columns_take_the_place_of_queries_and_keys():
+def test_columns_take_the_position_of_queries_and_keys():
     row, col = torch.randn(1, 3, POS.tokens, 5), torch.randn(1, 3, POS.tokens, 5)
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
     bias = LowRankBias(row, col).as_logits()
     assert explain(q, k, v, bias=bias).backend == "lowrank"
-    wanted = (row @ col.mT).softmax(-1) @ v
+    expected = (row @ col.mT).softmax(-1) @ v
     for backend in ("auto", "lowrank", "sdpa", "reference"):
-        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), wanted)
+        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), expected)
     huge = attention(q * float("inf"), k, v, bias=bias)  # queries are not read
-    torch.testing.assert_close(huge, wanted)
+    torch.testing.assert_close(huge, expected)
 
 
 def test_queries_have_a_gradient_of_zero():
@@ -50,10 +50,10 @@ def test_queries_have_a_gradient_of_zero():
 
 def test_half_precision_has_no_rounding_of_the_product():
     q, k, v = (t.detach().bfloat16() * 30 for t in tensors(1, POS.tokens))
-    found = attention(q, k, v, bias=FIXED.as_logits())
-    wanted = FIXED.dense().softmax(-1) @ v.float()
+    actual = attention(q, k, v, bias=FIXED.as_logits())
+    expected = FIXED.dense().softmax(-1) @ v.float()
     # mask, weights and output are rounded to 2^-9; a product taken off again would leave logits off by 2^-8 of 900
-    assert (found.float() - wanted).norm() < 8e-3 * wanted.norm()
+    assert (actual.float() - expected).norm() < 8e-3 * expected.norm()
 
 
 @cases("backend", ["triton", "flex"])
@@ -88,7 +88,7 @@ def test_compiled(name):
 
 
 class Window(Biased):
-    """Each token attends to those near it, whatever they hold; fixed, so its mask is kept."""
+    """Each token attends to those near it, whatever they hold; fixed, so its mask is stored."""
 
     name = "window"
     paper, year = "none", 2026
@@ -105,7 +105,7 @@ def window(monkeypatch):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_hosts_do_not_add_the_product(window, fused):
-    """Stock attention runs with the mask of a fixed bias where nothing else is asked; here it must not."""
+    """Stock attention runs with the mask of a fixed bias where nothing else is requested; here it must not."""
     torch.manual_seed(0)
     model = timm.create_model(
         "vit_tiny_patch16_224", depth=1, embed_dim=24, num_heads=3, img_size=64, num_classes=0
@@ -130,8 +130,8 @@ def test_it_compiles_in_one_graph():
         return attention(q, k, v, bias=bias)
 
     table = torch.randn(1, 5, 7, dtype=q.dtype)
-    found = torch.compile(run, fullgraph=True, backend="eager")(q, k, v, table)
-    torch.testing.assert_close(found, run(q, k, v, table))
+    result = torch.compile(run, fullgraph=True, backend="eager")(q, k, v, table)
+    torch.testing.assert_close(result, run(q, k, v, table))
 
 
 def test_a_transform_without_effect_is_refused():

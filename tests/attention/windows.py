@@ -13,14 +13,14 @@ def shifted(windows, shape, shift):
     for window in itertools.product(*map(range, windows)):
         cells = list(itertools.product(*map(range, shape)))
         # where a token came from: behind the end of an axis, a token is the first one again
-        places = [
+        positions = [
             [
                 w * n + c + s >= count * n
                 for w, n, c, s, count in zip(window, shape, cell, shift, windows, strict=True)
             ]
             for cell in cells
         ]
-        rows.append([[0.0 if a == b else -100.0 for b in places] for a in places])
+        rows.append([[0.0 if a == b else -100.0 for b in positions] for a in positions])
     return torch.tensor(rows)
 
 

@@ -1,4 +1,4 @@
-"""Vision transformers whose patches overlap: tokens at their places, and distances that stay true."""
+"""Vision transformers whose patches overlap: tokens at their positions, and distances that stay true."""
 
 import copy
 import math
@@ -33,8 +33,8 @@ def test_the_table_is_that_of_timm_at_every_whole_patch_and_smooth_between(old, 
     torch.testing.assert_close(there, expected[:, 1:], atol=2e-6, rtol=1e-5)
 
 
-def test_a_table_of_places_gives_each_token_its_place():
-    # entries that say where they are, read where the kernel does not touch the border
+def test_a_table_of_positions_gives_each_token_its_place():
+    # entries that encode their position, read where the kernel does not touch the border
     rows, columns = torch.meshgrid(torch.arange(10.0), torch.arange(12.0), indexing="ij")
     table = torch.stack([rows, columns], -1).flatten(0, 1)[None]
     actual = table_at(table, (10, 12), (28, 34), (1 / 3, 1 / 3), 0).unflatten(1, (28, 34))[0]
@@ -56,7 +56,7 @@ def test_attention_over_dense_tokens_measures_true_distances():
     with torch.no_grad():
         actual = VisionModel(model, norm=False)(image)[0].permute(1, 2, 0)
         block, projection = model.blocks[0], model.patch_embed.proj
-        # patches are cut by hand, 8 px apart
+        # patches are cut by hand, every 8 px
         cuts = [
             image[0, :, y : y + 16, x : x + 16].flatten() for y in range(0, 33, 8) for x in range(0, 49, 8)
         ]
@@ -114,7 +114,7 @@ def test_towers_of_open_clip_look_at_overlapping_patches_once_they_are_converted
     torch.testing.assert_close(actual[..., ::2, ::2], plain, atol=2e-5, rtol=1e-5)
 
 
-def test_a_traced_graph_keeps_the_places_of_overlapping_patches():
+def test_a_traced_graph_keeps_the_positions_of_overlapping_patches():
     model = load_backbone("test_vit", weights="random", any_size=True, pos_embed=f"learn+{BIASED}")
     overlap(model, 8)
     image = torch.rand(1, 3, 64, 64)

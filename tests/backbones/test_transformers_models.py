@@ -105,7 +105,7 @@ def test_a_vision_language_model_gives_its_tower(inside, tmp_path):
     config = transformers.LlavaConfig(text_config=TEXT, vision_config=tower, image_token_id=49)
     net = transformers.LlavaForConditionalGeneration(config).eval()
     net.save_pretrained(tmp_path)
-    # processors of text and images are saved in one file, or apart
+    # processors of text and images are saved in one file, or separately
     if inside:
         (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {COLOURS}}}')
     else:

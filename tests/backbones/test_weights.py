@@ -1,4 +1,4 @@
-"""Checkpoints in the layouts in which authors and training programs leave them go into every command alike."""
+"""Checkpoints in the layouts in which authors and training programs leave them go into every command equally."""
 
 import argparse
 import json
@@ -218,7 +218,7 @@ def test_every_command_takes_the_same_file(tmp_path):
         same(door(), theirs("test_vit", state, 96))
 
 
-def picture(folder):
+def image_file(folder):
     pixels = np.random.default_rng(0).integers(0, 255, (96, 96)).astype("uint8")
     Image.fromarray(pixels).save(folder / "a.png")
     labels = np.zeros((96, 96), "uint8")
@@ -228,7 +228,7 @@ def picture(folder):
 
 
 def commands(name, weights, size, folder):
-    image, rest = picture(folder), ["--weights", str(weights), "--img-size", str(size)]
+    image, rest = image_file(folder), ["--weights", str(weights), "--img-size", str(size)]
     yield ["probe", name, image, *rest, "--no-layers", "--json"]
     yield ["health", name, image, *rest, "--json"]
     yield ["rotate", name, image, *rest, "--quick", "--out", str(folder / "rotate")]

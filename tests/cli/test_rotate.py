@@ -76,7 +76,7 @@ def test_a_model_with_images_and_masks(folder, tmp_path, capsys):
     assert main(words) == 0
     said = capsys.readouterr()
     assert said.out.startswith(
-        "test_vit (random weights), 2 image(s)\nfeatures under rotation and reflection: strong"
+        "test_vit (random weights), 2 images\nfeatures under rotation and reflection: strong"
     )
     assert "The patch kernel breaks the symmetry" in said.out
     assert "rotated by quarter turns and mirrored" in said.out
@@ -185,10 +185,13 @@ def test_python_callables(folder, capsys):
         (["FILE:bright", "IMAGES", "--kind", "segmenter", "--d4"], "averages class probabilities"),
         (
             ["FILE:bright", "IMAGES", "--kind", "segmenter"],
-            "number of classes of the segmenter is unknown. Pass n_classes or names.",
+            "segmenter is unknown, got neither names nor truths. Pass --classes, one per class, or --masks.",
         ),
         (["MODEL", "IMAGES", "--pos-embed", "alibi2d"], "has no effect on"),
-        (["MODEL", "IMAGES", "--classes", "a,b,c"], "entries (cluster 1, cluster 2), got 3"),
+        (
+            ["MODEL", "IMAGES", "--classes", "a,b,c"],
+            "--classes must have 2 entries (cluster 1, cluster 2), got 3. Omit --classes.",
+        ),
         (["nothing.vispe", "IMAGES"], "nothing.vispe does not exist"),
         (["test_vit", "--textures", "1", "--masks", "MASKS"], "--masks needs images, got none"),
         (
@@ -207,7 +210,7 @@ def test_python_callables(folder, capsys):
         ),
         (
             ["FILE:blocks", "IMAGES", "--masks", "MASK", "--metrics", "d4"],
-            "a1.png has no mask, got 1 mask files",
+            "a1.png has no mask, got 1 mask file",
         ),
     ],
 )
@@ -240,7 +243,7 @@ def test_subjects_know_their_images():
     assert image.shape == (3, 32, 48)
     np.testing.assert_allclose(subject.picture(image), page.repeat(3, 2), atol=1e-6)
     assert subject.features(image[None]).shape == (1, 64, 2, 3)
-    with pytest.raises(ShapeError, match=r"images must have 3 channel\(s\), got \(32, 48, 2\)"):
+    with pytest.raises(ShapeError, match=r"images must have 3 channels, got \(32, 48, 2\)"):
         subject.tensor(page.repeat(2, 2))
     fixed = load_evaluated_model("test_vit", weights="random", img_size=64)
     assert fixed.size == 64

@@ -36,9 +36,9 @@ def test_attention(spec, qk_norm, fused):
     pos = grid.positions()
     parts = [] if spec in (None, "none") else layer.pos_enc.parts()
     bias = sum(e.bias(pos, 0).dense() for e in parts) if parts else None
-    wanted = plain(layer, x, bias)
+    expected = plain(layer, x, bias)
     for where in (grid, pos):
-        torch.testing.assert_close(layer(x, where), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(layer(x, where), expected, rtol=1e-5, atol=1e-5)
     out = layer(x, pos)
     out.backward(torch.randn_like(out))
     assert all(p.grad is not None for p in layer.parameters())
@@ -106,7 +106,7 @@ def test_errors():
     layer = Attention(8, 2, "alibi2d")
     with pytest.raises(ShapeError, match=r"The input has 7 tokens, but Grid\(shape=\(2, 3\).* has 6"):
         layer(torch.randn(1, 7, 8), (2, 3))
-    with pytest.raises(ShapeError, match="alibi2d needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="alibi2d needs 2-axis positions, got 1 axis"):
         layer(torch.randn(1, 7, 8), (7,))
 
 

@@ -91,11 +91,11 @@ EXCLUDED = {
             ],
             "another size rounds otherwise; the encoding's own test has a tolerance",
         ),
-        "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
-        "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
-        "grape_alibi": "softplus rounds by place in memory; test_grape.py has a tolerance",
-        "pope": "their channels become magnitudes as well; test_pope.py has what is kept",
-        "pope.text": "their channels become magnitudes as well; test_pope.py has what is kept",
+        "grape_alibi.query_key": "rounding of softplus depends on the memory address; test_grape.py has a tolerance",
+        "grape_alibi.key": "rounding of softplus depends on the memory address; test_grape.py has a tolerance",
+        "grape_alibi": "rounding of softplus depends on the memory address; test_grape.py has a tolerance",
+        "pope": "their channels become magnitudes as well; test_pope.py tests the invariants",
+        "pope.text": "their channels become magnitudes as well; test_pope.py tests the invariants",
         "loope(context=none,class_token=origin)": "as in the reference, the class token is in front of patch 1",
         "positional_attention": "another size rounds otherwise; its own test has a tolerance",
         "tapa": "is all of the logits: pairs with a prefix token keep their product; see its own test",
@@ -109,7 +109,7 @@ EXCLUDED = {
         "comrope_ld.reference": "as in the reference, class tokens stand in the centre of the image",
         **dict.fromkeys(["ssmax", *list_encodings("*ssmax.*"), "bam_ssmax"], TOKENS_COUNT),
         "kerple(weighted=true)": "whole logits: prefix tokens keep their products of queries and keys",
-        "dape": "products round by place in memory; test_dape.py has a tolerance",
+        "dape": "rounding of products depends on the memory address; test_dape.py has a tolerance",
     },
     "training_draws_come_from_the_given_generator": {
         "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
@@ -142,7 +142,7 @@ def check(function):
 
 
 def Grid(shape, **arguments):
-    """Return a grid as hosts make it, which say what they were trained with."""
+    """Return a grid as hosts create it, with their training size."""
     return vispe.Grid(shape, **{"reference": shape, **arguments})
 
 
@@ -165,7 +165,7 @@ def positions(encoding, shape, prefix=1, **arguments):
     return encoding.prepare(Grid(shape, prefix=prefix, **arguments).positions())
 
 
-def picture(pos):
+def image(pos):
     """Return an image (1, 3, 8 h, 8 w) for encodings that read it, the same for a grid at all times."""
     if pos.grid is None or pos.axes != 2:
         return None
@@ -186,7 +186,7 @@ def forward(encoding, pos, x, layers=(0, 2)):
     parts = encoding.parts()
     for e in parts:
         if isinstance(e, Additive):
-            x = e.embed(x, pos, picture(pos))
+            x = e.embed(x, pos, image(pos))
     for layer in layers:
         heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
         out = attend(heads, heads, heads, parts, pos, layer, x)
@@ -214,9 +214,9 @@ def tokens(pos):
 def added(part, pos, x=None):
     """Return what an additive encoding adds, (1 or b, n, DIM)."""
     if not part.reads_tokens:
-        return part.table(pos, picture(pos))
+        return part.table(pos, image(pos))
     x = tokens(pos) if x is None else x
-    return part.embed(x, pos, picture(pos)) - x
+    return part.embed(x, pos, image(pos)) - x
 
 
 def biases(part, pos, layer=0, x=None):
@@ -355,9 +355,9 @@ def buffers_are_unchanged_by_half_precision(spec, full):
     before = {name: b.clone() for name, b in encoding.named_buffers() if b.is_floating_point()}
     for cast in (torch.nn.Module.half, torch.nn.Module.bfloat16, lambda m: m.double().to(torch.bfloat16)):
         cast(encoding)
-        for name, wanted in before.items():
+        for name, expected in before.items():
             assert encoding.get_buffer(name).dtype == torch.float32
-            assert torch.equal(encoding.get_buffer(name), wanted)
+            assert torch.equal(encoding.get_buffer(name), expected)
 
 
 @check
@@ -381,9 +381,9 @@ def prefix_tokens_are_untouched(spec, full):
                 assert torch.equal(dense[..., prefix:, prefix:], alone.dense(**content(bare)))
             for transform in transforms(part, pos):
                 x = torch.randn(1, HEADS, pos.tokens, DIM // HEADS)
-                turned = transform.query(x)[:, :, :prefix]  # wider than x where a transform expands
-                assert torch.equal(turned[..., : x.shape[-1]], x[:, :, :prefix])
-                assert not turned[..., x.shape[-1] :].any()
+                rotated = transform.query(x)[:, :, :prefix]  # wider than x where a transform expands
+                assert torch.equal(rotated[..., : x.shape[-1]], x[:, :, :prefix])
+                assert not rotated[..., x.shape[-1] :].any()
 
 
 @check
@@ -440,10 +440,10 @@ def test_compiles_in_one_graph_with_two_grids(spec):
     for shape in (shapes(encoding)[0], shapes(encoding)[-1]):
         grid = Grid(shape, prefix=1)
         x, cotangent = torch.randn(2, 2, grid.tokens, DIM)
-        out, wanted = compiled(x, grid), model(x, grid)
-        torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+        out, expected = compiled(x, grid), model(x, grid)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
         if leaves:
-            sides = (torch.autograd.grad(o, leaves, cotangent, allow_unused=True) for o in (out, wanted))
+            sides = (torch.autograd.grad(o, leaves, cotangent, allow_unused=True) for o in (out, expected))
             torch.testing.assert_close(*sides, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 2
 
@@ -456,14 +456,14 @@ def dropped_tokens_take_their_rows_along(spec, full):
         keep = torch.stack(
             [torch.cat([torch.arange(2), 2 + torch.randperm(pos.tokens - 2)[:3]]) for _ in range(3)]
         )
-        kept = pos.gather(keep)
+        retained = pos.gather(keep)
         for part in encoding.parts():
             if isinstance(part, Additive):
                 table = added(part, pos).expand(3, -1, -1)
-                few = added(part, kept, tokens(pos)[0, keep])
+                few = added(part, retained, tokens(pos)[0, keep])
                 for i in range(3):
                     torch.testing.assert_close(few[i], table[i, keep[i]])
-            left = biases(part, kept, x=tokens(pos)[0, keep])
+            left = biases(part, retained, x=tokens(pos)[0, keep])
             for whole, fewer in zip(biases(part, pos), left, strict=True):
                 dense = whole.dense(**content(pos))[0]
                 few = fewer.dense(**content(pos, keep))

@@ -71,18 +71,18 @@ def test_alibi2d(rule, slopes):
     made = create_encoding(
         "alibi2d", num_heads=6, metric=metric, wrap=wrap, normalize=normalize, slopes=slopes
     )
-    wanted = -torch.tensor(fixed_slopes(slopes, 6))[:, None, None] * oracle.distance_matrix(grid, *rule)
-    found = made.bias(grid.positions(), 0).dense()[0].expand(6, -1, -1)
-    torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-6, atol=1e-6)
+    expected = -torch.tensor(fixed_slopes(slopes, 6))[:, None, None] * oracle.distance_matrix(grid, *rule)
+    actual = made.bias(grid.positions(), 0).dense()[0].expand(6, -1, -1)
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_alibi2d_values_of_the_paper():
     # measured on the authors' code: the penalty of one step
-    for side, wanted in ((16, -0.0884), (37, -0.0393), (64, -0.0221)):
+    for side, expected in ((16, -0.0884), (37, -0.0393), (64, -0.0221)):
         made = create_encoding("alibi2d", num_heads=1)
         grid = Grid((side, side))
         assert made.bias(grid.positions(), 0).table(grid)[0, side - 1, side].item() == pytest.approx(
-            wanted, abs=5e-5
+            expected, abs=5e-5
         )
     assert (
         create_encoding("alibi2d.dinosaw", num_heads=3).config
@@ -93,11 +93,13 @@ def test_alibi2d_values_of_the_paper():
 def test_spacing_layers_and_biased_heads():
     pos = Grid((3, 4), prefix=1, spacing=(9.0, 9.0)).positions()
     wide = create_encoding("alibi2d(spacing=[2,1])", num_heads=4)
-    wanted = create_encoding("alibi2d", num_heads=4).bias(
+    expected = create_encoding("alibi2d", num_heads=4).bias(
         Grid((3, 4), prefix=1, spacing=(2, 1)).positions(), 0
     )
-    torch.testing.assert_close(wide.bias(pos, 0).dense(), wanted.dense())
-    torch.testing.assert_close(wide.bias(pos, 0).table(pos.grid), wanted.table(Grid((3, 4), spacing=(2, 1))))
+    torch.testing.assert_close(wide.bias(pos, 0).dense(), expected.dense())
+    torch.testing.assert_close(
+        wide.bias(pos, 0).table(pos.grid), expected.table(Grid((3, 4), spacing=(2, 1)))
+    )
     some = create_encoding("alibi2d(layers=[1,3])", num_heads=4, depth=4)
     assert [some.bias(pos, i) is not None for i in range(4)] == [False, True, False, True]
     half = create_encoding("alibi2d.geometric(biased_heads=2)", num_heads=4).bias(pos, 0).dense()[0]
@@ -139,20 +141,20 @@ def test_learned_slopes():
 
 
 def test_slopes_of_released_checkpoints():
-    given = torch.tensor([0.3, 1e-6, 2.5, 40.0]).reshape(4, 1, 1)
+    arguments = torch.tensor([0.3, 1e-6, 2.5, 40.0]).reshape(4, 1, 1)
     for options in ("slopes=learned", "slopes=learned,softplus=true"):
         made = create_encoding(f"alibi2d({options})", num_heads=4)
-        state = {"blocks.0.attn.m": given.clone(), "blocks.1.attn.m": given.clone()}
+        state = {"blocks.0.attn.m": arguments.clone(), "blocks.1.attn.m": arguments.clone()}
         made.rename_checkpoint_keys(state, "blocks.0.attn.", "blocks.0.attn.pos_enc.")
         assert set(state) == {"blocks.0.attn.pos_enc.slope", "blocks.1.attn.m"}
         made.load_state_dict({"slope": state["blocks.0.attn.pos_enc.slope"]})
-        torch.testing.assert_close(made.head_slopes(), given.flatten())
+        torch.testing.assert_close(made.head_slopes(), arguments.flatten())
     with pytest.raises(OptionError, match=r"slopes down to -0\.5 in .*attn\.m"):
         made.rename_checkpoint_keys(
             {"attn.m": torch.tensor([-0.5, 1.0]).reshape(2, 1, 1)}, "attn.", "attn.pos_enc."
         )
     fixed = create_encoding("alibi2d", num_heads=4)
-    state = {"attn.m": given}
+    state = {"attn.m": arguments}
     fixed.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     assert set(state) == {"attn.m"}
     both = create_encoding("sincos2d+alibi2d(slopes=learned)", num_heads=4, dim=8)
@@ -200,8 +202,8 @@ def test_sincos2d():
             continue
         y, x = cell[0] * 2.0, cell[1] * 0.5
         rates = [100 ** (-k / 3) for k in range(3)]
-        wanted = [f(p * w) for p in (y, x) for f in (math.sin, math.cos) for w in rates]
-        assert table[0, i].tolist() == pytest.approx(wanted, abs=1e-6)
+        expected = [f(p * w) for p in (y, x) for f in (math.sin, math.cos) for w in rates]
+        assert table[0, i].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_sincos2d_rescaled():
@@ -218,8 +220,8 @@ def test_sincos2d_rescaled():
 def test_sincos2d_far_from_the_origin():
     far = Grid((1, 5000)).positions()
     table = create_encoding("sincos2d", dim=8).table(far)
-    wanted = torch.arange(5000.0, dtype=torch.float64).sin()
-    torch.testing.assert_close(table[0, :, 4].double(), wanted, rtol=0, atol=1e-6)
+    expected = torch.arange(5000.0, dtype=torch.float64).sin()
+    torch.testing.assert_close(table[0, :, 4].double(), expected, rtol=0, atol=1e-6)
 
 
 def test_learned_resamples_to_the_target_size():
@@ -227,10 +229,10 @@ def test_learned_resamples_to_the_target_size():
     pos = Grid((5, 7), prefix=1).positions()
     assert torch.equal(made.table(pos)[0, 1:], made.weight[0])
     for shape in ((3, 4), (10, 14), (1, 1), (5, 8), (7, 5)):
-        picture = made.weight.reshape(1, 5, 7, 8).permute(0, 3, 1, 2)
-        wanted = F.interpolate(picture, size=shape, mode="bicubic", antialias=True, align_corners=False)
-        found = made.table(Grid(shape).positions())
-        assert torch.equal(found, wanted.permute(0, 2, 3, 1).flatten(1, 2))
+        image = made.weight.reshape(1, 5, 7, 8).permute(0, 3, 1, 2)
+        expected = F.interpolate(image, size=shape, mode="bicubic", antialias=True, align_corners=False)
+        actual = made.table(Grid(shape).positions())
+        assert torch.equal(actual, expected.permute(0, 2, 3, 1).flatten(1, 2))
     with torch.no_grad():
         made.weight.fill_(0.7)
     torch.testing.assert_close(made.table(Grid((9, 4)).positions()), torch.full((1, 36, 8), 0.7))
@@ -243,11 +245,11 @@ def test_learned_in_every_dtype(dtype):
     assert same.dtype == other.dtype == torch.promote_types(dtype, torch.float32)
     assert resample(made.weight, (3, 3), (4, 2)).dtype == dtype
     double = made.weight.double().reshape(1, 3, 3, 8).permute(0, 3, 1, 2)
-    wanted = (
+    expected = (
         F.interpolate(double, size=(4, 2), mode="bicubic", antialias=True).permute(0, 2, 3, 1).flatten(1, 2)
     )
     tol = {torch.bfloat16: 1e-3, torch.float32: 1e-7, torch.float64: 1e-15}[dtype]
-    torch.testing.assert_close(other.double(), wanted, rtol=0, atol=tol)
+    torch.testing.assert_close(other.double(), expected, rtol=0, atol=tol)
 
 
 def test_learned_needs_a_grid():

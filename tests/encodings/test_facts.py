@@ -42,13 +42,13 @@ def build(name, axes):
 def logits(encoding, pos, content):
     """Return the logits of all softmaxes of two blocks, side by side."""
     x, q, k = content
-    found = []
+    result = []
     for layer in (0, 2):
         for _, call in calls_of(q, k, q, encoding.parts(), pos, layer, x):
             turned_q, turned_k, _ = call.transformed()
             bias = call.dense_bias()
-            found.append(turned_q @ turned_k.mT * call.factor + (0 if bias is None else bias))
-    return torch.cat(found, 1)
+            result.append(turned_q @ turned_k.mT * call.factor + (0 if bias is None else bias))
+    return torch.cat(result, 1)
 
 
 def invariances(encoding, axes):
@@ -59,7 +59,7 @@ def invariances(encoding, axes):
     sizes = ((1, n, DIM), (1, HEADS, n, 8), (1, HEADS, n, 8))
     generator = torch.Generator().manual_seed(7)
     content = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
-    base, cells, found = logits(encoding, pos, content), torch.arange(n).reshape(shape), set()
+    base, cells, result = logits(encoding, pos, content), torch.arange(n).reshape(shape), set()
 
     def at(tokens):
         return [t.index_select(-2, tokens.flatten()) for t in content]
@@ -69,9 +69,9 @@ def invariances(encoding, axes):
         return torch.allclose(logits(encoding, pos, at(order)), base[:, :, order][..., order], atol=1e-5)
 
     if all(moved(cells.flip(axis)) for axis in range(axes)):
-        found.add("reflection")
+        result.add("reflection")
     if axes > 1 and all(moved(cells.rot90(1, (a, a + 1))) for a in range(axes - 1)):
-        found.add("quarter_turns")
+        result.add("quarter_turns")
     # one corner of the grid gets the content of the opposite one
     here, there = (cells[(part,) * axes].flatten() for part in (slice(0, 3), slice(-3, None)))
     order = torch.arange(n).index_copy(0, there, here)
@@ -79,16 +79,16 @@ def invariances(encoding, axes):
     few = [t[..., :10, :] for t in content]
     # what counts the tokens in between stays where all of them are moved
     if torch.allclose(copied, base[:, :, here][..., here], atol=1e-5) or moved_anywhere(encoding, pos, few):
-        found.add("translation")
+        result.add("translation")
     if axes > 1:
         frame = torch.linalg.qr(torch.randn((axes, axes), generator=generator, dtype=torch.float64))[0]
         if moved_anywhere(encoding, pos, few, frame):
-            found.add("rotation")
-    return found
+            result.add("rotation")
+    return result
 
 
 def moved_anywhere(encoding, pos, content, frame=None):
-    """Whether tokens at any coordinates keep their logits when all are moved, and turned by one matrix if given."""
+    """Whether tokens at any coordinates keep their logits when all are moved, and rotated by one matrix if given."""
     generator = torch.Generator().manual_seed(9)
     points = 5 * torch.rand((1, 10, pos.axes), generator=generator, dtype=torch.float64)
     both = (points, (points if frame is None else points @ frame.T) + 3)
@@ -111,18 +111,18 @@ def test_invariances_are_those_that_are_measured(name):
         except VispeError:  # the preset is for other axes
             assert axes not in accepted
             continue
-        found = invariances(encoding, axes)
+        result = invariances(encoding, axes)
         there = claimed - ({"quarter_turns", "rotation"} if axes == 1 else set())
-        assert there <= found, axes
+        assert there <= result, axes
         # and nothing else that it could boast of; few cells of a line or a cube may agree by chance
-        assert found == there or axes != 2
+        assert result == there or axes != 2
 
 
 def test_facts_are_of_the_words_of_the_field():
     for name in list_encodings():
         cls = encoding_class(name)
         assert set(cls.encodes) <= set(INFORMATION), name
-        # samplers only say where tokens are; what they are worth is up to who reads it
+        # samplers only set positions; their effect depends on the encoding that reads them
         assert cls.encodes or set(cls.invariant) == set(INVARIANCES) or issubclass(cls, Sampler), name
         assert set(cls.preset_invariant) <= set(cls.presets)
         for facts in (cls.invariant, *cls.preset_invariant.values()):

@@ -30,10 +30,10 @@ def passes(tmp_path):
 @pytest.mark.parametrize("ratio", [2, 2.0])
 def test_irpe_ratios_may_be_whole_numbers(passes, ratio):
     offsets = torch.tensor([-40, -3, -2, 0, 2, 3, 5, 16])
-    found = torch.tensor([-4, -2, -2, 0, 2, 2, 3, 4])  # 2 + 2 ln(x / 2) / ln 8, rounded, at most 4
+    result = torch.tensor([-4, -2, -2, 0, 2, 2, 3, 4])  # 2 + 2 ln(x / 2) / ln 8, rounded, at most 4
     rule = {"ratios": [ratio], "alpha": "1*ratio", "beta": "2*ratio", "gamma": "8*ratio"}
     name = str(ratio).replace(".", "p")
-    arrays = {f"out__int_{name}": found, f"out__float_{name}": found}
+    arrays = {f"out__int_{name}": result, f"out__float_{name}": result}
     passes("irpe", rule, EXACT, in__x_int=offsets, in__x_float=offsets.float(), **arrays)
 
 
@@ -76,9 +76,9 @@ def test_gta_of_camera_poses_alone(passes, listed):
     def move(x, m):
         return torch.einsum("bnij,bhncj->bhnci", m, x.unflatten(-1, (-1, 4))).flatten(-2)
 
-    turned = move(q, out_of.mT), move(k, into), move(v, into)
-    attn = (turned[0] @ turned[1].mT * width**-0.5).softmax(-1)
-    y = move(attn @ turned[2], out_of)
+    rotated = move(q, out_of.mT), move(k, into), move(v, into)
+    attn = (rotated[0] @ rotated[1].mT * width**-0.5).softmax(-1)
+    y = move(attn @ rotated[2], out_of)
     cotangent = torch.randn_like(y)
     (y * cotangent).sum().backward()
     coord, freqs = torch.rand(b, n, 2), (0.25, 0.5, 1.0)
@@ -103,9 +103,9 @@ def test_gta_of_camera_poses_alone(passes, listed):
         in__v=v,
         in__cotangent=cotangent,
         param__trans_coeff=factor.detach(),
-        out__q_t=turned[0],
-        out__k_t=turned[1],
-        out__v_t=turned[2],
+        out__q_t=rotated[0],
+        out__k_t=rotated[1],
+        out__v_t=rotated[2],
         out__attn=attn,
         out__y=y,
         out__grad__q=q.grad,
@@ -119,9 +119,9 @@ def test_liere_of_large_blocks_rounds_as_float32_does(passes, block):
     shape, heads, blocks = (3, 4), 2, 64 // block
     torch.manual_seed(0)
     raw = (torch.rand(2, 1, blocks, block, block) * 2 * math.pi).requires_grad_()
-    places = torch.cartesian_prod(*(torch.linspace(0, 1, n) for n in shape))[None]
+    positions = torch.cartesian_prod(*(torch.linspace(0, 1, n) for n in shape))[None]
     upper = raw.triu(1) - 0.5
-    generators = (places[..., None, None, None] * (upper - upper.mT)[:, 0]).sum(2)
+    generators = (positions[..., None, None, None] * (upper - upper.mT)[:, 0]).sum(2)
     turn = torch.matrix_exp(generators)
     q, k = (torch.randn(1, heads, 12, 64, requires_grad=True) for _ in "qk")
 
@@ -131,22 +131,22 @@ def test_liere_of_large_blocks_rounds_as_float32_does(passes, block):
             [torch.einsum("bnmij,bhnmj->bhnmi", turn, used).flatten(-2), x[..., blocks * block :]], -1
         )
 
-    found, cotangents = [rotate(q), rotate(k)], torch.randn(2, 1, heads, 12, 64)
-    (torch.stack(found) * cotangents).sum().backward()
+    result, cotangents = [rotate(q), rotate(k)], torch.randn(2, 1, heads, 12, 64)
+    (torch.stack(result) * cotangents).sum().backward()
     config = {"grid": list(shape), "generator_dim": block, "per_head": False, "class_token": False}
     passes(
         "liere",
         {**config, "heads": heads, "head_dim": 64, "seed": 0},
         {"rtol": 3e-4, "atol": 3e-5},
-        in__positions=places,
+        in__positions=positions,
         in__q=q,
         in__k=k,
         in__cotangent_q=cotangents[0],
         in__cotangent_k=cotangents[1],
         param__generator_raw_params=raw,
         out__rotation=turn[:, :, None],
-        out__q_rot=found[0],
-        out__k_rot=found[1],
+        out__q_rot=result[0],
+        out__k_rot=result[1],
         out__grad__generator_raw_params=raw.grad,
         out__grad__q=q.grad,
         out__grad__k=k.grad,
@@ -166,9 +166,9 @@ def test_comrope_gradients_of_all_projections(passes):
     }
     for p in weights.values():
         p.requires_grad_()
-    x, places = torch.randn(2, n, dim, requires_grad=True), torch.rand(2, n, axes, requires_grad=True)
+    x, positions = torch.randn(2, n, dim, requires_grad=True), torch.rand(2, n, axes, requires_grad=True)
     generators = (weights["freqs"] - weights["freqs"].mT) * weights["multiplier"]
-    turn = torch.matrix_exp(torch.einsum("bna,hamij->bnhmij", places, generators))
+    turn = torch.matrix_exp(torch.einsum("bna,hamij->bnhmij", positions, generators))
 
     def part(name):
         return (x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).unflatten(-1, (heads, head))
@@ -192,14 +192,14 @@ def test_comrope_gradients_of_all_projections(passes):
     }
     arrays = {f"param__{name.replace('.', '__')}": p for name, p in weights.items()}
     arrays |= {f"out__grad__{name.replace('.', '__')}": p.grad for name, p in weights.items()}
-    arrays |= {"in__x": x, "in__positions": places, "in__cotangent": cotangent}
+    arrays |= {"in__x": x, "in__positions": positions, "in__cotangent": cotangent}
     arrays |= {
         "out__exponent_matrix": generators,
         "out__rotation_blocks": turn,
         "out__q_rot": q,
         "out__k_rot": k,
     }
-    arrays |= {"out__attn": attn, "out__y": y, "out__grad__x": x.grad, "out__grad__positions": places.grad}
+    arrays |= {"out__attn": attn, "out__y": y, "out__grad__x": x.grad, "out__grad__positions": positions.grad}
     passes("comrope", config, {"rtol": 2e-4, "atol": 2e-5}, **arrays)
 
 
@@ -215,13 +215,13 @@ def test_tables_of_far_positions_agree_to_the_last_digits(passes, method):
         blend = ((torch.arange(dim // 2).float() - low) / (high - low)).clamp(0, 1)
         freqs = 1.0 / (scale * power) * (1 - (1 - blend)) + 1.0 / power * (1 - blend)
         config = {"scale": scale, "finetuned": False, "original_max_position_embeddings": trained}
-        given, factor = {"out__low_high": torch.tensor([low, high])}, 0.1 * math.log(scale) + 1
+        arguments, factor = {"out__low_high": torch.tensor([low, high])}, 0.1 * math.log(scale) + 1
     else:
         factors = torch.linspace(1.1, 3.9, dim // 2)
         freqs, factor = 1.0 / (factors * power), math.sqrt(1 + math.log(scale) / math.log(trained))
         config = {"policy": "su", "max_position_embeddings": scale * trained, "scale": 1.0}
         config["original_max_position_embeddings"] = trained
-        given = {"param__rescale_factors": factors}
+        arguments = {"param__rescale_factors": factors}
     angle = torch.cat([pos[:, None].float() * freqs] * 2, -1)
     passes(
         "rope_freqs",
@@ -232,5 +232,5 @@ def test_tables_of_far_positions_agree_to_the_last_digits(passes, method):
         out__mscale=factor,
         out__cos=angle.cos() * factor,
         out__sin=angle.sin() * factor,
-        **given,
+        **arguments,
     )

@@ -42,7 +42,7 @@ def matrix(encoding, grid):
 
 
 def tokens_of(order, prefix):
-    """Return token numbers for a picture of cell numbers, prefix tokens first."""
+    """Return token numbers for an image of cell numbers, prefix tokens first."""
     return torch.cat([torch.arange(prefix), prefix + order.flatten()])
 
 
@@ -56,8 +56,8 @@ def test_alibi2d_has_the_symmetries_of_the_square(n, prefix, spacing, metric, wr
     dense = matrix(alibi2d(metric, wrap, normalize), grid)
     cells = torch.arange(n * n).reshape(n, n)
     for turns in range(4):
-        for picture in (cells.rot90(turns), cells.rot90(turns).flip(0)):
-            order = tokens_of(picture, prefix)
+        for image in (cells.rot90(turns), cells.rot90(turns).flip(0)):
+            order = tokens_of(image, prefix)
             same(dense[:, order][:, :, order], dense)
 
 
@@ -66,12 +66,12 @@ def test_alibi2d_has_the_symmetries_of_the_square(n, prefix, spacing, metric, wr
 )
 def test_a_turn_of_any_grid_exchanges_its_axes(h, w, prefix, dy, dx, metric, wrap, normalize):
     encoding = alibi2d(metric, wrap, "max" if normalize == "reference" else normalize)
-    dense, turned = (
+    dense, rotated = (
         matrix(encoding, Grid((h, w), prefix, (dy, dx))),
         matrix(encoding, Grid((w, h), prefix, (dx, dy))),
     )
     order = tokens_of(torch.arange(h * w).reshape(h, w).rot90(), prefix)
-    same(dense[:, order][:, :, order], turned)
+    same(dense[:, order][:, :, order], rotated)
 
 
 @given(
@@ -141,9 +141,11 @@ def test_learned_resampling(h, w, to_h, to_w, prefix, level):
     assert torch.equal(here[0, prefix:], encoding.weight[0])
     there = encoding.table(Grid((to_h, to_w), prefix).positions())
     assert (there[:, :prefix] == 0).all()
-    picture = encoding.weight.reshape(1, h, w, 4).permute(0, 3, 1, 2)
-    wanted = F.interpolate(picture, size=(to_h, to_w), mode="bicubic", antialias=True, align_corners=False)
-    torch.testing.assert_close(there[0, prefix:], wanted[0].permute(1, 2, 0).flatten(0, 1), rtol=0, atol=1e-7)
+    image = encoding.weight.reshape(1, h, w, 4).permute(0, 3, 1, 2)
+    expected = F.interpolate(image, size=(to_h, to_w), mode="bicubic", antialias=True, align_corners=False)
+    torch.testing.assert_close(
+        there[0, prefix:], expected[0].permute(1, 2, 0).flatten(0, 1), rtol=0, atol=1e-7
+    )
     with torch.no_grad():
         encoding.weight.fill_(level)
     even = encoding.table(Grid((to_h, to_w)).positions())
@@ -181,19 +183,19 @@ def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, 
     chosen = [data.draw(st.permutations(range(grid.patches))) for _ in range(2)]
     count = data.draw(st.integers(1, grid.patches))
     keep = torch.stack([tokens_of(torch.tensor(c[:count]), prefix) for c in chosen])
-    kept = pos.gather(keep)
+    retained = pos.gather(keep)
     image = torch.randn(1, 3, 4 * h, 4 * w)
     for i in range(2):
         if isinstance(encoding, Additive):
             torch.testing.assert_close(
-                encoding.table(kept, image)[i], encoding.table(pos, image)[0, keep[i]], rtol=0, atol=1e-6
+                encoding.table(retained, image)[i], encoding.table(pos, image)[0, keep[i]], rtol=0, atol=1e-6
             )
         if isinstance(encoding, Biased) and encoding.bias(pos, 0) is not None:
             q, k = torch.randn(2, 1, 2, pos.tokens, 4, dtype=torch.float64)
             dense = encoding.bias(pos, 0).dense(q=q, k=k, scale=1.0)[0]
             q, k = (t[0][:, keep].transpose(0, 1) for t in (q, k))
-            # with wide spacings biases reach 100, of which 2e-6 is less than the last place of float32
+            # with wide spacings biases reach 100, of which 2e-6 is less than one ulp of float32
             finite = dense[dense.isfinite()]
             digits = finite.abs().max().clamp(min=1)
-            dropped = encoding.bias(kept, 0).dense(q=q, k=k, scale=1.0)[i]
+            dropped = encoding.bias(retained, 0).dense(q=q, k=k, scale=1.0)[i]
             same(dropped / digits, dense[:, keep[i]][:, :, keep[i]] / digits)

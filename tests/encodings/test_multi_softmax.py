@@ -68,9 +68,9 @@ def test_branches_add_up_with_their_gates(shape):
     encoding, pos = Both(num_heads=3).double(), Grid(shape, prefix=1).positions()
     q, k, v, cotangent = torch.randn(4, 2, 3, pos.tokens, 8, dtype=torch.float64)
     leaves = [t.requires_grad_() for t in (q, k, v)] + list(encoding.parameters())
-    out, wanted = attend(q, k, v, [encoding], pos, 0), expected(encoding, q, k, v, pos)
-    torch.testing.assert_close(out, wanted)
-    for got, want in zip(*(torch.autograd.grad(o, leaves, cotangent) for o in (out, wanted)), strict=True):
+    out, target = attend(q, k, v, [encoding], pos, 0), expected(encoding, q, k, v, pos)
+    torch.testing.assert_close(out, target)
+    for got, want in zip(*(torch.autograd.grad(o, leaves, cotangent) for o in (out, target)), strict=True):
         torch.testing.assert_close(got, want)
 
 
@@ -82,30 +82,30 @@ def test_a_converted_model_takes_branches(fused):
         block.attn.fused_attn = fused
         block.attn.attn_drop.register_forward_hook(lambda module, args, out: weights.append(out))
     image = torch.randn(2, 3, 64, 64)
-    seen = []
+    recorded = []
     block = model.blocks[0].attn
-    block.register_forward_pre_hook(lambda module, args, kwargs: seen.append(args[0]), with_kwargs=True)
-    block.register_forward_hook(lambda module, args, out: seen.append(out))
+    block.register_forward_pre_hook(lambda module, args, kwargs: recorded.append(args[0]), with_kwargs=True)
+    block.register_forward_hook(lambda module, args, out: recorded.append(out))
     model(image).sum().backward()
-    x, out = seen
+    x, out = recorded
     q, k, v = block.qkv(x).unflatten(-1, (3, block.num_heads, -1)).permute(2, 0, 3, 1, 4)
     q, k = block.q_norm(q), block.k_norm(k)
     (encoding,) = block.pos_enc.parts()
     pos = Grid((4, 4), prefix=x.shape[1] - 16).positions()
-    wanted = expected(encoding, q, k, v, pos)
-    torch.testing.assert_close(out, block.proj(wanted.transpose(1, 2).flatten(2)), rtol=1e-4, atol=1e-5)
+    target = expected(encoding, q, k, v, pos)
+    torch.testing.assert_close(out, block.proj(target.transpose(1, 2).flatten(2)), rtol=1e-4, atol=1e-5)
     assert (encoding.gate.grad != 0).all()
     if not fused:  # hooks see one map, whose rows are shares of the values
         assert len(weights) == len(model.blocks)
-        torch.testing.assert_close(weights[0] @ v, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(weights[0] @ v, target, rtol=1e-4, atol=1e-5)
 
 
 def test_branches_through_the_layer_of_vispe():
     layer, pos = Attention(24, 3, "both"), Grid((3, 5)).positions()
     x = torch.randn(2, 15, 24)
     q, k, v = layer.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
-    wanted = expected(layer.pos_enc, q, k, v, pos).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(layer(x, pos), layer.proj(wanted), rtol=1e-4, atol=1e-5)
+    target = expected(layer.pos_enc, q, k, v, pos).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer(x, pos), layer.proj(target), rtol=1e-4, atol=1e-5)
 
 
 def test_what_branches_refuse():
@@ -138,9 +138,9 @@ def test_calibrations_come_before_the_rotation(spec):
     pos = Grid((3, 4)).positions()
     q, k, v = torch.randn(3, 1, 3, 12, 8)
     rope = next(e for e in both.parts() if e.name == "rope_axial").transform(pos, 0)
-    wanted = attention(2 * q, k + 1, v, transform=rope)
-    torch.testing.assert_close(attend(q, k, v, both.parts(), pos, 0), wanted)
-    torch.testing.assert_close(attention(q, k, v, transform=both.transform(pos, 0)), wanted)
+    target = attention(2 * q, k + 1, v, transform=rope)
+    torch.testing.assert_close(attend(q, k, v, both.parts(), pos, 0), target)
+    torch.testing.assert_close(attention(q, k, v, transform=both.transform(pos, 0)), target)
     with pytest.raises(UnsupportedCombination, match=r"rope_axial \+ rope_mixed: two rotary encodings"):
         Compose([*both.parts(), create_encoding("rope_mixed", dim=24, num_heads=3)])
 

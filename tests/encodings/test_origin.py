@@ -23,7 +23,7 @@ def test_coordinates_are_followed_or_refused(spec, origin):
     x = torch.randn(2, pos.tokens, DIM, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         try:
-            found = forward(encoding, encoding.prepare(pos), x)
+            actual = forward(encoding, encoding.prepare(pos), x)
         except ShapeError as error:
             assert f"which origin={origin!r} does not change" in str(error)  # noqa: PT017
             return
@@ -32,13 +32,13 @@ def test_coordinates_are_followed_or_refused(spec, origin):
         # the same coordinates without a grid; its size says no more than the extent
         free = Positions(pos.coords, pos.spatial, start.extent, cell=start.cell)
         try:
-            wanted = forward(encoding, encoding.prepare(free), x)
+            expected = forward(encoding, encoding.prepare(free), x)
         except ShapeError:
-            wanted = forward(encoding, encoding.prepare(start.replace(coords=pos.coords)), x)
+            expected = forward(encoding, encoding.prepare(start.replace(coords=pos.coords)), x)
             same = forward(encoding, encoding.prepare(start), x)
             alike = {"translation", "reflection"} <= set(encoding.parts()[0].invariant)
-            assert alike or not torch.equal(wanted, same), "it does not read coordinates, and must refuse"
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+            assert alike or not torch.equal(expected, same), "it does not read coordinates, and must refuse"
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_which_refuse():
@@ -58,11 +58,11 @@ def test_which_refuse():
 
 
 def test_rows_that_turn_with_the_grid():
-    """From the centre, mirrored places differ by the sign of a coordinate: sines by theirs, cosines not at all."""
+    """From the centre, mirrored positions differ by the sign of a coordinate: sines by theirs, cosines not at all."""
     encoding = create_encoding("sincos2d", dim=8)
     table = encoding.table(Grid((3, 5), origin="centre").positions())[0].unflatten(0, (3, 5))
     sign = torch.tensor([-1.0, -1, 1, 1, 1, 1, 1, 1])
     torch.testing.assert_close(table.flip(0), table * sign)
     square = encoding.table(Grid((4, 4), origin="centre").positions())[0].unflatten(0, (4, 4))
-    turned = square.transpose(0, 1)
-    torch.testing.assert_close(turned, square[..., [4, 5, 6, 7, 0, 1, 2, 3]])
+    rotated = square.transpose(0, 1)
+    torch.testing.assert_close(rotated, square[..., [4, 5, 6, 7, 0, 1, 2, 3]])

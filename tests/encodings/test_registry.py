@@ -52,22 +52,22 @@ def test_specs_of_one_encoding(spec, options):
 
 
 def test_sums_in_every_form():
-    wanted = [{"name": "sincos2d", "std": 0.5}, {"name": "alibi2d", "slopes": "geometric"}]
+    expected = [{"name": "sincos2d", "std": 0.5}, {"name": "alibi2d", "slopes": "geometric"}]
     inside = create_encoding("alibi2d.geometric", num_heads=4)
     for spec in (
         "sincos2d(std=0.5)+alibi2d.geometric",
         ["sincos2d(std=0.5)", "alibi2d.geometric"],
         ("sincos2d(std=0.5)", {"name": "alibi2d.geometric"}),
         [["sincos2d(std=0.5)"], [inside]],
-        wanted,
+        expected,
     ):
-        assert parse_spec(spec) == wanted
+        assert parse_spec(spec) == expected
     built = create_encoding("sincos2d(std=0.5)+alibi2d.geometric", dim=8, num_heads=4, depth=2)
     assert isinstance(built, Compose)
     assert [e.name for e in built.parts()] == ["sincos2d", "alibi2d"]
-    assert built.spec == wanted
+    assert built.spec == expected
     assert create_encoding(built.spec, dim=8, num_heads=4, depth=2).config == built.config
-    assert parse_spec(built) == wanted
+    assert parse_spec(built) == expected
 
 
 def test_finished_members_of_a_list_stay_themselves():

@@ -61,16 +61,17 @@ class Case:
         return torch.from_numpy(self._param[name].copy())
 
     def backward(self, **outputs: torch.Tensor) -> bool:
-        """Send the cotangents of a case back, each named beside its output; False if the case has none of them.
+        """Send the cotangents of a case back, each named alongside its output; False if the case has none of them.
 
         A case without cotangents has no gradients to compare.
         """
-        given = {name: y for name, y in outputs.items() if name in self._in}
-        if given:
+        arguments = {name: y for name, y in outputs.items() if name in self._in}
+        if arguments:
             torch.autograd.backward(
-                list(given.values()), [self.input(name).to(y).expand_as(y) for name, y in given.items()]
+                list(arguments.values()),
+                [self.input(name).to(y).expand_as(y) for name, y in arguments.items()],
             )
-        return bool(given)
+        return bool(arguments)
 
     def close(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
         """Return where values agree within the tolerance of the file, with nothing stricter added."""

@@ -53,18 +53,18 @@ def run_case(path: Path) -> Result:
 
 
 def _compare(case: Case, adapter: Any, rtol: float) -> Result:
-    worst, problems, seen = 0.0, [], set()
+    worst, problems, recorded = 0.0, [], set()
     for route, outputs in adapter.run(case):
         unknown = set(outputs) - case.output_names
         if unknown:
             problems.append(f"{route}: unexpected outputs {sorted(unknown)}")
         for name in sorted(set(outputs) & case.output_names):
-            seen.add(name)
+            recorded.add(name)
             error, problem = _difference(case, name, outputs[name])
             worst = max(worst, error)
             if problem:
                 problems.append(f"{route}: {name} {problem}")
-    missing = case.output_names - seen
+    missing = case.output_names - recorded
     if missing:
         problems.append(f"not computed: {sorted(missing)}")
     if case.unread():

@@ -90,18 +90,18 @@ def test_cells_do_not_depend_on_moved_coordinates():
 def test_gather():
     pos = Grid((3, 4), prefix=2, spacing=(2.0, 1.0)).positions()
     noise = torch.randn(1, 2, 14, 14)
-    pos = pos.replace(attrs={"noise": PerToken(noise, (2, 3)), "word": "kept"})
+    pos = pos.replace(attrs={"noise": PerToken(noise, (2, 3)), "word": "unchanged"})
     keep = torch.tensor([[0, 1, 5, 13], [0, 1, 2, 7], [1, 0, 9, 3]])
-    kept = pos.gather(keep)
+    retained = pos.gather(keep)
     for i in range(3):
-        assert torch.equal(kept.coords[i], pos.coords[0, keep[i]])
-        assert torch.equal(kept.spatial[i], pos.spatial[0, keep[i]])
-        assert torch.equal(kept.cells()[i], pos.cells()[0, keep[i]])
-        assert torch.equal(kept.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
-    assert kept.attrs["word"] == "kept"
-    assert not kept.regular
-    assert torch.equal(kept.extent, pos.extent)
-    twice = kept.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))
+        assert torch.equal(retained.coords[i], pos.coords[0, keep[i]])
+        assert torch.equal(retained.spatial[i], pos.spatial[0, keep[i]])
+        assert torch.equal(retained.cells()[i], pos.cells()[0, keep[i]])
+        assert torch.equal(retained.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
+    assert retained.attrs["word"] == "unchanged"
+    assert not retained.regular
+    assert torch.equal(retained.extent, pos.extent)
+    twice = retained.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))
     assert torch.equal(twice.coords[2], pos.coords[0, [0, 3]])
     assert torch.equal(twice.cells()[1], pos.cells()[0, [2, 2]])
     assert torch.equal(twice.attrs["noise"].values[0], noise[0][:, [13, 0]][:, :, [13, 0]])
@@ -114,7 +114,7 @@ def test_free_positions():
     spatial = torch.tensor([[False, True, True]])
     pos = Positions(coords, spatial)
     assert pos.coords.shape == (1, 3, 2)
-    assert pos.extent.tolist() == [[3.0, 5.0]]  # the prefix token at 0 has no place in the field
+    assert pos.extent.tolist() == [[3.0, 5.0]]  # the prefix token at 0 has no position in the field
     assert not pos.regular
     assert Positions(coords, torch.zeros(1, 3, dtype=torch.bool)).extent.tolist() == [[1.0, 1.0]]
     assert Positions(coords.double()).extent.dtype == torch.float64
@@ -142,7 +142,7 @@ def test_free_positions():
             lambda c: Positions(c, grid=Grid((2, 4))),
             r"coords of 8 tokens .* got \(2, 6, 2\)\. Pass `index`",
         ),
-        (lambda c: Positions(c, grid=Grid((6,))), "on 1 axes"),
+        (lambda c: Positions(c, grid=Grid((6,))), "on 1 axis"),
     ],
 )
 def test_positions_errors(make, message):
@@ -150,7 +150,7 @@ def test_positions_errors(make, message):
         make(torch.zeros(2, 6, 2))
 
 
-def test_spaced_positions_are_kept():
+def test_spaced_positions_are_stored():
     pos = Grid((2, 3), prefix=1, spacing=(1.0, 2.0)).positions()
     wide = pos.with_spacing((3.0, 1.0))
     assert wide is pos.with_spacing([3, 1])

@@ -43,9 +43,9 @@ def test_rules_are_their_formulas(dim, base, scale, length):
     torch.testing.assert_close(fr.interpolated(tensor, scale), tensor / scale, **close)
     low, high = bounds(32, 1, dim, base, length)
     assert fr.wavelength_range(32, 1, dim, base, length) == (low, high)
-    wanted = [w / scale * ramp(low, high, i) + w * (1 - ramp(low, high, i)) for i, w in enumerate(plain)]
-    found = fr.yarn(dim, base, scale, length, **exact)
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), **close)
+    expected = [w / scale * ramp(low, high, i) + w * (1 - ramp(low, high, i)) for i, w in enumerate(plain)]
+    actual = fr.yarn(dim, base, scale, length, **exact)
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), **close)
     ntk = rates(dim, fr.ntk_base(base, scale, dim))
     assert ntk[-1] == pytest.approx(plain[-1] / scale)
     near, far = bounds(1.25, 0.75, dim, base, length), bounds(16, 2, dim, base, length)
@@ -53,20 +53,20 @@ def test_rules_are_their_formulas(dim, base, scale, length):
     for i, w in enumerate(plain):
         mixed = w / scale * ramp(*near, i) + ntk[i] * (1 - ramp(*near, i))
         parts.append(mixed * ramp(*far, i) + w * (1 - ramp(*far, i)))
-    found = fr.ntk_by_parts(dim, base, scale, length, **exact)
-    torch.testing.assert_close(found, torch.tensor(parts, dtype=torch.float64), **close)
+    actual = fr.ntk_by_parts(dim, base, scale, length, **exact)
+    torch.testing.assert_close(actual, torch.tensor(parts, dtype=torch.float64), **close)
 
 
 @quick
 @given(dim=dims, base=bases, scale=scales, power=st.floats(0, 2), truncate=st.integers(0, 4096))
 def test_giraffe(dim, base, scale, power, truncate):
-    wanted = []
+    expected = []
     for i, w in enumerate(rates(dim, base)):
         w = w / scale * (1 - i / (dim // 2)) ** power
         c = 2 * math.pi / truncate if truncate else 0
-        wanted.append(w if w >= c else c / 16 if w >= c / 8 else 0.0)
-    found = fr.giraffe(dim, base, scale=scale, power=power, truncate=truncate, dtype=torch.float64)
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=0)
+        expected.append(w if w >= c else c / 16 if w >= c / 8 else 0.0)
+    actual = fr.giraffe(dim, base, scale=scale, power=power, truncate=truncate, dtype=torch.float64)
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
 
 
 def test_giraffe_of_the_paper_takes_the_position_out_of_eleven_pairs():
@@ -90,9 +90,9 @@ def test_yarn_numbers(dim, base, length, scale, range_, mscale):
 
 def test_longrope():
     factors = torch.linspace(1, 4, 8)
-    found = fr.longrope(16, 100.0, factors, torch.float64)
-    wanted = torch.tensor(rates(16, 100.0), dtype=torch.float64) / factors
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+    actual = fr.longrope(16, 100.0, factors, torch.float64)
+    expected = torch.tensor(rates(16, 100.0), dtype=torch.float64) / factors
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=0)
     torch.testing.assert_close(fr.longrope_factors(factors, 16, 16, 64), torch.ones(8))
     torch.testing.assert_close(fr.longrope_factors(factors, 64, 16, 64), factors)
     torch.testing.assert_close(fr.longrope_factors(factors, 40, 16, 64), (1 + factors) / 2)
@@ -133,13 +133,15 @@ SMALLEST_BASES = {  # of side 14, 16, 24, 32, 37, 64, 128, by pairs
 @cases("pairs", SMALLEST_BASES)
 def test_min_base_is_that_of_the_table(pairs):
     for side, base in zip((14, 16, 24, 32, 37, 64, 128), SMALLEST_BASES[pairs], strict=True):
-        found = fr.min_base(pairs, side)
-        assert found == pytest.approx(base, rel=0.025)
-        wanted = torch.cos(torch.arange(side + 1)[:, None] * found ** (-torch.arange(pairs) / pairs)).sum(-1)
-        assert (wanted > -1e-4).all()
-        freqs = torch.tensor([found ** (-i / pairs) for i in range(pairs)])
-        torch.testing.assert_close(fr.cosine_similarity_bound(freqs, side), wanted, rtol=1e-4, atol=1e-4)
-        smaller = (found / 1.0101) ** (-torch.arange(pairs) / pairs)
+        actual = fr.min_base(pairs, side)
+        assert actual == pytest.approx(base, rel=0.025)
+        expected = torch.cos(torch.arange(side + 1)[:, None] * actual ** (-torch.arange(pairs) / pairs)).sum(
+            -1
+        )
+        assert (expected > -1e-4).all()
+        freqs = torch.tensor([actual ** (-i / pairs) for i in range(pairs)])
+        torch.testing.assert_close(fr.cosine_similarity_bound(freqs, side), expected, rtol=1e-4, atol=1e-4)
+        smaller = (actual / 1.0101) ** (-torch.arange(pairs) / pairs)
         assert (fr.cosine_similarity_bound(smaller, side) < 0).any()
 
 
@@ -163,7 +165,7 @@ def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):
 def test_grid_schedules(scale, schedule):
     freqs, made = on_grid(schedule, scale)
     more = max(scale, 1.0)
-    wanted = []
+    expected = []
     for i, w in enumerate(freqs.tolist()):
         turns = 16 * w / (2 * math.pi)
         blend = min(max(math.log(1 / turns) / math.log(4), 0), 1)  # 0 from 1 turn on, 1 up to a quarter
@@ -175,8 +177,8 @@ def test_grid_schedules(scale, schedule):
             "ntk": w / more ** (i / 15),
             "yarn": w * (1 - blend) + w / more * blend,
         }
-        wanted.append(rule[schedule])
-    torch.testing.assert_close(made, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=0)
+        expected.append(rule[schedule])
+    torch.testing.assert_close(made, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
     if schedule not in ("none", "rescale", "align_corners") and scale <= 1:
         assert torch.equal(made, freqs)
 
@@ -194,8 +196,8 @@ def test_align_corners_maps_the_last_patch_to_the_last_and_a_single_one_to_0(tra
 
 def test_ntk_of_a_grid_is_the_ntk_base():
     _, made = on_grid("ntk", 3.0)
-    wanted = fr.inverse_frequencies(32, fr.ntk_base(100.0, 3.0, 32), torch.float64)
-    torch.testing.assert_close(made, wanted)
+    expected = fr.inverse_frequencies(32, fr.ntk_base(100.0, 3.0, 32), torch.float64)
+    torch.testing.assert_close(made, expected)
     one = torch.tensor([1.0])
     assert torch.equal(fr.grid_frequencies(one, "ntk", torch.tensor(3.0), torch.tensor(16.0)), one)
 

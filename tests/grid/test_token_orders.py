@@ -1,4 +1,4 @@
-"""Orders are permutations that keep the prompt; positions in an order know the next place."""
+"""Orders are permutations that keep the prompt; positions in an order know the next position."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def test_inputs_and_targets():
         inputs_and_targets(x, torch.arange(3))
 
 
-def test_positions_in_an_order_know_the_next_place():
+def test_positions_in_an_order_know_the_next_position():
     grid = Grid((2, 3), prefix=1, spacing=(2.0, 1.0))
     order = torch.cat([torch.tensor([0]), 1 + quadtree(2, 3)])
     pos = reorder_positions(grid.positions(), order)

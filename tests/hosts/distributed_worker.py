@@ -22,8 +22,8 @@ def model(spec: str = SPEC, **options):
 
 def gradients(ours, x) -> dict:
     ours(x).square().sum(1).mean().backward()
-    found = {n.removeprefix("module."): p.grad for n, p in ours.named_parameters()}
-    return {n: g.full_tensor() if isinstance(g, DTensor) else g.clone() for n, g in found.items()}
+    result = {n.removeprefix("module."): p.grad for n, p in ours.named_parameters()}
+    return {n: g.full_tensor() if isinstance(g, DTensor) else g.clone() for n, g in result.items()}
 
 
 def sharded(ours, policy):
@@ -39,25 +39,25 @@ def main(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     mine = slice(2 * rank, 2 * rank + 2)
     x, wide = image(4, 3, 32, 24)[mine], image(4, 3, 8, 8 * 300)[mine]
-    found = {}
+    result = {}
     for way in ("ddp", "ddp checkpointed"):
         ours = model()
         ours.set_grad_checkpointing("checkpointed" in way)
-        found[way] = gradients(DistributedDataParallel(ours), x)
+        result[way] = gradients(DistributedDataParallel(ours), x)
     ours = sharded(model(), MixedPrecisionPolicy())
-    found["fsdp out"] = ours(x).detach()
-    found["fsdp"] = gradients(ours, x)
-    ours, seen = (
+    result["fsdp out"] = ours(x).detach()
+    result["fsdp"] = gradients(ours, x)
+    ours, recorded = (
         sharded(model("alibi2d.local", img_size=(8, 8 * 300)), MixedPrecisionPolicy(torch.bfloat16)),
         [],
     )
     for block in ours.blocks:
         block.attn.register_forward_pre_hook(
-            lambda _, args, named: seen.append(str(named["attn_mask"].positions.coords.dtype)),
+            lambda _, args, named: recorded.append(str(named["attn_mask"].positions.coords.dtype)),
             with_kwargs=True,
         )
-    found["fsdp bf16 out"], found["fsdp bf16 coordinates"] = ours(wide).detach(), seen
-    torch.save(found, f"{folder}/{rank}.pt")
+    result["fsdp bf16 out"], result["fsdp bf16 coordinates"] = ours(wide).detach(), recorded
+    torch.save(result, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -97,14 +97,14 @@ def grads(model, out: torch.Tensor, drop: str = "pos_embed") -> dict[str, torch.
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None and drop not in n}
 
 
-def close(found, wanted, tol: float = 2e-5) -> None:
-    if isinstance(wanted, dict):
-        assert set(found) == set(wanted)
-        for name in wanted:
-            scale = max(1.0, float(wanted[name].abs().max()))
-            torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=tol * scale, msg=name)
+def close(actual, expected, tol: float = 2e-5) -> None:
+    if isinstance(expected, dict):
+        assert set(actual) == set(expected)
+        for name in expected:
+            scale = max(1.0, float(expected[name].abs().max()))
+            torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=tol * scale, msg=name)
     else:
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=tol)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=tol)
 
 
 def set_fused(model, fused: bool) -> None:

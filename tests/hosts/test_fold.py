@@ -64,8 +64,8 @@ def test_outputs_of_windowed_models_are_unchanged(host):
     x = torch.randn(1, 3, side, side).double()
     with torch.no_grad():
         before = tensors(model(x))
-        for found, expected in zip(tensors(vispe.fold(model)(x)), before, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        for actual, expected in zip(tensors(vispe.fold(model)(x)), before, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @partly(1)

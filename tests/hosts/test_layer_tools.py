@@ -70,8 +70,8 @@ def test_torchao_leaves_the_encoding_alone(spec, config):
     weights = {name: type(value) for name, value in made.state_dict().items()}
     assert "Int8Tensor" in {kind.__name__ for kind in weights.values()}
     assert {kind for name, kind in weights.items() if "pos_enc" in name} == {torch.Tensor}
-    found, wanted = made(image()), model(image())
-    assert (found - wanted).norm() < 0.05 * wanted.norm()
+    actual, expected = made(image()), model(image())
+    assert (actual - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -100,8 +100,8 @@ def test_bitsandbytes_leaves_the_encoding_alone(spec, bits, tmp_path):
     same(of_encodings(made), of_encodings(model))
     assert f"Linear{bits}bit" in str(made)
     with torch.no_grad():
-        found, wanted = (m(image(2, 3, 32, 32)).last_hidden_state for m in (made, model))
-    assert (found - wanted).norm() < {8: 0.05, 4: 0.5}[bits] * wanted.norm()
+        actual, expected = (m(image(2, 3, 32, 32)).last_hidden_state for m in (made, model))
+    assert (actual - expected).norm() < {8: 0.05, 4: 0.5}[bits] * expected.norm()
 
 
 @TORCHAO
@@ -114,8 +114,8 @@ def test_tied_projections_of_deberta_follow_torchao(fused, config):
     x, grid = torch.randn(2, 12, 32), vispe.Grid((3, 4))
     made = quantised_by_torchao(layer, config)
     made.pos_enc.tie(made)
-    wanted = layer(x, grid)
-    assert 0 < (made(x, grid) - wanted).norm() < 0.05 * wanted.norm()
+    expected = layer(x, grid)
+    assert 0 < (made(x, grid) - expected).norm() < 0.05 * expected.norm()
 
 
 @cases("trained", [None, ["pos_enc"]])

@@ -16,7 +16,7 @@ from vispe.errors import UnsupportedCombination
 
 
 class Stir(Mixing):
-    """Adds to every token that has a place its row, its column and the mean of the patches, scaled."""
+    """Adds to every token that has a position its row, its column and the mean of the patches, scaled."""
 
     name = "stir"
 
@@ -95,7 +95,7 @@ def test_tokens_are_mixed_after_each_active_block(options, checkpointing):
         close(mixed, tokens[:, models.stock.num_prefix_tokens :])
 
 
-def test_dropped_patches_take_their_places_along():
+def test_dropped_patches_take_their_positions_along():
     models = pair(patch_drop_rate=0.4)
     x = image()
     models.ours.train()
@@ -106,7 +106,7 @@ def test_dropped_patches_take_their_places_along():
     assert actual.shape[1] < 16
 
 
-def test_mixing_beside_a_bias_and_after_restoring():
+def test_mixing_alongside_a_bias_and_after_restoring():
     models = pair("stir+alibi2d(slopes=learned)")
     x = image()
     assert "pos_enc.scale" in models.ours.state_dict()

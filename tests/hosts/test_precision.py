@@ -103,7 +103,7 @@ def test_autocast_with_norms_that_give_float32():
 
 
 def test_distances_are_float32_in_a_half_precision_model():
-    """Distances beyond 256 differ by less than bfloat16 can tell apart; the bias must not be made in it."""
+    """Distances beyond 256 differ by less than the resolution of bfloat16; the bias must not be computed in it."""
     model = vispe.convert(tiny(img_size=(8, 8 * 300), depth=1), "alibi2d.local").to(torch.bfloat16)
     mask = model.pos_enc.bias(model.vispe.cache(vispe.Grid((1, 300), prefix=1), torch.zeros(1)), 0).dense()
     assert torch.equal(mask[0, 0, 1, 1:], -torch.arange(300.0))

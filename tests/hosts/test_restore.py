@@ -140,7 +140,7 @@ def test_what_was_built_without_a_table_cannot_be_restored():
 
 REFUSED = [
     ("nonsense", {}, "no encoding 'nonsense'"),
-    ("alibi", {}, "1 axes"),
+    ("alibi", {}, "1 axis"),
     ("alibi2d(slopes=huge)", {}, "slopes must be"),
     ("alibi2d+sincos2d", {"wrap": False}, "of a sum of encodings are ambiguous"),
     ("alibi2d", {"warp": False}, "no option 'warp'.*Did you mean 'wrap'"),
@@ -181,7 +181,7 @@ def test_describe():
     for part in (
         "'alibi2d', 'slopes': 'learned'",
         "grid (3, 5)",
-        "1 prefix tokens",
+        "1 prefix token",
         "taken out",
         "backend auto",
         "pos_enc: learned, 480 parameters",

@@ -8,11 +8,11 @@ from vispe import run
 
 
 def test_run_gives_a_stock_script_its_own_arguments_and_folder(tmp_path, monkeypatch, capsys):
-    (tmp_path / "beside_the_script.py").write_text("word = 'beside'\n")
+    (tmp_path / "neighbour.py").write_text("word = 'sibling'\n")
     script = tmp_path / "stock.py"
     script.write_text(
         "import argparse, sys\nfrom timm import create_model\nfrom timm.utils import ParseKwargs\n"
-        "from beside_the_script import word\n"
+        "from neighbour import word\n"
         "p = argparse.ArgumentParser(); p.add_argument('--model-kwargs', nargs='*', action=ParseKwargs)\n"
         "p.add_argument('--flag', action='store_true')\n"
         "a = p.parse_args()\n"
@@ -26,7 +26,7 @@ def test_run_gives_a_stock_script_its_own_arguments_and_folder(tmp_path, monkeyp
     with pytest.raises(SystemExit) as stop:
         run.main()
     assert stop.value.code == 3
-    assert capsys.readouterr().out.split() == ["VispeVisionTransformer", "beside", str(script), "True"]
+    assert capsys.readouterr().out.split() == ["VispeVisionTransformer", "sibling", str(script), "True"]
     monkeypatch.setattr(sys, "argv", ["run", str(script), "--help"])
     with pytest.raises(SystemExit):
         run.main()
@@ -59,9 +59,9 @@ def test_run_gives_a_module_its_own_arguments(module, tmp_path, monkeypatch, cap
     package = tmp_path / "stock_package"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "beside.py").write_text("word = 'beside'\n")
+    (package / "sibling.py").write_text("word = 'sibling'\n")
     code = (
-        "import sys\nfrom timm import create_model\nfrom .beside import word\n"
+        "import sys\nfrom timm import create_model\nfrom .sibling import word\n"
         "if __name__ == '__main__':\n"
         "    m = create_model('vit_tiny_patch16_224', depth=1, pos_embed='alibi2d')\n"
         "    print(type(m).__name__, word, *sys.argv)\n"
@@ -75,7 +75,7 @@ def test_run_gives_a_module_its_own_arguments(module, tmp_path, monkeypatch, cap
         run.main()
     assert stop.value.code == 3
     kind, word, program, *words = capsys.readouterr().out.split()
-    assert (kind, word, words) == ("VispeVisionTransformer", "beside", ["-m", "--help", "--epochs=1"])
+    assert (kind, word, words) == ("VispeVisionTransformer", "sibling", ["-m", "--help", "--epochs=1"])
     assert program == str(package / f"{'main' if 'main' in module else '__main__'}.py")
     for name in [name for name in sys.modules if name.startswith("stock_package")]:
         del sys.modules[name]

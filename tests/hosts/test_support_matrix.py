@@ -1,4 +1,4 @@
-"""The table of encodings and hosts: every cell does what it says; families without a place refuse with a reason."""
+"""The table of encodings and hosts: every cell does what it says; families without a position refuse with a reason."""
 
 import copy
 

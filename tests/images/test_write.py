@@ -398,7 +398,7 @@ def test_overlay_refusals():
         overlay(image[:0], labels[:0], ["a"])
     with pytest.raises(InputError, match=r"the labels contain 2, but there are 1 class names"):
         overlay(image, labels + 1, ["a"])
-    with pytest.raises(InputError, match=r"got 1 colours for 2 classes"):
+    with pytest.raises(InputError, match=r"got 1 colour for 2 classes"):
         overlay(image, labels, ["a", "b"], colors=[(1, 2, 3)])
     with pytest.raises(InputError, match=r"alpha=1.5 must be between 0 and 1"):
         overlay(image, labels, ["a"], alpha=1.5)

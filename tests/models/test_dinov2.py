@@ -26,7 +26,7 @@ probe_images = importlib.import_module("dinov2_evaluation.probe_images")
 scribbled = importlib.import_module("dinov2_evaluation.scribbled")
 table = importlib.import_module("dinov2_evaluation.table")
 targets = importlib.import_module("dinov2_evaluation.targets")
-TINY = probe_images.Extent(2, 3, 1, 2, None, None, turned=1, masks=1, budget=20, sizes=(32, 48))
+TINY = probe_images.Extent(2, 3, 1, 2, None, None, rotated=1, masks=1, budget=20, sizes=(32, 48))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def student(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(student, micrographs, tmp_path_factory):
-    """A function that runs the program on few pictures, and its folder of results."""
+    """A function that runs the program on few images, and its folder of results."""
     patch = pytest.MonkeyPatch()
     patch.setattr(dinov2, "FULL", TINY)
     patch.setattr(dinov2, "QUICK", TINY)
@@ -98,7 +98,7 @@ def test_every_question_has_a_row_at_every_size(report):
     assert [shown[size]["pictures"] for size in (32, 48)] == [
         4,
         3,
-    ]  # 'layers' shows place, one frame is small
+    ]  # 'layers' shows position, one frame is small
     assert shown[48]["grids"] == [[6, 6]]
     for kind in probe_images.PLACELESS:
         r2 = targets.look(report["rows"], kind, 32)["r2"]
@@ -106,7 +106,7 @@ def test_every_question_has_a_row_at_every_size(report):
         assert r2["after"].keys() >= {"lr+ud", "radial", "shuffled", "by picture"}
 
 
-def test_results_name_weights_and_no_place_of_this_machine(report, student, run):
+def test_results_name_weights_and_no_path_of_this_machine(report, student, run):
     assert report["quick"] is True
     assert report["teacher"]["file"] == "weights.safetensors"
     assert report["teacher"]["sha256"] == dinov2.sha256(student / "weights.safetensors")
@@ -121,15 +121,15 @@ def test_results_name_weights_and_no_place_of_this_machine(report, student, run)
     assert (run[1] / "dinov2.png").stat().st_size > 10_000
 
 
-def test_what_a_place_has_in_all_pictures_is_taken_away():
+def test_what_a_position_has_in_all_images_is_taken_away():
     metrics = importlib.import_module("dinov2_evaluation.metrics")
     y, x = torch.meshgrid(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 12), indexing="ij")
     place = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
     content = torch.randn(6, 4, 9, 12, generator=torch.Generator().manual_seed(0))
-    found = torch.stack(metrics.placeless(list(content + place)))
-    # the mean over patches stays; of the content only what six pictures share smoothly goes
-    wanted = content + place.mean((1, 2), keepdim=True)
-    assert float((found - wanted).square().mean()) < 0.05
+    actual = torch.stack(metrics.placeless(list(content + place)))
+    # the mean over patches stays; of the content only what six images share smoothly goes
+    expected = content + place.mean((1, 2), keepdim=True)
+    assert float((actual - expected).square().mean()) < 0.05
     alone = torch.stack(metrics.placeless([place.double()] * 2))
     torch.testing.assert_close(alone[0], place.mean((1, 2), keepdim=True).expand_as(place).double())
     other = metrics.placeless([place, content[0][:, :5]])  # another shape is not mixed in
@@ -138,46 +138,46 @@ def test_what_a_place_has_in_all_pictures_is_taken_away():
 
 def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, micrographs, monkeypatch):
     call, out = run
-    kept = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]
-    (out / "first.json").write_text(json.dumps(report | {"rows": kept}))
-    asked = []
+    retained = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]
+    (out / "first.json").write_text(json.dumps(report | {"rows": retained}))
+    requested = []
     looked_at = dinov2.metrics.looked_at
 
     def spy(pair, kind, size, *more):
-        asked.append((kind, size))
+        requested.append((kind, size))
         return looked_at(pair, kind, size, *more)
 
     monkeypatch.setattr(dinov2.metrics, "looked_at", spy)
     again = call("--pool", str(micrographs), "--quick")
-    assert asked == [("noise", 48)]
-    found = [targets.look(r["rows"], "noise", 48) for r in (report, again)]
-    assert [f | {"cpu_s": 0} for f in found] == [found[0] | {"cpu_s": 0}] * 2
-    with pytest.raises(SystemExit, match="other weights, versions or numbers of pictures"):
+    assert requested == [("noise", 48)]
+    result = [targets.look(r["rows"], "noise", 48) for r in (report, again)]
+    assert [f | {"cpu_s": 0} for f in result] == [result[0] | {"cpu_s": 0}] * 2
+    with pytest.raises(SystemExit, match="other weights, versions or numbers of images"):
         call()  # not quick
 
 
 def test_targets_are_met_or_missed_by_the_rows(report):
-    found = {c["key"]: c for c in report["targets"]}
-    assert len(found) == 6 + 6 + 12 + 3
+    result = {c["key"]: c for c in report["targets"]}
+    assert len(result) == 6 + 6 + 12 + 3
     rows = report["rows"]
     noise = targets.look(rows, "noise", 32)["r2"]["after"]["lr+ud"]
-    assert found["r2 noise 32"]["value"] == pytest.approx(noise)
-    assert found["r2 noise 32"]["met"] == (noise <= 0.05)
+    assert result["r2 noise 32"]["value"] == pytest.approx(noise)
+    assert result["r2 noise 32"]["met"] == (noise <= 0.05)
     row = targets.look(rows, "synthetic", 48)
-    assert found["cosine synthetic 48"]["value"] == pytest.approx(np.mean(row["cosine_blanked"]), abs=1e-4)
-    assert found["cosine synthetic 48"]["met"] == (np.mean(row["cosine_blanked"]) >= 0.95)
+    assert result["cosine synthetic 48"]["value"] == pytest.approx(np.mean(row["cosine_blanked"]), abs=1e-4)
+    assert result["cosine synthetic 48"]["met"] == (np.mean(row["cosine_blanked"]) >= 0.95)
     corner = [r["corner"] for r in rows if r["question"] == "scribbles" and r["homogeneous"]]
     before, after = (np.mean([v for c in corner for v in c[side]]) for side in ("before", "after"))
-    assert found["corner"]["value"] == pytest.approx(after, abs=1e-4)
-    assert found["corner"]["limit"] == pytest.approx(before, abs=1e-4)
-    assert found["corner"]["met"] == (after <= before)
+    assert result["corner"]["value"] == pytest.approx(after, abs=1e-4)
+    assert result["corner"]["limit"] == pytest.approx(before, abs=1e-4)
+    assert result["corner"]["met"] == (after <= before)
     gain = report["student minus teacher"]["miou"]
     assert gain["n"] == 5
-    assert gain["mean"] == pytest.approx(found["miou"]["value"] - found["miou"]["limit"], abs=1e-4)
+    assert gain["mean"] == pytest.approx(result["miou"]["value"] - result["miou"]["limit"], abs=1e-4)
     text = table.markdown([report])
-    assert "first (quick: few pictures)" in text
+    assert "first (quick: few images)" in text
     assert "cosine of what is the same in all patches, micrographs" in text
-    assert f"{sum(c['met'] for c in found.values())} of {len(found)}" in text
+    assert f"{sum(c['met'] for c in result.values())} of {len(result)}" in text
 
 
 def test_a_student_that_is_its_teacher_is_entirely_like_it(student):
@@ -197,23 +197,23 @@ def test_scores_of_scribbles_are_those_of_the_evaluation_of_a_retrofit(student, 
     after, before, card = load_student(student)
     settings = Settings(8, 48, before.mean, before.std)
     frames = [f for f in probe_images.frames_of(micrographs, TINY) if f.group == "bright"]
-    found = scribbled.scribbled(ModelPair(before, after, card["blanked"]), frames, 48, settings, 20)
+    actual = scribbled.scribbled(ModelPair(before, after, card["blanked"]), frames, 48, settings, 20)
     images = scribbled.CentreWindows([settings.normalized(f.image) for f in frames], 8, 48)
     truths = scribbled.CentreWindows([f.truth for f in frames], 8, 48)
     sources = {"before": before, "after": after}
-    wanted = score_masks(sources, images, truths, 3, budget=20)
+    expected = score_masks(sources, images, truths, 3, budget=20)
     for name in sources:
-        assert found["own"][name] == pytest.approx(wanted.own[name], abs=1e-9)
-        assert found["corner"][name] == pytest.approx(wanted.corner[name], abs=1e-9, nan_ok=True)
+        assert actual["own"][name] == pytest.approx(expected.own[name], abs=1e-9)
+        assert actual["corner"][name] == pytest.approx(expected.corner[name], abs=1e-9, nan_ok=True)
 
 
-def test_labels_of_one_map_are_those_of_the_trained_segmenter_and_a_map_beside_it_is_used():
+def test_labels_of_one_map_are_those_of_the_trained_segmenter_and_a_map_alongside_it_is_used():
     make = torch.Generator().manual_seed(0)
     coarse = torch.randn(5, 4, 6, generator=make, dtype=torch.float64)
     marks = np.zeros((16, 24), np.int64)
     marks[::5, ::3] = 1 + np.arange(32).reshape(4, 8) % 3
-    found = scribbled.labels([coarse], marks)
-    assert np.array_equal(found, TrainedSegmenter(None, [coarse], [marks]).labels(coarse, marks.shape))
+    result = scribbled.labels([coarse], marks)
+    assert np.array_equal(result, TrainedSegmenter(None, [coarse], [marks]).labels(coarse, marks.shape))
     telling = torch.from_numpy(np.tile(1.0 + np.arange(24) % 2, (16, 1)))[None]
     two = np.where(marks > 0, telling[0].numpy(), 0).astype(np.int64)
     beside = scribbled.labels([coarse * 1e-3, telling], two)

@@ -64,7 +64,7 @@ def test_the_kernel_stays_symmetric_and_learns(pool):
     assert patch_kernel(masked.train("alibi2d", TINY, pool)[0]).asymmetry > 0.1
 
 
-def test_what_is_hidden_is_not_seen_and_is_asked():
+def test_what_is_hidden_is_not_seen_and_is_requested():
     """The answers do not change with hidden pixels; the loss does, and seen patches are not asked."""
     model = masked.backbone("learn", TINY)
     head = torch.nn.Linear(TINY.dim, 48)
@@ -76,19 +76,19 @@ def test_what_is_hidden_is_not_seen_and_is_asked():
     order = torch.rand(2, 36, generator=torch.Generator().manual_seed(5)).argsort(1)
     hidden = (order < round(0.6 * 36)).reshape(2, 1, 6, 6)
     assert hidden.flatten(1).sum(1).tolist() == [22, 22]
-    seen = []
-    handle = model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    recorded = []
+    handle = model.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
     value = loss(images)
     handle.remove()
     wide = hidden.repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(images)
-    assert torch.equal(seen[0], images.masked_fill(wide, 0.0))
+    assert torch.equal(recorded[0], images.masked_fill(wide, 0.0))
     patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     with torch.no_grad():
-        error = (head(model(seen[0])) - patches).square().mean(-1)
+        error = (head(model(recorded[0])) - patches).square().mean(-1)
     torch.testing.assert_close(value.detach(), error[hidden.flatten(1)].mean())
 
 
-def test_patches_that_are_seen_are_asked_too_where_they_count():
+def test_patches_that_are_seen_are_requested_too_where_they_count():
     model = masked.backbone("learn", TINY)
     head = torch.nn.Linear(TINY.dim, 48)
     images = torch.randn(2, 3, 24, 24)
@@ -106,7 +106,7 @@ def test_patches_that_are_seen_are_asked_too_where_they_count():
     torch.testing.assert_close(loss(shown=0.3), error[hidden].mean() + 0.3 * error[~hidden].mean())
 
 
-def test_initial_values_are_those_asked_for():
+def test_initial_values_are_those_requested():
     plain = masked.backbone("learn", TINY)
     smooth = masked.backbone("learn", replace(TINY, table="sincos", table_std=0.5, kernel_std=0.02))
     table = smooth.pos_embed.detach()[0].reshape(6, 6, 24)
@@ -136,18 +136,18 @@ def test_it_learns():
     assert sum(losses[-10:]) / 10 < 0.5 * grey
 
 
-def test_crops_come_from_large_pictures_only_and_from_all_poses(pool):
+def test_crops_come_from_large_images_only_and_from_all_poses(pool):
     make = torch.Generator().manual_seed(3)
-    found = training_images.crops(pool, 400, 24, make)
-    assert found.shape == (400, 3, 24, 24)
+    result = training_images.crops(pool, 400, 24, make)
+    assert result.shape == (400, 3, 24, 24)
     square = pool[1].float() / 255
     poses = [torch.rot90(m, k, (1, 2)) for m in (square, square.flip(-1)) for k in range(4)]
-    hits = [sum(torch.equal(f, p) for f in found) for p in poses]
+    hits = [sum(torch.equal(f, p) for f in result) for p in poses]
     assert min(hits) > 5
-    assert sum(hits) < 300  # the other picture is chosen as often
+    assert sum(hits) < 300  # the other image is chosen as often
 
 
-def test_synthetic_pictures_do_not_depend_on_how_many_are_made():
+def test_synthetic_images_do_not_depend_on_how_many_are_made():
     few, more = list(training_images.synthetic(2, seed=4)), list(training_images.synthetic(3, seed=4))
     assert all(torch.equal(a, b) for a, b in zip(few, more, strict=False))
     assert more[0].shape == (3, 256, 256)
@@ -156,9 +156,9 @@ def test_synthetic_pictures_do_not_depend_on_how_many_are_made():
 
 
 def test_what_scikit_image_installs_is_found():
-    found = list(training_images.installed())
-    assert len(found) == len(training_images.INSTALLED)
-    assert all(p.dtype == torch.uint8 and p.shape[0] == 3 for p in found)
+    result = list(training_images.installed())
+    assert len(result) == len(training_images.INSTALLED)
+    assert all(p.dtype == torch.uint8 and p.shape[0] == 3 for p in result)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from models.micro.tasks import task, window
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_fill_the_picture(name):
+def test_families_fill_the_image(name):
     labels, objects, relief = FAMILIES[name][1](np.random.default_rng(3), 96)
     assert labels.shape == objects.shape == relief.shape == (96, 96)
     assert labels.dtype == np.uint8
@@ -38,7 +38,7 @@ def test_scenes_number_their_phases():
         assert made.labels.max() >= 1
 
 
-def test_windows_are_cut_from_small_pictures_too():
+def test_windows_are_cut_from_small_images_too():
     real = [np.full((3, 20, 30), 51, np.uint8)]
     cut = window(np.random.default_rng(0), real, 64)
     assert cut.shape == (3, 64, 64)
@@ -57,9 +57,9 @@ def test_episode_solves_what_is_linear_and_has_gradients():
     phases = torch.arange(3).repeat(30)
     centres = 3 * torch.randn(3, 6)
     shown = (centres[phases] + 0.3 * torch.randn(90, 6)).requires_grad_()
-    asked = centres[phases] + 0.3 * torch.randn(90, 6)
+    requested = centres[phases] + 0.3 * torch.randn(90, 6)
     episode = Episode()
-    scores = episode(shown, phases, asked)
+    scores = episode(shown, phases, requested)
     assert intersection_over_union(scores.argmax(1), phases) > 0.95
     torch.nn.functional.cross_entropy(scores, phases).backward()
     assert float(shown.grad.abs().max()) > 0

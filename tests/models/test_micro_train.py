@@ -21,7 +21,7 @@ PICTURES = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Train the smallest network, on few pictures, and validate on nothing."""
+    """Train the smallest network, on few images, and validate on nothing."""
     monkeypatch.setattr(train.data, "installed", PICTURES.unbind)
     tiny = {"dim": 8, "widths": (8, 8, 8), "width": 16, "depth": 1, "heads": 2}
     monkeypatch.setitem(trainer.SIZES, "small", tiny)
@@ -93,33 +93,33 @@ def retrofitted(tmp_path, monkeypatch):
 
 
 def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted):
-    recipe, pictures = (
+    recipe, figures = (
         Recipe(steps=200, batch_size=2, img_size=64, num_queries=100, block=3),
         list(PICTURES.numpy()),
     )
-    alone = Trainer(replace(recipe, block=7), pictures, tmp_path)
-    taught = Trainer(recipe, pictures, tmp_path, coarse=retrofitted)
+    alone = Trainer(replace(recipe, block=7), figures, tmp_path)
+    taught = Trainer(recipe, figures, tmp_path, coarse=retrofitted)
     images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))
     target = taught.coarse.target(images)
     assert target.shape == (2, 64, 4, 4)  # one token of 16 px for each of the trunk
     # written out: the trunk's tokens through the head, without the mean over the batch, cosine by cosine
-    seen = []
-    hook = taught.model.trunk.register_forward_hook(lambda *call: seen.append(call[-1]))
+    recorded = []
+    hook = taught.model.trunk.register_forward_hook(lambda *call: recorded.append(call[-1]))
     maps = taught.model(images)
     hook.remove()
-    tokens = torch.einsum("bdhw,cd->bchw", seen[0], taught.coarse.head.weight)
+    tokens = torch.einsum("bdhw,cd->bchw", recorded[0], taught.coarse.head.weight)
     tokens = tokens + taught.coarse.head.bias[:, None, None]
     a, b = (t - t.mean((0, 2, 3), keepdim=True) for t in (tokens, target))
-    wanted = 1 - ((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))).mean()
-    found = taught.coarse(images)
-    assert found.item() == pytest.approx(wanted.item(), abs=1e-5)
-    found.backward()
+    expected = 1 - ((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))).mean()
+    actual = taught.coarse(images)
+    assert actual.item() == pytest.approx(expected.item(), abs=1e-5)
+    actual.backward()
     assert taught.coarse.head.weight.grad.abs().sum() > 0
     assert all(p.grad is not None for p in taught.model.trunk.parameters())
     assert maps.shape[1] == 8
     taught.optimizer.zero_grad()
     with torch.no_grad():
-        extra = taught.rate() * wanted.item()
+        extra = taught.rate() * expected.item()
     assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-3)
 
 
@@ -139,11 +139,11 @@ def test_a_run_with_a_coarse_teacher_goes_on_and_keeps_no_head(tmp_path, retrofi
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path, monkeypatch):
-    pictures = list(PICTURES.numpy())
+    images = list(PICTURES.numpy())
     with pytest.raises(OptionError, match=r"near=0.5 has no effect without a teacher"):
-        Trainer(Recipe(near=0.5), pictures, tmp_path)
+        Trainer(Recipe(near=0.5), images, tmp_path)
     with pytest.raises(OptionError, match="the teacher has 12 features, but the network to train has 8"):
-        Trainer(Recipe(), pictures, tmp_path, Micro(12, (8, 8, 8), 16, 1, 2))
+        Trainer(Recipe(), images, tmp_path, Micro(12, (8, 8, 8), 16, 1, 2))
     run(tmp_path, 2)
     monkeypatch.setitem(trainer.SIZES, "large", {**trainer.SIZES["small"], "depth": 2})
     with pytest.raises(OptionError, match=r"state.pt contains a network of another size than 'large'"):

@@ -1,4 +1,4 @@
-"""The program of the proof, at a size that proves nothing: what is trained, kept, continued, measured and drawn."""
+"""The program of the proof, at a size that proves nothing: what is trained, stored, continued, measured and drawn."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ NAMES = ("alibi2d", "alibi2d, random weights")
 
 
 class Dots(Source):
-    """Random pictures that take no time."""
+    """Random images that take no time."""
 
     def __len__(self):
         return 5
@@ -105,8 +105,8 @@ def test_every_row_is_there_once_and_nothing_is_done_twice(run, capsys, monkeypa
     report = call("--seeds", "3", "4")
     assert "no --pool was given" in capsys.readouterr().out
     got = [(r["data"], r["student"], r["seed"]) for r in report["rows"]]
-    wanted = [("own", s, 3) for s in ("teacher", *NAMES)] + [("small table", "teacher", 3)]
-    assert got == wanted + [("own", s, 4) for s in ("teacher", *NAMES)]
+    expected = [("own", s, 3) for s in ("teacher", *NAMES)] + [("small table", "teacher", 3)]
+    assert got == expected + [("own", s, 4) for s in ("teacher", *NAMES)]
     assert "/somewhere" not in json.dumps(report)
     assert str(folder) not in json.dumps(report)
 
@@ -133,7 +133,7 @@ def test_rows_hold_what_the_limits_are_about(run, micrographs):
         assert row["criteria"].keys() == report_file.LIMITS.keys()
         assert row["criteria"]["blanked"] == 2 / 16
         assert row["criteria"]["R² after"] == row["24 px"]["after"]["r2"]
-        assert row["24 px"]["before"] == rows["alibi2d"]["24 px"]["before"]  # one teacher, the same pictures
+        assert row["24 px"]["before"] == rows["alibi2d"]["24 px"]["before"]  # one teacher, the same images
         assert row["segmentation"]["sets"].keys() == {"bright", "dark"}
         assert row["likeness"]["micrographs"]["pictures"] == 4
         assert [line[0] for line in row["log"]] == [3, 4]
@@ -154,23 +154,23 @@ def test_rows_hold_what_the_limits_are_about(run, micrographs):
 
 def test_likeness_is_to_the_teacher_without_its_channels(run, micrographs):
     teacher = proof.masked.backbone("learn", proof.RECIPE).eval()
-    found = measure.likeness(teacher, teacher, [], micrographs)["micrographs"]
-    assert found["cosine"] == pytest.approx(1, abs=1e-6)
-    assert found["centred cosine"] == pytest.approx(1, abs=1e-6)
-    assert found["rank"] == pytest.approx(1)
-    assert 0 < found["cosine of constant"] < 0.999
+    result = measure.likeness(teacher, teacher, [], micrographs)["micrographs"]
+    assert result["cosine"] == pytest.approx(1, abs=1e-6)
+    assert result["centred cosine"] == pytest.approx(1, abs=1e-6)
+    assert result["rank"] == pytest.approx(1)
+    assert 0 < result["cosine of constant"] < 0.999
     less = measure.likeness(teacher, teacher, [3, 7], micrographs)["micrographs"]
     assert less["cosine"] < 0.999
     assert less["rank blanked"] != less["rank teacher"] == less["rank student"]
 
 
-def test_the_average_over_shifts_knows_no_place(run):
+def test_the_average_over_shifts_knows_no_position(run):
     teacher = proof.masked.backbone("learn", proof.RECIPE).eval()
     image = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(1))
-    found = measure.shift_average(teacher, image)
+    result = measure.shift_average(teacher, image)
     moved = measure.shift_average(teacher, image.roll((8, -4), (1, 2)))
-    torch.testing.assert_close(moved, found.roll((2, -1), (1, 2)), rtol=1e-4, atol=1e-5)
-    assert (measure.final_maps(teacher, image) - found).abs().max() > 0.1
+    torch.testing.assert_close(moved, result.roll((2, -1), (1, 2)), rtol=1e-4, atol=1e-5)
+    assert (measure.final_maps(teacher, image) - result).abs().max() > 0.1
     flat = measure.shift_average(teacher, torch.full((3, 24, 24), 0.3))
     torch.testing.assert_close(flat, flat[:, :1, :1].expand_as(flat), rtol=1e-4, atol=1e-5)
 
@@ -180,8 +180,8 @@ def test_the_centred_cosine_ignores_what_all_patches_share():
     one, other = (torch.randn(6, 3, 5, generator=make, dtype=torch.float64) for _ in range(2))
     shared = torch.randn(6, 1, 1, generator=make, dtype=torch.float64) * 9
     a, b = (x.flatten(1) - x.flatten(1).mean(1, keepdim=True) for x in (one, other))
-    wanted = ((a * b).sum(0) / (a.norm(dim=0) * b.norm(dim=0))).mean()
-    assert measure.centred(one + shared, other) == pytest.approx(float(wanted), rel=1e-12)
+    expected = ((a * b).sum(0) / (a.norm(dim=0) * b.norm(dim=0))).mean()
+    assert measure.centred(one + shared, other) == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_the_summary_tells_whether_all_seeds_meet_a_limit():
@@ -227,12 +227,12 @@ def test_the_pool_is_named_with_licences_and_without_what_is_for_evaluation(tmp_
         PICTURES_OF(tmp_path, tmp_path / "cache")
 
 
-def test_pictures_kept_in_memory_are_those_of_the_source_in_8_bits():
-    kept = proof.Bytes(Dots())
-    assert [kept.shape(i) for i in range(5)] == [(56, 50 + i) for i in range(5)]
-    assert max(float((kept[i] - Dots()[i]).abs().max()) for i in range(5)) <= 0.5 / 255 + 1e-6
-    assert kept.describe()["bits"] == 8
-    assert kept.fingerprint() != Dots().fingerprint()
+def test_images_stored_in_memory_are_those_of_the_source_in_8_bits():
+    retained = proof.Bytes(Dots())
+    assert [retained.shape(i) for i in range(5)] == [(56, 50 + i) for i in range(5)]
+    assert max(float((retained[i] - Dots()[i]).abs().max()) for i in range(5)) <= 0.5 / 255 + 1e-6
+    assert retained.describe()["bits"] == 8
+    assert retained.fingerprint() != Dots().fingerprint()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ def cells(t, h, w):
 
 
 def parts_of(segment):
-    """Return (frames, rows, columns, tile) of every block of a picture; tile is None for a thumbnail."""
+    """Return (frames, rows, columns, tile) of every block of an image; tile is None for a thumbnail."""
     if isinstance(segment, Video):
         return [(segment.t, segment.h, segment.w, (0, 0))]
     rows, cols = segment.tiles
@@ -37,7 +37,7 @@ def documents_of(row):
 
 
 class Rule:
-    """What a scheme does with one text token, and with one picture."""
+    """What a scheme does with one text token, and with one image."""
 
     axes = 3
     step = 1
@@ -51,8 +51,8 @@ class Rule:
         """Return the coordinates of a text token at the counter `c`."""
         return (c,) * self.axes
 
-    def picture(self, segment, c, draws):
-        """Return the coordinates of the tokens of a picture, and the counter after it; one draw for each part."""
+    def image(self, segment, c, draws):
+        """Return the coordinates of the tokens of an image, and the counter after it; one draw for each part."""
         tokens = []
         for (t, h, w, _), draw in zip(parts_of(segment), draws, strict=True):
             here, c = self.block(t, h, w, getattr(segment, "seconds", None), c, draw)
@@ -210,7 +210,7 @@ class V2PE(Rule):
 
     axes = 1
 
-    def picture(self, segment, c, draws):
+    def image(self, segment, c, draws):
         stride = Fraction(self.stride) if draws[0] is None else Fraction(draws[0])
         parts = parts_of(segment)
         one_span = sum(h * w for _, h, w, _ in parts) if self.per == "picture" else parts[0][1] * parts[0][2]
@@ -219,11 +219,11 @@ class V2PE(Rule):
 
 
 class Tiles(Rule):
-    """rope_dhr: places in the thumbnail."""
+    """rope_dhr: positions in the thumbnail."""
 
     axes = 1
 
-    def picture(self, segment, c, draws):
+    def image(self, segment, c, draws):
         if isinstance(segment, Video):
             n = length_of(segment)
             return [(c + i,) for i in range(n)], c + n
@@ -251,13 +251,13 @@ class Tiles(Rule):
 
 
 class Shared(Rule):
-    """mousi: one position for a picture, or for each row."""
+    """mousi: one position for an image, or for each row."""
 
     axes = 1
 
-    def picture(self, segment, c, draws):
+    def image(self, segment, c, draws):
         if self.share == "row":
-            return super().picture(segment, c, draws)
+            return super().image(segment, c, draws)
         frames = segment.t if isinstance(segment, Video) else 1
         size = length_of(segment) // frames
         return [(c + i // size,) for i in range(length_of(segment))], c + frames
@@ -274,7 +274,7 @@ class Rings(Rule):
     def block(self, t, h, w, seconds, c, draw):
         tokens = []
         for _ in range(t):
-            left, ring, found = {(y, x) for _, y, x in cells(1, h, w)}, 0, {}
+            left, ring, result = {(y, x) for _, y, x in cells(1, h, w)}, 0, {}
             while left:
                 last = self.rings is not None and ring == self.rings - 1
                 inner = {
@@ -282,9 +282,9 @@ class Rings(Rule):
                     for y, x in left
                     if {(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)} <= left and not last
                 }
-                found |= dict.fromkeys(left - inner, ring)
+                result |= dict.fromkeys(left - inner, ring)
                 left, ring = inner, ring + 1
-            tokens += [(c + found[y, x],) for _, y, x in cells(1, h, w)]
+            tokens += [(c + result[y, x],) for _, y, x in cells(1, h, w)]
             c += ring
         return tokens, c
 
@@ -299,7 +299,7 @@ class Groups(Line):
 
 
 class Bilevel(Rule):
-    """bilevel: segments, and places inside them; the counter is segment * ROOM + place."""
+    """bilevel: segments, and positions inside them; the counter is segment * ROOM + position."""
 
     ROOM = 2**26
 
@@ -395,9 +395,9 @@ def walk(rule, rows, start=None, draws=None):
                         counters[group] = rule.close(counters[group])
                 else:
                     parts = parts_of(segment)
-                    given = [None] * len(parts) if drawn is None else [next(drawn) for _ in parts]
-                    found, counters[group] = rule.picture(segment, c, given)
-                    here += found
+                    arguments = [None] * len(parts) if drawn is None else [next(drawn) for _ in parts]
+                    result, counters[group] = rule.image(segment, c, arguments)
+                    here += result
                 after = counters[group]
         tokens.append(here)
         following.append(after)
@@ -416,11 +416,11 @@ def spread(tokens, mask, axes, padding=0):
     for here, valid in zip(tokens, mask.tolist(), strict=True):
         left = iter(here)
         table.append([tuple(map(float, next(left))) if v else blank for v in valid])
-        assert next(left, None) is None, "there are more tokens than places"
+        assert next(left, None) is None, "there are more tokens than positions"
     return torch.tensor(table, dtype=torch.float64).movedim(-1, 0)
 
 
-def seen(rows, mask):
+def visible(rows, mask):
     """Return which keys each query may attend to, (b, 1, s, s), found by asking for each pair."""
     out = torch.zeros(mask.shape[0], 1, mask.shape[1], mask.shape[1], dtype=torch.bool)
     for number, row in enumerate(rows):
@@ -429,10 +429,10 @@ def seen(rows, mask):
             for place, segment in enumerate(segments):
                 run = (document, place) if isinstance(segment, Text) and segment.shared else None
                 about += [(document, run)] * length_of(segment)
-        places = [s for s, valid in enumerate(mask[number].tolist()) if valid]
+        positions = [s for s, valid in enumerate(mask[number].tolist()) if valid]
         for i, (document, run) in enumerate(about):
             for j in range(i + 1):
                 other, hidden = about[j]
                 if other == document and hidden in (None, run):
-                    out[number, 0, places[i], places[j]] = True
+                    out[number, 0, positions[i], positions[j]] = True
     return out

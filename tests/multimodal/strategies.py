@@ -99,18 +99,18 @@ def ids_of(rows, mask, merge=1, as_tensors=True):
                 kinds[-1] = (*kinds[-1][:3], int(kind == 0 and s.boundary))
                 if kind:
                     (images if kind == 1 else films).append(s)
-        places = mask[number].nonzero()[:, 0]
-        for place, about in zip(places.tolist(), kinds, strict=True):
+        positions = mask[number].nonzero()[:, 0]
+        for place, about in zip(positions.tolist(), kinds, strict=True):
             for field, value in zip((types, documents, groups, ends), about, strict=True):
                 field[number, place] = value
-    given = {"types": types, "mask": mask, "documents": documents, "groups": groups, "boundaries": ends}
+    arguments = {"types": types, "mask": mask, "documents": documents, "groups": groups, "boundaries": ends}
     if not as_tensors:
-        return {**given, "images": images, "videos": films}
+        return {**arguments, "images": images, "videos": films}
     grid = [[1, s.h * merge, s.w * merge] for s in images]
     clips = [[s.t, s.h * merge, s.w * merge] for s in films]
     clock = [float("nan") if s.seconds is None else s.seconds for s in films]
     return {
-        **given,
+        **arguments,
         "images": torch.tensor(grid, dtype=torch.long).reshape(-1, 3),
         "videos": torch.tensor(clips, dtype=torch.long).reshape(-1, 3),
         "seconds": torch.tensor(clock, dtype=torch.float64),

@@ -21,8 +21,8 @@ def test_yarn_on_time_alone(spec, dim, base, scale, length):
     """YaRN's formulas for each pair of time, nothing for rows and columns."""
     axis = create_scheme(spec).allocation(dim // 2)
     plain = inverse_frequencies(dim, base)
-    found = on_axis(plain, yarn(dim, base, scale, length), axis)
-    assert found.dtype == plain.dtype
+    result = on_axis(plain, yarn(dim, base, scale, length), axis)
+    assert result.dtype == plain.dtype
     low, high = (dim * math.log(length / (2 * math.pi * r)) / (2 * math.log(base)) for r in (32, 1))
     low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
     changed = 0
@@ -30,14 +30,14 @@ def test_yarn_on_time_alone(spec, dim, base, scale, length):
         rate = base ** (-2 * pair / dim)
         share = min(max((pair - low) / (high - low), 0), 1)
         if number == allocation.T:
-            assert found[pair].item() == pytest.approx(rate * (1 - share) + rate / scale * share, rel=1e-5)
+            assert result[pair].item() == pytest.approx(rate * (1 - share) + rate / scale * share, rel=1e-5)
             changed += share > 0
         else:
-            assert torch.equal(found[pair], plain[pair])
+            assert torch.equal(result[pair], plain[pair])
     few = spec == "mrope" and dim == 128  # time has the highest frequencies, which YaRN leaves alone
     assert bool(changed) != few
     ids = create_scheme(spec).coordinates(Stream.of(ROWS)).ids
-    before, after = (angles(ids, rates, axis) for rates in (plain, found))
+    before, after = (angles(ids, rates, axis) for rates in (plain, result))
     still = axis != allocation.T
     assert torch.equal(before[..., still], after[..., still])
     assert torch.equal(before, after) == few
@@ -47,11 +47,11 @@ def test_slow_pairs_of_a_longer_video_turn_as_in_training():
     """Of a video four times as long, every fourth frame is where a frame of training was."""
     scheme = create_scheme("videorope(scale=1.0)")
     axis, plain = scheme.allocation(16), inverse_frequencies(32, 1e4)
-    found = on_axis(plain, plain / 4, axis)
+    result = on_axis(plain, plain / 4, axis)
     short, long = (scheme.coordinates(Stream.of([[Video(t, 1, 1)]])).ids for t in (9, 36))
     time = axis == allocation.T
     torch.testing.assert_close(
-        angles(long, found, axis)[:, ::4, time], angles(short, plain, axis)[..., time], rtol=1e-6, atol=0
+        angles(long, result, axis)[:, ::4, time], angles(short, plain, axis)[..., time], rtol=1e-6, atol=0
     )
 
 
@@ -84,11 +84,11 @@ def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
     q, k = (torch.randn(b, 2, s, 14, generator=generator, dtype=torch.float64) for _ in "qk")
     cotangent = torch.randn(b, 2, s, s, generator=generator, dtype=torch.float64)
     turn = encoding.transform(positions, 0)
-    found = turn.query(q) @ turn.key(k).mT
-    (slope,) = torch.autograd.grad(found, encoding.log_freq, cotangent)
+    actual = turn.query(q) @ turn.key(k).mT
+    (slope,) = torch.autograd.grad(actual, encoding.log_freq, cotangent)
     log_freq = encoding.log_freq.detach().clone().requires_grad_()
     place = torch.where(coordinates.mask, coordinates.ids, 0.0)
-    wanted = torch.zeros_like(found)
+    expected = torch.zeros_like(actual)
     for pair in range(7):
         rate = (log_freq[..., pair] / 16).exp()
         at = place[pair % 3]
@@ -97,9 +97,9 @@ def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
         x, y = (t[..., pair, None] for t in (q, k))
         u, v = (t[..., pair + 7, None] for t in (q, k))
         # real part of (x + i u) (y - i v) exp(-i angle)
-        wanted = wanted + angle.cos() * (x @ y.mT + u @ v.mT) + angle.sin() * (u @ y.mT - x @ v.mT)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
-    (wanted_slope,) = torch.autograd.grad(wanted, log_freq, cotangent)
+        expected = expected + angle.cos() * (x @ y.mT + u @ v.mT) + angle.sin() * (u @ y.mT - x @ v.mT)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
+    (wanted_slope,) = torch.autograd.grad(expected, log_freq, cotangent)
     torch.testing.assert_close(slope, wanted_slope, rtol=1e-9, atol=1e-9)
 
 
@@ -130,19 +130,19 @@ def test_gated_slopes_of_grape_on_the_coordinates_of_a_stream(spec):
     b, s = stream.shape
     q, k, v = torch.randn(3, b, 2, s, 6, generator=generator, dtype=torch.float64)
     bias = encoding.bias(Positions(coordinates.ids.movedim(0, -1), coordinates.mask), 0)
-    found = attention(q, k, v, bias=bias, attn_mask=stream.attention_mask())
+    actual = attention(q, k, v, bias=bias, attn_mask=stream.attention_mask())
     soft = torch.nn.functional.softplus
     for row in range(b):
         for head, slope in enumerate((2**-4, 2**-8)):
             unit = [t[head] / t[head].norm() for t in (encoding.u.detach(), encoding.v.detach())]
             for i in range(s):
-                seen = [j for j in range(s) if stream.attention_mask()[row, 0, i, j]]
-                if not seen:
+                recorded = [j for j in range(s) if stream.attention_mask()[row, 0, i, j]]
+                if not recorded:
                     continue
                 logits = []
-                for j in seen:
+                for j in recorded:
                     away = math.dist(coordinates.ids[:, row, i].tolist(), coordinates.ids[:, row, j].tolist())
                     gate = soft(k[row, head, j] @ unit[0] / 6**0.5) + soft(q[row, head, i] @ unit[1] / 6**0.5)
                     logits.append(q[row, head, i] @ k[row, head, j] / 6**0.5 - slope * gate * away)
-                wanted = torch.stack(logits).softmax(0) @ v[row, head, seen]
-                torch.testing.assert_close(found[row, head, i], wanted, rtol=0, atol=1e-9)
+                expected = torch.stack(logits).softmax(0) @ v[row, head, recorded]
+                torch.testing.assert_close(actual[row, head, i], expected, rtol=0, atol=1e-9)

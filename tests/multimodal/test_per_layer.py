@@ -1,4 +1,4 @@
-"""Schemes layer by layer: each layer as its scheme alone, text exact, prompts and single tokens alike, refusals."""
+"""Schemes layer by layer: each layer as its scheme alone, text exact, prompts and single tokens equally, refusals."""
 
 import pytest
 import torch
@@ -33,12 +33,12 @@ def test_the_middle_of_a_pyramid_grows():
     layers = pyramid(7, rings=3, every=2)
     assert layers.of_layer == (0, 0, 1, 1, 2, 2, 2)
     stream = Stream.of([[Text(2), Image(6, 7), Text(1)]])
-    found = layers.coordinates(stream)
-    grids = [c.ids[0, 0, 2:-1].view(6, 7) - 2 for c in found]
+    result = layers.coordinates(stream)
+    grids = [c.ids[0, 0, 2:-1].view(6, 7) - 2 for c in result]
     sizes = [int((grid == grid.max()).sum()) for grid in grids]
     assert sizes == [6, 20, 42]  # 2 x 3, 4 x 5, all of it
     assert [int(grid.max()) for grid in grids] == [2, 1, 0]
-    assert [c.ids[0, 0, -1].item() for c in found] == [5, 4, 3]
+    assert [c.ids[0, 0, -1].item() for c in result] == [5, 4, 3]
     for coarse, fine in zip(grids[1:], grids, strict=False):
         assert torch.equal(coarse, fine.clamp(max=int(coarse.max())))
 
@@ -51,11 +51,11 @@ def test_each_layer_is_its_scheme_alone(data):
     stream = Stream.of(rows, data.draw(st.sampled_from(["left", "right"])))
     layers = alternating(["circlerope", {"name": "mrope", "stride": 2.0}, "pype(rings=2)"], 4)
     begin = [[data.draw(st.integers(0, 40)) for _ in rows] for _ in layers.schemes]
-    found = layers.coordinates(
+    result = layers.coordinates(
         stream, start=[torch.tensor(b, dtype=torch.float64) for b in begin], padding=-1
     )
     for layer in range(4):
-        scheme, mine = layers.scheme(layer), found[layers.of_layer[layer]]
+        scheme, mine = layers.scheme(layer), result[layers.of_layer[layer]]
         rule = oracle.rule_for(scheme)
         tokens, following = oracle.walk(rule, rows, begin[layers.of_layer[layer]])
         check(scheme.name, mine.ids, oracle.spread(tokens, stream.mask, rule.axes, -1))
@@ -68,15 +68,15 @@ def test_text_is_exact_in_all_layers():
     layers = alternating(["circlerope", "mrope_i", "vrope", "pype(rings=3)"], 6)
     for length in (5, 700):  # a second size after the first
         plain = torch.arange(length).float()[:, None] * FREQUENCIES
-        for scheme, found in zip(
+        for scheme, result in zip(
             layers.schemes, layers.coordinates(Stream.of([[Text(length)]])), strict=True
         ):
-            assert torch.equal(angles(found.ids, FREQUENCIES, scheme.allocation(8))[0], plain)
+            assert torch.equal(angles(result.ids, FREQUENCIES, scheme.allocation(8))[0], plain)
 
 
 @cases("layers", [alternating(["circlerope", "mrope"], 4), pyramid(4, 3, 1)], ids=["alternating", "pyramid"])
 def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
-    """A stack of attention layers with a cache of turned keys, against one pass without a cache."""
+    """A stack of attention layers with a cache of rotated keys, against one pass without a cache."""
     prompt = [Text(3), Image(5, 6), Text(2), Video(3, 2, 5), Text(2)]
     tokens, more = sum(oracle.length_of(s) for s in prompt), 3
     whole = layers.coordinates(Stream.of([[*prompt, Text(more)]]))
@@ -88,11 +88,11 @@ def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
     def project(h, w):
         return [(h @ m)[:, None] for m in w]
 
-    wanted = x
+    expected = x
     for layer, w in enumerate(weights):
         scheme, at = layers.scheme(layer), whole[layers.of_layer[layer]]
         turn = rotation(at.ids, FREQUENCIES, scheme.allocation(8))
-        wanted = wanted + attention(*project(wanted, w), transform=turn, is_causal=True)[:, 0]
+        expected = expected + attention(*project(expected, w), transform=turn, is_causal=True)[:, 0]
     cache = [None] * 4
     pieces = []
     for begin, end in [(0, tokens), *((tokens + i, tokens + i + 1) for i in range(more))]:
@@ -108,7 +108,7 @@ def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
             cache[layer] = (k, v)
             h = h + attention(q, k, v, is_causal=begin == 0)[:, 0]
         pieces.append(h)
-    torch.testing.assert_close(torch.cat(pieces, 1), wanted, rtol=0, atol=1e-9)
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-9)
 
 
 def test_going_on_from_counters():
@@ -141,7 +141,7 @@ def test_what_is_refused():
         PerLayerSchemes((create_scheme("mrope"),), (0, 1))
     with pytest.raises(OptionError, match="each scheme a layer"):
         PerLayerSchemes((create_scheme("mrope"), create_scheme("vrope")), (0, 0))
-    with pytest.raises(OptionError, match="at most one for each of 1 layers"):
+    with pytest.raises(OptionError, match="at most one for each of 1 layer"):
         alternating(["mrope", "vrope"], 1)
     with pytest.raises(OptionError, match=r"a list of schemes.*got 'mrope'"):
         alternating("mrope", 9)

@@ -1,4 +1,4 @@
-"""Properties of schemes are found from coordinates, and the page of the guide says what was found."""
+"""Properties of schemes are found from coordinates, and the page of the guide agrees with them."""
 
 import importlib.util
 import math
@@ -18,7 +18,7 @@ from vispe.multimodal.schemes.mrope import MRoPE, RoPE1D
 ROOT = Path(__file__).parents[2]
 
 
-seen = cache(properties)
+recorded = cache(properties)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,12 +38,12 @@ def generator():
 
 
 @pytest.fixture(scope="module")
-def found(generator):
-    return {spec: seen(spec) for spec in generator.specs()}
+def actual(generator):
+    return {spec: recorded(spec) for spec in generator.specs()}
 
 
-def test_the_page_says_what_is_found(generator, found, monkeypatch):
-    monkeypatch.setattr(generator, "properties", found.__getitem__)
+def test_the_page_says_what_is_found(generator, actual, monkeypatch):
+    monkeypatch.setattr(generator, "properties", actual.__getitem__)
     page = (ROOT / "docs/how-to/models/multimodal.md").read_text()
     assert generator.updated(page) == page, "run python eval/docs_multimodal.py"
     assert [n for n in list_schemes() if f"| `{n}` |" not in page] == []
@@ -51,13 +51,13 @@ def test_the_page_says_what_is_found(generator, found, monkeypatch):
         generator.updated("# no marks")
 
 
-def test_every_scheme_decodes_where_its_text_ends(found):
-    assert [spec for spec, p in found.items() if not p.decode_safe] == []
+def test_every_scheme_decodes_where_its_text_ends(actual):
+    assert [spec for spec, p in actual.items() if not p.decode_safe] == []
 
 
 @cases("name", list_schemes())
-def test_schemes_know_whether_they_keep_text(found, name):
-    assert found[name].text_exact == scheme_class(name).text_exact
+def test_schemes_know_whether_they_keep_text(actual, name):
+    assert actual[name].text_exact == scheme_class(name).text_exact
 
 
 @cases(
@@ -80,7 +80,7 @@ def test_schemes_know_whether_they_keep_text(found, name):
     ],
 )
 def test_costs(spec, image, video, tiles):
-    p = seen(spec)
+    p = recorded(spec)
     assert (p.image, p.video, p.tiles_cost) == (image, video, tiles)
     at = {"t": 1, "h": 24, "w": 36, "max": max, "min": min, "ceil": math.ceil, "__builtins__": {}}
     spelled = image.replace("h w", "h * w")
@@ -88,7 +88,7 @@ def test_costs(spec, image, video, tiles):
     assert p.grows == (eval(spelled, at | {"h": 48, "w": 72}) > p.image_cost)
 
 
-def test_places_of_known_schemes():
+def test_positions_of_known_schemes():
     qwen, reset, old = (
         properties(s) for s in ("mrope_i", "mrope_i(spatial_reset=true)", "mrope(after=side)")
     )
@@ -96,32 +96,32 @@ def test_places_of_known_schemes():
     assert reset.follows_text == (True, False, False)
     assert reset.image_gap == (5, 36)  # text at 40, columns up to 35
     assert old.video_gap == (-89, 3)  # text at 11, the last frame at 100
-    vrope = seen("vrope")
+    vrope = recorded("vrope")
     assert (vrope.image_gap, vrope.mirrored, vrope.level, vrope.axes) == ((1, 1), True, True, 4)
     assert not qwen.mirrored
     assert not qwen.level
-    shared = seen("mousi(share=all)")
+    shared = recorded("mousi(share=all)")
     assert (shared.distinct_image, shared.distinct_tiles, shared.distinct_video, shared.level) == (
         False,
         False,
         False,
         True,
     )
-    dhr = seen("rope_dhr")
+    dhr = recorded("rope_dhr")
     assert (dhr.distinct_image, dhr.distinct_tiles) == (True, False)
 
 
 def test_what_options_change():
-    assert not seen("mrope(text_axes=time)").text_exact
-    assert not seen("mhrope(sections=[1,2,2])").text_exact  # three of eight key heads do not turn
+    assert not recorded("mrope(text_axes=time)").text_exact
+    assert not recorded("mhrope(sections=[1,2,2])").text_exact  # three of eight key heads do not turn
     assert is_text_exact(create_scheme("mhrope"), pairs=16, kv_heads=3)
     assert not is_text_exact(create_scheme("mhrope", sections=(1, 1, 1)), pairs=16, kv_heads=4)
     assert not is_text_exact(create_scheme("mrope", text_axes="time"), pairs=8, kv_heads=2)
-    assert seen("mrope(tokens_per_second=2.0)").timed
-    assert not seen("mrope").timed
-    assert not seen("v2pe").whole
-    assert seen("v2pe").random
-    assert not seen("v2pe(train_strides=null)").random
+    assert recorded("mrope(tokens_per_second=2.0)").timed
+    assert not recorded("mrope").timed
+    assert not recorded("v2pe").whole
+    assert recorded("v2pe").random
+    assert not recorded("v2pe(train_strides=null)").random
     assert properties({"name": "mrope", "stride": 0.5}).scheme == "mrope(stride=0.5)"
 
 

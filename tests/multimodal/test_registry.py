@@ -26,10 +26,10 @@ STREAM = Stream.of([[Text(3), Image(2, 3, (1, 2), "last"), Text(1), Video(3, 1, 
 
 
 def test_all_schemes_are_there():
-    wanted = "circlerope group_pe hope_vlm ilrope mhrope mmrope mousi mrope mrope_i omnirope ppe pype rope1d rope_dhr"
+    expected = "circlerope group_pe hope_vlm ilrope mhrope mmrope mousi mrope mrope_i omnirope ppe pype rope1d rope_dhr"
     assert sorted(NAMES) == NAMES
     assert set(NAMES) >= {
-        *wanted.split(),
+        *expected.split(),
         "bilevel",
         "ernie_vl",
         "tad_rope",
@@ -153,10 +153,10 @@ def test_every_option_has_an_effect():
     rows.append([Text(1), Image(1, 2)])
     grouped = Stream.of([[Text(3), Text(2, group=1)]])
 
-    def seen(scheme, stream):
-        found = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(1))
+    def recorded(scheme, stream):
+        result = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(1))
         fixed = scheme.coordinates(stream)
-        return [found.ids, found.next, fixed.ids, fixed.next, scheme.allocation(12, 4)]
+        return [result.ids, result.next, fixed.ids, fixed.next, scheme.allocation(12, 4)]
 
     always = {
         ("omnirope", "spatial_reset"),
@@ -169,7 +169,7 @@ def test_every_option_has_an_effect():
     for name in NAMES:
         plain = create_scheme(name)
         stream = grouped if name == "group_pe" else Stream.of(rows)
-        before = seen(plain, stream)
+        before = recorded(plain, stream)
         for option in plain.options():
             value = others[option]
             if option == "after":
@@ -182,7 +182,7 @@ def test_every_option_has_an_effect():
                 value = {"sections": (4, 4, 4), "layout": "elementwise"}.get(option, value)
             if (name, option) in always:
                 continue
-            pairs = zip(before, seen(create_scheme(name, **{option: value}), stream), strict=True)
+            pairs = zip(before, recorded(create_scheme(name, **{option: value}), stream), strict=True)
             assert any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs), (name, option)
 
 
@@ -242,7 +242,7 @@ def test_a_scheme_of_ones_own():
     @register_scheme
     @dataclass(frozen=True)
     class Halves(Scheme):
-        """Two tokens of a picture share a position."""
+        """Two tokens of an image share a position."""
 
         name: ClassVar[str] = "halves"
         step_size: float = 0.5
@@ -290,11 +290,11 @@ def test_coordinates_refuse_what_does_not_fit():
 def test_deltas():
     """By the counter, or by the largest coordinate as model codes have it; with or without padding."""
     stream = Stream.of([[Text(2), Video(9, 1, 2), Text(1)], [Text(4)]], "left")
-    found = create_scheme("mrope(after=side)").coordinates(stream, padding=99)
-    assert found.next.tolist() == [5, 4]  # inside the time range of the video, 2 to 10
-    assert found.delta().tolist() == [[5 - 21], [0]]
-    assert found.delta("max").tolist() == [[11 - 21], [0]]
-    assert found.delta("time", padded=True).tolist() == [[11 - 21], [4 - 21]]
+    result = create_scheme("mrope(after=side)").coordinates(stream, padding=99)
+    assert result.next.tolist() == [5, 4]  # inside the time range of the video, 2 to 10
+    assert result.delta().tolist() == [[5 - 21], [0]]
+    assert result.delta("max").tolist() == [[11 - 21], [0]]
+    assert result.delta("time", padded=True).tolist() == [[11 - 21], [4 - 21]]
     slow = create_scheme("videorope(scale=0.25)").coordinates(stream)
     assert slow.ids[:, 0, 19].tolist() == [4.0, 4.0, 5.0]
     assert slow.delta("time").tolist() == [[5 + 1 - 21], [0]]

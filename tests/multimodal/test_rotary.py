@@ -59,13 +59,13 @@ def rotary_of(family, scaling):
 
 def same_tables(module, scheme, ids, dtype):
     """Check that ours are those of the module, to the last bit."""
-    given = ids[0] if scheme.axes == 1 else ids
-    theirs = module(torch.zeros(1, dtype=dtype), given)
+    arguments = ids[0] if scheme.axes == 1 else ids
+    theirs = module(torch.zeros(1, dtype=dtype), arguments)
     axis = scheme.allocation(16)
     ours = tables(ids, module.inv_freq, axis, module.attention_scaling, dtype)
-    for mine, wanted in zip(ours, theirs, strict=True):
-        assert mine.dtype == wanted.dtype == dtype
-        assert torch.equal(torch.cat([mine, mine], -1), wanted)
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert mine.dtype == expected.dtype == dtype
+        assert torch.equal(torch.cat([mine, mine], -1), expected)
 
 
 @cases("dtype", [torch.float32, torch.bfloat16])
@@ -102,9 +102,9 @@ def test_heads_with_an_axis_each():
     cos, sin = tables(ids, module.inv_freq, scheme.allocation(16, kv_heads=5))
     assert cos.shape == (2, 5, ids.shape[2], 16)
     for head, axis in enumerate((0, 1, 1, 2)):
-        wanted = module(torch.zeros(1), ids[axis])
-        assert torch.equal(cos[:, head], wanted[0][..., :16])
-        assert torch.equal(sin[:, head], wanted[1][..., :16])
+        expected = module(torch.zeros(1), ids[axis])
+        assert torch.equal(cos[:, head], expected[0][..., :16])
+        assert torch.equal(sin[:, head], expected[1][..., :16])
     assert torch.equal(cos[:, 4], torch.ones_like(cos[:, 4]))
     assert torch.equal(sin[:, 4], torch.zeros_like(sin[:, 4]))
 
@@ -117,30 +117,30 @@ def exact(position, frequency):
 def test_fractions_are_multiplied_without_rounding_before():
     frequencies = (10000 ** (-torch.arange(0, 16, 2) / 16)).float()
     at = torch.tensor([0.125, 3.3, 257.7, 4097.5, 99999.37, -12.6, 999_999.9], dtype=torch.float64)
-    found = angles(at[None, None], frequencies, allocation.single(8))
-    wanted = torch.stack([torch.stack([exact(p, f) for f in frequencies.tolist()]) for p in at.tolist()])
-    assert found.dtype == torch.float32
-    near = 2.0**-23 * wanted.abs()  # one unit in the last place of float32
-    assert bool(((found[0].double() - wanted).abs() <= near).all())
-    turned = tables(at[None, None], frequencies, allocation.single(8))
-    for mine, function in zip(turned, (torch.cos, torch.sin), strict=True):  # of an angle known to one unit
-        assert bool(((mine[0].double() - function(wanted)).abs() <= near + 2.0**-23).all())
+    actual = angles(at[None, None], frequencies, allocation.single(8))
+    expected = torch.stack([torch.stack([exact(p, f) for f in frequencies.tolist()]) for p in at.tolist()])
+    assert actual.dtype == torch.float32
+    near = 2.0**-23 * expected.abs()  # one ulp of float32
+    assert bool(((actual[0].double() - expected).abs() <= near).all())
+    rotated = tables(at[None, None], frequencies, allocation.single(8))
+    for mine, function in zip(rotated, (torch.cos, torch.sin), strict=True):  # of an angle known to one unit
+        assert bool(((mine[0].double() - function(expected)).abs() <= near + 2.0**-23).all())
 
 
 def test_positions_to_a_million():
     """Whole positions have the float32 angles of language models, fractions next to them angles next to those."""
     frequencies = (1e6 ** (-torch.arange(0, 32, 2) / 32)).float()
     at = torch.tensor([1e3, 65_537, 131_071, 999_999, 1e6, 2**24 - 1], dtype=torch.float64)
-    found = angles(at[None, None], frequencies, allocation.single(16))[0]
-    assert torch.equal(found, at.float()[:, None] * frequencies)
+    actual = angles(at[None, None], frequencies, allocation.single(16))[0]
+    assert torch.equal(actual, at.float()[:, None] * frequencies)
     beyond = angles((at + 0.25)[None, None], frequencies, allocation.single(16))[0].double()
-    wanted = (at[:, None] + 0.25) * frequencies.double()
-    assert bool(((beyond - wanted).abs() <= 2.0**-24 * wanted).all())
+    expected = (at[:, None] + 0.25) * frequencies.double()
+    assert bool(((beyond - expected).abs() <= 2.0**-24 * expected).all())
 
 
 @cases("dtype", [torch.bfloat16, torch.float16])
 def test_positions_survive_models_of_low_precision(dtype):
-    """Neighbours above 256, and neighbours a quarter apart at 2000, are turned differently by the fast pairs."""
+    """Neighbours above 256, and neighbours at a distance of 1/4 at 2000, are rotated differently by the fast pairs."""
     frequencies = (10000 ** (-torch.arange(0, 64, 2) / 64)).float()
     stream = Stream.of([[Text(2000), Image(16, 16), Text(50)]])
     ids = create_scheme("v2pe(stride=64)").coordinates(stream).ids
@@ -162,8 +162,8 @@ def test_a_shift_of_all_positions_does_not_change_attention():
     q, k = torch.randn(2, 1, 3, 40, 16, dtype=torch.float64)
     scores = []
     for shift in (0.0, 0.5, 1000.25):
-        turned = rotation(ids + shift, frequencies, scheme.allocation(8))
-        scores.append(turned.query(q) @ turned.key(k).mT)
+        rotated = rotation(ids + shift, frequencies, scheme.allocation(8))
+        scores.append(rotated.query(q) @ rotated.key(k).mT)
     torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=1e-4)
     torch.testing.assert_close(scores[2], scores[0], rtol=0, atol=2e-3)  # angles in float32 at 1000
 
@@ -179,10 +179,10 @@ def test_rotation_in_float64_and_in_both_layouts(spec):
     q = torch.randn(b, kv_heads * group, s, 2 * pairs, dtype=torch.float64)
     k = torch.randn(b, kv_heads, s, 2 * pairs, dtype=torch.float64)
     half = rotation(ids, frequencies, axis)
-    found, keys = half.query(q), half.key(k)
+    actual, keys = half.query(q), half.key(k)
     per_head = axis if axis.ndim == 2 else axis.expand(kv_heads, pairs)
     turn = angles(ids, frequencies, axis).double()
-    wanted, wanted_keys = torch.empty_like(q), torch.empty_like(k)
+    expected, wanted_keys = torch.empty_like(q), torch.empty_like(k)
     for head in range(kv_heads * group):
         for pair in range(pairs):
             key_head = head // group
@@ -191,13 +191,13 @@ def test_rotation_in_float64_and_in_both_layouts(spec):
             mine = turn[..., pair] if axis.ndim == 1 else turn[:, key_head, :, pair]
             torch.testing.assert_close(mine, at.double(), rtol=2.0**-23, atol=0)
             cos, sin = mine.cos().float().double(), mine.sin().float().double()
-            for given, out, h in ((q, wanted, head), (k, wanted_keys, key_head)):
-                x, y = given[:, h, :, pair], given[:, h, :, pair + pairs]
+            for arguments, out, h in ((q, expected, head), (k, wanted_keys, key_head)):
+                x, y = arguments[:, h, :, pair], arguments[:, h, :, pair + pairs]
                 out[:, h, :, pair], out[:, h, :, pair + pairs] = cos * x - sin * y, sin * x + cos * y
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)  # cosines of float32 angles
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)  # cosines of float32 angles
     torch.testing.assert_close(keys, wanted_keys, rtol=0, atol=1e-6)
     other = rotation(ids, frequencies, axis, layout="interleaved")
-    torch.testing.assert_close(other.query(to_interleaved(q)), to_interleaved(found), rtol=0, atol=1e-12)
+    torch.testing.assert_close(other.query(to_interleaved(q)), to_interleaved(actual), rtol=0, atol=1e-12)
     torch.testing.assert_close(to_half(other.key(to_interleaved(k))), keys, rtol=0, atol=1e-12)
 
 
@@ -215,13 +215,13 @@ def test_gradients(layout):
     scheme = create_scheme("mrope_i")
     ids = scheme.coordinates(Stream.of(ROWS[1:])).ids
     frequencies = (10000 ** (-torch.arange(8) / 8)).float()
-    turned = rotation(ids, frequencies, scheme.allocation(8), layout=layout)
+    rotated = rotation(ids, frequencies, scheme.allocation(8), layout=layout)
     back = rotation(-ids, frequencies, scheme.allocation(8), layout=layout)
-    for apply, undo, heads in ((turned.query, back.query, 4), (turned.key, back.key, 2)):
+    for apply, undo, heads in ((rotated.query, back.query, 4), (rotated.key, back.key, 2)):
         x = torch.randn(1, heads, ids.shape[2], 16, dtype=torch.float64, requires_grad=True)
         cotangent = torch.randn_like(x)
-        (found,) = torch.autograd.grad(apply(x), x, cotangent)
-        torch.testing.assert_close(found, undo(cotangent), rtol=0, atol=1e-12)
+        (result,) = torch.autograd.grad(apply(x), x, cotangent)
+        torch.testing.assert_close(result, undo(cotangent), rtol=0, atol=1e-12)
     few = rotation(ids[..., 5:9], frequencies, scheme.allocation(8), layout=layout)
     small = torch.randn(1, 1, 4, 16, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(few.key, (small,), atol=1e-6)
@@ -233,11 +233,11 @@ def test_gradients_reach_coordinates():
     frequencies = torch.rand(6)
     axis = allocation.interleaved((2, 2, 2))
     cotangent = torch.randn(1, 5, 6)
-    (found,) = torch.autograd.grad(angles(ids, frequencies, axis), ids, cotangent)
-    wanted = torch.zeros(3, 1, 5, dtype=torch.float64)
+    (actual,) = torch.autograd.grad(angles(ids, frequencies, axis), ids, cotangent)
+    expected = torch.zeros(3, 1, 5, dtype=torch.float64)
     for pair, number in enumerate(axis.tolist()):
-        wanted[number] += (cotangent[..., pair] * frequencies[pair]).double()
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+        expected[number] += (cotangent[..., pair] * frequencies[pair]).double()
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @cases("dim", [0, 1, 2, -1, -2, -3])
@@ -245,9 +245,9 @@ def test_layouts_convert_both_ways(dim):
     x = torch.randn(6, 10, 4)
     moved, pairs = x.movedim(dim, 0), x.shape[dim] // 2
     order = [i + half * pairs for i in range(pairs) for half in (0, 1)]
-    found = to_interleaved(x, dim)
-    assert torch.equal(found.movedim(dim, 0), moved[order])
-    assert torch.equal(to_half(found, dim), x)
+    result = to_interleaved(x, dim)
+    assert torch.equal(result.movedim(dim, 0), moved[order])
+    assert torch.equal(to_half(result, dim), x)
     assert torch.equal(to_interleaved(to_half(x, dim), dim), x)
 
 
@@ -260,8 +260,8 @@ def test_rows_of_projections():
 
     def scores(weight, bias, layout):
         q = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
-        turned = rotation(ids, frequencies, allocation.single(pairs), layout=layout)
-        return turned.query(q) @ turned.key(q).mT
+        rotated = rotation(ids, frequencies, allocation.single(pairs), layout=layout)
+        return rotated.query(q) @ rotated.key(q).mT
 
     moved = to_interleaved(weight.unflatten(0, (heads, -1)), 1).flatten(0, 1)
     moved_bias = to_interleaved(bias.unflatten(0, (heads, -1)), 1).flatten()

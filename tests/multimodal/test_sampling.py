@@ -1,4 +1,4 @@
-"""Samplers on token streams: text keeps one coordinate on all axes, decoding goes on behind the last place."""
+"""Samplers on token streams: text keeps one coordinate on all axes, decoding goes on behind the last position."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ STREAM = Stream.of([[Text(3), Image(2, 3), Text(2)], [Image(3, 2), Text(1)]], pa
 
 @cases("scheme", list_schemes())
 @cases("sampler", ["randomized(reach=64)", "rfs(reach=64)", "gaps(rate=0.5)", "increments"])
-def test_order_and_equal_coordinates_are_kept(scheme, sampler):
+def test_order_and_equal_coordinates_are_stored(scheme, sampler):
     before = create_scheme(scheme).coordinates(STREAM)
     if before.scheme.levels > 1:
         with pytest.raises(
@@ -27,8 +27,8 @@ def test_order_and_equal_coordinates_are_kept(scheme, sampler):
         with pytest.raises(ShapeError, match="A sampler needs positions of 0 or more, got -"):
             sampled(before, create_encoding(sampler))
         return
-    after, places = sampled(before, create_encoding(sampler))
-    again, _ = sampled(before, create_encoding(sampler), places=places)
+    after, positions = sampled(before, create_encoding(sampler))
+    again, _ = sampled(before, create_encoding(sampler), places=positions)
     assert torch.equal(after.ids, again.ids)
     assert torch.equal(after.next, again.next)
     for row in range(2):
@@ -43,14 +43,14 @@ def test_order_and_equal_coordinates_are_kept(scheme, sampler):
     assert torch.equal(after.ids[:, ~before.mask], before.ids[:, ~before.mask])
 
 
-def test_decoding_goes_on_behind_the_last_place():
+def test_decoding_goes_on_behind_the_last_position():
     before = create_scheme("mrope").coordinates(STREAM)
-    after, places = sampled(before, create_encoding("rfs(reach=64)"))
+    after, positions = sampled(before, create_encoding("rfs(reach=64)"))
     ahead = after.decode(3)
     torch.testing.assert_close(ahead[0].diff(dim=1), torch.ones(2, 2, dtype=torch.float64))
     torch.testing.assert_close(ahead[0, :, 0], after.next)
     assert bool((after.next > after.ids.amax((0, 2))).all())
-    assert places.shape[0] == 1
+    assert positions.shape[0] == 1
     own, each = sampled(before, create_encoding("rfs(reach=64,per=sample)"))
     assert each.shape[0] == 2
     assert not torch.equal(own.ids[0, 0], after.ids[0, 0])

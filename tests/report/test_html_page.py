@@ -23,10 +23,10 @@ class _Reader(HTMLParser):
     def handle_starttag(self, tag, attrs):
         if tag not in self.VOID:
             self.open.append(tag)
-        given = dict(attrs)
+        arguments = dict(attrs)
         if tag == "img":
-            self.images.append(given)
-        self.links += [given[k] for k in ("href", "src") if k in given]
+            self.images.append(arguments)
+        self.links += [arguments[k] for k in ("href", "src") if k in arguments]
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -64,7 +64,7 @@ def test_everything_is_said_and_nothing_is_markup():
     assert "<i>" not in _page().html().replace("&lt;i&gt;", "")
 
 
-def test_the_picture_is_inside_and_nothing_is_fetched():
+def test_the_image_is_inside_and_nothing_is_fetched():
     reader = _read(_page())
     (image,) = reader.images
     assert image["alt"] == 'The "curve" <here>'

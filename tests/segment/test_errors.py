@@ -81,7 +81,7 @@ def test_a_batch_goes_on_and_lists_what_was_left_out(capsys):
     code, out, err = vispe(capsys, f"segment a.png cut.png gone.png text.png b.png {LEARN}")
     assert code == 1
     assert [line.partition(":")[0] for line in out.splitlines()] == ["a.png", "b.png"]
-    ending = err[err.index("2 image(s) done in out, 3 skipped") :]
+    ending = err[err.index("2 images done in out, 3 skipped") :]
     assert all(name in ending for name in ("cut.png", "gone.png", "text.png"))
     report = json.loads(Path("out/report.json").read_text())
     assert {Path(f["image"]).name for f in report["failures"]} == {"cut.png", "gone.png", "text.png"}
@@ -302,7 +302,7 @@ def test_another_number_of_channels_is_refused(capsys):
     Image.fromarray(np.zeros((*SIZE, 3), np.uint8) + np.arange(3, dtype=np.uint8)).save("rgb.png")
     code, _, err = vispe(capsys, "apply out/model.vispe rgb.png -o more")
     assert code == 2
-    assert "3 channel(s), but the model was trained with 1" in err
+    assert "3 channels, but the model was trained with 1" in err
 
 
 def test_a_file_that_is_no_model_is_refused(capsys):

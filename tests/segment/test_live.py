@@ -148,7 +148,7 @@ def test_a_model_predicts_at_once_and_learns_on(tmp_path):
     np.testing.assert_array_equal(live.update(other).prob, first.update(other).prob)
     with pytest.raises(OptionError, match="features, seed cannot be combined with a model"):
         Live(micrograph(grey), model=tmp_path / "m.vispe", features=FILTERS, seed=1)
-    with pytest.raises(InputError, match=r"image has 3 channel\(s\), but the model was trained with 1"):
+    with pytest.raises(InputError, match=r"image has 3 channels, but the model was trained with 1"):
         Live(micrograph(np.stack([grey] * 3, -1), "YXC"), model=tmp_path / "m.vispe")
 
 

@@ -26,8 +26,8 @@ def test_elements_are_undone_and_are_index_permutations(g, shape):
 
 def test_the_elements_form_the_group_of_the_square():
     x = torch.arange(12).reshape(3, 4)
-    seen = {tuple(g.apply(x).flatten().tolist()) + tuple(g.apply(x).shape) for g in D4}
-    assert len(seen) == 8
+    recorded = {tuple(g.apply(x).flatten().tolist()) + tuple(g.apply(x).shape) for g in D4}
+    assert len(recorded) == 8
     for a, b in itertools.product(D4, D4):
         assert torch.equal(a.after(b).apply(x), a.apply(b.apply(x)))
     for g in D4:

@@ -35,8 +35,8 @@ def maps(model):
 
 def prefixes(model):
     def features(x):
-        found = model.forward_intermediates(x, indices=1, return_prefix_tokens=True, intermediates_only=True)
-        return found[-1][1]
+        result = model.forward_intermediates(x, indices=1, return_prefix_tokens=True, intermediates_only=True)
+        return result[-1][1]
 
     return features
 
@@ -51,7 +51,7 @@ def error(features, images, poses=tuple(g for g in D4 if g != IDENTITY)):
     )
 
 
-def picture(h, w, dtype=torch.float32, b=2):
+def image(h, w, dtype=torch.float32, b=2):
     return torch.randn(b, 3, h, w, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
 
 
@@ -64,7 +64,7 @@ def picture(h, w, dtype=torch.float32, b=2):
 def test_isotropic_positions_and_a_symmetric_kernel_are_exact(spec, options, dtype):
     model = symmetrize(vit(spec, dtype, **options))
     for size in ((35, 35), (28, 42)):
-        images = picture(*size, dtype)
+        images = image(*size, dtype)
         assert error(maps(model), images) < EXACT[dtype]
         if model.num_prefix_tokens:
             tokens = [prefixes(model)(g.apply(images)).detach() for g in D4]
@@ -74,14 +74,14 @@ def test_isotropic_positions_and_a_symmetric_kernel_are_exact(spec, options, dty
 
 @cases("spec", ["none", "alibi2d"])
 def test_an_ordinary_kernel_is_not_exact(spec):
-    assert error(maps(vit(spec, torch.float64)), picture(35, 35, torch.float64)) > 0.1
+    assert error(maps(vit(spec, torch.float64)), image(35, 35, torch.float64)) > 0.1
 
 
 @cases("spec", ["learn", "rope_axial", "rope_mixed", "sincos2d"])
 def test_other_positions_are_not_exact_though_the_kernel_is(spec):
     model = symmetrize(vit(spec, torch.float64))
     assert patch_kernel(model).asymmetry == 0
-    assert error(maps(model), picture(35, 35, torch.float64)) > 1e-2
+    assert error(maps(model), image(35, 35, torch.float64)) > 1e-2
 
 
 @cases("dtype", EXACT)
@@ -90,7 +90,7 @@ def test_the_mean_over_poses_is_exact_for_every_model(spec, dtype):
     model = vit(spec, dtype, reg_tokens=1)
     averaged = D4Features(maps(model), patch_size=7)
     for size in ((35, 35), (28, 42)):
-        assert error(averaged, picture(*size, dtype), FEW) < EXACT[dtype]
+        assert error(averaged, image(*size, dtype), FEW) < EXACT[dtype]
 
 
 @cases("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -98,15 +98,15 @@ def test_the_kernel_is_the_mean_and_symmetric_bit_for_bit(dtype):
     model = vit(dtype=dtype)
     before = copy.deepcopy(model.state_dict())
     with torch.inference_mode():
-        images = picture(35, 35, dtype)
+        images = image(35, 35, dtype)
         model(images)
     assert symmetrize(model) is model
     after = model.state_dict()
     assert [k for k in before if not torch.equal(before[k], after[k])] == ["patch_embed.proj.weight"]
     old, new = before["patch_embed.proj.weight"], after["patch_embed.proj.weight"]
     assert new.dtype == dtype
-    wanted = torch.stack([g.apply(old.double()) for g in D4]).mean(0)
-    torch.testing.assert_close(new.double(), wanted, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    expected = torch.stack([g.apply(old.double()) for g in D4]).mean(0)
+    torch.testing.assert_close(new.double(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
     assert all(torch.equal(g.apply(new), new) for g in D4)
     symmetrize(model)
     assert torch.equal(model.patch_embed.proj.weight, new)
@@ -117,13 +117,13 @@ def test_what_was_changed_is_said(caplog):
     model = vit()
     old = model.patch_embed.proj.weight.detach().double()
     mean = torch.stack([g.apply(old) for g in D4]).mean(0)
-    found = patch_kernel(model)
-    assert (found.path, found.side) == ("patch_embed.proj.weight", 7)
-    assert found.asymmetry == pytest.approx(float(1 - mean.square().sum() / old.square().sum()), rel=1e-9)
+    result = patch_kernel(model)
+    assert (result.path, result.side) == ("patch_embed.proj.weight", 7)
+    assert result.asymmetry == pytest.approx(float(1 - mean.square().sum() / old.square().sum()), rel=1e-9)
     assert torch.equal(model.patch_embed.proj.weight.double(), old)
     with caplog.at_level(logging.INFO, logger="vispe.symmetry.symmetrization"):
         symmetrize(model)
-    assert f"patch_embed.proj.weight was averaged over 8 poses; {found.asymmetry:.3g} of its" in caplog.text
+    assert f"patch_embed.proj.weight was averaged over 8 poses; {result.asymmetry:.3g} of its" in caplog.text
     assert patch_kernel(model).asymmetry == 0
 
 
@@ -137,7 +137,7 @@ def test_eva():
         dynamic_img_size=True,
     )
     model = shake(vispe.convert(model, "alibi2d")).double().eval()
-    images = picture(28, 42, torch.float64)
+    images = image(28, 42, torch.float64)
     assert error(maps(model), images) > 0.1
     assert error(maps(symmetrize(model)), images) < 1e-12
 
@@ -159,7 +159,7 @@ def test_naflex(kind):
         norm_layer="layernorm",
     )
     model = shake(NaFlexVit(cfg, num_classes=0, global_pool="")).double().eval()
-    images = picture(12, 20, torch.float64)
+    images = image(12, 20, torch.float64)
     assert error(maps(model), images) > 0.1
     path = patch_kernel(model).path
     assert path == "embeds.proj.weight"
@@ -174,7 +174,7 @@ def test_open_clip(whole):
     model = tiny_clip(image_size=24).double()
     tower = model.visual
     vispe.convert(tower, "alibi2d")
-    images = picture(24, 24, torch.float64)
+    images = image(24, 24, torch.float64)
 
     def features(x):
         return tower.forward_intermediates(x, indices=1, normalize_intermediates=True)["image_intermediates"][
@@ -182,9 +182,9 @@ def test_open_clip(whole):
         ]
 
     assert error(features, images) > 0.1
-    given = model if whole else tower
-    assert patch_kernel(given).path == ("visual.conv1.weight" if whole else "conv1.weight")
-    assert symmetrize(given) is given
+    arguments = model if whole else tower
+    assert patch_kernel(arguments).path == ("visual.conv1.weight" if whole else "conv1.weight")
+    assert symmetrize(arguments) is arguments
     assert error(features, images) < 1e-12
 
 
@@ -214,21 +214,21 @@ def test_transformers(name, path):
         options = {**SMALL, "image_size": 12, "patch_size": 4}
         model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options))
     model = model.double().eval()
-    found = patch_kernel(model)
-    assert found.path == path
-    assert found.side == 4
-    assert found.asymmetry > 0.5
-    wanted = model.get_parameter(path).detach().clone()
-    wanted = torch.stack([g.apply(wanted) for g in D4]).mean(0)
+    actual = patch_kernel(model)
+    assert actual.path == path
+    assert actual.side == 4
+    assert actual.asymmetry > 0.5
+    expected = model.get_parameter(path).detach().clone()
+    expected = torch.stack([g.apply(expected) for g in D4]).mean(0)
     symmetrize(model)
-    torch.testing.assert_close(model.get_parameter(path).detach(), wanted, rtol=0, atol=1e-15)
+    torch.testing.assert_close(model.get_parameter(path).detach(), expected, rtol=0, atol=1e-15)
     if name in ("CLIPVision", "Dinov2"):
         embeddings = model.embeddings
         table = (
             embeddings.position_embedding.weight if name == "CLIPVision" else embeddings.position_embeddings
         )
         table.data.zero_()
-        images = picture(12, 12, torch.float64)
+        images = image(12, 12, torch.float64)
 
         def features(x):
             return model(pixel_values=x).last_hidden_state[:, 1:].mT.unflatten(2, (3, 3))
@@ -255,7 +255,7 @@ def test_models_without_a_single_square_projection_are_refused():
 
 
 def cells(x):
-    """Features with no symmetry: each patch of 4 x 4 as a random linear map sees it, plus a code of its place."""
+    """Features with no symmetry: each patch of 4 x 4 as a random linear map sees it, plus a code of its position."""
     generator = torch.Generator().manual_seed(0)
     kernel = torch.randn(5, 3, 4, 4, generator=generator, dtype=torch.float64).to(x)
     out = torch.nn.functional.conv2d(x, kernel, stride=4)
@@ -263,35 +263,35 @@ def cells(x):
 
 
 def test_the_mean_is_that_of_all_poses_and_changes_nothing_it_was_given():
-    images = picture(12, 20, torch.float64)
-    wanted = torch.stack([g.undo(cells(g.apply(images))) for g in D4]).mean(0)
-    torch.testing.assert_close(d4_average(cells, images, patch_size=4), wanted, rtol=0, atol=1e-12)
-    kept = images.clone()
-    torch.testing.assert_close(d4_average(lambda x: x, images, patch_size=1), kept, rtol=0, atol=1e-12)
-    assert torch.equal(images, kept)
+    images = image(12, 20, torch.float64)
+    expected = torch.stack([g.undo(cells(g.apply(images))) for g in D4]).mean(0)
+    torch.testing.assert_close(d4_average(cells, images, patch_size=4), expected, rtol=0, atol=1e-12)
+    retained = images.clone()
+    torch.testing.assert_close(d4_average(lambda x: x, images, patch_size=1), retained, rtol=0, atol=1e-12)
+    assert torch.equal(images, retained)
 
 
 def test_gradients_flow_through_the_mean():
     model = vit("alibi2d", torch.float64)
     averaged = D4Features(model.patch_embed.proj, patch_size=7)
-    images = picture(28, 35, torch.float64).requires_grad_()
+    images = image(28, 35, torch.float64).requires_grad_()
     out = averaged(images)
     cotangent = torch.randn(out.shape, dtype=torch.float64)
-    found = torch.autograd.grad(out, [images, *averaged.parameters()], cotangent)
+    result = torch.autograd.grad(out, [images, *averaged.parameters()], cotangent)
     again = torch.stack([g.undo(model.patch_embed.proj(g.apply(images))) for g in D4]).mean(0)
     for a, b in zip(
-        found, torch.autograd.grad(again, [images, *averaged.parameters()], cotangent), strict=True
+        result, torch.autograd.grad(again, [images, *averaged.parameters()], cotangent), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
 @cases("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_summed_in_float32(dtype):
-    images = picture(12, 20).to(dtype)
-    found = d4_average(cells, images, patch_size=4)
-    wanted = torch.stack([g.undo(cells(g.apply(images))).float() for g in D4]).mean(0)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, wanted.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    images = image(12, 20).to(dtype)
+    actual = d4_average(cells, images, patch_size=4)
+    expected = torch.stack([g.undo(cells(g.apply(images))).float() for g in D4]).mean(0)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual, expected.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 def test_the_map_of_one_pose_is_freed_before_the_next():
@@ -303,25 +303,25 @@ def test_the_map_of_one_pose_is_freed_before_the_next():
         alive.append(weakref.ref(array))
         return torch.from_numpy(array)
 
-    d4_average(features, picture(12, 20), patch_size=4)
+    d4_average(features, image(12, 20), patch_size=4)
     assert most == [0] * 8
 
 
 @cases(("size", "grid"), [((37, 30), (5, 4)), ((30, 43), (4, 7)), ((33, 40), (5, 6))])
 @cases("spec", ["learn", "none"])
 def test_remainders_are_centred(spec, size, grid):
-    """Patches of 7: an even remainder is cropped, an odd one padded, alike on both sides."""
+    """Patches of 7: an even remainder is cropped, an odd one padded, equally on both sides."""
     model = vit(spec, torch.float64)
-    images = picture(*size, torch.float64)
+    images = image(*size, torch.float64)
     averaged = D4Features(maps(model), patch_size=7, fit="auto")
     assert averaged(images).shape[-2:] == grid
     assert error(averaged, images, FEW) < 1e-12
 
 
 def test_a_crop_shows_the_middle():
-    images = picture(14, 22, torch.float64)
-    found = d4_average(cells, images, patch_size=4, fit="crop")
-    assert torch.equal(found, d4_average(cells, images[:, :, 1:13, 1:21], patch_size=4))
+    images = image(14, 22, torch.float64)
+    result = d4_average(cells, images, patch_size=4, fit="crop")
+    assert torch.equal(result, d4_average(cells, images[:, :, 1:13, 1:21], patch_size=4))
     padded = d4_average(cells, images, patch_size=4, fit="pad")
     assert padded.shape == (2, 5, 4, 6)
 
@@ -330,7 +330,7 @@ def test_a_remainder_at_one_side_is_not_exact():
     """What is avoided: features that drop the remainder at the bottom right move against the image."""
     model = symmetrize(vit("none", torch.float64))
     conv = model.patch_embed.proj
-    images = picture(37, 37, torch.float64)
+    images = image(37, 37, torch.float64)
     assert error(conv, images) > 0.1
     assert error(conv, images[:, :, 1:36, 1:36]) < 1e-12
 
@@ -344,23 +344,23 @@ def test_a_patch_that_the_features_know_is_used():
 
     averaged = D4Features(Known(), fit="crop")
     assert averaged.patch_size == 4
-    assert averaged(picture(14, 20)).shape == (2, 5, 3, 5)
+    assert averaged(image(14, 20)).shape == (2, 5, 3, 5)
     with pytest.raises(ShapeError, match=r"multiples of patch_size=4 px, got \(14, 20\)\. Use fit='auto'"):
-        d4_average(Known(), picture(14, 20))
+        d4_average(Known(), image(14, 20))
 
 
 def test_errors_of_the_mean():
     with pytest.raises(OptionError, match="fit='crop' needs the patch size"):
-        d4_average(cells, picture(12, 20), fit="crop")
+        d4_average(cells, image(12, 20), fit="crop")
     with pytest.raises(OptionError, match=r"patch_size must be a positive integer .* got 0"):
         D4Features(cells, patch_size=0)
     with pytest.raises(ShapeError, match=r"needs images \(b, c, H, W\), got \(3, 12, 20\)"):
-        d4_average(cells, picture(12, 20)[0])
+        d4_average(cells, image(12, 20)[0])
     with pytest.raises(ShapeError, match=r"Features must be maps \(b, c, h, w\), got \(2,\)"):
-        d4_average(lambda x: x.mean((1, 2, 3)), picture(12, 20))
+        d4_average(lambda x: x.mean((1, 2, 3)), image(12, 20))
     with pytest.raises(ShapeError, match=r"must have \(12, 20\) cells in pose identity, got \(12, 12\)"):
-        d4_average(lambda x: x[..., :12, :12], picture(12, 20), patch_size=1)
+        d4_average(lambda x: x[..., :12, :12], image(12, 20), patch_size=1)
     with pytest.raises(ShapeError, match=r"must have \(3, 12\) cells in pose rot90, got \(20, 3\)"):
-        d4_average(lambda x: x[..., :3, :], picture(20, 12))
+        d4_average(lambda x: x[..., :3, :], image(20, 12))
     with pytest.raises(OptionError, match="cannot be centred by whole pixels"):
-        d4_average(cells, picture(13, 20), patch_size=4, fit="auto")
+        d4_average(cells, image(13, 20), patch_size=4, fit="auto")

@@ -1,4 +1,4 @@
-"""Placements move whole patches and come back exactly; what is drawn covers all places and grows with progress."""
+"""Placements move whole patches and come back exactly; what is drawn covers all positions and grows with progress."""
 
 import numpy as np
 import pytest
@@ -44,21 +44,21 @@ def test_two_placements_share_the_same_patches(drawn):
     first, second = drawn
     image = values(*first.content)
     behind = values(4, 7, seed=1) if first.fill == "image" else None
-    seen = [torch.zeros(first.content, dtype=torch.bool) for _ in drawn]
-    for mask, place in zip(seen, drawn, strict=True):
+    recorded = [torch.zeros(first.content, dtype=torch.bool) for _ in drawn]
+    for mask, place in zip(recorded, drawn, strict=True):
         top, left, bottom, right = place.seen
         mask[top:bottom, left:right] = True
-    both = seen[0] & seen[1]
+    both = recorded[0] & recorded[1]
     if not both.any():
         with pytest.raises(OptionError, match="Placements need equal contents"):
             common_part(first, second)
         return
-    found = [place.undo(place.apply(image, behind)) for place in common_part(first, second)]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0].flatten(2), image[..., both])
+    result = [place.undo(place.apply(image, behind)) for place in common_part(first, second)]
+    assert torch.equal(result[0], result[1])
+    assert torch.equal(result[0].flatten(2), image[..., both])
 
 
-def test_pixels_and_tokens_move_alike():
+def test_pixels_and_tokens_move_equally():
     place = Placement((2, 3), (4, 4), (-1, 2))
     tokens = values(2, 3)
     pixels = tokens.repeat_interleave(4, -2).repeat_interleave(4, -1)
@@ -83,7 +83,7 @@ def test_fills_are_what_they_say():
         place.apply(image, behind)
 
 
-def test_all_places_come_alike_often():
+def test_all_positions_come_equally_often():
     generator = np.random.default_rng(0)
     drawn = [Placement.draw(generator, content=(2, 3), canvas=(3, 5)) for _ in range(600)]
     counts = {offset: sum(p.offset == offset for p in drawn) for offset in {p.offset for p in drawn}}

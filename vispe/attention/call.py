@@ -12,7 +12,7 @@ from vispe.attention.bias.mask_cache import mask
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, readable
 from vispe.attention.transform.abstract_transform import Transform
-from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of queries, keys and values
 
@@ -77,8 +77,8 @@ class Call:
             )
         if q.shape[1] != k.shape[1] and not (self.enable_gqa and q.shape[1] % k.shape[1] == 0):
             raise ShapeError(
-                f"attention got {q.shape[1]} query heads and {k.shape[1]} key heads. Pass enable_gqa=True, which "
-                "requires the number of query heads to be a multiple of the number of key heads."
+                f"attention got {counted(q.shape[1], 'query head')} and {counted(k.shape[1], 'key head')}. Pass "
+                "enable_gqa=True, which requires the number of query heads to be a multiple of the number of key heads."
             )
         if self.scale is None and not q.shape[3]:
             raise ShapeError(
@@ -91,8 +91,8 @@ class Call:
         pos = None if self.bias is None else self.bias.pos
         if pos is not None and (pos.tokens != q.shape[2] or pos.tokens != k.shape[2]):
             raise ShapeError(
-                f"The bias is defined for {pos.tokens} tokens ({pos}), got {q.shape[2]} queries and "
-                f"{k.shape[2]} keys. Create the bias from the positions of this input."
+                f"The bias is defined for {counted(pos.tokens, 'token')} ({pos}), got {counted(q.shape[2], 'query')} "
+                f"and {counted(k.shape[2], 'key')}. Create the bias from the positions of this input."
             )
         transform = self.transform or Transform()
         if self.whole and type(transform) is not Transform and not transform.changes_values:

@@ -27,7 +27,7 @@ from vispe.backbones.local.transformers_model import TransformersModel, of_trans
 from vispe.encodings.attention_layer import Attention
 from vispe.encodings.compose import bias_of, transform_of
 from vispe.encodings.parts.preparation import prepare
-from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
 from vispe.grid import Grid, Positions, as_positions
 from vispe.hosts.common.context import Context
 from vispe.hosts.timm import attention as timm_attention
@@ -283,8 +283,8 @@ def _observed(
 ) -> LayerAttention:
     if grid.axes != 2 or grid.tokens != x.shape[1]:
         raise ShapeError(
-            f"{path} must have {grid.prefix} prefix tokens and a grid of {grid.shape} patches, got {x.shape[1]} "
-            "tokens. Pass complete images, without dropped patches."
+            f"{path} must have {counted(grid.prefix, 'prefix token')} and a grid of {grid.shape} patches, got "
+            f"{counted(x.shape[1], 'token')}. Pass complete images, without dropped patches."
         )
     return LayerAttention(number, path, call, x, grid, rotation)
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 
 FeatureFunction = Callable[[Tensor], Tensor]
 """Images (b, c, H, W) -> feature maps (b, d, h, w); wrap a function of one image in `PerImage`."""
@@ -87,7 +87,7 @@ def checked_maps(maps: Tensor, count: int) -> Tensor:
     """Return maps (b, d, h, w) as float64; errors as in `features_of`."""
     if not isinstance(maps, Tensor) or maps.ndim != 4 or len(maps) != count or 0 in maps.shape:
         raise ShapeError(
-            f"The feature function must return maps (b, d, h, w) for {count} images, got {_shape(maps)}. "
+            f"The feature function must return maps (b, d, h, w) for {counted(count, 'image')}, got {_shape(maps)}. "
             "Wrap a function of a single image in PerImage."
         )
     if not torch.isfinite(maps).all():

@@ -83,8 +83,8 @@ def check_code(text: str) -> None:
     words = _COMMAND.get()
     if words is not None and not any(text == word or word.endswith(f"={text}") for word in words):
         raise InputError(
-            f"model={text} is Python code, which a recipe alone may not run. Pass allow_code if you trust it, or name "
-            "the model on the command line."
+            f"model={text} is Python code, which a recipe alone may not run. Pass `allow_code` if you trust it, or "
+            "name the model on the command line."
         )
 
 
@@ -100,7 +100,7 @@ def check_download(what: str) -> None:
     if not _ALLOWED.get():
         raise InputError(
             f"{what} not on this disk, and a model file, card or recipe alone may not contact a server. Pass "
-            "allow_download if you trust the file, or pass a checkpoint file as weights."
+            "`allow_download` if you trust the file, or pass a checkpoint file as weights."
         )
 
 

@@ -17,7 +17,7 @@ from vispe.backbones.model_access import (
     intermediates,
     patch_projection,
 )
-from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
+from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost, counted
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.symmetry.d4 import Element
 
@@ -215,11 +215,15 @@ class VisionModel:
         layers = [self.layer] if isinstance(self.layer, int) else list(self.layer)
         for layer in layers:
             if not -self.depth <= layer < self.depth:
-                raise OptionError(f"layer must be one of the {self.depth} blocks of the model, got {layer}.")
+                raise OptionError(
+                    f"layer must be one of the {counted(self.depth, 'block')} of the model, got {layer}."
+                )
         selected = sorted({layer % self.depth for layer in layers})
         if not layers or len(selected) < len(layers):
             listed = ", ".join(map(str, layers)) or "none"
-            raise OptionError(f"layer must name each of {self.depth} blocks at most once, got {listed}.")
+            raise OptionError(
+                f"layer must name each of {counted(self.depth, 'block')} at most once, got {listed}."
+            )
         sides = {one["reduction"] for one in getattr(self.model, "feature_info", None) or ()}
         if not isinstance(self.layer, int) and len(sides) > 1:
             raise UnsupportedHost(

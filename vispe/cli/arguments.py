@@ -9,11 +9,12 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from vispe.cli.shared_options import SHARED
-from vispe.errors import OptionError, did_you_mean, require
+from vispe.errors import OptionError, counted, did_you_mean, require
 from vispe.train.retrofit.recipe_files import resolve_recipes
 
 _HELP_ALL = "--help-all"
-_RESERVED = frozenset({"config", "print_config", "debug", "help", "help_all", "allow_code", "allow_download"})
+_PERMISSIONS = frozenset({"allow_code", "allow_download"})
+_RESERVED = _PERMISSIONS | {"config", "print_config", "debug", "help", "help_all"}
 
 
 def read_options(
@@ -51,7 +52,7 @@ def read_options(
     words = ["--help" if word == _HELP_ALL else word for word in words]
     epilog = "--debug shows the traceback of an error"
     if hidden:
-        epilog += f"\n{_HELP_ALL} also shows {len(hidden)} options that are rarely needed"
+        epilog += f"\n{_HELP_ALL} also shows {counted(len(hidden), 'option')} that are rarely needed"
     parser = ArgumentParser(
         prog=f"vispe {name}",
         exit_on_error=False,
@@ -90,7 +91,8 @@ def read_options(
 def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
     """Replace backticked parameters of a command in a library message by the options of the command line.
 
-    Names in backticks that are not parameters of the command remain unchanged.
+    Names in backticks that are not parameters of the command remain unchanged, unless `LIBRARY_NAMES` of the module of
+    the command maps this name of the library to a parameter.
 
     Args:
         text: message, such as "`pos_embed` has no effect here."
@@ -101,10 +103,12 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
     >>> name_options("`pos_embed`, `from='a'`, `images` and `other`", command, ("images",))
     '--pos-embed, --from a, IMAGES and `other`'
     """
-    keys = {key.rstrip("_") for key in inspect.signature(function).parameters}
+    keys = {key.rstrip("_") for key in inspect.signature(function).parameters} | _PERMISSIONS
+    renamed = getattr(inspect.getmodule(function), "LIBRARY_NAMES", {})
 
     def option(match: re.Match[str]) -> str:
         key, value = match.groups()
+        key = renamed.get(key, key)
         if key not in keys:
             return match[0]
         if key in positionals:

@@ -21,7 +21,7 @@ from vispe.attention.precision import float32_buffers, restore_buffers
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.encodings.parts.eval_cache import Kept
 from vispe.encodings.saved_spec import check_same_spec, keep, saved_grid
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
 from vispe.options import check_options, option_signature
 
@@ -138,7 +138,7 @@ class Encoding(nn.Module):
             expected_axes = " or ".join(map(str, self.ndim))
             hint = f" Use {self.name}(axes={pos.axes})." if "axes" in self.config else ""
             raise ShapeError(
-                f"{self.name} needs {expected_axes}-axis positions, got {pos.axes} axes ({pos}).{hint}"
+                f"{self.name} needs {expected_axes}-axis positions, got {counted(pos.axes, 'axis')} ({pos}).{hint}"
             )
 
     def _need_grid(self, pos: Positions, hint: str = "") -> Grid:
@@ -146,7 +146,7 @@ class Encoding(nn.Module):
         if pos.grid is None or pos.axes not in self.ndim:
             expected_axes = " or ".join(map(str, self.ndim))
             raise ShapeError(
-                f"{self.name} needs the tokens of a {expected_axes}-axis grid, got {pos.axes} axes ({pos})."
+                f"{self.name} needs the tokens of a {expected_axes}-axis grid, got {counted(pos.axes, 'axis')} ({pos})."
                 f"{' ' * bool(hint)}{hint}"
             )
         self._need_start(pos)

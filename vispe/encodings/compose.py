@@ -16,7 +16,7 @@ from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.chain import Chain
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.preparation import prepare
-from vispe.errors import UnsupportedCombination
+from vispe.errors import UnsupportedCombination, counted
 from vispe.grid import Positions
 
 
@@ -209,6 +209,6 @@ def value_term_of(encodings: Sequence[Encoding], pos: Positions, layer: int) -> 
     terms = [term for term in value_terms if term is not None]
     if len(terms) > 1:
         raise UnsupportedCombination(
-            f"{len(terms)} encodings add to the attention output, but only one can. Remove the others."
+            f"{counted(len(terms), 'encoding')} add to the attention output, but only one can. Remove the others."
         )
     return terms[0] if terms else None

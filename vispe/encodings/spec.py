@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 
 MAX_SPEC_LENGTH, MAX_SPEC_DEPTH = 32_768, 20
 """Maximum number of characters of a spec and of nested brackets."""
@@ -27,7 +27,7 @@ def parse_text(text: str) -> list[tuple[str, dict[str, Any]]]:
     """
     if len(text) > MAX_SPEC_LENGTH:
         raise OptionError(
-            f"The encoding {text[:40]!r}... has {len(text)} characters. Use at most {MAX_SPEC_LENGTH}."
+            f"The encoding {text[:40]!r}... has {counted(len(text), 'character')}. Use at most {MAX_SPEC_LENGTH}."
         )
     return [_term(term) for term in _split(text, "+")]
 

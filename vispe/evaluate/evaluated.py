@@ -14,7 +14,7 @@ from vispe.backbones.load_model import kind_of, load_model, refuse_options
 from vispe.backbones.micro import patch_means
 from vispe.backbones.user_callables import D4Segmenter
 from vispe.backbones.vision_model import VisionModel
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.saved_segmenter import SavedSegmenter
 from vispe.symmetry.symmetrization import D4Features, symmetrize
 
@@ -65,7 +65,8 @@ class EvaluatedModel:
         """
         if page.ndim != 3 or page.shape[2] not in (1, self.channels):
             raise ShapeError(
-                f"{self.title}: images must have {self.channels} channel(s), got {page.shape}. Convert the image first."
+                f"{self.title}: images must have {counted(self.channels, 'channel')}, got {page.shape}. Convert the "
+                "image first."
             )
         image = torch.from_numpy(np.ascontiguousarray(page)).float().permute(2, 0, 1)
         image = image.expand(self.channels, -1, -1)

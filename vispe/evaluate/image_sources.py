@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.images.sequences import FileImages, FileMasks, TextureImages
 
@@ -62,8 +62,8 @@ def load_sources(
     """
     if names is not None and subject.names is not None and len(names) != len(subject.names):
         raise OptionError(
-            f"{subject.title}: names must have {len(subject.names)} entries ({', '.join(subject.names)}), got "
-            f"{len(names)}. Omit names."
+            f"{subject.title}: `names` must have {counted(len(subject.names), 'entry')} ({', '.join(subject.names)}), "
+            f"got {len(names)}. Omit `names`."
         )
     class_names = tuple(names) if names is not None else subject.names
     n_classes = None if class_names is None else len(class_names)

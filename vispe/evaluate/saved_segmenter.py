@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 
 if TYPE_CHECKING:
     from vispe.segment.types import Prediction
@@ -72,7 +72,7 @@ class SavedSegmenter:
 
         if image.ndim != 3 or image.shape[0] != self.channels:
             raise ShapeError(
-                f"SavedSegmenter: images must have {self.channels} channel(s), as in training, got "
+                f"SavedSegmenter: images must have {counted(self.channels, 'channel')}, as in training, got "
                 f"{tuple(image.shape)}. Select the channels first."
             )
         page = np.ascontiguousarray(image.detach().cpu().to(torch.float32).permute(1, 2, 0).numpy())

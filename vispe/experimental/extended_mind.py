@@ -13,7 +13,7 @@ from vispe.attention.backends.reference import logits, weighted
 from vispe.attention.call import Call
 from vispe.attention.precision import at_least_float32, no_autocast
 from vispe.attention.transform.abstract_transform import Transform
-from vispe.errors import OptionError, ShapeError, UnsupportedCombination, is_integer
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted, is_integer
 
 MemoryPosition = Literal["origin", "far", "own"]
 Mode = Literal["unturned", "reference"]
@@ -164,7 +164,8 @@ def _check(call: Call, memories: ExternalMemory, topk: object, mode: object) -> 
         )
     if memories.values.shape[3] != call.v.shape[3]:
         raise ShapeError(
-            f"Memory values must have the {call.v.shape[3]} channels of the values, got {memories.values.shape[3]}."
+            f"Memory values must have the {counted(call.v.shape[3], 'channel')} of the values, got "
+            f"{memories.values.shape[3]}."
         )
     if call.dropout_p or (call.transform is not None and call.transform.changes_values):
         raise UnsupportedCombination(

@@ -18,7 +18,7 @@ from timm.layers import Attention, AttentionRope
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
-from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
 from vispe.hosts.slot_calibration import calibrate
 from vispe.hosts.timm.attention import attentions, stock_type
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
@@ -228,8 +228,8 @@ def _check_complete(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None
     cache = cache_of(kwargs)
     if cache is not None and cache.get_seq_length():
         raise ShapeError(
-            f"scale_channel: the keys of complete sequences are scaled, got a cache of {cache.get_seq_length()} "
-            "tokens. Call the model with use_cache=False."
+            f"scale_channel: the keys of complete sequences are scaled, got a cache of "
+            f"{counted(cache.get_seq_length(), 'token')}. Call the model with use_cache=False."
         )
     _check_end(model, args, kwargs)
 

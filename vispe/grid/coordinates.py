@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid.per_token import PerToken
 from vispe.grid.position_fields import extent_of, joined_fields
 from vispe.grid.validation import as_offset, as_shape, as_spacing, is_size
@@ -213,8 +213,9 @@ class Positions:
             return
         if self.grid.axes != a or (self.index is None and self.grid.tokens != n):
             raise ShapeError(
-                f"Positions needs coords of {self.grid.tokens} tokens on {self.grid.axes} axes for {self.grid}, got "
-                f"{(b, n, a)}. Pass `index`, the cell of each token."
+                f"Positions needs coords of {counted(self.grid.tokens, 'token')} on "
+                f"{counted(self.grid.axes, 'axis')} for {self.grid}, got {(b, n, a)}. Pass `index`, the cell of each "
+                "token."
             )
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid.coordinates import Positions
 
 Edges = Literal["centres", "box"]
@@ -65,7 +65,7 @@ def crop_positions(
     if boxes.ndim != 4 or boxes.shape[1:] != (len(levels), 2, len(size)) or not boxes.is_floating_point():
         raise ShapeError(
             f"crop_positions needs boxes (b, {len(levels)}, 2, {len(size)}) of floating-point numbers for "
-            f"{len(levels)} levels and {len(size)} axes, got {tuple(boxes.shape)} {boxes.dtype}."
+            f"{counted(len(levels), 'level')} and {counted(len(size), 'axis')}, got {tuple(boxes.shape)} {boxes.dtype}."
         )
     boxes = boxes.to(device)
     crops = [_crop(boxes[:, i], size, patch_size, level, edges) for i, level in enumerate(levels)]

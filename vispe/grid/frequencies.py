@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 
 Schedule = Literal["none", "rescale", "align_corners", "pi", "ntk", "yarn"]
 # rotations within the training length; YaRN's 32 and 1 do not occur on grids of 14 to 37 patches
@@ -157,7 +157,7 @@ def longrope(
     scaled_factors = torch.as_tensor(factors).to(dtype)
     if scaled_factors.shape != (dim // 2,):
         raise ShapeError(
-            f"longrope needs one factor for each of {dim // 2} pairs (dim={dim}), got shape "
+            f"longrope needs one factor for each of {counted(dim // 2, 'pair')} (dim={dim}), got shape "
             f"{tuple(scaled_factors.shape)}."
         )
     return 1.0 / (scaled_factors * _powers(dim, base, dtype))

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, is_integer
+from vispe.errors import OptionError, ShapeError, counted, is_integer
 from vispe.grid.coordinates import Positions
 
 
@@ -77,7 +77,8 @@ def pool_windows(x: Tensor, grids: Tensor, kernel: int | tuple[int, int]) -> Ten
     lengths = [t * h * w for t, h, w in sizes]
     if x.ndim != 2 or len(x) != sum(lengths):
         raise ShapeError(
-            f"pool_windows: x must have one row for each of the {sum(lengths)} patches of grids, got {tuple(x.shape)}."
+            f"pool_windows: x must have one row for each of the {counted(sum(lengths), 'patch')} of grids, got "
+            f"{tuple(x.shape)}."
         )
     pooled: list[Tensor] = []
     start = 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, is_integer
+from vispe.errors import OptionError, ShapeError, counted, is_integer
 from vispe.grid.coordinates import Positions
 from vispe.grid.per_token import PerToken
 
@@ -167,7 +167,7 @@ def reorder_positions(pos: Positions, order: Tensor) -> Positions:
     order = order[None] if order.ndim == 1 else order
     if order.ndim != 2 or order.shape[1] != pos.tokens:
         raise ShapeError(
-            f"The order of {pos.tokens} tokens, including the prefix, must have shape ({pos.tokens},) or "
+            f"The order of {counted(pos.tokens, 'token')}, including the prefix, must have shape ({pos.tokens},) or "
             f"(b, {pos.tokens}), got {tuple(order.shape)}."
         )
     current = pos.gather(order)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid.coordinates import Grid, Positions
 
 
@@ -32,7 +32,7 @@ def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Posit
         pos = grid.positions(like.device)
     if pos.tokens != like.shape[1]:
         raise ShapeError(
-            f"The input has {like.shape[1]} tokens, but {pos.grid or pos} has {pos.tokens}. "
+            f"The input has {counted(like.shape[1], 'token')}, but {pos.grid or pos} has {pos.tokens}. "
             "Pass the grid of this input, with prefix=number of class and register tokens."
         )
     if pos.coords.device != like.device:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 
 
 def as_offset(offset: Iterable[Any], axes: int) -> tuple[float, ...]:
@@ -18,7 +18,9 @@ def as_offset(offset: Iterable[Any], axes: int) -> tuple[float, ...]:
     values = tuple(offset)
     numbers = [float(v) for v in values if not isinstance(v, bool) and isinstance(v, Real)]
     if len(values) != axes or len(numbers) != axes or not all(map(math.isfinite, numbers)):
-        raise OptionError(f"offset must be one finite number for each of {axes} axes, got offset={offset!r}.")
+        raise OptionError(
+            f"offset must be one finite number for each of {counted(axes, 'axis')}, got offset={offset!r}."
+        )
     return tuple(numbers)
 
 
@@ -55,6 +57,6 @@ def as_spacing(spacing: object, axes: int) -> tuple[float, ...]:
     numbers = [float(s) for s in values if not isinstance(s, bool) and isinstance(s, Real)]
     if len(values) != axes or len(numbers) != axes or any(not 0 < s < float("inf") for s in numbers):
         raise OptionError(
-            f"spacing must be one positive number for each of {axes} axes, got spacing={spacing!r}."
+            f"spacing must be one positive number for each of {counted(axes, 'axis')}, got spacing={spacing!r}."
         )
     return tuple(numbers)

@@ -14,7 +14,7 @@ from vispe.encodings.base import Biased, Encoding, Rotary
 from vispe.encodings.parts.rotary.head_basis import fold_rows
 from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.encodings.registry import create_encoding, encoding_class
-from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.common.convert import converted_models
 from vispe.hosts.convert import convert
 from vispe.hosts.unwrap import unwrap
@@ -155,7 +155,7 @@ def _rows(path: str, layer: Any, encoding: RopeBase, parts: Sequence[Encoding]) 
         for tensor, fused in _tensors(path, layer, index):
             if len(tensor) != (3 * inner if fused else inner):
                 raise UnsupportedCombination(
-                    f"vispe.fold: {path} needs {inner} rows of the projection per basis, got {len(tensor)}"
+                    f"vispe.fold: {path} needs {counted(inner, 'row')} of the projection per basis, got {len(tensor)}"
                     f"{' for queries, keys and values' if fused else ''}: key heads are shared by query heads. Use the "
                     "model without folding."
                 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 
 
 def slot_curve(attention: Tensor, item: Tensor) -> Tensor:
@@ -91,7 +91,8 @@ def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: float
     mean = slot_curve(attention, item)
     if dummy.shape[-1] != mean.shape[-1]:
         raise ShapeError(
-            f"calibrate: dummy must have one entry for each of {mean.shape[-1]} items, got {dummy.shape[-1]}."
+            f"calibrate: dummy must have one entry for each of {counted(mean.shape[-1], 'item')}, got "
+            f"{dummy.shape[-1]}."
         )
     relevance = mean - dummy.double()
     # the attention of an item with attention 0 stays 0, so the item is excluded from the softmax

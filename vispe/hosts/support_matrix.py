@@ -10,7 +10,7 @@ from vispe.attention.bias.table import has_grid_table
 from vispe.encodings.base import Additive, Biased, Encoding
 from vispe.encodings.metadata import encoding_info, list_encodings
 from vispe.encodings.registry import create_encoding, encoding_class
-from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.errors import ShapeError, UnsupportedCombination, counted
 from vispe.grid import Grid
 
 HOSTS: dict[str, str] = {
@@ -52,9 +52,10 @@ def support(name: str) -> dict[str, str | None]:
     flat = None
     if 2 not in facts.ndim:
         axes = " or ".join(map(str, facts.ndim))
-        flat = f"it is for {axes} axes and tokens form a 2-axis grid; use list_encodings(ndim=2), or vispe.Attention"
+        remedy = "use list_encodings(ndim=2), or vispe.Attention"
         if "additive" in facts.kinds:
-            flat = f"it is for {axes} axes and tokens form a 2-axis grid; call embed with your own tokens"
+            remedy = "call embed with your own tokens"
+        flat = f"it is for {counted(axes, 'axis')} and tokens form a 2-axis grid; {remedy}"
     mixing = None
     if "mixing" in facts.kinds:
         mixing = "it mixes neighbours of one grid between blocks; use a plain timm ViT or Eva"

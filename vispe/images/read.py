@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError, did_you_mean
+from vispe.errors import InputError, counted, did_you_mean
 from vispe.images.formats.decode import decode
 from vispe.images.formats.decoded_image import GIGAPIXEL, Decoded, PageAxes, Resolution
 from vispe.images.formats.size_limits import enough_memory
@@ -179,9 +179,10 @@ def _read(
     if invalid == pixels:
         raise InputError(f"{path} holds no data: all {pixels} pixels are NaN or infinite.")
     if invalid:
-        percentage = 100 * invalid / pixels
+        percentage, verb = 100 * invalid / pixels, "is" if invalid == 1 else "are"
         notes.append(
-            f"{invalid} pixels ({percentage:.2g} %) of {path.name} are NaN or infinite: treated as no data."
+            f"{counted(invalid, 'pixel')} ({percentage:.2g} %) of {path.name} {verb} NaN or infinite: treated as no "
+            "data."
         )
     if decoded.pixel_size and abs(decoded.pixel_size[0] / decoded.pixel_size[1] - 1) > 0.01:
         y, x = decoded.pixel_size
@@ -252,7 +253,7 @@ def _apply_palette(pages: np.ndarray, palette: np.ndarray, notes: list[str]) -> 
     index = pages[..., 0]
     if (highest := int(index.max())) >= len(palette):
         raise InputError(
-            f"the palette has {len(palette)} colours, but the image uses entry {highest}: damaged file."
+            f"the palette has {counted(len(palette), 'colour')}, but the image uses entry {highest}: damaged file."
         )
     if (palette == palette[:, :1]).all():
         notes.append("a palette of grey levels was read as one channel.")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.images.file_search import match_files
 from vispe.images.labels.truth_files import read_truth
 from vispe.images.normalize import normalize
@@ -157,8 +157,8 @@ class FileMasks(Sequence[np.ndarray]):
         missing = next((path for path in images if path not in matched), None)
         if missing is not None:
             raise InputError(
-                f"{missing} has no mask, got {len(files)} mask files. Name it {missing.stem}_mask.png, or pass as many "
-                "masks as images."
+                f"{missing} has no mask, got {counted(len(files), 'mask file')}. Name it {missing.stem}_mask.png, or "
+                "pass as many masks as images."
             )
         if strays:
             names = ", ".join(path.name for path in strays[:5])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vispe.errors import InputError, ShapeError
+from vispe.errors import InputError, ShapeError, counted
 from vispe.files import atomic_path
 from vispe.images.formats.decoded_image import PageAxes, physical
 from vispe.images.formats.metadata import scale_chunk
@@ -114,7 +114,7 @@ def write_probabilities(
         raise InputError(f"{path}: probabilities must be float32, got {prob.dtype}.")
     if names is not None and len(names) != prob.shape[1]:
         raise InputError(
-            f"{path}: names must have one entry for each of {prob.shape[1]} classes, got {len(names)}."
+            f"{path}: names must have one entry for each of {counted(prob.shape[1], 'class')}, got {len(names)}."
         )
     _check_tiff(path)
     with atomic_path(path, force) as temporary:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 
 ZERO = -1
 T, H, W = 0, 1, 2
@@ -42,8 +42,8 @@ def interleaved(sections: Sequence[int], clip: bool = False) -> Tensor:
     for offset, count in ((H, sections[H]), (W, sections[W])):
         if offset + 3 * (count - 1) >= len(axis) and not clip:
             raise OptionError(
-                f"sections={list(sections)} cannot be interleaved: {count} pairs at a distance of 3 do not fit into "
-                f"{len(axis)}. Give time at least as many pairs as rows and columns."
+                f"sections={list(sections)} cannot be interleaved: {counted(count, 'pair')} at a distance of 3 do "
+                f"not fit into {len(axis)}. Give time at least as many pairs as rows and columns."
             )
         axis[offset : 3 * count : 3] = offset
     return axis
@@ -84,7 +84,8 @@ def multi_head(sections: Sequence[int], heads: int, pairs: int) -> Tensor:
     """
     if sum(sections) > heads:
         raise OptionError(
-            f"sections={list(sections)} name {sum(sections)} key heads, but the model has {heads}. Use fewer."
+            f"sections={list(sections)} name {counted(sum(sections), 'key head')}, but the model has {heads}. Use "
+            "fewer."
         )
     axis = torch.full((heads,), ZERO)
     axis[: sum(sections)] = chunked(sections)

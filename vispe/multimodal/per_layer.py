@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, UnsupportedCombination, is_integer
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted, is_integer
 from vispe.multimodal.registry import create_scheme
 from vispe.multimodal.scheme import Coordinates, Scheme
 from vispe.multimodal.streams.token_stream import Stream
@@ -46,7 +46,7 @@ class PerLayerSchemes:
         if not self.of_layer or set(self.of_layer) != set(range(len(self.schemes))):
             raise OptionError(
                 f"of_layer needs the index of a scheme, 0 to {len(self.schemes) - 1}, for each layer, and each scheme "
-                f"a layer, got of_layer={list(self.of_layer)} for {len(self.schemes)} schemes."
+                f"a layer, got of_layer={list(self.of_layer)} for {counted(len(self.schemes), 'scheme')}."
             )
 
     def scheme(self, layer: int) -> Scheme:
@@ -89,7 +89,7 @@ class PerLayerSchemes:
         """
         if start is not None and len(start) != len(self.schemes):
             raise ShapeError(
-                f"start needs the counters of each of {len(self.schemes)} schemes, got {len(start)}. Pass "
+                f"start needs the counters of each of {counted(len(self.schemes), 'scheme')}, got {len(start)}. Pass "
                 "[c.next for c in coordinates]."
             )
         begin = [None] * len(self.schemes) if start is None else start
@@ -129,7 +129,7 @@ def alternating(specs: Sequence[str | Mapping[str, Any] | Scheme], layers: int) 
     _check_whole(layers=layers)
     if isinstance(specs, str | Mapping) or not 0 < len(specs) <= layers:
         raise OptionError(
-            f"alternating needs a list of schemes, at most one for each of {layers} layers, got {specs!r}."
+            f"alternating needs a list of schemes, at most one for each of {counted(layers, 'layer')}, got {specs!r}."
         )
     return _of_layers([create_scheme(specs[i % len(specs)]) for i in range(layers)])
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.pairs import PairRotation
-from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
 from vispe.multimodal.allocation import ZERO, T
 from vispe.multimodal.streams.torch_typing import listed, unfolded
 
@@ -42,13 +42,13 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
         frequencies = frequencies.repeat(2)
     if axis_of_pair.shape[-1] != frequencies.shape[0]:
         raise ShapeError(
-            f"The allocation has {axis_of_pair.shape[-1]} pairs of channels, but there are {frequencies.shape[0]} "
-            "frequencies. Sections must add up to head_dim / 2."
+            f"The allocation has {counted(axis_of_pair.shape[-1], 'pair')} of channels, but there are "
+            f"{counted(frequencies.shape[0], 'frequency')}. Sections must add up to head_dim / 2."
         )
     if _readable(axis_of_pair) and int(axis_of_pair.max()) >= len(ids):
         raise ShapeError(
-            f"The allocation refers to axis {int(axis_of_pair.max())}, but the coordinates have {len(ids)} axes. Use "
-            "both from the same scheme."
+            f"The allocation refers to axis {int(axis_of_pair.max())}, but the coordinates have "
+            f"{counted(len(ids), 'axis')}. Use both from the same scheme."
         )
     axis_of_pair = axis_of_pair.to(ids.device)
     if axis_of_pair.ndim == 2:
@@ -193,7 +193,7 @@ def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int
     for name, values in (("frequencies", frequencies), ("scaled", scaled)):
         if values.shape != axis_of_pair.shape:
             raise ShapeError(
-                f"The allocation has {len(axis_of_pair)} pairs of channels, but {name} has the shape "
+                f"The allocation has {counted(len(axis_of_pair), 'pair')} of channels, but {name} has the shape "
                 f"{tuple(values.shape)}."
             )
     selected = axis_of_pair.to(frequencies.device) == axis

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.parts.positions.sampler import Sampler, interpolated
-from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.errors import ShapeError, UnsupportedCombination, counted
 from vispe.multimodal.scheme import Coordinates
 
 
@@ -61,7 +61,9 @@ def sampled(
             f"Parallel members are placed by their lengths, which {sampler.name} would change. Omit the sampler."
         )
     if places.ndim != 2 or places.shape[1] < count:
-        raise ShapeError(f"places need one number for each of {count} positions, got {tuple(places.shape)}.")
+        raise ShapeError(
+            f"places need one number for each of {counted(count, 'position')}, got {tuple(places.shape)}."
+        )
     moved = torch.stack([interpolated(places, axis) for axis in ids.unbind()])
     following = interpolated(places, coordinates.next[:, None])[:, 0]
     ids = torch.where(coordinates.mask, moved, ids)

@@ -10,7 +10,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.parallel_segments import steps
 from vispe.multimodal.streams.position_coupling import couple
@@ -118,13 +118,14 @@ class Coordinates:
         """
         if end != "next" and self.scheme.levels > 1:
             raise OptionError(
-                f"The counter of {self.scheme.name} has {self.scheme.levels} numbers, which cannot be inferred from "
-                f"the "
+                f"The counter of {self.scheme.name} has {counted(self.scheme.levels, 'number')}, which cannot be "
+                f"inferred from the "
                 f"largest coordinate, got end={end!r}. Omit end."
             )
         if self.next.ndim > 1:
             raise OptionError(
-                f"A delta needs a single counter, got {self.next.shape[1]} counters of layers ({self.scheme})."
+                f"A delta needs a single counter, got {counted(self.next.shape[1], 'counter')} of layers "
+                f"({self.scheme})."
             )
         if end == "next":
             following = self.next
@@ -286,13 +287,13 @@ class Scheme:
         blocks = stream.blocks
         if start is not None and start.shape != stream.shape[:1]:
             raise ShapeError(
-                f"start needs one value for each of {len(stream.mask)} rows, got {tuple(start.shape)}."
+                f"start needs one value for each of {counted(len(stream.mask), 'row')}, got {tuple(start.shape)}."
             )
         if draws is None:
             draws = self.draw(blocks, training, generator)
         elif draws.shape != blocks.tokens.shape:
             raise ShapeError(
-                f"draws needs one value for each of {len(blocks.tokens)} blocks, got {tuple(draws.shape)}."
+                f"draws needs one value for each of {counted(len(blocks.tokens), 'block')}, got {tuple(draws.shape)}."
             )
         at, after, extent = self.counters(blocks, draws, start)
         ids = self.text(at.index_select(0, stream.block) + self.step * stream.index).clone()

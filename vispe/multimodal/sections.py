@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.options import NonNegativeInt
 
 Sections = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] | None
@@ -24,8 +24,8 @@ def sections_for(pairs: int, sections: Sections, share: float) -> tuple[int, int
         return pairs - 2 * each, each, each
     if sum(sections) != pairs:
         raise OptionError(
-            f"sections={list(sections)} add up to {sum(sections)}, but a head has {pairs} pairs of channels; "
-            f"use for example {list(sections_for(pairs, None, share))}."
+            f"sections={list(sections)} add up to {sum(sections)}, but a head has {counted(pairs, 'pair')} of "
+            f"channels; use for example {list(sections_for(pairs, None, share))}."
         )
     time, rows, columns = sections
     return time, rows, columns

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 from vispe.report.table import json_value
 
 DRAWS = 2000
@@ -111,7 +111,7 @@ def bootstrap_interval(
     """
     if len(values) == 0 or not 0 < level < 1:
         raise InputError(
-            f"bootstrap_interval needs at least one value and 0 < level < 1, got {len(values)} values and "
+            f"bootstrap_interval needs at least one value and 0 < level < 1, got {counted(len(values), 'value')} and "
             f"level={level}."
         )
     rng, n = np.random.default_rng(seed), len(values)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vispe.errors import InputError, ShapeError
+from vispe.errors import InputError, ShapeError, counted
 from vispe.segment.features.threads import in_order
 
 Color = tuple[int, int, int]
@@ -154,7 +154,9 @@ def _checked(
         raise InputError(f"alpha={alpha:g} must be between 0 and 1.")
     colors = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else list(colors)
     if len(colors) < len(names):
-        raise InputError(f"got {len(colors)} colours for {len(names)} classes. Pass one colour per class.")
+        raise InputError(
+            f"got {counted(len(colors), 'colour')} for {counted(len(names), 'class')}. Pass one colour per class."
+        )
     return colors
 
 

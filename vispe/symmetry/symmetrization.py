@@ -18,7 +18,7 @@ from timm.models import Eva, NaFlexVit, VisionTransformer
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor, nn
 
-from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
 from vispe.symmetry.d4 import D4, fit_to_patches
 
 M = TypeVar("M", bound=nn.Module)
@@ -172,7 +172,7 @@ def d4_average(
         cells = cells or tuple(maps.shape[-2:])
         if tuple(maps.shape[-2:]) != cells:
             raise ShapeError(
-                f"Features of images of {tuple(size)} px must have {cells} cells in pose {pose.name}, got "
+                f"Features of images of {tuple(size)} px must have {counted(cells, 'cell')} in pose {pose.name}, got "
                 f"{tuple(maps.shape[-2:])}. Use features with one cell per patch that support any orientation, and "
                 "pass patch."
             )

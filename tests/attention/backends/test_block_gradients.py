@@ -86,8 +86,8 @@ def compare(run, leaves, cotangent, tol=1e-9):
                 *(torch.zeros_like(t) if g is None else g for t, g in zip(leaves, grads, strict=True)),
             ]
         )
-    for i, (found, expected) in enumerate(zip(*results, strict=True)):
-        close(found, expected, tol, f"result {i}")
+    for i, (actual, expected) in enumerate(zip(*results, strict=True)):
+        close(actual, expected, tol, f"result {i}")
 
 
 def padding(pos, b=2):

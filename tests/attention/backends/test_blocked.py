@@ -76,10 +76,10 @@ def test_gradients(shape, prefix, table_heads, padded, blocks, calls, monkeypatc
     if keep is not None:
         keep[0, 0] = True  # or the gradient of edge is rounding alone
         keep[1] = False  # a sample without keys
-    wanted = exact(leaves, cotangent, pos, key_padding_mask=keep)
-    found = results(leaves, cotangent, pos, "sdpa", key_padding_mask=keep)
+    expected = exact(leaves, cotangent, pos, key_padding_mask=keep)
+    actual = results(leaves, cotangent, pos, "sdpa", key_padding_mask=keep)
     assert len(calls) == 1
-    for i, (a, w) in enumerate(zip(found, wanted, strict=True)):
+    for i, (a, w) in enumerate(zip(actual, expected, strict=True)):
         close(a, w, 2e-6 if i == 0 else 1e-5, f"result {i}")
 
 
@@ -91,13 +91,13 @@ def test_half_precision(autocast, calls):
     with torch.no_grad():
         for t in leaves[:3]:  # the same numbers in either dtype
             t.copy_(t.bfloat16())
-    wanted = exact(leaves, cotangent.bfloat16(), pos)
+    expected = exact(leaves, cotangent.bfloat16(), pos)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = results(leaves, cotangent, pos, "sdpa")
-    assert found[0].dtype == torch.bfloat16
-    assert [g.dtype for g in found[1:]] == [t.dtype for t in leaves]
+        actual = results(leaves, cotangent, pos, "sdpa")
+    assert actual[0].dtype == torch.bfloat16
+    assert [g.dtype for g in actual[1:]] == [t.dtype for t in leaves]
     assert len(calls) == 1
-    for i, (a, w) in enumerate(zip(found, wanted, strict=True)):
+    for i, (a, w) in enumerate(zip(actual, expected, strict=True)):
         close(a, w, 4e-3 if i == 0 else 1.2e-2, f"result {i}")
 
 
@@ -126,16 +126,16 @@ def test_checkpointing_and_repeated_backward(calls):
         return attention(q, k, v, bias=TableBias(table, pos), backend="sdpa")
 
     out = run(*leaves[:4])
-    wanted = torch.autograd.grad(out, leaves[:4], cotangent, retain_graph=True)
+    expected = torch.autograd.grad(out, leaves[:4], cotangent, retain_graph=True)
     again = torch.autograd.grad(out, leaves[:4], cotangent)
-    kept = torch.autograd.grad(checkpoint(run, *leaves[:4], use_reentrant=False), leaves[:4], cotangent)
+    retained = torch.autograd.grad(checkpoint(run, *leaves[:4], use_reentrant=False), leaves[:4], cotangent)
     assert len(calls) == 3
-    for w, a, c in zip(wanted, again, kept, strict=True):
+    for w, a, c in zip(expected, again, retained, strict=True):
         assert torch.equal(w, a)
         assert torch.equal(w, c)
 
 
-def test_nothing_of_the_size_of_scores_is_kept():
+def test_nothing_of_the_size_of_scores_is_stored():
     pos = Grid((16, 16)).positions()
     leaves, cotangent = inputs(pos)
     sizes = []
@@ -155,11 +155,13 @@ def test_compiles_to_a_dense_mask(calls):
     def run(q, k, v):
         return attention(q, k, v, bias=TableBias(leaves[3], pos), backend="sdpa")
 
-    found = torch.compile(run, fullgraph=True, backend="aot_eager")(*leaves[:3])
+    actual = torch.compile(run, fullgraph=True, backend="aot_eager")(*leaves[:3])
     assert not calls
-    wanted = run(*leaves[:3])
+    expected = run(*leaves[:3])
     assert len(calls) == 1
-    for a, w in zip(*(torch.autograd.grad(o, leaves[:4], cotangent) for o in (found, wanted)), strict=True):
+    for a, w in zip(
+        *(torch.autograd.grad(o, leaves[:4], cotangent) for o in (actual, expected)), strict=True
+    ):
         close(a, w, 1e-5)
 
 
@@ -207,9 +209,9 @@ def test_half_precision_at_tiny_scales(scale, calls):
     pos = Grid((6, 7), 1).positions()
     leaves, cotangent = inputs(pos, dtype=torch.float16)
     leaves[0] = (leaves[0].detach() * min(0.25 / scale, 16.0)).requires_grad_()
-    wanted = exact(leaves, cotangent, pos, scale=scale)
-    found = results(leaves, cotangent, pos, "sdpa", scale=scale)
+    expected = exact(leaves, cotangent, pos, scale=scale)
+    actual = results(leaves, cotangent, pos, "sdpa", scale=scale)
     assert len(calls) == 1
-    for mine, other in zip(found, wanted, strict=True):
+    for mine, other in zip(actual, expected, strict=True):
         rounding = 2**-25 * mine.numel() ** 0.5  # gradients may be below what float16 holds
         assert (mine.double() - other).norm() <= 2e-3 * other.norm() + rounding

@@ -90,8 +90,8 @@ def test_biases(traced):
         for name, (bias, matrix) in biases(grid).items():
             q, k, v = tensors(grid.tokens, batch=2)
             out = attention(q, k, v, bias=bias, backend="flex", scale=0.3)
-            wanted = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), scale=0.3)
-            assert relative(out, wanted) < 2e-6, (grid, name)
+            expected = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), scale=0.3)
+            assert relative(out, expected) < 2e-6, (grid, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -114,9 +114,9 @@ def test_masks_and_rows_without_any_key(traced, dtype):
         q, k, v = tensors(batch=batch, dtype=dtype)
         out = attention(q, k, v, bias=bias, backend="flex", **options)
         allowed = allowed.expand(batch, 1, n, n)
-        wanted = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), keep=allowed)
+        expected = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), keep=allowed)
         assert out.dtype == dtype
-        assert relative(out, wanted) < tolerance
+        assert relative(out, expected) < tolerance
         assert (out[~allowed.any(-1).expand(-1, HEADS, -1)] == 0).all()
 
 
@@ -128,19 +128,19 @@ def test_rotation_groups_and_autocast(traced):
         "bias": DistanceBias((0.1, 0.2, 0.3, 0.4), POS), "enable_gqa": True,
         "transform": PairRotation(angle.cos(), angle.sin(), "half", values=True),
     }  # fmt: skip
-    wanted = attention(q, k, v, backend="reference", **options)
-    assert relative(attention(q, k, v, backend="flex", **options), wanted.double()) < 2e-6
+    expected = attention(q, k, v, backend="reference", **options)
+    assert relative(attention(q, k, v, backend="flex", **options), expected.double()) < 2e-6
     with torch.autocast("cpu", torch.bfloat16):
         out = attention(q, k, v, backend="flex", **options)
     assert out.dtype == torch.bfloat16
-    assert relative(out, wanted.double()) < 1e-2
+    assert relative(out, expected.double()) < 1e-2
 
 
 def test_inside_a_compiled_model(traced):
     fast = torch.compile(partial(attention, bias=FIXED, is_causal=True, backend="flex"), fullgraph=True)
-    given = tensors()
-    wanted = attention(*given, bias=FIXED, is_causal=True, backend="reference")
-    assert relative(fast(*given), wanted.double()) < 2e-6
+    arguments = tensors()
+    expected = attention(*arguments, bias=FIXED, is_causal=True, backend="reference")
+    assert relative(fast(*arguments), expected.double()) < 2e-6
 
 
 def test_grids_and_layers_share_what_is_compiled(traced):
@@ -181,7 +181,7 @@ def test_not_compiling_is_an_error(traced):
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "reason"),
+    ("arguments", "options", "reason"),
     [
         (tensors(width=8), {}, "head_dim >= 16, got 8"),
         (tensors(width=288), {}, "larger than 256"),
@@ -200,10 +200,10 @@ def test_not_compiling_is_an_error(traced):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_refusals(given, options, reason):
-    assert reason in flex.unsupported_reason(Call(*given, **options))
+def test_refusals(arguments, options, reason):
+    assert reason in flex.unsupported_reason(Call(*arguments, **options))
     with pytest.raises(BackendUnavailable, match=reason):
-        attention(*given, backend="flex", **options)
+        attention(*arguments, backend="flex", **options)
 
 
 def test_a_cpu_never_gets_it_unasked():
@@ -213,13 +213,13 @@ def test_a_cpu_never_gets_it_unasked():
 
 def test_a_gpu_gets_it_where_triton_refuses(gpu):
     assert explain(*tensors(), bias=FIXED, is_causal=True).backend == "triton"
-    given, fixed = tensors(14), DistanceBias((0.1, 0.7), Grid((3, 4), 2).positions())
-    found = explain(*given, bias=fixed, is_causal=True)
-    assert found.backend == "flex"
-    assert "is_causal is fused with at most one prefix token" in found.reason
+    arguments, fixed = tensors(14), DistanceBias((0.1, 0.7), Grid((3, 4), 2).positions())
+    result = explain(*arguments, bias=fixed, is_causal=True)
+    assert result.backend == "flex"
+    assert "is_causal is fused with at most one prefix token" in result.reason
     assert explain(*tensors(), is_causal=True).backend == "sdpa"
     assert explain(*tensors(), bias=FIXED, attn_mask=torch.ones(13, 13)).backend == "sdpa"
-    graded = [t.requires_grad_() for t in given]
+    graded = [t.requires_grad_() for t in arguments]
     assert explain(*graded, bias=fixed, is_causal=True).backend == "flex"
 
 
@@ -243,5 +243,5 @@ def test_machine_code():
         keep[1] = False
         out = attention(q, k, v, bias=bias, is_causal=True, key_padding_mask=keep, backend="flex")
     allowed = keep[:, None, None] & causal(GRID.tokens)
-    wanted = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), keep=allowed)
-    assert relative(out, wanted) < 2e-6
+    expected = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), keep=allowed)
+    assert relative(out, expected) < 2e-6

@@ -1,4 +1,4 @@
-"""Strips that are packed in float32 and float16: what is rounded, by how much, and that it is no worse than a mask."""
+"""Strips that are packed in float32 and float16: rounding errors, which do not exceed those of a mask."""
 
 import torch
 
@@ -75,12 +75,12 @@ def test_attention_is_no_worse_than_with_a_mask_in_the_dtype_of_queries(dtype, s
         assert ends[:, 2].all()
         q, k, v = (torch.randn(HEADS, grid.tokens, WIDTH, dtype=torch.float64) for _ in range(3))
         x, dense = q @ k.mT * WIDTH**-0.5, exact(values, edge, grid)
-        wanted = attend(x, dense, v)
-        mine = (attend(x, matrix(runs, ends, layout, WIDTH**-0.5), v) - wanted).norm() / wanted.norm()
+        expected = attend(x, dense, v)
+        mine = (attend(x, matrix(runs, ends, layout, WIDTH**-0.5), v) - expected).norm() / expected.norm()
         ours += mine**2
-        masks += ((attend(x, dense.float().to(dtype).double(), v) - wanted).norm() / wanted.norm()) ** 2
+        masks += ((attend(x, dense.float().to(dtype).double(), v) - expected).norm() / expected.norm()) ** 2
         # below what rounding the output alone costs
-        rounding = (wanted.to(dtype).double() - wanted).norm() / wanted.norm()
+        rounding = (expected.to(dtype).double() - expected).norm() / expected.norm()
         assert mine <= 0.7 * rounding
     assert ours <= part**2 * masks
 

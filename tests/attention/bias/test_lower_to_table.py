@@ -33,9 +33,9 @@ def test_one_constant_per_query(grid, heads, edge_heads, offset, edge_offset, ca
     before, after = TableBias(values, pos, edge).dense(), TableBias(table, pos, new_edge).dense()
     assert torch.equal(before == CLOSED, after == CLOSED)
     change = (after - before).nan_to_num(0.0)  # -inf - -inf
-    seen = before.expand_as(after) != CLOSED
-    constant = change.where(seen, CLOSED).amax(-1, keepdim=True)
-    torch.testing.assert_close(change, constant.expand_as(change).where(seen, 0.0), rtol=0, atol=1e-9)
+    recorded = before.expand_as(after) != CLOSED
+    constant = change.where(recorded, CLOSED).amax(-1, keepdim=True)
+    torch.testing.assert_close(change, constant.expand_as(change).where(recorded, 0.0), rtol=0, atol=1e-9)
     # the largest bias of the queries of each kind is 0
     queries = [after[:, :, grid.prefix :]] + ([after[:, :, : grid.prefix]] if grid.prefix else [])
     for kind in queries:

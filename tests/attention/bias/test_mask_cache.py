@@ -1,4 +1,4 @@
-"""Masks of learned biases are kept, and never serve numbers that have changed."""
+"""Masks of learned biases are stored, and never serve numbers that have changed."""
 
 import copy
 import gc
@@ -59,11 +59,11 @@ def test_every_call_has_the_same_bits(spec, dtype):
     with torch.no_grad():
         outs = [attention(q, k, v, bias=encoding.bias(pos, 0)) for _ in range(4)]
         mask = rounded(encoding.bias(pos, 0).dense(), dtype)
-        wanted = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
     assert [e.mask is not None for e in masks(pos)] == [True]
     assert masks(pos)[0].checked, "the shortest way was not taken"
     for out in outs:
-        assert torch.equal(out, wanted)
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("how", ["data", "in place", "load", "inference", "optimizer"])
@@ -96,8 +96,8 @@ def test_changed_numbers_are_seen(spec, how):
         parameter.grad = torch.ones_like(parameter)
         torch.optim.SGD(encoding.parameters(), lr=0.3).step()
     for _ in range(3):
-        found, wanted = out(), out("reference")
-        torch.testing.assert_close(found, wanted, rtol=0, atol=3e-6)
+        actual, expected = out(), out("reference")
+        torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6)
 
 
 def test_layers_in_turn_have_a_mask_each():
@@ -109,11 +109,11 @@ def test_layers_in_turn_have_a_mask_each():
         for _ in range(3):
             for layer in layers:
                 bias = layer.bias(pos, 0)
-                found, wanted = (
+                actual, expected = (
                     attention(q, k, v, bias=bias),
                     attention(q, k, v, bias=bias, backend="reference"),
                 )
-                torch.testing.assert_close(found, wanted, rtol=0, atol=3e-6)
+                torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6)
     assert len(masks(pos)) == 4
     assert all(e.mask is not None and not e.mask.is_inference() for e in masks(pos))
 
@@ -137,12 +137,12 @@ def test_gradients_flow_as_before():
             attention(q, k, v, bias=encoding.bias(pos, 0))
     q = q.clone().requires_grad_()
     table = encoding.relative_position_bias_table
-    found = torch.autograd.grad(attention(q, k, v, bias=encoding.bias(pos, 0)).square().sum(), (q, table))
+    actual = torch.autograd.grad(attention(q, k, v, bias=encoding.bias(pos, 0)).square().sum(), (q, table))
     bias = encoding.bias(pos, 0)
-    wanted = torch.autograd.grad(
+    expected = torch.autograd.grad(
         attention(q, k, v, bias=bias, backend="reference").square().sum(), (q, table)
     )
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -151,10 +151,10 @@ def test_frozen_tables_serve_gradients_of_queries():
     q, k, v = inputs(pos)
     q = q.clone().requires_grad_()
     for _ in range(3):
-        found = torch.autograd.grad(attention(q, k, v, bias=encoding.bias(pos, 0)).square().sum(), q)[0]
+        actual = torch.autograd.grad(attention(q, k, v, bias=encoding.bias(pos, 0)).square().sum(), q)[0]
     bias = encoding.bias(pos, 0)
-    wanted = torch.autograd.grad(attention(q, k, v, bias=bias, backend="reference").square().sum(), q)[0]
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    expected = torch.autograd.grad(attention(q, k, v, bias=bias, backend="reference").square().sum(), q)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert [e.mask is not None for e in masks(pos)] == [True]
 
 
@@ -166,13 +166,13 @@ def test_sums_and_shapes_of_calls():
         q, k, v = inputs(pos, b)
         keep = torch.rand(b, pos.tokens) > 0.3
         for more in ({}, {"key_padding_mask": keep}, {"is_causal": True}, {"scale": 0.3}):
-            found = attention(q, k, v, bias=bias, **more)
+            actual = attention(q, k, v, bias=bias, **more)
             torch.testing.assert_close(
-                found, attention(q, k, v, bias=bias, backend="reference", **more), rtol=0, atol=3e-6
+                actual, attention(q, k, v, bias=bias, backend="reference", **more), rtol=0, atol=3e-6
             )
     table[0, 2, 3] += 4
-    found, wanted = attention(q, k, v, bias=bias), attention(q, k, v, bias=bias, backend="reference")
-    torch.testing.assert_close(found, wanted, rtol=0, atol=3e-6)
+    actual, expected = attention(q, k, v, bias=bias), attention(q, k, v, bias=bias, backend="reference")
+    torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6)
 
 
 def test_hidden_keys_and_nan():
@@ -225,10 +225,10 @@ def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
     bias = TableBias(table, pos, edge if prefix else None)
     for more in ({}, {"key_padding_mask": keep}):
         with torch.no_grad():
-            found = attention(q, k, v, bias=bias, **more)
-            wanted = attention(*(t.double() for t in (q, k, v)), bias=bias, backend="reference", **more)
-        assert found.dtype == dtype
-        assert (found - wanted).abs().max() < {torch.float32: 3e-6, torch.bfloat16: 4e-2}[dtype]
+            actual = attention(q, k, v, bias=bias, **more)
+            expected = attention(*(t.double() for t in (q, k, v)), bias=bias, backend="reference", **more)
+        assert actual.dtype == dtype
+        assert (actual - expected).abs().max() < {torch.float32: 3e-6, torch.bfloat16: 4e-2}[dtype]
     assert not masks(pos)
 
 
@@ -247,9 +247,9 @@ def test_tables_that_the_content_reads(spec, dtype, monkeypatch):
     q, k, v = inputs(pos, dtype=dtype)
     with torch.no_grad():
         bias = encoding.bias(pos, 0)
-        found = attention(q, k, v, bias=bias)
-        wanted = attention(*(t.double() for t in (q, k, v)), bias=bias, backend="reference")
-    assert (found - wanted).abs().max() < {torch.float32: 5e-6, torch.bfloat16: 6e-2}[dtype]
+        actual = attention(q, k, v, bias=bias)
+        expected = attention(*(t.double() for t in (q, k, v)), bias=bias, backend="reference")
+    assert (actual - expected).abs().max() < {torch.float32: 5e-6, torch.bfloat16: 6e-2}[dtype]
 
 
 @pytest.mark.parametrize("content", [None, torch.randn(2, 3, 36, 8)], ids=["queries, keys", "content"])
@@ -260,22 +260,22 @@ def test_rows_of_positions_that_differ_between_samples(content, monkeypatch):
     bias = SumBias([ContextBias(weights, buckets, dot, True, content=content) for dot in ("query", "key")])
     q, k, v = torch.randn(3, 2, 3, 36, 8)
     k, v = k[:, :1], v[:, :1]
-    found = attention(q, k, v, bias=bias, enable_gqa=True)
-    wanted = attention(q, k, v, bias=bias, enable_gqa=True, backend="reference")
-    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+    actual = attention(q, k, v, bias=bias, enable_gqa=True)
+    expected = attention(q, k, v, bias=bias, enable_gqa=True, backend="reference")
+    torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6)
 
 
 def test_threads_and_copies():
     encoding, pos = made("rpb.swin"), Grid(GRID).positions()
     q, k, v = inputs(pos)
-    wanted = attention(q, k, v, bias=encoding.bias(pos, 0), backend="reference").detach()
+    expected = attention(q, k, v, bias=encoding.bias(pos, 0), backend="reference").detach()
     wrong = []
 
     def work():
         own = copy.deepcopy(encoding)
         with torch.no_grad():
             for _ in range(50):
-                if (attention(q, k, v, bias=own.bias(pos, 0)) - wanted).abs().max() > 3e-6:
+                if (attention(q, k, v, bias=own.bias(pos, 0)) - expected).abs().max() > 3e-6:
                     wrong.append(1)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -296,12 +296,12 @@ def test_copies_of_positions_begin_without_masks():
     assert len(pickle.dumps(pos)) < before + 60_000
 
 
-def test_terms_on_other_positions_are_not_kept():
+def test_terms_on_other_positions_are_not_stored():
     """Distances of two spacings have equal numbers, and other masks."""
     near, far, slopes = Grid(GRID).positions(), Grid(GRID, spacing=(2.0, 2.0)).positions(), torch.rand(3)
     table = TableBias(torch.randn(3, 9, 13), near)
     q, k, v = inputs(near)
     for pos in (near, far, near, far, near, far):
         bias = SumBias([table, DistanceBias(slopes, pos)])
-        found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
-        torch.testing.assert_close(found, wanted, rtol=0, atol=3e-6)
+        actual, expected = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6)

@@ -32,39 +32,39 @@ def test_table_and_dense_are_the_function():
 @cases("shape", [(4,), (3, 4), (5, 2)])
 def test_the_torus(shape):
     pos = Grid(shape, 1).positions()
-    found = OffsetBias(lean, pos, wrap=True)
-    patches = found.dense()[0, :, 1:, 1:].reshape(2, *shape, *shape)
+    result = OffsetBias(lean, pos, wrap=True)
+    patches = result.dense()[0, :, 1:, 1:].reshape(2, *shape, *shape)
     axes = tuple(range(1, 1 + 2 * len(shape)))
     torch.testing.assert_close(patches.roll((1,) * len(axes), axes), patches)
     moved = pos.replace(coords=pos.coords.double() + 1.0)
-    torch.testing.assert_close(OffsetBias(lean, moved, wrap=True).dense().float(), found.dense())
+    torch.testing.assert_close(OffsetBias(lean, moved, wrap=True).dense().float(), result.dense())
     length = RadialBias(lambda d: d[None], pos, wrap=True)
     torch.testing.assert_close(
         OffsetBias(lambda step: step.norm(dim=-1)[None], pos, wrap=True).dense(), length.dense()
     )
 
 
-def test_spacing_heads_and_queries_of_other_places():
+def test_spacing_heads_and_queries_of_other_positions():
     pos = Grid((3, 4), 1).positions()
     spaced, other = OffsetBias(lean, pos, spacing=(2.0, 0.5)), Grid((3, 4), 1, (2.0, 0.5))
     torch.testing.assert_close(spaced.dense(), OffsetBias(lean, other.positions()).dense())
     torch.testing.assert_close(spaced.table(pos.grid), OffsetBias(lean).table(other))
     torch.testing.assert_close(spaced.dense(heads=slice(1, 2)), spaced.dense()[:, 1:])
     some, keys = pos.gather(torch.tensor([[0, 5]])), Positions(torch.rand(1, 3, 2))
-    found = OffsetBias(lean).dense(some, keys)
-    assert not found[:, :, 0].any()
-    torch.testing.assert_close(found[0, :, 1], lean(keys.coords[0] - some.coords[0, 1]))
+    result = OffsetBias(lean).dense(some, keys)
+    assert not result[:, :, 0].any()
+    torch.testing.assert_close(result[0, :, 1], lean(keys.coords[0] - some.coords[0, 1]))
 
 
 def test_routes_and_gradients():
     pos, rate = Grid((4, 5), 1).positions(), torch.rand(2, 1, requires_grad=True)
     q, k, v, cotangent = torch.randn(4, 2, 2, 21, 8)
-    found = []
+    result = []
     for backend in ("reference", "sdpa", "auto"):
         out = attention(q, k, v, bias=OffsetBias(lambda s: lean(s) * rate, pos), backend=backend)
-        found.append((out, torch.autograd.grad(out, rate, cotangent)[0]))
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
+        result.append((out, torch.autograd.grad(out, rate, cotangent)[0]))
+    for other in result[1:]:
+        torch.testing.assert_close(other, result[0], rtol=1e-4, atol=1e-5)
     assert table_unsupported_reason(OffsetBias(lean, pos)) is None
     assert oracle.table_matrix(OffsetBias(lean, pos).table(pos.grid).double(), pos.grid).isfinite().all()
 

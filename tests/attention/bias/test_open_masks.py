@@ -96,10 +96,10 @@ def test_open_masks_are_used_directly(name, prefix, dtype, monkeypatch):
     searched = []
     monkeypatch.setattr(sdpa, "combine_masks", lambda *a: searched.append(a) or call.combine_masks(*a))
     with torch.no_grad():
-        found = attention(q, k, v, bias=bias, transform=rotation)
+        actual = attention(q, k, v, bias=bias, transform=rotation)
         exact = (t.double() for t in (q, k, v))
         expected = attention(*exact, bias=bias, transform=rotation, backend="reference")
-    assert (found - expected).abs().max() < LIMITS[dtype]
+    assert (actual - expected).abs().max() < LIMITS[dtype]
     assert not searched
 
 

@@ -30,16 +30,16 @@ def hat(d):
 def test_table_and_dense_are_the_function(grid, rule):
     pos = grid.positions()
     bias = RadialBias(hat, pos, **rule)
-    given = {"metric": "euclidean", "wrap": False, "normalize": "none", **rule}
-    distance = oracle.distance_matrix(grid, **given)
-    placed = torch.tensor([cell is not None for cell in oracle.cells_of(grid.shape, grid.prefix)])
-    wanted = hat(distance.flatten()).unflatten(1, distance.shape) * (placed[:, None] & placed)
-    torch.testing.assert_close(bias.dense()[0].double(), wanted, rtol=1e-5, atol=1e-5)
+    arguments = {"metric": "euclidean", "wrap": False, "normalize": "none", **rule}
+    distance = oracle.distance_matrix(grid, **arguments)
+    positioned = torch.tensor([cell is not None for cell in oracle.cells_of(grid.shape, grid.prefix)])
+    expected = hat(distance.flatten()).unflatten(1, distance.shape) * (positioned[:, None] & positioned)
+    torch.testing.assert_close(bias.dense()[0].double(), expected, rtol=1e-5, atol=1e-5)
     assert table_unsupported_reason(bias) is None
     table, edge = lower_to_table(bias)
     assert edge is None
-    found = oracle.table_matrix(table.double(), grid)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    actual = oracle.table_matrix(table.double(), grid)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_function_is_called_with_one_distance_per_cell():
@@ -53,11 +53,11 @@ def test_the_function_is_called_with_one_distance_per_cell():
     assert sizes == [40]
 
 
-def test_dense_values_do_not_round_by_place():
+def test_dense_values_do_not_round_by_position():
     grids = [Grid((3, 7), prefix) for prefix in (0, 1, 5)]
-    found = [RadialBias(hat, g.positions()).dense()[..., g.prefix :, g.prefix :] for g in grids]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    result = [RadialBias(hat, g.positions()).dense()[..., g.prefix :, g.prefix :] for g in grids]
+    assert torch.equal(result[0], result[1])
+    assert torch.equal(result[0], result[2])
 
 
 def test_it_is_the_distance_bias_where_the_function_is_a_slope():
@@ -73,8 +73,8 @@ def test_tokens_elsewhere_and_spacing():
     pos = Grid((3, 4), 1).positions()
     moved = pos.replace(coords=pos.coords * 1.7 + 0.3)
     distance = (moved.coords[0, 1:, None] - moved.coords[0, None, 1:]).norm(dim=-1)
-    found = RadialBias(hat, moved).dense()[0, :, 1:, 1:]
-    torch.testing.assert_close(found, hat(distance.flatten()).unflatten(1, distance.shape))
+    result = RadialBias(hat, moved).dense()[0, :, 1:, 1:]
+    torch.testing.assert_close(result, hat(distance.flatten()).unflatten(1, distance.shape))
     assert table_unsupported_reason(RadialBias(hat, moved)) is not None
     spaced = RadialBias(hat, pos, spacing=(2.0, 0.5))
     other = Grid((3, 4), 1, (2.0, 0.5))

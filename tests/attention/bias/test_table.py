@@ -44,8 +44,8 @@ def test_distance_equals_its_table_and_the_definition(metric, normalize, wrap, g
     cotangent = torch.randn_like(dense)
     direct, through = (torch.autograd.grad(x, slopes, cotangent)[0] for x in (dense, read))
     torch.testing.assert_close(through, direct, rtol=1e-5, atol=1e-5)
-    wanted = -(cotangent[0].double() * matrix).sum((1, 2))
-    torch.testing.assert_close(direct.double(), wanted, rtol=1e-5, atol=1e-5)
+    expected = -(cotangent[0].double() * matrix).sum((1, 2))
+    torch.testing.assert_close(direct.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @cases("grid", GRIDS, ids=lambda g: "x".join(map(str, g.shape)))
@@ -59,14 +59,14 @@ def test_gradient_of_a_table_is_exact(grid, edges):
     assert torch.equal(dense[0], oracle.table_matrix(values, grid, prefix))
     params = [values] if prefix is None else [values, prefix]
     grads = torch.autograd.grad(dense, params, cotangent)
-    wanted, wanted_edges = torch.zeros_like(values), torch.zeros(heads, 3, dtype=torch.float64)
+    expected, wanted_edges = torch.zeros_like(values), torch.zeros(heads, 3, dtype=torch.float64)
     entries = oracle.table_entries(grid)
     for i, j in itertools.product(range(pos.tokens), repeat=2):
         if isinstance(entries[i][j], int):
             wanted_edges[:, entries[i][j]] += cotangent[0, :, i, j]
         else:
-            wanted[(slice(None), *entries[i][j])] += cotangent[0, :, i, j]
-    torch.testing.assert_close(grads[0], wanted, rtol=0, atol=1e-13)
+            expected[(slice(None), *entries[i][j])] += cotangent[0, :, i, j]
+    torch.testing.assert_close(grads[0], expected, rtol=0, atol=1e-13)
     if edges:
         torch.testing.assert_close(grads[1], wanted_edges, rtol=0, atol=1e-13)
 
@@ -125,7 +125,7 @@ def test_coordinates_that_learn_get_finite_gradients_at_distance_zero(metric, wr
     grid = Grid((3, 3), prefix=1)
     base = grid.positions()
     coords = base.coords.clone()
-    coords[0, 4] = coords[0, 3]  # two tokens in one place
+    coords[0, 4] = coords[0, 3]  # two tokens in one position
     coords.requires_grad_()
     pos = base.replace(coords=coords)
     bias = DistanceBias((0.5, 0.2), pos, metric=metric, wrap=wrap, normalize="max")
@@ -134,7 +134,7 @@ def test_coordinates_that_learn_get_finite_gradients_at_distance_zero(metric, wr
     assert first is not second
     grad = torch.autograd.grad(first, coords, torch.randn_like(first))[0]
     assert grad.isfinite().all()
-    assert (grad[0, 0] == 0).all()  # the prefix token has no place
+    assert (grad[0, 0] == 0).all()  # the prefix token has no position
     assert torch.autograd.grad(bias.mask(torch.float32).sum(), coords)[0].isfinite().all()
     if metric != "chebyshev":  # which has edges where the largest axis changes
         free = torch.rand(1, 5, 2, dtype=torch.float64) * 4

@@ -29,10 +29,10 @@ def read(mask, table):
 def test_pairs_read_the_mask(windows, shape, shift):
     pos = Grid(shape).positions()
     mask = mask_of(pos, windows, shift, 2)
-    wanted = shifted(windows, shape, shift).repeat(2, 1, 1)[:, None]
-    assert torch.equal(mask.dense(), wanted)
-    assert torch.equal(mask.added(), wanted)
-    assert torch.equal(read(mask, None), wanted)
+    expected = shifted(windows, shape, shift).repeat(2, 1, 1)[:, None]
+    assert torch.equal(mask.dense(), expected)
+    assert torch.equal(mask.added(), expected)
+    assert torch.equal(read(mask, None), expected)
 
 
 @cases(("windows", "shape", "shift"), MAPS)
@@ -46,10 +46,10 @@ def test_pairs_read_a_bias_with_it(windows, shape, shift):
 
 @cases(("size", "window", "shift"), [((9, 8), (4, 4), (2, 2)), ((5, 14), (5, 7), (2, 3))])
 def test_masks_of_torchvision(size, window, shift):
-    given = window_shift_mask(torch.zeros(2, *size, 8), window, shift)
-    mask = WindowMask(given, Grid(window).positions(), 2 * len(given))
+    arguments = window_shift_mask(torch.zeros(2, *size, 8), window, shift)
+    mask = WindowMask(arguments, Grid(window).positions(), 2 * len(arguments))
     assert torch.equal(read(mask, None), mask.dense())
-    assert (given != 0).any()
+    assert (arguments != 0).any()
 
 
 def test_masks_of_timm():
@@ -63,8 +63,8 @@ def test_masks_of_timm():
 
 def test_masks_of_monai():
     swin = pytest.importorskip("monai.networks.nets.swin_unetr", reason="MONAI is not installed")
-    given = swin.compute_mask([6, 8, 4], (3, 4, 2), (1, 2, 1), torch.device("cpu"))
-    mask = WindowMask(given, Grid((3, 4, 2)).positions(), len(given))
+    arguments = swin.compute_mask([6, 8, 4], (3, 4, 2), (1, 2, 1), torch.device("cpu"))
+    mask = WindowMask(arguments, Grid((3, 4, 2)).positions(), len(arguments))
     assert torch.equal(read(mask, None), mask.dense())
 
 
@@ -82,10 +82,10 @@ def test_backends_without_kernels_take_the_mask():
     q, k, v = torch.randn(3, 12, 2, 12, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
     table = TableBias(torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(1)), pos)
     for bias in (None, table):
-        wanted = attention(q, k, v, bias=bias, attn_mask=mask.added())
-        assert torch.equal(attention(q, k, v, bias=bias, attn_mask=mask), wanted)
+        expected = attention(q, k, v, bias=bias, attn_mask=mask.added())
+        assert torch.equal(attention(q, k, v, bias=bias, attn_mask=mask), expected)
         with use_backend("reference"):
-            torch.testing.assert_close(attention(q, k, v, bias=bias, attn_mask=mask), wanted)
+            torch.testing.assert_close(attention(q, k, v, bias=bias, attn_mask=mask), expected)
         assert explain(q, k, v, bias=bias, attn_mask=mask).backend == "sdpa"
     assert coords_unsupported_reason(SumBias([table, mask])) is None
     assert "several masks" in coords_unsupported_reason(SumBias([mask, mask]))

@@ -67,9 +67,9 @@ def test_calibration_is_its_formula_with_gradients(kv_heads):
     with pytest.raises(ShapeError, match="both matrices for keys, got only up"):
         Calibrate(q_up, q_down, k_up)
     assert turn.query(q.half()).dtype == torch.float16
-    wanted = formula(q, q_up, q_down)
+    expected = formula(q, q_up, q_down)
     with torch.autocast("cpu", torch.bfloat16):  # which rounds none of it
-        torch.testing.assert_close(turn.query(q), wanted)
+        torch.testing.assert_close(turn.query(q), expected)
 
 
 @cases("layout", ["half", "interleaved"])
@@ -101,16 +101,16 @@ def test_groups_of_queries_with_tables_of_their_own_share_keys(backend):
 
 
 def test_a_quarter_turn_of_the_keys_gives_the_imaginary_part():
-    """What complex numbers say: Re(z conj w) and, turned by 90 degrees, Im(z conj w)."""
+    """What complex numbers say: Re(z conj w) and, rotated by 90 degrees, Im(z conj w)."""
     q, k, _ = (t.detach() for t in qkv())
     angle = torch.randn(1, 1, N, D // 2)
     plain = PairRotation(angle.cos(), angle.sin(), "half")
-    turned = PairRotation(angle.sin(), -angle.cos(), "half", keys=(angle.cos(), angle.sin()))
+    rotated = PairRotation(angle.sin(), -angle.cos(), "half", keys=(angle.cos(), angle.sin()))
     z = torch.complex(*plain.query(q).chunk(2, -1))
     w = torch.complex(*plain.key(k).chunk(2, -1))
     product = z @ w.conj().mT
     torch.testing.assert_close(plain.query(q) @ plain.key(k).mT, product.real)
-    torch.testing.assert_close(turned.query(q) @ turned.key(k).mT, product.imag)
+    torch.testing.assert_close(rotated.query(q) @ rotated.key(k).mT, product.imag)
 
 
 @cases("magnitude", [None, "softplus"])
@@ -125,10 +125,10 @@ def test_expansion_weighs_channels_by_cosines(magnitude, width):
         scores.append(turn.query(q) @ turn.key(k).mT)
     m = F.softplus if magnitude else lambda x: x
     weigh = torch.cos(a[:, :, :, None] - b[:, :, None])
-    wanted = (m(q[..., :width])[:, :, :, None] * m(k[..., :width])[:, :, None] * weigh).sum(-1)
-    wanted = wanted + q[..., width:] @ k[..., width:].mT
-    for found in scores:
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    expected = (m(q[..., :width])[:, :, :, None] * m(k[..., :width])[:, :, None] * weigh).sum(-1)
+    expected = expected + q[..., width:] @ k[..., width:].mT
+    for actual in scores:
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(ShapeError, match=f"{D + 1} angles, but head_dim is {D}"):
         Expand(*torch.randn(2, 1, 1, N, D + 1).unbind(0)).query(q)
     with pytest.raises(OptionError, match="magnitude must be None or 'softplus', got 'relu'"):
@@ -146,12 +146,12 @@ def test_backends_take_all_of_them(backend):
         Chain(Calibrate(up, up, up, up), Affine(q_mul=torch.tensor(2.0)), rotation(True, True)),
         Expand(angle.cos(), angle.sin(), magnitude="softplus"),
     ):
-        found = attention(q, k, v, transform=turn, scale=0.3, backend=backend)
+        actual = attention(q, k, v, transform=turn, scale=0.3, backend=backend)
         logits = 0.3 * turn.query(q) @ turn.key(k).mT
-        wanted = turn.output(logits.softmax(-1) @ turn.value(v))
-        cotangent = torch.randn_like(wanted)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        grads = [torch.autograd.grad(out, [q, k, v], cotangent) for out in (found, wanted)]
+        expected = turn.output(logits.softmax(-1) @ turn.value(v))
+        cotangent = torch.randn_like(expected)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        grads = [torch.autograd.grad(out, [q, k, v], cotangent) for out in (actual, expected)]
         for mine, other in zip(*grads, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 

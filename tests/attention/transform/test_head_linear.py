@@ -13,11 +13,11 @@ def test_products_of_each_head(dtype):
     q, k = torch.randn(2, 3, 4, 4)
     x = torch.randn(2, 3, 5, 4).to(dtype)
     transform = HeadLinear(q, k)
-    for matrices, found in ((q, transform.query(x)), (k, transform.key(x))):
-        assert found.dtype == dtype
+    for matrices, actual in ((q, transform.query(x)), (k, transform.key(x))):
+        assert actual.dtype == dtype
         expected = torch.stack([x[:, h].double() @ matrices[h].double().T for h in range(3)], 1)
         tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
-        torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
     assert transform.value(x) is x
     assert HeadLinear(k=k).query(x) is x
 
@@ -25,15 +25,15 @@ def test_products_of_each_head(dtype):
 def test_products_are_exact_under_autocast():
     q, x = torch.randn(3, 4, 4), torch.randn(1, 3, 5, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        found = HeadLinear(q).query(x)
-    assert torch.equal(found, HeadLinear(q).query(x))
+        result = HeadLinear(q).query(x)
+    assert torch.equal(result, HeadLinear(q).query(x))
 
 
 def test_one_matrix_per_key_head_serves_its_group_of_query_heads():
     q, x = torch.randn(2, 4, 4), torch.randn(1, 6, 5, 4)
-    found = HeadLinear(q).query(x)
+    result = HeadLinear(q).query(x)
     for head in range(6):
-        torch.testing.assert_close(found[:, head], x[:, head] @ q[head // 3].T)
+        torch.testing.assert_close(result[:, head], x[:, head] @ q[head // 3].T)
 
 
 def test_errors():

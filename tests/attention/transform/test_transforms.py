@@ -36,7 +36,7 @@ def test_pair_rotation_is_a_rotation_matrix(layout, pairs, heads, batch):
     turn = half if layout == "half" else interleaved
     x = torch.randn(B, H, N, D).requires_grad_()
     wide = angle.expand(B, H, -1, -1)
-    wanted = torch.stack(
+    expected = torch.stack(
         [
             torch.stack(
                 [
@@ -47,9 +47,9 @@ def test_pair_rotation_is_a_rotation_matrix(layout, pairs, heads, batch):
             for b in range(B)
         ]
     )
-    for found in (turn.query(x), turn.key(x)):
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
-        assert torch.equal(found[..., 2 * pairs :], x[..., 2 * pairs :])
+    for actual in (turn.query(x), turn.key(x)):
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(actual[..., 2 * pairs :], x[..., 2 * pairs :])
     torch.testing.assert_close(turn.query(x).norm(dim=-1), x.norm(dim=-1))
     inverse = PairRotation(turn.cos, -turn.sin, layout)
     torch.testing.assert_close(inverse.query(turn.query(x)), x, rtol=1e-5, atol=1e-5)
@@ -92,8 +92,8 @@ def test_block_transform():
     ):
         m = parts[name]
         full = torch.stack([torch.stack([torch.block_diag(*m[0, h, n]) for n in range(N)]) for h in range(H)])
-        wanted = torch.cat([torch.einsum("hnij,bhnj->bhni", full, x[..., :9]), x[..., 9:]], -1)
-        torch.testing.assert_close(act(x), wanted, rtol=1e-5, atol=1e-5)
+        expected = torch.cat([torch.einsum("hnij,bhnj->bhni", full, x[..., :9]), x[..., 9:]], -1)
+        torch.testing.assert_close(act(x), expected, rtol=1e-5, atol=1e-5)
     alone = BlockTransform(k=parts["k"])
     assert alone.query(x) is x
     assert alone.value(x) is x

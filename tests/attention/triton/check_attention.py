@@ -69,12 +69,12 @@ def compare(tensors, params, make, dense, dtype, keep=None, edge_slack=1.0, **op
     out = attention(*tensors, bias=make(*params), key_padding_mask=keep, backend="triton", **options)
     exact = [t.detach().double().requires_grad_() for t in (*tensors, *params)]
     allowed = None if keep is None else keep[:, None, None]
-    wanted = oracle.attend(*exact[:3], bias=dense(*exact[3:]), keep=allowed, scale=options.get("scale"))
+    expected = oracle.attend(*exact[:3], bias=dense(*exact[3:]), keep=allowed, scale=options.get("scale"))
     assert out.dtype == dtype
-    assert relative(out, wanted) <= FORWARD[dtype]
+    assert relative(out, expected) <= FORWARD[dtype]
     cotangent = torch.randn_like(out)
     ours = torch.autograd.grad(out, (*tensors, *params), cotangent)
-    theirs = torch.autograd.grad(wanted, exact, cotangent.double())
+    theirs = torch.autograd.grad(expected, exact, cotangent.double())
     for mine, other, leaf in zip(ours, theirs, (*tensors, *params), strict=True):
         assert mine.dtype == leaf.dtype
         assert mine.shape == leaf.shape
@@ -217,7 +217,7 @@ def test_half_precision_at_any_scale(strips, kind, scale):
     slopes = torch.tensor([1.0, 0.25], requires_grad=True)
     profile = table(grid, 1.0, heads=1)
     q, k, v = inputs(grid, torch.float16)
-    q = (q.detach() * min(0.25 / scale, 16.0)).requires_grad_()  # products count beside biases
+    q = (q.detach() * min(0.25 / scale, 16.0)).requires_grad_()  # products count alongside biases
     fixed = tuple(slopes.tolist())
 
     def far(s):
@@ -308,12 +308,12 @@ def test_fixed_biases_are_packed_once_per_scale_and_dtype(strips):
     for scale in (None, 0.5, None):
         for dtype in (torch.float32, torch.float16):
             ours = attention(q.to(dtype), k.to(dtype), v.to(dtype), bias=bias, scale=scale, backend="triton")
-            wanted = attention(
+            expected = attention(
                 q.double(), k.double(), v.double(), bias=bias, scale=scale, backend="reference"
             )
-            assert relative(ours, wanted.detach()) < (2e-6 if dtype == torch.float32 else 2e-3)
-    kept = [key for key in pos.memo if isinstance(key, tuple) and key[0] == "packed bias"]
-    assert len(kept) == 4
+            assert relative(ours, expected.detach()) < (2e-6 if dtype == torch.float32 else 2e-3)
+    retained = [key for key in pos.memo if isinstance(key, tuple) and key[0] == "packed bias"]
+    assert len(retained) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -19,12 +19,12 @@ def agrees(leaves, make, **options):
     """Compare output and gradients with the reference in float64, which masks scores one by one."""
     exact = [t.detach().double().requires_grad_() for t in leaves]
     out = attention(*leaves[:3], bias=make(*leaves[3:]), is_causal=True, backend="triton", **options)
-    wanted = attention(*exact[:3], bias=make(*exact[3:]), is_causal=True, backend="reference", **options)
-    torch.testing.assert_close(out.double(), wanted, rtol=2e-6, atol=2e-6)
+    expected = attention(*exact[:3], bias=make(*exact[3:]), is_causal=True, backend="reference", **options)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-6, atol=2e-6)
     cotangent = torch.randn_like(out)
-    found = torch.autograd.grad(out, leaves, cotangent)
-    right = torch.autograd.grad(wanted, exact, cotangent.double())
-    for mine, other in zip(found, right, strict=True):
+    actual = torch.autograd.grad(out, leaves, cotangent)
+    right = torch.autograd.grad(expected, exact, cotangent.double())
+    for mine, other in zip(actual, right, strict=True):
         assert (mine - other).norm() <= 1e-5 * other.norm() + 1e-9
     return out
 
@@ -51,7 +51,7 @@ def test_padded_keys_and_one_pass(once):
     )
 
 
-def test_distances_beside_a_table():
+def test_distances_alongside_a_table():
     grid = Grid((9, 11), 1)
     pos = grid.positions()
     slopes = torch.tensor([0.2, 1.0]).requires_grad_()
@@ -60,7 +60,7 @@ def test_distances_beside_a_table():
     )
 
 
-def test_what_is_kept_knows_of_the_mask():
+def test_what_is_stored_knows_of_the_mask():
     """A fixed bias is packed once with its positions: with the mask and without."""
     grid = Grid((9, 11), 1)
     pos = grid.positions()
@@ -68,8 +68,8 @@ def test_what_is_kept_knows_of_the_mask():
     bias = DistanceBias((0.5, 0.1), pos)
     for causal in (True, False, True):
         out = attention(q, k, v, bias=bias, is_causal=causal, backend="triton")
-        wanted = attention(q, k, v, bias=bias, is_causal=causal, backend="reference")
-        torch.testing.assert_close(out, wanted, rtol=1e-5, atol=2e-6)
+        expected = attention(q, k, v, bias=bias, is_causal=causal, backend="reference")
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy of infinite values
@@ -79,14 +79,14 @@ def test_values_behind_a_tile_are_never_read(monkeypatch):
     grid = Grid((16, 16))
     pos = grid.positions()
     q, k, v = inputs(grid, batch=1)
-    bias, found = TableBias(table(grid).detach(), pos), []
+    bias, result = TableBias(table(grid).detach(), pos), []
     for spoiled in (False, True):
         values = v.detach().clone()
         if spoiled:
             values[:, :, 192:] = torch.inf
-        found.append(attention(q, k, values, bias=bias, is_causal=True, backend="triton")[:, :, :64])
-    assert torch.equal(*found)
-    assert found[0].isfinite().all()
+        result.append(attention(q, k, values, bias=bias, is_causal=True, backend="triton")[:, :, :64])
+    assert torch.equal(*result)
+    assert result[0].isfinite().all()
 
 
 def test_refusals():
@@ -103,8 +103,8 @@ def test_refusals():
     packed = {"is_causal": True, "cu_seqlens": torch.tensor([0, 8, alone.tokens])}
     for fixed in (TableBias(table(alone), alone.positions()), DistanceBias((0.5, 0.1), alone.positions())):
         assert "packed" in explain(*one, bias=fixed, **packed).unsupported["triton"]
-        found, wanted = (attention(*one, bias=fixed, backend=b, **packed) for b in ("auto", "reference"))
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
+        actual, expected = (attention(*one, bias=fixed, backend=b, **packed) for b in ("auto", "reference"))
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-6)
     few = TableBias(table(grid), pos.gather(torch.arange(30)[None]))
     q, k, v = (t[:, :, :30] for t in (q, k, v))
     with pytest.raises(BackendUnavailable, match="one full grid"):
@@ -118,10 +118,10 @@ def test_half_precision(dtype):
     leaves = [*inputs(grid, dtype), table(grid, 0.3)]
     out = attention(*leaves[:3], bias=TableBias(leaves[3], pos), is_causal=True, backend="triton")
     exact = [t.detach().double().requires_grad_() for t in leaves]
-    wanted = attention(*exact[:3], bias=TableBias(exact[3], pos), is_causal=True, backend="reference")
-    assert relative(out, wanted.detach()) <= FORWARD[dtype]
+    expected = attention(*exact[:3], bias=TableBias(exact[3], pos), is_causal=True, backend="reference")
+    assert relative(out, expected.detach()) <= FORWARD[dtype]
     cotangent = torch.randn_like(out)
-    found = torch.autograd.grad(out, leaves, cotangent)
-    right = torch.autograd.grad(wanted, exact, cotangent.double())
-    for mine, other in zip(found, right, strict=True):
+    actual = torch.autograd.grad(out, leaves, cotangent)
+    right = torch.autograd.grad(expected, exact, cotangent.double())
+    for mine, other in zip(actual, right, strict=True):
         assert relative(mine, other) <= BACKWARD[dtype]

@@ -29,10 +29,10 @@ def _large_tiles(monkeypatch):
 
 def small():
     """Return tiles of 32 own tokens and 16 others, so that small grids have many of them."""
-    turned = {"forward": (32, 16), "grad_q": (32, 16), "grad_kv": (16, 32), "grad_bias": (32, 16)}
+    rotated = {"forward": (32, 16), "grad_q": (32, 16), "grad_kv": (16, 32), "grad_bias": (32, 16)}
     return {
         (name, "short", strip): dict.fromkeys((64, 128), sizes.Tiles(*size, 4, 1))
-        for name, size in turned.items()
+        for name, size in rotated.items()
         for strip in ("float16", "float32")
     }
 
@@ -80,14 +80,14 @@ def compare(
     )
     exact = [t.detach().double().requires_grad_() for t in (*tensors, *reads)]
     allowed = None if keep is None else keep[:, None, None]
-    wanted = oracle.attend(
+    expected = oracle.attend(
         *exact[:3], bias=spread(grid, dots, exact[3:]), keep=allowed, scale=options.get("scale")
     )
     assert out.dtype == dtype
-    assert relative(out, wanted) <= FORWARD[dtype]
+    assert relative(out, expected) <= FORWARD[dtype]
     cotangent = torch.randn_like(out)
     ours = torch.autograd.grad(out, (*tensors, *reads), cotangent)
-    theirs = torch.autograd.grad(wanted, exact, cotangent.double())
+    theirs = torch.autograd.grad(expected, exact, cotangent.double())
     for mine, other, leaf in zip(ours, theirs, (*tensors, *reads), strict=True):
         assert mine.dtype == leaf.dtype
         assert mine.shape == leaf.shape
@@ -173,12 +173,12 @@ def layers(spec, dim=32, heads=2, std=1.0):
 def compare_layers(fused, exact, grid):
     x = torch.randn(2, grid.tokens, 32, requires_grad=True)
     wide = x.detach().double().requires_grad_()
-    out, wanted = fused(x, grid), exact(wide, grid)
-    assert relative(out, wanted.detach()) <= 2e-6
+    out, expected = fused(x, grid), exact(wide, grid)
+    assert relative(out, expected.detach()) <= 2e-6
     cotangent = torch.randn_like(out)
     names, leaves = zip(*fused.named_parameters(), strict=True)
     ours = torch.autograd.grad(out, (x, *leaves), cotangent)
-    theirs = torch.autograd.grad(wanted, (wide, *exact.parameters()), cotangent.double())
+    theirs = torch.autograd.grad(expected, (wide, *exact.parameters()), cotangent.double())
     for name, mine, other in zip(("x", *names), ours, theirs, strict=True):
         assert relative(mine, other) <= 1e-5 or other.norm() < 1e-9, name
 
@@ -234,8 +234,8 @@ def test_opcheck():
     )
     keep = torch.ones(BATCH, grid.tokens, dtype=torch.bool)
     rest = (*grid.shape, grid.prefix, slots.width, slots.high, 0.25)
-    given = (*inputs(grid), by_query, by_key, keep, *rest)
-    torch.library.opcheck(decomposed_attention, given, rtol=1e-4, atol=1e-5)
+    arguments = (*inputs(grid), by_query, by_key, keep, *rest)
+    torch.library.opcheck(decomposed_attention, arguments, rtol=1e-4, atol=1e-5)
 
 
 def test_slots_are_laid_out_for_tiles_that_do_not_change():

@@ -59,14 +59,14 @@ def exact(pos):
     return pos.replace(coords=pos.coords.double(), extent=pos.extent.double(), cell=pos.cell.double())
 
 
-def kept(grid, patches, batch):
-    """Return which tokens remain, (b, kept): all of the prefix, and other patches for each sample, in any order."""
+def retained(grid, patches, batch):
+    """Return which tokens remain, (b, retained): all of the prefix, and other patches for each sample, in any order."""
     prefix = torch.arange(grid.prefix)
     rows = [torch.cat([prefix, grid.prefix + torch.randperm(grid.patches)[:patches]]) for _ in range(batch)]
     return torch.stack(rows)
 
 
-def compare(tensors, params, make, wanted=None, **options):
+def compare(tensors, params, make, expected=None, **options):
     """Compare output and all gradients with those in float64, by the reference backend or by `wanted(q, k, v, ...)`.
 
     `make(exact, ...)` returns the bias.
@@ -75,10 +75,10 @@ def compare(tensors, params, make, wanted=None, **options):
     dtype = tensors[0].dtype
     out = attention(*tensors, bias=make(False, *params), backend="triton", **options)
     wide = [t.detach().double().requires_grad_() for t in leaves]
-    if wanted is None:
+    if expected is None:
         there = attention(*wide[:3], bias=make(True, *wide[3:]), backend="reference", **options)
     else:
-        there = wanted(*wide)
+        there = expected(*wide)
     assert out.dtype == dtype
     assert relative(out, there) <= FORWARD[dtype]
     cotangent = torch.randn_like(out)
@@ -94,11 +94,11 @@ def compare(tensors, params, make, wanted=None, **options):
 
 def compare_kept(grid, dtype=torch.float32, patches=None, batch=3, scale=2.0, widths=(16, 24), **options):
     """Compare a table on other tokens of a grid in each sample with the oracle."""
-    which = kept(grid, patches or grid.patches * 2 // 3, batch)
+    which = retained(grid, patches or grid.patches * 2 // 3, batch)
     pos = grid.positions().gather(which)
     params = [table(grid, scale), torch.randn(HEADS, 3).requires_grad_()][: 2 if grid.prefix else 1]
 
-    def wanted(q, k, v, values, edge=None):
+    def expected(q, k, v, values, edge=None):
         matrix = oracle.table_matrix(values, grid, edge)
         return oracle.attend(q, k, v, bias=torch.stack([matrix[:, w][..., w] for w in which]))
 
@@ -106,7 +106,7 @@ def compare_kept(grid, dtype=torch.float32, patches=None, batch=3, scale=2.0, wi
         inputs(which.shape[1], dtype, batch, *widths),
         params,
         lambda _, t, e=None: TableBias(t, pos, e),
-        wanted,
+        expected,
         **options,
     )
 
@@ -129,11 +129,11 @@ def test_a_shuffled_grid_is_the_grid(learned):
     parts = attention(*mixed, bias=make(pos.gather(order[None])), backend="triton")
     cotangent = torch.randn_like(whole)
     torch.testing.assert_close(parts, whole[:, :, order], rtol=1e-5, atol=1e-6)
-    wanted = torch.autograd.grad(whole, [*tensors, leaf], cotangent)
-    found = torch.autograd.grad(parts, [*mixed, leaf], cotangent[:, :, order])
-    for mine, other in zip(found[:3], wanted[:3], strict=True):
+    expected = torch.autograd.grad(whole, [*tensors, leaf], cotangent)
+    actual = torch.autograd.grad(parts, [*mixed, leaf], cotangent[:, :, order])
+    for mine, other in zip(actual[:3], expected[:3], strict=True):
         torch.testing.assert_close(mine, other[:, :, order], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found[3], wanted[3], rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(actual[3], expected[3], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(("shape", "prefix"), [((17,), 5), ((5, 7), 0), ((5, 7), 1), ((2, 3, 5), 1)], ids=str)
@@ -156,7 +156,7 @@ def test_dropped_tokens_in_half_precision():
 
 def test_samples_that_share_their_tokens_and_many_tiles(small_tiles):
     grid = Grid((7, 9), 2)
-    which = kept(grid, 38, 1)
+    which = retained(grid, 38, 1)
     pos = grid.positions().gather(which)
     compare(
         inputs(40), [table(grid, heads=1)], lambda _, t: TableBias(t, pos),
@@ -168,9 +168,9 @@ def test_samples_that_share_their_tokens_and_many_tiles(small_tiles):
 
 def test_fixed_point_sums_of_tokens_in_any_order(small_tiles):
     grid = Grid((5, 7), 1)
-    pos, values, tensors = grid.positions().gather(kept(grid, 33, 1)), table(grid), inputs(34, batch=1)
+    pos, values, tensors = grid.positions().gather(retained(grid, 33, 1)), table(grid), inputs(34, batch=1)
     cotangent = torch.randn(1, HEADS, 34, 24)
-    found = []
+    result = []
     for one in (torch.arange(34), torch.randperm(34)):
         there = pos.gather(one[None])
         out = attention(
@@ -179,8 +179,8 @@ def test_fixed_point_sums_of_tokens_in_any_order(small_tiles):
             backend="triton",
             deterministic=True,
         )
-        found.append(torch.autograd.grad(out, values, cotangent[:, :, one])[0])
-    assert relative(found[0], found[1].double()) < 1e-6
+        result.append(torch.autograd.grad(out, values, cotangent[:, :, one])[0])
+    assert relative(result[0], result[1].double()) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -301,14 +301,22 @@ def test_tiles_that_begin_and_end_with_a_sequence(small_tiles, ends):
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # opcheck reads it of its own copies
 def test_opcheck():
     grid = Grid((4, 5), 1)
-    pos = grid.positions().gather(kept(grid, 12, 1))
+    pos = grid.positions().gather(retained(grid, 12, 1))
     values = extended(torch.randn(HEADS, 7, 9), torch.randn(HEADS, 3)).requires_grad_()
-    places, period = DistanceBias((0.1, 0.2), pos, wrap=True).coords(pos)
-    more = values, cell_numbers(pos), slopes(), places, period, segments(torch.tensor([0, 5, 13]), 13), None
+    positions, period = DistanceBias((0.1, 0.2), pos, wrap=True).coords(pos)
+    more = (
+        values,
+        cell_numbers(pos),
+        slopes(),
+        positions,
+        period,
+        segments(torch.tensor([0, 5, 13]), 13),
+        None,
+    )
     torch.library.opcheck(
         coords_attention, (*inputs(13, batch=1), *more, 1, 0.25, True), rtol=1e-4, atol=1e-5
     )
-    more = None, None, slopes(), places, None, None, torch.rand(2, 13) < 0.9
+    more = None, None, slopes(), positions, None, None, torch.rand(2, 13) < 0.9
     checks = "test_schema", "test_autograd_registration", "test_faketensor"
     torch.library.opcheck(coords_attention, (*inputs(13), *more, 1, 0.25, False), test_utils=checks)
 
@@ -324,19 +332,19 @@ def test_compiled_in_one_graph_for_two_sizes():
     grid = Grid((5, 6), 1)
     for patches in (12, 20):
         leaves = [*inputs(patches + 1, batch=1), slopes(), table(grid)]
-        pos, ends = grid.positions().gather(kept(grid, patches, 1)), torch.tensor([0, 5, patches + 1])
+        pos, ends = grid.positions().gather(retained(grid, patches, 1)), torch.tensor([0, 5, patches + 1])
         cotangent = torch.randn(1, HEADS, patches + 1, 24)
-        found = [
+        result = [
             (out := f(*leaves, pos, ends), *torch.autograd.grad(out, leaves, cotangent))
             for f in (fast, attend)
         ]
-        for ours, theirs in zip(*found, strict=True):
+        for ours, theirs in zip(*result, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_what_does_not_fit_is_said():
     grid = Grid((4, 5), 1)
-    pos = grid.positions().gather(kept(grid, 12, 3))
+    pos = grid.positions().gather(retained(grid, 12, 3))
     tensors = inputs(13, batch=2)
     with pytest.raises(ValueError, match="must have 1 or 2 samples, got 3"):
         attention(*tensors, bias=TableBias(table(grid), pos), backend="triton")

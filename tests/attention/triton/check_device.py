@@ -45,10 +45,10 @@ def test_a_kernel_that_cannot_be_made_is_refused(monkeypatch):
             attention(q, k, v, bias=BIAS, backend="triton")
     angle = torch.randn(1, 1, POS.tokens, 4)
     with pytest.warns(UserWarning, match="C compiler"):  # rotations would have taken a kernel of their own
-        turned = attention(q, k, v, transform=PairRotation(angle.cos(), angle.sin(), "half"))
+        rotated = attention(q, k, v, transform=PairRotation(angle.cos(), angle.sin(), "half"))
     monkeypatch.undo()
     whole = attention(q, k, v, transform=PairRotation(angle.cos(), angle.sin(), "half"), backend="reference")
-    torch.testing.assert_close(turned, whole)
+    torch.testing.assert_close(rotated, whole)
 
 
 def test_a_backward_pass_that_fails_is_an_error_and_the_next_step_goes_on(monkeypatch):
@@ -73,7 +73,7 @@ def test_a_backward_pass_that_fails_is_an_error_and_the_next_step_goes_on(monkey
 
 def test_a_context_runs_the_kernels_also_in_a_compiled_function():
     q, k, v = tensors()
-    wanted = attention(q, k, v, bias=BIAS, backend="reference")
+    expected = attention(q, k, v, bias=BIAS, backend="reference")
     ran = []
     op = importlib.import_module("vispe.attention.backends.triton.grid.op")
     with pytest.MonkeyPatch.context() as patch:
@@ -89,5 +89,5 @@ def test_a_context_runs_the_kernels_also_in_a_compiled_function():
                 fused = compiled(q, k, v)
             assert ran == [1]
     for out in (plain, fused):
-        torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     torch._dynamo.reset()

@@ -69,12 +69,12 @@ def test_rotations_are_right(name, layout):
         (lambda x, dtype: rotated(x, angle, dtype), x),
         (lambda a, dtype: rotated(x, a, dtype), angle),
     ):
-        result, wanted = (
+        result, expected = (
             (FORWARD | REVERSE)[name](lambda t, dtype=dtype, function=function: function(t, dtype), at)
             for dtype in (torch.float32, torch.float64)
         )
-        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
-        assert wanted.abs().max() > 0
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+        assert expected.abs().max() > 0
 
 
 def test_second_derivatives_of_rotations():

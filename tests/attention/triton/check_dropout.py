@@ -79,12 +79,12 @@ def test_output_and_gradients(monkeypatch, seeds, grid, dropout, options, dtype,
     if options.get("is_causal"):
         hidden = torch.ones(grid.tokens, grid.tokens, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)
-    wanted = attend(*exact[:3], scores, there, dropout)
-    assert relative(out, wanted.detach()) <= FORWARD[dtype]
+    expected = attend(*exact[:3], scores, there, dropout)
+    assert relative(out, expected.detach()) <= FORWARD[dtype]
     cotangent = torch.randn_like(out)
-    found = torch.autograd.grad(out, leaves, cotangent)
-    right = torch.autograd.grad(wanted, exact, cotangent.double())
-    for mine, other in zip(found, right, strict=True):
+    actual = torch.autograd.grad(out, leaves, cotangent)
+    right = torch.autograd.grad(expected, exact, cotangent.double())
+    for mine, other in zip(actual, right, strict=True):
         assert relative(mine, other) <= BACKWARD[dtype]
 
 
@@ -97,12 +97,12 @@ def test_heads_that_share_keys(seeds):
     there = survivors(int(seeds[-1]), 2, 4, grid.tokens, 0, 0.3)
     exact = [t.detach().double().requires_grad_() for t in leaves]
     k, v = (t.repeat_interleave(2, 1) for t in exact[1:3])
-    wanted = attend(exact[0], k, v, TableBias(exact[3], grid.positions()).dense(), there, 0.3)
+    expected = attend(exact[0], k, v, TableBias(exact[3], grid.positions()).dense(), there, 0.3)
     cotangent = torch.randn_like(out)
-    found = torch.autograd.grad(out, leaves, cotangent)
-    right = torch.autograd.grad(wanted, exact, cotangent.double())
-    assert relative(out, wanted.detach()) <= 2e-6
-    for mine, other in zip(found, right, strict=True):
+    actual = torch.autograd.grad(out, leaves, cotangent)
+    right = torch.autograd.grad(expected, exact, cotangent.double())
+    assert relative(out, expected.detach()) <= 2e-6
+    for mine, other in zip(actual, right, strict=True):
         assert relative(mine, other) <= 1e-5
 
 
@@ -111,13 +111,13 @@ def test_fixed_sums(seeds):
     grid = Grid((9, 11), 1)
     leaves = [*inputs(grid), table(grid)]
     bias = TableBias(leaves[3], grid.positions())
-    found = []
+    result = []
     for deterministic in (True, None):
         torch.manual_seed(3)
         out = attention(*leaves[:3], bias=bias, dropout_p=0.9, backend="triton", deterministic=deterministic)
-        found.append(torch.autograd.grad(out.square().sum(), leaves[3])[0])
+        result.append(torch.autograd.grad(out.square().sum(), leaves[3])[0])
     assert seeds[0] == seeds[1]
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*result, rtol=1e-5, atol=1e-6)
 
 
 def test_seeds_come_from_torch():
@@ -154,8 +154,8 @@ def test_without_a_bias(seeds):
     q, k, v = inputs(Grid((6, 7)))
     seed = torch.tensor([77])
     out = run_forward(q, k, v, None, None, None, None, 0, 0.25, seed=seed, dropout=0.4)[0]
-    wanted = attend(*(t.double() for t in (q, k, v)), 0.0, survivors(77, 2, 2, 42, 0, 0.4), 0.4)
-    assert relative(out, wanted) <= 2e-6
+    expected = attend(*(t.double() for t in (q, k, v)), 0.0, survivors(77, 2, 2, 42, 0, 0.4), 0.4)
+    assert relative(out, expected) <= 2e-6
 
 
 def test_compiled():
@@ -166,12 +166,12 @@ def test_compiled():
         return attention(q, k, v, bias=TableBias(values, pos), dropout_p=0.3, backend="triton")
 
     fast = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    found = []
+    result = []
     for run in (attend, fast):
         torch.manual_seed(5)
         out = run(*leaves)
-        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    for mine, other in zip(*found, strict=True):
+        result.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for mine, other in zip(*result, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
@@ -182,7 +182,7 @@ def test_checkpointing_drops_the_same():
     def attend(q, k, v, values):
         return attention(q, k, v, bias=TableBias(values, pos), dropout_p=0.5, backend="triton")
 
-    found = []
+    result = []
     for again in (False, True):
         torch.manual_seed(5)
         out = (
@@ -190,8 +190,8 @@ def test_checkpointing_drops_the_same():
             if again
             else attend(*leaves)
         )
-        found.append(torch.autograd.grad(out.square().sum(), leaves))
-    for mine, other in zip(*found, strict=True):
+        result.append(torch.autograd.grad(out.square().sum(), leaves))
+    for mine, other in zip(*result, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 

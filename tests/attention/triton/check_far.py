@@ -1,4 +1,4 @@
-"""Queries all of whose keys have a hugely negative bias, and tensors that are far apart in memory."""
+"""Queries all of whose keys have a hugely negative bias, and tensors at distant addresses."""
 
 import pytest
 import torch
@@ -70,13 +70,13 @@ def test_rows_of_low_numbers(kind, padded, low):
     bias, params = KINDS[kind](GRID.positions(), low)
     q, k, v = tensors(2, GRID.tokens)
     keep = torch.rand(2, GRID.tokens) > 0.3 if padded else None
-    cotangent, found = torch.randn_like(q), []
+    cotangent, result = torch.randn_like(q), []
     for backend in ("triton", "reference"):
         out = attention(q, k, v, bias=bias, key_padding_mask=keep, backend=backend)
-        found.append([out, *torch.autograd.grad(out, [q, k, v, *params], cotangent)])
+        result.append([out, *torch.autograd.grad(out, [q, k, v, *params], cotangent)])
     # float32 logits of this size have steps of 2^-24 of it, in which they are rounded by both
     slack = 1 + min(-low, 1e5) * 2e-3
-    for i, (mine, other) in enumerate(zip(*found, strict=True)):
+    for i, (mine, other) in enumerate(zip(*result, strict=True)):
         ends = 5 if mine.shape[-1] == 3 and mine.ndim == 2 else 1  # sums of what nearly cancels
         close(mine, other, 2e-5 * slack * ends, f"result {i}")
 
@@ -86,15 +86,17 @@ def test_tokens_far_apart_in_memory(name):
     """The last token lies 2^31 elements behind the first, in memory of which only what is used is ever touched."""
     n, width, step = 3, 16, 1 << 30
     pos = Grid((n,)).positions()
-    given = {key: torch.randn(1, 1, n, width, dtype=torch.float16) for key in ("q", "k", "v", "cotangent")}
+    arguments = {
+        key: torch.randn(1, 1, n, width, dtype=torch.float16) for key in ("q", "k", "v", "cotangent")
+    }
     wide = torch.empty(2 * step + width, dtype=torch.float16).as_strided((1, 1, n, width), (1, 1, step, 1))
-    found = []
-    for tensor in (given[name], wide.copy_(given[name])):
-        q, k, v, cotangent = {**given, name: tensor}.values()
+    result = []
+    for tensor in (arguments[name], wide.copy_(arguments[name])):
+        q, k, v, cotangent = {**arguments, name: tensor}.values()
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
         out = attention(*leaves, bias=DistanceBias((1.0,), pos), backend="triton")
-        found.append([out, *torch.autograd.grad(out, leaves, cotangent)])
-    for mine, other in zip(*found, strict=True):
+        result.append([out, *torch.autograd.grad(out, leaves, cotangent)])
+    for mine, other in zip(*result, strict=True):
         assert torch.equal(mine, other)
 
 
@@ -134,11 +136,11 @@ def test_rows_far_from_the_largest_bias_keep_their_digits(name, rows, monkeypatc
     exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
     out = attention(q, k, v, bias=bias, backend="triton")
     # in float64 the biases are exact
-    wanted = attention(*exact, bias=bias, backend="reference")
-    error = (out.double() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    expected = attention(*exact, bias=bias, backend="reference")
+    error = (out.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.max() <= 2e-6
     cotangent = torch.randn_like(out)
     grads = torch.autograd.grad(out, (q, k, v), cotangent)
-    others = torch.autograd.grad(wanted, exact, cotangent.double())
+    others = torch.autograd.grad(expected, exact, cotangent.double())
     for mine, other in zip(grads, others, strict=True):
         assert (mine.double() - other).norm() <= 5e-6 * other.norm()

@@ -47,11 +47,11 @@ def compare_gates(
     row, col = both(exact[3 : 3 + len(gate)])
     total = (0.0 if row is None else row[..., None]) + (0.0 if col is None else col[..., None, :])
     dense = total * matrix(*exact[3 + len(gate) :])
-    wanted = oracle.attend(*exact[:3], bias=dense, keep=None if keep is None else keep[:, None, None])
-    assert relative(out, wanted.detach()) <= FORWARD[dtype]
+    expected = oracle.attend(*exact[:3], bias=dense, keep=None if keep is None else keep[:, None, None])
+    assert relative(out, expected.detach()) <= FORWARD[dtype]
     cotangent = torch.randn_like(out)
     ours = torch.autograd.grad(out, (*tensors, *gate, *params), cotangent)
-    theirs = torch.autograd.grad(wanted, exact, cotangent.double())
+    theirs = torch.autograd.grad(expected, exact, cotangent.double())
     for mine, other, leaf in zip(ours, theirs, (*tensors, *gate, *params), strict=True):
         assert mine.shape == leaf.shape
         assert relative(mine, other) <= BACKWARD[dtype] * (5 if leaf.shape[-1] == 3 else 1)
@@ -129,5 +129,17 @@ def test_opcheck_of_gates():
     packed, edge = pack(runs, ends, layout, 0.25, torch.float32, shift=False)
     gates = [torch.randn(1, HEADS, grid.tokens, requires_grad=True) for _ in range(2)]
     runs.requires_grad_(), ends.requires_grad_()
-    given = (packed, layout.address(), edge, layout.base(), None, runs, ends, layout.selected, 0.25, 4, False)
-    torch.library.opcheck(gated_attention, (*inputs(grid), *gates, *given), rtol=1e-4, atol=1e-5)
+    arguments = (
+        packed,
+        layout.address(),
+        edge,
+        layout.base(),
+        None,
+        runs,
+        ends,
+        layout.selected,
+        0.25,
+        4,
+        False,
+    )
+    torch.library.opcheck(gated_attention, (*inputs(grid), *gates, *arguments), rtol=1e-4, atol=1e-5)

@@ -44,14 +44,14 @@ def test_alibi2d(path):
     x = arrays["in.x"].requires_grad_()
     y = layer(x, vispe.Grid((config["n_tokens_h"], config["n_tokens_w"]), prefix))
     y.backward(arrays["in.cotangent"])
-    found = {"y": y, "grad.x": x.grad, **{f"grad.{n}": p.grad for n, p in layer.named_parameters()}}
+    actual = {"y": y, "grad.x": x.grad, **{f"grad.{n}": p.grad for n, p in layer.named_parameters()}}
     if own:
-        found["grad.m"] = found.pop(f"grad.{own[0]}").reshape(arrays["param.m"].shape)
+        actual["grad.m"] = actual.pop(f"grad.{own[0]}").reshape(arrays["param.m"].shape)
     compared = 0
-    for name, ours in found.items():
+    for name, ours in actual.items():
         if f"out.{name}" in arrays:
-            wanted = arrays[f"out.{name}"]
-            assert (ours - wanted).norm() <= meta["tolerance"]["rtol"] * wanted.norm() + 1e-4
+            expected = arrays[f"out.{name}"]
+            assert (ours - expected).norm() <= meta["tolerance"]["rtol"] * expected.norm() + 1e-4
             compared += 1
     assert compared >= 5
 
@@ -67,13 +67,13 @@ def test_irpe_bias_mode():
     n = grid.tokens
     q, values = torch.zeros(1, heads, n, 16), torch.eye(n).expand(1, heads, n, n)
     weight = vispe.attention(q, q, values, bias=encoding.bias(grid.positions(), 0), backend="triton")
-    wanted = torch.from_numpy(case.outputs["y"]).double().softmax(-1)
-    torch.testing.assert_close(weight.double(), wanted, rtol=1e-5, atol=1e-6)
+    expected = torch.from_numpy(case.outputs["y"]).double().softmax(-1)
+    torch.testing.assert_close(weight.double(), expected, rtol=1e-5, atol=1e-6)
     cotangent = case.input("cotangent")
     weight.backward(
         cotangent / weight.detach()
     )  # gives the cotangent less its row sums, spread by the weights
-    spread = wanted.float() * cotangent.sum(-1, keepdim=True)
+    spread = expected.float() * cotangent.sum(-1, keepdim=True)
     dense = encoding.bias(grid.positions(), 0).dense()
     rest = torch.autograd.grad(dense, list(encoding.parameters()), spread)
     for (name, parameter), more in zip(encoding.named_parameters(), rest, strict=True):
@@ -97,11 +97,11 @@ def test_tables_of_timm(name):
     grid = vispe.Grid(window, int(name == "rpb.beit"))
     x = torch.randn(2, grid.tokens, 24, requires_grad=True)
     wide = x.detach().double().requires_grad_()
-    found, wanted = ours(x, grid), stock.double()(wide)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
-    cotangent = torch.randn_like(found)
-    found.backward(cotangent)
-    wanted.backward(cotangent.double())
+    actual, expected = ours(x, grid), stock.double()(wide)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
+    cotangent = torch.randn_like(actual)
+    actual.backward(cotangent)
+    expected.backward(cotangent.double())
     torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-6)
     grads = {n.replace(table, f"pos_enc.{table}"): p.grad for n, p in stock.named_parameters()}
     for key, parameter in ours.named_parameters():

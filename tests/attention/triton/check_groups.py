@@ -74,15 +74,15 @@ def compare(kind, grid, heads, groups, dtype=torch.float32, keep=None, **options
     """Compare output and all gradients with the reference in float64, and return those gradients."""
     pos, qkv = grid.positions(), inputs(grid, heads, groups, dtype)
     params = [p.requires_grad_() for p in parameters(kind, grid, heads)]
-    exact, wide = ([t.detach().double().requires_grad_() for t in given] for given in (qkv, params))
-    given = {"key_padding_mask": keep, "enable_gqa": True, **options}
-    out = attention(*qkv, bias=bias_of(kind, pos, heads, params), backend="triton", **given)
-    wanted = attention(*exact, bias=bias_of(kind, pos, heads, wide), backend="reference", **given)
+    exact, wide = ([t.detach().double().requires_grad_() for t in arguments] for arguments in (qkv, params))
+    arguments = {"key_padding_mask": keep, "enable_gqa": True, **options}
+    out = attention(*qkv, bias=bias_of(kind, pos, heads, params), backend="triton", **arguments)
+    expected = attention(*exact, bias=bias_of(kind, pos, heads, wide), backend="reference", **arguments)
     cotangent = torch.randn_like(out)
     ours = torch.autograd.grad(out, (*qkv, *params), cotangent)
-    theirs = torch.autograd.grad(wanted, (*exact, *wide), cotangent.double())
-    assert (out.shape, out.dtype) == (wanted.shape, dtype)
-    assert (out.double() - wanted).norm() <= LIMITS[dtype][0] * wanted.norm()
+    theirs = torch.autograd.grad(expected, (*exact, *wide), cotangent.double())
+    assert (out.shape, out.dtype) == (expected.shape, dtype)
+    assert (out.double() - expected).norm() <= LIMITS[dtype][0] * expected.norm()
     for mine, other, leaf in zip(ours, theirs, (*qkv, *params), strict=True):
         assert (mine.shape, mine.dtype) == (leaf.shape, leaf.dtype)
         # biases of prefix tokens are few sums over very many pairs
@@ -141,19 +141,19 @@ def test_keys_and_values_are_not_repeated():
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_rotated_keys_and_tokens_anywhere(moved):
-    """Keys are turned before they are shared; kernels of tokens anywhere still get them repeated."""
+    """Keys are rotated before they are shared; kernels of tokens anywhere still get them repeated."""
     pos = Grid((4, 7), 1).positions()
     turn = create_encoding("rope_axial", dim=64, num_heads=4, depth=2).transform(pos, 1)
     qkv = inputs(pos.grid, 4, 2, torch.float32)
     exact = [t.detach().double().requires_grad_() for t in qkv]
     bias = DistanceBias((0.1, 0.2, 0.3, 0.4), pos.with_spacing((1.0, 0.5)) if moved else pos)
-    given = {"bias": bias, "enable_gqa": True, "transform": turn}
-    out = attention(*qkv, backend="triton", **given)
-    wanted = attention(*exact, backend="reference", **given)
+    arguments = {"bias": bias, "enable_gqa": True, "transform": turn}
+    out = attention(*qkv, backend="triton", **arguments)
+    expected = attention(*exact, backend="reference", **arguments)
     cotangent = torch.randn_like(out)
     ours, theirs = (
         torch.autograd.grad(out, qkv, cotangent),
-        torch.autograd.grad(wanted, exact, cotangent.double()),
+        torch.autograd.grad(expected, exact, cotangent.double()),
     )
-    for mine, other in zip((out, *ours), (wanted, *theirs), strict=True):
+    for mine, other in zip((out, *ours), (expected, *theirs), strict=True):
         assert (mine.double() - other).norm() <= 1e-5 * other.norm()

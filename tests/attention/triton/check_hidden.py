@@ -22,12 +22,12 @@ def rows_in_sight(pos, rows):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside distances"])
+@pytest.mark.parametrize("with_distances", [False, True], ids=["alone", "with distances"])
 @pytest.mark.parametrize("rows", [(0, 12), (12, 0), (1, 2), (0, 0)], ids=str)
-def test_output_and_gradients(padded, beside, rows):
+def test_output_and_gradients(padded, with_distances, rows):
     pos = GRID.positions()
     slopes = torch.tensor([0.1, 0.3, 0.0], requires_grad=True)
-    leaves = [*tensors(2, GRID.tokens), *([slopes] if beside else [])]
+    leaves = [*tensors(2, GRID.tokens), *([slopes] if with_distances else [])]
     exact = doubles(leaves)
     keep = torch.rand(2, GRID.tokens) > 0.3 if padded else None
     if padded:
@@ -35,13 +35,13 @@ def test_output_and_gradients(padded, beside, rows):
     hidden = rows_in_sight(pos, rows)
     wide = TableBias(hidden.values.double(), pos, hidden.prefix.double())
 
-    def attend(given, table, backend):
-        terms = [table, *(DistanceBias(m, pos) for m in given[3:])]
+    def attend(arguments, table, backend):
+        terms = [table, *(DistanceBias(m, pos) for m in arguments[3:])]
         bias = SumBias(terms) if len(terms) > 1 else table
-        return attention(*given[:3], bias=bias, key_padding_mask=keep, backend=backend)
+        return attention(*arguments[:3], bias=bias, key_padding_mask=keep, backend=backend)
 
-    found = attend(leaves, hidden, "triton")
-    agrees(found, attend(exact, wide, "reference"), leaves, exact, LIMITS)
+    result = attend(leaves, hidden, "triton")
+    agrees(result, attend(exact, wide, "reference"), leaves, exact, LIMITS)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy of infinite values
@@ -55,7 +55,7 @@ def test_hidden_values_are_never_read(padded, prefix, tile, spoil):
     pos = grid.positions()
     q, k, v = tensors(1, grid.tokens)
     keep = torch.ones(1, grid.tokens, dtype=torch.bool) if padded else None
-    bias, found = rows_in_sight(pos, (0, 12)), []
+    bias, result = rows_in_sight(pos, (0, 12)), []
     for spoiled in (False, True):
         # a whole tile, or without a prefix the narrow one behind them all
         values = v.clone()
@@ -63,8 +63,8 @@ def test_hidden_values_are_never_read(padded, prefix, tile, spoil):
             values[:, :, spoil] = torch.inf
         out = attention(q, k, values, bias=bias, key_padding_mask=keep, backend="triton")[:, :, tile]
         grads = torch.autograd.grad(out.sum(), [q, v])
-        found.append([out, *(g[:, :, tile] for g in grads)])
-    for whole, mine in zip(*found, strict=True):
+        result.append([out, *(g[:, :, tile] for g in grads)])
+    for whole, mine in zip(*result, strict=True):
         assert whole.isfinite().all()
         assert torch.equal(whole, mine)
     # a table that does not say that it is_sparse has them all read
@@ -80,5 +80,5 @@ def test_lookhere_on_several_tiles(directions):
     exact = doubles(leaves)
     bias = encoding.bias(pos, 1)
     assert bias.is_sparse
-    found = attention(*leaves, bias=bias, backend="triton")
-    agrees(found, attention(*exact, bias=bias, backend="reference"), leaves, exact, LIMITS)
+    result = attention(*leaves, bias=bias, backend="triton")
+    agrees(result, attention(*exact, bias=bias, backend="reference"), leaves, exact, LIMITS)

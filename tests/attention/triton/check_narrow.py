@@ -43,21 +43,21 @@ def test_heads_that_fit_read_the_copy_and_others_do_not(rows, groups):
     shared = [torch.randn(2, HEADS // groups, 32, 16).half() for _ in range(2)]
     q, grad = (torch.randn(2, HEADS, 32, 16).half() for _ in range(2))
 
-    def found(packed, copy):
+    def actual(packed, copy):
         end = None, layout.selected, scale, None, copy
         out, lse = run_forward(q, *shared, packed, address, edge, *end)
         return [out, *run_backward(grad, q, *shared, out, lse[0], packed, address, edge, *end)[:3]]
 
-    wanted = found(packed, None)
+    expected = actual(packed, None)
     spoiled = packed.masked_fill(FITS[:, None], NAN), copy.masked_fill(~FITS[:, None], NAN)
-    mine = found(*spoiled)
-    for name, a, b in zip(("out", "dq", "dk", "dv"), mine, wanted, strict=True):
+    mine = actual(*spoiled)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), mine, expected, strict=True):
         # a head of keys that serves one that does not fit reads float32 for both
         intact = slice(None) if groups == 1 or name in ("out", "dq") else slice(1, None)
         assert torch.equal(a[:, intact], b[:, intact]), name
     if groups > 1:
         assert mine[2][:, 0].isnan().any()
-    assert all(torch.equal(a, b) for a, b in zip(found(packed, copy), wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual(packed, copy), expected, strict=True))
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -82,18 +82,18 @@ def test_output_and_gradients(monkeypatch, dtype, spread, prefix, rows):
     ids=["slopes", "profile", "sum"],
 )  # fmt: skip
 def test_every_kind_of_table_is_packed_in_both(monkeypatch, make):
-    seen = []
+    recorded = []
     fused = pytest.importorskip("vispe.attention.backends.triton")
     monkeypatch.setattr(
-        fused, "pack_with_copy", lambda *a, **k: seen.append(pack_with_copy(*a, **k)) or seen[-1]
+        fused, "pack_with_copy", lambda *a, **k: recorded.append(pack_with_copy(*a, **k)) or recorded[-1]
     )
     grid = Grid((5, 6))
     bias = make(grid.positions())
     q, k, v = inputs(grid, torch.float16)
     out = attention(q, k, v, bias=bias, backend="triton")
-    wanted = attention(q.double(), k.double(), v.double(), bias=bias, backend="reference")
-    assert (out.double() - wanted).norm() <= 6e-4 * wanted.norm()
-    (both,) = seen
+    expected = attention(q.double(), k.double(), v.double(), bias=bias, backend="reference")
+    assert (out.double() - expected).norm() <= 6e-4 * expected.norm()
+    (both,) = recorded
     assert both[1][:, 2].all()
 
 
@@ -104,14 +104,16 @@ def test_fixed_tables_are_packed_once_for_each_dtype():
     matrix = oracle.distance_matrix(grid, "euclidean", False, "none")
     q, k, v = inputs(grid, torch.float32)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float16):
-        given = [t.to(dtype) for t in (q, k, v)]
-        out = attention(*given, bias=bias, backend="triton")
+        arguments = [t.to(dtype) for t in (q, k, v)]
+        out = attention(*arguments, bias=bias, backend="triton")
         slopes = torch.tensor([0.01, 0.02], dtype=torch.float64)
-        wanted = oracle.attend(*(t.double() for t in given), bias=slopes[:, None, None] * matrix)
-        assert (out.double() - wanted).norm() <= (8e-3 if dtype == torch.bfloat16 else 6e-4) * wanted.norm()
-    kept = {key[3]: made for key, made in pos.memo.items() if key[0] == "packed bias"}
-    assert set(kept) == {torch.float16, torch.bfloat16, torch.float32}
-    assert [kept[dtype][2] is None for dtype in (torch.float16, torch.bfloat16, torch.float32)] == [
+        expected = oracle.attend(*(t.double() for t in arguments), bias=slopes[:, None, None] * matrix)
+        assert (out.double() - expected).norm() <= (
+            8e-3 if dtype == torch.bfloat16 else 6e-4
+        ) * expected.norm()
+    retained = {key[3]: made for key, made in pos.memo.items() if key[0] == "packed bias"}
+    assert set(retained) == {torch.float16, torch.bfloat16, torch.float32}
+    assert [retained[dtype][2] is None for dtype in (torch.float16, torch.bfloat16, torch.float32)] == [
         False,
         False,
         True,

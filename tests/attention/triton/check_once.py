@@ -60,9 +60,9 @@ def test_heads_that_share_keys():
 
     cotangent = torch.randn(2, 4, grid.tokens, 16)
     wide = [t.detach().double().requires_grad_() for t in leaves]
-    found = gradients("triton", *leaves, cotangent)
-    wanted = gradients("reference", *wide, cotangent)
-    for mine, other in zip(found, wanted, strict=True):
+    actual = gradients("triton", *leaves, cotangent)
+    expected = gradients("reference", *wide, cotangent)
+    for mine, other in zip(actual, expected, strict=True):
         assert (mine - other).norm() <= BACKWARD[torch.float32] * other.norm()
 
 

@@ -117,12 +117,12 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    wanted = ranks.gradients(ranks.layer(), ranks.tokens())
-    assert wanted["pos_enc.relative_position_bias_table"].abs().sum() > 0
+    expected = ranks.gradients(ranks.layer(), ranks.tokens())
+    assert expected["pos_enc.relative_position_bias_table"].abs().sum() > 0
     for rank in (0, 1):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        assert set(found) == set(wanted)
-        same([found[name] for name in wanted], wanted.values(), rtol=1e-4, atol=1e-6)
+        actual = torch.load(tmp_path / f"{rank}.pt")
+        assert set(actual) == set(expected)
+        same([actual[name] for name in expected], expected.values(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -46,24 +46,24 @@ def relative(ours, theirs):
     return ((ours.double() - theirs).norm() / theirs.norm().clamp(min=1e-12)).item()
 
 
-def compare(given, cos, sin, layout, values=False):
+def compare(arguments, cos, sin, layout, values=False):
     """Compare q, k, v and an output after rotation, and all gradients, with the rotation in float64."""
-    dtype = given[0].dtype
-    leaves = [t.detach().requires_grad_() for t in given]
-    exact = [t.detach().double().requires_grad_() for t in (*given, cos, sin)]
+    dtype = arguments[0].dtype
+    leaves = [t.detach().requires_grad_() for t in arguments]
+    exact = [t.detach().double().requires_grad_() for t in (*arguments, cos, sin)]
     ours = PairRotation(cos, sin, layout, values)
     theirs = rotation(*exact[3:], layout, values)
-    found, wanted = list(ours.inputs(*leaves)), list(theirs.inputs(*exact[:3]))
+    actual, expected = list(ours.inputs(*leaves)), list(theirs.inputs(*exact[:3]))
     if values:
-        found.append(ours.output(leaves[2]))
-        wanted.append(theirs.output(exact[2]))
-    cotangents = [torch.randn_like(t) for t in found]
-    mine = torch.autograd.grad(found, (*leaves, cos, sin), cotangents)
-    other = torch.autograd.grad(wanted, exact, [c.double() for c in cotangents])
-    for a, b in zip((*found, *mine), (*wanted, *other), strict=True):
+        actual.append(ours.output(leaves[2]))
+        expected.append(theirs.output(exact[2]))
+    cotangents = [torch.randn_like(t) for t in actual]
+    mine = torch.autograd.grad(actual, (*leaves, cos, sin), cotangents)
+    other = torch.autograd.grad(expected, exact, [c.double() for c in cotangents])
+    for a, b in zip((*actual, *mine), (*expected, *other), strict=True):
         assert a.shape == b.shape
         assert relative(a, b) <= TOLERANCE[dtype]
-    assert all(t.dtype == dtype for t in (*found, *mine[:3]))
+    assert all(t.dtype == dtype for t in (*actual, *mine[:3]))
     assert all(t.dtype == torch.float32 for t in mine[3:])
 
 
@@ -133,34 +133,39 @@ def test_prefix_tokens_and_the_channels_behind_the_pairs_do_not_change(layout, d
     q[..., 12], q[..., 13] = float("inf"), float("nan")
     angle = torch.randn(1, 1, N, 5)
     angle[:, :, :3] = 0
-    found = PairRotation(angle.cos(), angle.sin(), layout).inputs(q, k, v)
-    assert found[2] is v
-    for x, y in zip((q, k), found, strict=False):
+    result = PairRotation(angle.cos(), angle.sin(), layout).inputs(q, k, v)
+    assert result[2] is v
+    for x, y in zip((q, k), result, strict=False):
         assert torch.equal(y[:, :, :3, :10], x[:, :, :3, :10])
         torch.testing.assert_close(y[..., 10:], x[..., 10:], rtol=0, atol=0, equal_nan=True)
 
 
 def test_queries_keys_and_outputs_one_by_one_are_the_same():
-    given, (cos, sin) = slices(torch.float16), angles(6, 2)
+    arguments, (cos, sin) = slices(torch.float16), angles(6, 2)
     turn = PairRotation(cos, sin, "half", values=True)
-    for x, one, all_ in zip(given, (turn.query, turn.key, turn.value), turn.inputs(*given), strict=True):
+    for x, one, all_ in zip(
+        arguments, (turn.query, turn.key, turn.value), turn.inputs(*arguments), strict=True
+    ):
         assert torch.equal(one(x), all_)
-    assert relative(turn.output(given[2]), rotation(cos, sin, "half", True).output(given[2].double())) < 6e-4
+    assert (
+        relative(turn.output(arguments[2]), rotation(cos, sin, "half", True).output(arguments[2].double()))
+        < 6e-4
+    )
 
 
 def test_gradients_of_the_angles_are_the_same_in_every_run(small_tiles):
-    given, (cos, sin) = slices(torch.float32, batch=3), angles(6)
-    cotangents = [torch.randn_like(t) for t in given[:2]]
+    arguments, (cos, sin) = slices(torch.float32, batch=3), angles(6)
+    cotangents = [torch.randn_like(t) for t in arguments[:2]]
     runs = [
-        torch.autograd.grad(PairRotation(cos, sin, "half").inputs(*given)[:2], (cos, sin), cotangents)
+        torch.autograd.grad(PairRotation(cos, sin, "half").inputs(*arguments)[:2], (cos, sin), cotangents)
         for _ in range(2)
     ]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_gradient_of_the_gradient():
-    given, (cos, sin) = slices(torch.float32), angles(6)
-    cos, sin, q = cos.detach(), sin.detach(), given[0].detach().requires_grad_()
+    arguments, (cos, sin) = slices(torch.float32), angles(6)
+    cos, sin, q = cos.detach(), sin.detach(), arguments[0].detach().requires_grad_()
     grad = torch.randn_like(q).requires_grad_()
     back = torch.autograd.grad(PairRotation(cos, sin, "half").query(q), q, grad, create_graph=True)[0]
     again = torch.autograd.grad(back, grad, q)[0]
@@ -194,17 +199,17 @@ def test_a_rotation_before_a_bias_is_one_operator(monkeypatch):
     bias = DistanceBias((0.2, 0.9, 0.1, 0.5), pos)
     turn = PairRotation(angle.cos(), angle.sin(), "half")
     attention(q, k, v, bias=bias, backend="triton")  # packs the bias
-    with Operators(q.numel()) as seen:
+    with Operators(q.numel()) as recorded:
         out = attention(q, k, v, bias=bias, transform=turn, backend="triton")
-    made = [n for n in seen.names if not n.startswith(("aten::transpose", "aten::empty", "aten::detach"))]
+    made = [n for n in recorded.names if not n.startswith(("aten::transpose", "aten::empty", "aten::detach"))]
     assert sum("rotate_pairs" in n for n in made) == 1
     assert [n for n in made if "vispe" not in n] == []
     exact = rotation(angle.cos(), angle.sin(), "half")
     matrix = -torch.tensor([0.2, 0.9, 0.1, 0.5])[:, None, None] * oracle.distance_matrix(
         grid, "euclidean", False, "none"
     )
-    wanted = oracle.attend(exact.query(q.double()), exact.key(k.double()), v.double(), bias=matrix.double())
-    assert relative(out, wanted) <= 2e-6
+    expected = oracle.attend(exact.query(q.double()), exact.key(k.double()), v.double(), bias=matrix.double())
+    assert relative(out, expected) <= 2e-6
 
 
 # inside torch
@@ -213,25 +218,25 @@ def test_a_rotation_before_a_bias_is_one_operator(monkeypatch):
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # opcheck reads it of its own copies
 @pytest.mark.parametrize("count", [1, 3])
 def test_opcheck(count):
-    given = [t.detach().requires_grad_() for t in slices(torch.float32)][:count] + [None] * (3 - count)
+    arguments = [t.detach().requires_grad_() for t in slices(torch.float32)][:count] + [None] * (3 - count)
     for learned in (False, True):
         tables = [t.detach().requires_grad_(learned) for t in angles(6)]
-        torch.library.opcheck(rotate_pairs, (*given, *tables, True, False), rtol=1e-4, atol=1e-5)
+        torch.library.opcheck(rotate_pairs, (*arguments, *tables, True, False), rtol=1e-4, atol=1e-5)
 
 
 def test_compiled_in_one_graph_for_two_sizes():
     torch._dynamo.reset()
 
-    def turned(q, k, v, cos, sin):
+    def rotated(q, k, v, cos, sin):
         return PairRotation(cos, sin, "interleaved", True).inputs(q, k, v)
 
-    fast = torch.compile(turned, fullgraph=True, backend="aot_eager")
+    fast = torch.compile(rotated, fullgraph=True, backend="aot_eager")
     for n in (N, 7):
         leaves = [t.detach().requires_grad_() for t in slices(torch.float32, n=n)] + angles(6, n=n)
-        found, wanted = fast(*leaves), turned(*leaves)
-        cotangents = [torch.randn_like(t) for t in found]
-        ours, theirs = (torch.autograd.grad(out, leaves, cotangents) for out in (found, wanted))
-        for a, b in zip((*found, *ours), (*wanted, *theirs), strict=True):
+        actual, expected = fast(*leaves), rotated(*leaves)
+        cotangents = [torch.randn_like(t) for t in actual]
+        ours, theirs = (torch.autograd.grad(out, leaves, cotangents) for out in (actual, expected))
+        for a, b in zip((*actual, *ours), (*expected, *theirs), strict=True):
             assert torch.equal(a, b)
 
 

@@ -55,13 +55,13 @@ def test_shifted_windows(name, kind):
     mask = mask_of(pos, windows, shift, 2)
     q, k, v = tensors(mask.samples, pos.tokens)
     assert explain(q, k, v, bias=bias, attn_mask=mask, backend="triton").backend == "triton"
-    found = attention(q, k, v, bias=bias, attn_mask=mask, backend="triton")
-    wanted = attention(q, k, v, bias=bias, attn_mask=mask.added(), backend="reference")
-    close(found, wanted, TOLERANCE)
-    cotangent, leaves = torch.randn_like(wanted), [q, k, v, *params]
+    actual = attention(q, k, v, bias=bias, attn_mask=mask, backend="triton")
+    expected = attention(q, k, v, bias=bias, attn_mask=mask.added(), backend="reference")
+    close(actual, expected, TOLERANCE)
+    cotangent, leaves = torch.randn_like(expected), [q, k, v, *params]
     for a, b in zip(
-        torch.autograd.grad(found, leaves, cotangent),
-        torch.autograd.grad(wanted, leaves, cotangent),
+        torch.autograd.grad(actual, leaves, cotangent),
+        torch.autograd.grad(expected, leaves, cotangent),
         strict=True,
     ):
         close(a, b, TOLERANCE)
@@ -76,13 +76,13 @@ def test_a_model_with_shifted_windows(spec):
     shifted = [b for b in model.layers[0].blocks if b.attn_mask is not None]
     assert shifted
     x = torch.randn(2, 3, 48, 48, generator=torch.Generator().manual_seed(1))
-    found, wanted = [], []
-    for backend, kept in (("triton", found), ("reference", wanted)):
+    actual, expected = [], []
+    for backend, retained in (("triton", actual), ("reference", expected)):
         model.zero_grad()
         with use_backend(backend):
             out = model.forward_features(x)
         out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(2)))
-        kept += [out, *(p.grad for p in model.parameters() if p.grad is not None)]
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted, strict=True):
+        retained += [out, *(p.grad for p in model.parameters() if p.grad is not None)]
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * max(1.0, b.abs().max().item()))

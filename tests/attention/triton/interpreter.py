@@ -1,7 +1,7 @@
-"""A faster interpreter: what Triton's does anew in every call, and what it computes to throw away.
+"""A faster interpreter: what Triton's does again in every call, and what it computes to throw away.
 
 It exchanges the functions of `triton.language` in every call of a helper, checks sums and products of integers
-for overflow (only in debug mode does it say what it found), and makes numpy dtypes and shapes that it has made before.
+for overflow (it reports them only in debug mode), and makes numpy dtypes and shapes that it has made before.
 
     TRITON_INTERPRET=1 python -m tests.attention.triton.interpreter PROGRAM [ARGUMENTS]      (run a program with it)
 """
@@ -50,30 +50,30 @@ def exchanged_once(interpreter):
 
 def kept_by_name(function):
     """Return a function of a type that keeps what it returned."""
-    kept = {}
+    retained = {}
 
     def read(type_):
-        if type_.name not in kept:
-            kept[type_.name] = function(type_)
-        return kept[type_.name]
+        if type_.name not in retained:
+            retained[type_.name] = function(type_)
+        return retained[type_.name]
 
     return read
 
 
 def shaped_once(core):
     """Return a constructor of block types that checks, counts and names each shape of integers once."""
-    check, kept = core.block_type.__init__, {}
+    check, retained = core.block_type.__init__, {}
 
     def construct(self, element_ty, shape):
         sizes = (*shape,)
         whole = all(type(size) is int for size in sizes)
-        if not whole or sizes not in kept:
+        if not whole or sizes not in retained:
             check(self, element_ty, shape)
             if whole:
-                kept[sizes] = self.shape, self.numel, str(self.shape)
+                retained[sizes] = self.shape, self.numel, str(self.shape)
             return
         self.element_ty = element_ty
-        self.shape, self.numel, text = kept[sizes]
+        self.shape, self.numel, text = retained[sizes]
         self.name = f"<{text}, {element_ty}>"
 
     return construct
@@ -81,15 +81,15 @@ def shaped_once(core):
 
 def tensor_of_shape(core):
     """Return a constructor of tensors that wraps each shape and its number of elements once."""
-    kept = {}
+    retained = {}
 
     def construct(self, handle, type):
         sizes = (*type.shape,) if type.is_block() else ()
-        if sizes not in kept:
+        if sizes not in retained:
             numel = core.constexpr(math.prod(sizes))
-            kept[sizes] = core.tuple([core.constexpr(size) for size in sizes]), numel
+            retained[sizes] = core.tuple([core.constexpr(size) for size in sizes]), numel
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = kept[sizes]
+        self.shape, self.numel = retained[sizes]
 
     return construct
 

@@ -34,8 +34,8 @@ def main(folder: str) -> None:
     rank = int(child == 0)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = gradients(DistributedDataParallel(layer()), tokens()[rank : rank + 1])
-    torch.save(found, f"{folder}/{rank}.pt")
+    result = gradients(DistributedDataParallel(layer()), tokens()[rank : rank + 1])
+    torch.save(result, f"{folder}/{rank}.pt")
     dist.barrier()
     if rank == 1:
         os._exit(0)

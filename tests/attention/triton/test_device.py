@@ -95,10 +95,10 @@ def test_a_failed_first_launch_is_said_once_and_sdpa_serves(gpu, error):
     attention(q, k, v, bias=BIAS)  # a second warning would be an error
     attention(*tensors(dtype=torch.float16), bias=BIAS)
     assert gpu.launched == 1
-    found = explain(q, k, v, bias=BIAS)
-    assert (found.backend, found.reason) == ("sdpa", "one dense mask, cached with its positions")
-    assert type(error).__name__ in found.unsupported["triton"]
-    assert type(error).__name__ in found.unsupported["flex"]
+    result = explain(q, k, v, bias=BIAS)
+    assert (result.backend, result.reason) == ("sdpa", "one dense mask, cached with its positions")
+    assert type(error).__name__ in result.unsupported["triton"]
+    assert type(error).__name__ in result.unsupported["flex"]
 
 
 def test_named_it_is_an_error_with_the_reason_and_no_warning(gpu):
@@ -159,7 +159,7 @@ def test_nothing_is_launched_to_find_out_while_programs_are_made(gpu, monkeypatc
     assert gpu.launched == 0
     gpu.error = COMPILER
     assert "C compiler" in device.device_unsupported_reason(q)
-    assert torch.equal(compiled(q), q)  # compiled anew: what is known now decides
+    assert torch.equal(compiled(q), q)  # compiled again: what is known now decides
     with FakeTensorMode():
         assert "C compiler" in device.device_unsupported_reason(torch.empty(2))
     torch._dynamo.reset()
@@ -175,9 +175,9 @@ def test_wrong_numbers_are_a_failure(gpu, monkeypatch):
 
 def test_rocm_is_refused_with_the_reason(gpu, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    found = explain(*tensors(), bias=BIAS)
-    assert found.backend == "sdpa"
-    assert "not ROCm" in found.unsupported["triton"]
+    result = explain(*tensors(), bias=BIAS)
+    assert result.backend == "sdpa"
+    assert "not ROCm" in result.unsupported["triton"]
     assert gpu.launched == 0
 
 
@@ -253,8 +253,8 @@ def test_flex_that_cannot_be_compiled_is_refused_from_then_on(gpu, monkeypatch):
         out = attention(q, k, v, bias=bias, is_causal=True)
     flex._compiled.cache_clear()
     assert len(caught) == 1
-    wanted = attention(q, k, v, bias=bias, is_causal=True, backend="reference")
-    torch.testing.assert_close(out, wanted)
+    expected = attention(q, k, v, bias=bias, is_causal=True, backend="reference")
+    torch.testing.assert_close(out, expected)
     assert "C compiler" in explain(q, k, v, bias=bias, is_causal=True).unsupported["flex"]
     assert explain(q, k, v, bias=bias).backend == "triton"
 
@@ -266,12 +266,12 @@ def test_rotations_do_without_kernels_too(gpu, monkeypatch):
     gpu.error = COMPILER
     monkeypatch.setattr(rotation, "INTERPRETED", True)  # which look at the CPU
     angle = torch.randn(1, 1, GRID.tokens, 4)
-    turned = PairRotation(angle.cos(), angle.sin(), "half")
+    rotated = PairRotation(angle.cos(), angle.sin(), "half")
     q, k, v = tensors()
     with pytest.warns(UserWarning, match="C compiler") as caught:
-        out = attention(q, k, v, transform=turned)
+        out = attention(q, k, v, transform=rotated)
     assert len(caught) == 1
-    assert torch.equal(attention(q, k, v, transform=turned), out)
+    assert torch.equal(attention(q, k, v, transform=rotated), out)
 
 
 def test_with_another_backend_for_the_process_nothing_is_ever_launched(gpu, monkeypatch):

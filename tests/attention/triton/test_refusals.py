@@ -61,7 +61,7 @@ def test_arguments(device, options, reason):
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("arguments", "reason"),
     [
         (tensors(dtype=torch.float64), "float64"),
         (tensors(width=130), "larger than 128"),
@@ -70,8 +70,8 @@ def test_arguments(device, options, reason):
     ],
     ids=["float64", "wide", "unequal", "empty"],
 )
-def test_tensors(device, given, reason):
-    assert reason in unsupported_reason(Call(*given))
+def test_tensors(device, arguments, reason):
+    assert reason in unsupported_reason(Call(*arguments))
 
 
 def test_served(device):
@@ -97,11 +97,11 @@ def test_biases_that_are_no_table():
     slopes = (0.1, 0.2)
     moved = Positions(POS.coords * 1.5, POS.spatial, POS.extent, cell=POS.cell, grid=GRID)
     graded = Positions(POS.coords.clone().requires_grad_(), POS.spatial, POS.extent, grid=GRID)
-    kept = POS.gather(torch.tensor([[0, 2, 5]]))
+    retained = POS.gather(torch.tensor([[0, 2, 5]]))
     other = Grid((4, 3), 1).positions()
     for bias, reason in (
         (DenseBias(torch.zeros(1, 2, 13, 13), POS), "DenseBias depends on more than the offset"),
-        (DistanceBias(slopes, kept), "not a full grid in raster order"),
+        (DistanceBias(slopes, retained), "not a full grid in raster order"),
         (DistanceBias(slopes, None), "not a full grid in raster order"),
         (DistanceBias(slopes, Positions(torch.rand(13, 2))), "not a full grid in raster order"),
         (DistanceBias(slopes, graded), "positions with a gradient"),

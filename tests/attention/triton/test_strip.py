@@ -31,12 +31,12 @@ def test_every_pair_reads_its_entry(shape, prefix, rows):
     query, key = torch.arange(n)[:, None], torch.arange(n)[None]
     chosen = torch.where(query < prefix, ends[:, 1, None, None], ends[:, 0, None, None])
     read = torch.where(key < layout.selected, chosen, read)
-    wanted = oracle.table_matrix(table, Grid(shape, prefix), edge)
-    assert torch.equal(read, wanted)
+    expected = oracle.table_matrix(table, Grid(shape, prefix), edge)
+    assert torch.equal(read, expected)
 
-    cotangent = torch.randn_like(wanted)
+    cotangent = torch.randn_like(expected)
     ours = torch.autograd.grad(read, (table, edge), cotangent, retain_graph=True)
-    theirs = torch.autograd.grad(wanted, (table, edge), cotangent, allow_unused=prefix == 0)
+    theirs = torch.autograd.grad(expected, (table, edge), cotangent, allow_unused=prefix == 0)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if other is None else other)
 
@@ -55,9 +55,9 @@ def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
     assert packed.shape == (2, layout.copies * layout.copy_length)
     keys = torch.arange(layout.selected, layout.tokens)
     top = torch.maximum(runs.amax(1), ends.amax(1))
-    wanted = runs[:, layout.base().long()[:, None] + keys]
+    expected = runs[:, layout.base().long()[:, None] + keys]
     torch.testing.assert_close(
-        packed[:, address[:, None] + keys], ((wanted - top[:, None, None]) * 4).float()
+        packed[:, address[:, None] + keys], ((expected - top[:, None, None]) * 4).float()
     )
     torch.testing.assert_close(numbers, ((ends - top[:, None]) * 4).float())
 
@@ -74,12 +74,12 @@ def test_runs_that_are_read_from_the_first_patch_on(shape, prefix, rows):
     address, base = layout.patches_first()
     assert (address % WORD == 0).all()
     assert address.dtype == base.dtype == torch.int32
-    # patches first, also in the order of queries; rows have all tokens in their places
+    # patches first, also in the order of queries; rows have all tokens in their positions
     order = torch.arange(layout.tokens).roll(-layout.selected)
-    wanted = oracle.table_matrix(table, Grid(shape, prefix), edge)[:, order][..., layout.selected :]
+    expected = oracle.table_matrix(table, Grid(shape, prefix), edge)[:, order][..., layout.selected :]
     key = torch.arange(layout.tokens - layout.selected)
-    torch.testing.assert_close(packed[:, address.long()[:, None] + key], wanted, rtol=1e-6, atol=1e-6)
-    assert torch.equal(runs[:, base.long()[:, None] + key], wanted)
+    torch.testing.assert_close(packed[:, address.long()[:, None] + key], expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(runs[:, base.long()[:, None] + key], expected)
 
 
 def test_float16_keeps_infinity():

@@ -1,4 +1,4 @@
-"""Symmetric convolutions: patterns that span their symmetry, and layers that turn with the picture."""
+"""Symmetric convolutions: patterns that span their symmetry, and layers that turn with the image."""
 
 import torch
 from torch.nn import functional as F
@@ -16,17 +16,17 @@ def posed(x, turns, mirror):
 @cases("side", [3, 4, 5, 6])
 def test_patterns_span_all_kernels_of_their_symmetry(side):
     kernels = torch.randn(200, side, side, dtype=torch.float64)
-    wanted = {
+    target = {
         "same": sum(posed(kernels, *p) for p in POSES),
         "slope": (kernels - kernels.flip(-1)) + (kernels - kernels.flip(-1)).flip(-2),
     }
     even = kernels + kernels.flip(-1)
     even = even + even.flip(-2)
-    wanted["saddle"] = even - even.mT
+    target["saddle"] = even - even.mT
     odd = kernels - kernels.flip(-1)
     odd = odd - odd.flip(-2)
-    wanted["twist"] = odd + odd.mT
-    for kind, expected in wanted.items():
+    target["twist"] = odd + odd.mT
+    for kind, expected in target.items():
         basis = patterns(side, kind).double().flatten(1)
         rank = torch.linalg.matrix_rank(expected.flatten(1))
         assert len(basis) == rank
@@ -37,7 +37,7 @@ def test_patterns_span_all_kernels_of_their_symmetry(side):
 
 @cases(("side", "stride"), [(3, 1), (5, 1), (4, 2), (6, 2)])
 @cases("size", [(8, 14), (12, 12)])
-def test_layer_turns_with_the_picture(side, stride, size):
+def test_layer_turns_with_the_image(side, stride, size):
     torch.manual_seed(side)
     layer = SymmetricConv(3, 5, 2, side, stride).double()
     x = torch.randn(2, 3, *size, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""vispe_micro: features that turn with the picture, know no place, and load only what fits."""
+"""vispe_micro: features that turn with the image, know no position, and load only what fits."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def model(request, shipped):
 
 
 @cases("size", [(48, 80), (96, 96)])
-def test_features_turn_with_the_picture(model, size):
+def test_features_turn_with_the_image(model, size):
     x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1))
     y = model(x)
     assert y.shape == (2, model.dim, size[0] // STRIDE, size[1] // STRIDE)
@@ -36,7 +36,7 @@ def test_features_turn_with_the_picture(model, size):
             assert float(error) < 1e-5
 
 
-def test_a_uniform_picture_gives_the_same_everywhere(model):
+def test_a_uniform_image_gives_the_same_everywhere(model):
     y = model(torch.full((1, 3, 64, 112), 0.3))
     assert float((y - y.mean((2, 3), keepdim=True)).abs().max()) < 1e-4
 

@@ -57,8 +57,8 @@ def test_tables_encode_the_centres_of_cells(name, options, axes):
 def test_free_coordinates_and_normalize(name, options, axes):
     made = create_encoding(name, dim=12, normalize=False, **options)
     coords = torch.rand(2, 5, axes)
-    wanted = made.encode(coords.flip(-1) if name == "sincos3d_points" else coords)
-    close(made.table(Positions(coords)), wanted)
+    expected = made.encode(coords.flip(-1) if name == "sincos3d_points" else coords)
+    close(made.table(Positions(coords)), expected)
     field = torch.full((1, axes), 4.0)
     scaled = create_encoding(made.config | {"normalize": True})
     scaled.load_state_dict(dict(made.state_dict()))
@@ -138,11 +138,11 @@ def test_shifted_gaussian_formula(divisor):
         "batch": rows.norm(dim=1).max().item(),
         "none": 1.0,
     }[divisor]
-    found = made.encode(x)
-    assert (found[:, 10] == 0).all()
-    close(found[:, :10], rows / scale)
+    result = made.encode(x)
+    assert (result[:, 10] == 0).all()
+    close(result[:, :10], rows / scale)
     one = made.encode(x[:1])
-    assert torch.allclose(one, found[:1]) == (divisor != "batch")
+    assert torch.allclose(one, result[:1]) == (divisor != "batch")
 
 
 def test_shifted_gaussian_takes_given_centres():
@@ -189,8 +189,8 @@ def test_a_layer_of_spder_behind_another_one():
 def test_half_precision_parameters_are_computed_in_float32():
     for name, options, axes in ALL:
         made = create_encoding(name, dim=12, **options)
-        wanted = made.bfloat16().float().encode(torch.full((2, axes), 0.3))
-        assert torch.equal(made.bfloat16().encode(torch.full((2, axes), 0.3)), wanted)
+        expected = made.bfloat16().float().encode(torch.full((2, axes), 0.3))
+        assert torch.equal(made.bfloat16().encode(torch.full((2, axes), 0.3)), expected)
 
 
 @cases(

@@ -22,24 +22,24 @@ def waves(value, base, half, last):
 def test_closed_form(mode, dim, offset):
     encoding = create_encoding("countdown", dim=dim, mode=mode, offset=offset)
     length = torch.tensor([7, 5000])
-    found = encoding.table(Grid((6,), prefix=2).positions().replace(attrs={"length": length}))
-    assert found.shape == (2, 8, dim)
-    assert not found[:, :2].any()
+    actual = encoding.table(Grid((6,), prefix=2).positions().replace(attrs={"length": length}))
+    assert actual.shape == (2, 8, dim)
+    assert not actual[:, :2].any()
     for i, n in enumerate(length.tolist()):
         for t in range(1, 7):
-            wanted = (
+            expected = (
                 waves(n + offset - t, 1e4, dim // 2, 1) if mode == "difference" else waves(t, n, dim // 2, 1)
             )
-            np.testing.assert_allclose(found[i, t + 1, : dim // 2 * 2], wanted, atol=1e-6)
-    assert not found[..., dim // 2 * 2 :].any()
+            np.testing.assert_allclose(actual[i, t + 1, : dim // 2 * 2], expected, atol=1e-6)
+    assert not actual[..., dim // 2 * 2 :].any()
 
 
 def test_the_length_of_a_grid_is_its_own_and_cells_count_row_by_row():
     encoding = create_encoding("countdown", dim=8)
     line = encoding.table(Grid((6,)).positions())
     torch.testing.assert_close(encoding.table(Grid((2, 3), prefix=1).positions())[:, 1:], line)
-    given = Grid((6,)).positions().replace(attrs={"length": torch.tensor([6])})
-    assert torch.equal(encoding.table(given), line)
+    arguments = Grid((6,)).positions().replace(attrs={"length": torch.tensor([6])})
+    assert torch.equal(encoding.table(arguments), line)
     # the last token of every length is the same
     other = encoding.table(Grid((9,)).positions())
     torch.testing.assert_close(other[0, -6:], line[0])
@@ -96,13 +96,13 @@ def test_border(shape):
     encoding = create_encoding("border", dim=26, temperature=50)
     axes = len(shape)
     k = 26 // (4 * axes)
-    found = encoding.table(Grid(shape, prefix=1, spacing=(0.5,) * axes).positions())[0]
-    assert not found[0].any()
-    assert not found[:, 4 * axes * k :].any()
-    for row, cell in zip(found[1:], np.ndindex(*shape), strict=True):
+    actual = encoding.table(Grid(shape, prefix=1, spacing=(0.5,) * axes).positions())[0]
+    assert not actual[0].any()
+    assert not actual[:, 4 * axes * k :].any()
+    for row, cell in zip(actual[1:], np.ndindex(*shape), strict=True):
         away = [d for c, n in zip(cell, shape, strict=True) for d in (c, n - 1 - c)]
-        wanted = [w for d in away for w in waves(d / 2, 50, k, 0)]
-        np.testing.assert_allclose(row[: len(wanted)], wanted, atol=1e-6)
+        expected = [w for d in away for w in waves(d / 2, 50, k, 0)]
+        np.testing.assert_allclose(row[: len(expected)], expected, atol=1e-6)
 
 
 def test_mirrored_fields_exchange_opposite_borders():
@@ -118,8 +118,8 @@ def test_ranks():
     encoding = create_encoding("ranked", dim=8, temperature=100)
     pos = Grid((2, 2), prefix=1).positions()
     ranks = torch.tensor([[9, 0, 3, 1, 2], [9, 2, 3, 0, 1]])
-    for given in (ranks, PerToken(ranks, (1,))):
-        made = encoding.prepare(pos.replace(attrs={"rank": given, "other": 1}))
+    for arguments in (ranks, PerToken(ranks, (1,))):
+        made = encoding.prepare(pos.replace(attrs={"rank": arguments, "other": 1}))
         assert made.attrs["other"] == 1
         table = encoding.table(made)
         assert table.shape == (2, 5, 8)

@@ -20,9 +20,9 @@ def test_closed_form():
     hidden = x @ first.weight.T + first.bias
     hidden = hidden / 2 * (1 + torch.erf(hidden / 2**0.5))
     phases = hidden @ second.weight.T + second.bias
-    found = encoding.embed(x, pos)
-    torch.testing.assert_close(found[:, 2:] - x[:, 2:], torch.cat([phases.sin(), phases.cos()], -1)[:, 2:])
-    assert torch.equal(found[:, :2], x[:, :2])
+    result = encoding.embed(x, pos)
+    torch.testing.assert_close(result[:, 2:] - x[:, 2:], torch.cat([phases.sin(), phases.cos()], -1)[:, 2:])
+    assert torch.equal(result[:, :2], x[:, :2])
     half = built().embed(x.half(), pos)
     assert half.dtype == torch.float16
 
@@ -53,12 +53,12 @@ def test_ranks_are_the_fit_of_phases_to_a_sinusoid():
     assert encoding.rank_loss(None, pos, rank) < 1e-20
     # row by row, by default: (4, 2, 0, 1, 3) against (0, 1, 2, 3, 4), in shares of 4
     assert encoding.rank_loss(None, pos).item() == pytest.approx((16 + 1 + 4 + 4 + 1) / 16 / 5)
-    given = encoding.prepare(pos.replace(attrs={"rank": rank}))
-    assert encoding.rank_loss(None, given) < 1e-20
+    arguments = encoding.prepare(pos.replace(attrs={"rank": rank}))
+    assert encoding.rank_loss(None, arguments) < 1e-20
 
 
 def test_the_loss_teaches_an_order():
-    """Tokens that hold their place, in a random order: the network learns to read it."""
+    """Tokens that hold their position, in a random order: the network learns to read it."""
     encoding, pos = built(dim=32), Grid((4, 4), prefix=1).positions()
     x = torch.randn(17, 32, generator=torch.Generator().manual_seed(1))
     order = torch.randperm(17, generator=torch.Generator().manual_seed(2))[None]
@@ -80,9 +80,9 @@ def test_ranks_follow_dropped_tokens():
     pos = encoding.prepare(pos)
     x, keep = torch.randn(2, 7, 16), torch.tensor([[0, 2, 3], [0, 6, 1]])
     few = x.gather(1, keep[..., None].expand(-1, -1, 16))
-    wanted = encoding.ranks(x, pos).gather(1, keep)[:, 1:] - torch.tensor([[4.0, 3], [0, 5]])
+    expected = encoding.ranks(x, pos).gather(1, keep)[:, 1:] - torch.tensor([[4.0, 3], [0, 5]])
     assert encoding.rank_loss(few, pos.gather(keep)).item() == pytest.approx(
-        wanted.square().mean().item() / 25, rel=1e-5
+        expected.square().mean().item() / 25, rel=1e-5
     )
     with pytest.raises(ShapeError, match=r"dynamic needs an integer per token \(7 tokens"):
         encoding.rank_loss(x, pos, torch.zeros(1, 6, dtype=torch.long))
@@ -116,7 +116,7 @@ def test_timm_models():
     options = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 0}
     model = timm.create_model("vit_tiny_patch16_224", pos_embed="dynamic", global_pool="", **options).eval()
     image = torch.randn(2, 3, 32, 32)
-    found = model(image)
+    result = model(image)
     # by hand: class token, patches, vectors for patches alone, blocks
     x = torch.cat([model.cls_token.expand(2, -1, -1), model.patch_embed(image)], 1)
     x = model.pos_enc.embed(x, Grid((4, 4), prefix=1).positions())
@@ -124,8 +124,8 @@ def test_timm_models():
     stock.load_state_dict(
         {k: v for k, v in model.state_dict().items() if not k.startswith("pos_enc")}, strict=False
     )
-    torch.testing.assert_close(found, stock.norm(stock.blocks(x)), rtol=1e-5, atol=1e-5)
-    found.backward(torch.randn_like(found))
+    torch.testing.assert_close(result, stock.norm(stock.blocks(x)), rtol=1e-5, atol=1e-5)
+    result.backward(torch.randn_like(result))
     assert all(p.grad.abs().sum() > 0 for p in model.pos_enc.parameters())
 
 

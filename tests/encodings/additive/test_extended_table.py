@@ -17,17 +17,17 @@ RULES = ["tile", "nearest", "linear"]
 @cases("tokens", [1, 2, 5, 13, 45])
 def test_rules_against_their_definitions(tokens, entries):
     group = -(-tokens // entries)
-    wanted = {
+    expected = {
         "tile": [i % entries for i in range(tokens)],
         "nearest": [i // group for i in range(tokens)],
         "linear": [i * (entries - 1) / max(tokens - 1, 1) for i in range(tokens)],
     }
-    for rule, numbers in wanted.items():
-        found = table_indices(tokens, entries, rule)
-        assert found.tolist() == pytest.approx(numbers, abs=1e-12)
-        assert 0 <= found.min() <= found.max() <= entries - 1
+    for rule, numbers in expected.items():
+        actual = table_indices(tokens, entries, rule)
+        assert actual.tolist() == pytest.approx(numbers, abs=1e-12)
+        assert 0 <= actual.min() <= actual.max() <= entries - 1
         if tokens == entries:
-            assert found.tolist() == list(range(tokens))
+            assert actual.tolist() == list(range(tokens))
 
 
 def test_the_jump_of_the_authors():
@@ -43,12 +43,12 @@ def test_grids_are_read_axis_by_axis(rule, new):
     old = (3, 4)
     table = torch.randn(1, 12, 5, dtype=torch.float64)
     rows, columns = (table_indices(n, o, rule) for n, o in zip(new, old, strict=True))
-    picture, wanted = table.reshape(*old, 5), torch.zeros(*new, 5, dtype=torch.float64)
+    image, expected = table.reshape(*old, 5), torch.zeros(*new, 5, dtype=torch.float64)
     for (y, row), (x, column) in product(enumerate(rows.tolist()), enumerate(columns.tolist())):
         for r, c in product(range(3), range(4)):  # every entry, by its distance on both axes
-            wanted[y, x] += max(0, 1 - abs(row - r)) * max(0, 1 - abs(column - c)) * picture[r, c]
-    found = resample(table, old, new, rule).reshape(*new, 5)
-    torch.testing.assert_close(found, wanted)
+            expected[y, x] += max(0, 1 - abs(row - r)) * max(0, 1 - abs(column - c)) * image[r, c]
+    actual = resample(table, old, new, rule).reshape(*new, 5)
+    torch.testing.assert_close(actual, expected)
 
 
 @cases("rule", RULES)
@@ -56,15 +56,15 @@ def test_the_grid_of_training_is_unchanged_and_others_read_the_table(rule):
     encoding = create_encoding("learned", dim=6, grid=(3, 4), resample=rule)
     table = encoding.weight.detach()
     assert torch.equal(encoding.table(Grid((3, 4)).positions()), table)
-    found = encoding.table(Grid((6, 8)).positions()).reshape(6, 8, 6)
+    result = encoding.table(Grid((6, 8)).positions()).reshape(6, 8, 6)
     own = table.reshape(3, 4, 6)
     if rule == "tile":
-        assert torch.equal(found, own.repeat(2, 2, 1))
+        assert torch.equal(result, own.repeat(2, 2, 1))
     elif rule == "nearest":
-        assert torch.equal(found, own.repeat_interleave(2, 0).repeat_interleave(2, 1))
+        assert torch.equal(result, own.repeat_interleave(2, 0).repeat_interleave(2, 1))
     else:
         for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
-            torch.testing.assert_close(found[corner], own[corner])
+            torch.testing.assert_close(result[corner], own[corner])
 
 
 @cases("rule", RULES)

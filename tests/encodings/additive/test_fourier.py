@@ -24,7 +24,7 @@ def fourier(dim=8, dtype=torch.float64, **options):
 def test_values_and_gradients(two_pi, axes):
     made = fourier(dim=9, axes=axes, two_pi=two_pi, learned=True, scale=2.0)
     x = torch.randn(2, 5, axes, dtype=torch.float64, requires_grad=True)
-    found = made.encode(x)
+    actual = made.encode(x)
     factor = 2 * math.pi if two_pi else 1.0
     for b in range(2):
         for n in range(5):
@@ -32,17 +32,17 @@ def test_values_and_gradients(two_pi, axes):
                 factor * sum(f * p for f, p in zip(row, x[b, n].tolist(), strict=True))
                 for row in made.frequency.tolist()
             ]
-            wanted = [math.sin(a) for a in angles] + [math.cos(a) for a in angles] + [0.0]
-            assert found[b, n].tolist() == pytest.approx(wanted, abs=1e-12)
+            expected = [math.sin(a) for a in angles] + [math.cos(a) for a in angles] + [0.0]
+            assert actual[b, n].tolist() == pytest.approx(expected, abs=1e-12)
     assert torch.autograd.gradcheck(made.encode, x)
-    cotangent = torch.randn_like(found)
-    found.backward(cotangent)
+    cotangent = torch.randn_like(actual)
+    actual.backward(cotangent)
     angle = factor * x.detach() @ made.frequency.detach().t()
     inner = cotangent[..., :4] * angle.cos() - cotangent[..., 4:8] * angle.sin()
     torch.testing.assert_close(made.frequency.grad, factor * torch.einsum("bnm,bna->ma", inner, x.detach()))
 
 
-def test_the_random_basis_is_kept_and_not_trained():
+def test_the_random_basis_is_stored_and_not_trained():
     torch.manual_seed(0)
     made = create_encoding("fourier(scale=3)", dim=20000)
     assert made.frequency.std().item() == pytest.approx(3.0, rel=0.02)
@@ -60,13 +60,13 @@ def test_fixed_bases():
     basic = fourier(basis="identity")
     assert not list(basic.parameters())
     angle = 2 * math.pi * x
-    wanted = torch.cat([angle.sin(), angle.cos(), torch.zeros(6, 4)], 1)
-    torch.testing.assert_close(basic.encode(x), wanted)
+    expected = torch.cat([angle.sin(), angle.cos(), torch.zeros(6, 4)], 1)
+    torch.testing.assert_close(basic.encode(x), expected)
     octaves = fourier(dim=13, basis="octaves")  # 3 octaves, one channel left
     angle = torch.cat([x[:, a : a + 1] * math.pi * 2.0 ** torch.arange(3) for a in (0, 1)], 1)
-    wanted = torch.cat([angle.sin(), angle.cos(), torch.zeros(6, 1)], 1)
-    torch.testing.assert_close(octaves.encode(x), wanted)
-    torch.testing.assert_close(fourier(dim=13, basis="octaves", learned=True).encode(x), wanted)
+    expected = torch.cat([angle.sin(), angle.cos(), torch.zeros(6, 1)], 1)
+    torch.testing.assert_close(octaves.encode(x), expected)
+    torch.testing.assert_close(fourier(dim=13, basis="octaves", learned=True).encode(x), expected)
     plain = fourier(basis="none", dim=3)
     torch.testing.assert_close(plain.encode(x), torch.cat([x, torch.zeros(6, 1)], 1))
     for name, basis in (("basic", "identity"), ("nerf", "octaves")):
@@ -91,7 +91,7 @@ def test_a_projection_starts_small():
 
 
 @cases(
-    ("normalize", "wanted"),
+    ("normalize", "expected"),
     [
         ("field", lambda y, x: ((y + 0.5) / 3, (x + 0.5) / 5)),
         ("common", lambda y, x: ((y + 0.5) / 5, (x + 0.5) / 5)),
@@ -100,18 +100,18 @@ def test_a_projection_starts_small():
         ("none", lambda y, x: (y, x)),
     ],
 )
-def test_ranges_of_coordinates(normalize, wanted):
+def test_ranges_of_coordinates(normalize, expected):
     made = fourier(normalize=normalize, grid=(2, 4))
     pos = Grid((3, 5), prefix=2).positions()
     place = made.place(pos)[0, 2:]
-    cells = [wanted(y, x) for y in range(3) for x in range(5)]
+    cells = [expected(y, x) for y in range(3) for x in range(5)]
     torch.testing.assert_close(place, torch.tensor(cells, dtype=torch.float32))
     torch.testing.assert_close(made.table(pos)[0, 2:], made.encode(place.double()), rtol=0, atol=1e-5)
     keep = torch.tensor([[0, 1, 7, 3]])
     torch.testing.assert_close(made.table(pos.gather(keep))[0], made.table(pos)[0, keep[0]])
     if normalize == "reference":
-        given = Grid((3, 5), reference=(8, 2)).positions()
-        torch.testing.assert_close(made.place(given)[0], (given.coords[0] + 0.5) / 8)
+        arguments = Grid((3, 5), reference=(8, 2)).positions()
+        torch.testing.assert_close(made.place(arguments)[0], (arguments.coords[0] + 0.5) / 8)
         with pytest.raises(ShapeError, match="normalize='reference' needs the shape of the training grid"):
             fourier(normalize="reference").table(Positions(torch.zeros(1, 2, 2)))
     if normalize == "corners":
@@ -148,8 +148,8 @@ def test_products_see_lengths_in_expectation():
     x = torch.tensor([[0.0, 0.0], [0.3, 0.0], [0.0, 0.3], [-0.18, 0.24]], dtype=torch.float64)
     waves = made.encode(x)
     product = waves[1:] @ waves[0] / 20000
-    wanted = math.exp(-2 * math.pi**2 * 0.7**2 * 0.09)
-    assert product.tolist() == pytest.approx([wanted] * 3, abs=0.02)
+    expected = math.exp(-2 * math.pi**2 * 0.7**2 * 0.09)
+    assert product.tolist() == pytest.approx([expected] * 3, abs=0.02)
 
 
 def test_half_precision_parameters():
@@ -157,11 +157,11 @@ def test_half_precision_parameters():
     exact = fourier(scale=10.0)
     exact.load_state_dict(low.state_dict())
     x = torch.rand(50, 2)
-    found = low.encode(x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact.encode(x.double()), rtol=0, atol=1e-4)
+    result = low.encode(x)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), exact.encode(x.double()), rtol=0, atol=1e-4)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(low.encode(x), found)
+        assert torch.equal(low.encode(x), result)
 
 
 @cases(
@@ -199,5 +199,5 @@ def test_options_are_checked(options, message):
 def test_shapes_are_checked():
     with pytest.raises(ShapeError, match=r"floating-point coordinates \(..., 2\), got \(3, 3\)"):
         fourier().encode(torch.zeros(3, 3))
-    with pytest.raises(ShapeError, match="fourier needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="fourier needs 2-axis positions, got 1 axis"):
         fourier().table(Grid((3,)).positions())

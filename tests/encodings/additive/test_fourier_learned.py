@@ -43,14 +43,14 @@ def test_values_and_gradients(axes, groups):
     torch.manual_seed(axes)
     made = lff(axes=axes, groups=groups, features=6, hidden=5)
     x = torch.randn(2, 3, axes, dtype=torch.float64, requires_grad=True)
-    found = made.encode(x)
-    assert found.shape == (2, 3, 12)
+    actual = made.encode(x)
+    assert actual.shape == (2, 3, 12)
     for b in range(2):
         for n in range(3):
-            assert found[b, n].tolist() == pytest.approx(slow(made, x[b, n].tolist()), abs=1e-12)
+            assert actual[b, n].tolist() == pytest.approx(slow(made, x[b, n].tolist()), abs=1e-12)
     assert torch.autograd.gradcheck(made.encode, x)
-    cotangent = torch.randn_like(found)
-    found.backward(cotangent)
+    cotangent = torch.randn_like(actual)
+    actual.backward(cotangent)
     for parameter in made.parameters():  # against differences along a random direction
         probe, values = torch.randn_like(parameter), []
         for sign in (1, -1):
@@ -58,8 +58,8 @@ def test_values_and_gradients(axes, groups):
                 parameter.add_(sign * 1e-6 * probe)
                 values.append((made.encode(x) * cotangent).sum().item())
                 parameter.sub_(sign * 1e-6 * probe)
-        wanted = (parameter.grad * probe).sum().item()
-        assert (values[0] - values[1]) / 2e-6 == pytest.approx(wanted, rel=1e-4, abs=1e-7)
+        expected = (parameter.grad * probe).sum().item()
+        assert (values[0] - values[1]) / 2e-6 == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
 @cases(
@@ -98,8 +98,8 @@ def test_gamma_is_a_length():
     x = torch.tensor([[0.0, 0.0], [0.4, 0.0], [0.24, 0.32], [1.0, 0.0]], dtype=torch.float64)
     r = x @ made.frequency.weight.t()
     f = torch.cat([r.cos(), r.sin()], 1) / math.sqrt(40000)
-    wanted = [math.exp(-(d**2) / (2 * 0.25)) / 2 for d in (0, 0.4, 0.4, 1.0)]
-    assert (f @ f[0]).tolist() == pytest.approx(wanted, abs=0.01)
+    expected = [math.exp(-(d**2) / (2 * 0.25)) / 2 for d in (0, 0.4, 0.4, 1.0)]
+    assert (f @ f[0]).tolist() == pytest.approx(expected, abs=0.01)
 
 
 def test_class_vector_and_prefix():
@@ -150,11 +150,11 @@ def test_half_precision_parameters():
     low, exact = lff(dtype=torch.bfloat16), lff()
     exact.load_state_dict(low.state_dict())
     x = torch.rand(40, 2)
-    found = low.encode(x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact.encode(x.double()), rtol=0, atol=1e-5)
+    result = low.encode(x)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), exact.encode(x.double()), rtol=0, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(low.encode(x), found)
+        assert torch.equal(low.encode(x), result)
 
 
 @cases(

@@ -48,10 +48,10 @@ def test_table_is_that_of_the_formula(size, temperature):
         "learned_video.moonvit", dim=6, grid=(3, 5), temperature=temperature, std=1.0
     ).double()
     table = made.weight.detach().reshape(3, 5, 6)
-    found = made.table(Grid(size).positions())
-    torch.testing.assert_close(found[0], expected(table, *size, temperature), rtol=1e-6, atol=1e-6)
+    actual = made.table(Grid(size).positions())
+    torch.testing.assert_close(actual[0], expected(table, *size, temperature), rtol=1e-6, atol=1e-6)
     if size[0] == 1:
-        assert torch.equal(made.table(Grid(size[1:]).positions()), found)
+        assert torch.equal(made.table(Grid(size[1:]).positions()), actual)
 
 
 def test_gradient_is_that_of_the_resampling():
@@ -59,8 +59,8 @@ def test_gradient_is_that_of_the_resampling():
     cotangent = torch.randn(24, 4, dtype=torch.float64)
     made.table(Grid((2, 4, 3)).positions())[0].backward(cotangent)
     per_frame = cotangent.reshape(2, 4, 3, 4).sum(0)
-    wanted = torch.einsum("yi,xj,yxc->ijc", weights(3, 4), weights(2, 3), per_frame)
-    torch.testing.assert_close(made.weight.grad.reshape(3, 2, 4), wanted)
+    target = torch.einsum("yi,xj,yxc->ijc", weights(3, 4), weights(2, 3), per_frame)
+    torch.testing.assert_close(made.weight.grad.reshape(3, 2, 4), target)
 
 
 def test_tokens_that_are_dropped_and_prefixes():
@@ -87,8 +87,8 @@ def test_tables_of_other_grids_are_resampled_when_loaded():
     small, large = (create_encoding("learned_video", dim=6, grid=g, std=1.0) for g in ((3, 5), (4, 4)))
     state = dict(small.state_dict())
     large.resample_checkpoint(state, "", (3, 5))
-    wanted = small.table(Grid((4, 4)).positions())
-    torch.testing.assert_close(state["weight"], wanted.detach())
+    target = small.table(Grid((4, 4)).positions())
+    torch.testing.assert_close(state["weight"], target.detach())
 
 
 @cases("grids", [[[1, 4, 2], [3, 2, 2]], [[4, 6, 4]]])

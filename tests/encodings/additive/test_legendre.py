@@ -1,4 +1,4 @@
-"""Orthogonal functions of the place: against numpy and scipy, norms, order, turned grids, gradients, errors."""
+"""Orthogonal functions of the position: against numpy and scipy, norms, order, turned grids, gradients, errors."""
 
 import math
 
@@ -27,11 +27,11 @@ def test_polynomials_are_those_of_numpy(degree):
     made = [
         torch.cat(f(torch.tensor(t), degree, False), -1) for f in (orthogonal.legendre, orthogonal.chebyshev)
     ]
-    for found, wanted in zip(
+    for actual, expected in zip(
         made, (legendre.legvander(t, degree), chebyshev.chebvander(t, degree)), strict=True
     ):
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-11, atol=1e-12)
-        assert np.abs(found.numpy()).max() <= 1 + 1e-12
+        np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-11, atol=1e-12)
+        assert np.abs(actual.numpy()).max() <= 1 + 1e-12
 
 
 def test_norms_are_one():
@@ -52,19 +52,19 @@ def test_zernike_is_orthonormal_on_the_disc_and_like_scipy():
     nodes, weights = legendre.leggauss(30)
     radius, angle = np.sqrt((nodes + 1) / 2), np.arange(40) * 2 * np.pi / 40
     r, phi = np.meshgrid(radius, angle, indexing="ij")
-    places = torch.tensor(np.stack([r * np.sin(phi), r * np.cos(phi)], -1))
-    found = orthogonal.zernike(places, 6, True).numpy()
+    positions = torch.tensor(np.stack([r * np.sin(phi), r * np.cos(phi)], -1))
+    actual = orthogonal.zernike(positions, 6, True).numpy()
     # area element: r dr dphi = d(r^2) / 2 dphi
     measure = np.broadcast_to((weights / 4)[:, None, None] * 2 * np.pi / 40, (*r.shape, 1))
-    gram = np.einsum("abi,abj->ij", found * measure, found)
+    gram = np.einsum("abi,abj->ij", actual * measure, actual)
     np.testing.assert_allclose(gram, np.eye(28), atol=1e-12)
-    plain, i = orthogonal.zernike(places, 6, False).numpy(), 0
+    plain, i = orthogonal.zernike(positions, 6, False).numpy(), 0
     for n in range(7):
         for m in range(-n, n + 1, 2):
             k, a = (n - abs(m)) // 2, abs(m)
             wave = np.cos(m * phi) if m >= 0 else np.sin(a * phi)
-            wanted = r**a * jacobi(k, 0, a, 2 * r**2 - 1) * wave
-            np.testing.assert_allclose(plain[..., i], wanted, atol=1e-12)
+            expected = r**a * jacobi(k, 0, a, 2 * r**2 - 1) * wave
+            np.testing.assert_allclose(plain[..., i], expected, atol=1e-12)
             i += 1
     assert np.abs(plain).max() <= 1 + 1e-12
 
@@ -73,17 +73,17 @@ def test_zernike_is_orthonormal_on_the_disc_and_like_scipy():
 @cases("orthonormal", [False, True])
 def test_features_are_products_by_total_degree_then_falling_degree(shape, orthonormal):
     encoding = built(shape=shape, degree=3, orthonormal=orthonormal)
-    found = encoding.features(encoding.place(Grid(shape).positions()))[0]
+    actual = encoding.features(encoding.place(Grid(shape).positions()))[0]
     centres = [(np.arange(n) + 0.5) / n * 2 - 1 for n in shape]
     scale = np.sqrt((2 * np.arange(4) + 1) / 2) if orthonormal else np.ones(4)
     lines = [legendre.legvander(c, 3) * scale for c in centres]
     orders = sorted(
         (d for d in np.ndindex(*(4,) * len(shape)) if sum(d) <= 3), key=lambda d: (sum(d), [-k for k in d])
     )
-    wanted = []
+    expected = []
     for cell in np.ndindex(*shape):
-        wanted.append([math.prod(lines[a][cell[a], d[a]] for a in range(len(shape))) for d in orders])
-    np.testing.assert_allclose(found.numpy(), np.array(wanted), atol=1e-12)
+        expected.append([math.prod(lines[a][cell[a], d[a]] for a in range(len(shape))) for d in orders])
+    np.testing.assert_allclose(actual.numpy(), np.array(expected), atol=1e-12)
 
 
 def test_haar_is_local_and_halves_hold_their_lower_end():
@@ -101,19 +101,19 @@ def test_a_turned_square_mixes_zernike_functions_of_one_order_only():
     encoding = built("zernike", shape=(5, 5), degree=5)
     pos = Grid((5, 5)).positions()
     features = encoding.features(encoding.place(pos))[0]
-    turned = features.unflatten(0, (5, 5)).rot90(1, (0, 1)).flatten(0, 1)
+    rotated = features.unflatten(0, (5, 5)).rot90(1, (0, 1)).flatten(0, 1)
     i = 0
     for n in range(6):
         for m in range(-n, n + 1, 2):
             a, j = abs(m), i - m  # j: where -m is
             cos, sin = math.cos(a * math.pi / 2), math.sin(a * math.pi / 2)
-            found = turned[:, i]
+            result = rotated[:, i]
             # rows run down, so this turn brings the angle phi to phi plus or minus a quarter
             options = [cos * features[:, i] + s * sin * features[:, j] for s in (1, -1)]
-            assert any(torch.allclose(found, o, atol=1e-9) for o in options), (n, m)
+            assert any(torch.allclose(result, o, atol=1e-9) for o in options), (n, m)
             i += 1
-    # and radii are alike in all poses
-    assert torch.allclose(turned[:, 4], features[:, 4])
+    # and radii are equal in all poses
+    assert torch.allclose(rotated[:, 4], features[:, 4])
 
 
 @cases("basis", BASES)
@@ -136,10 +136,10 @@ def test_the_table_is_a_linear_map_of_gained_functions():
         encoding.gain.copy_(torch.tensor([2.0, 3.0, 5.0]))
     features = encoding.features(encoding.place(pos))
     gained = features * torch.tensor([2.0, 3, 3, 5, 5, 5]).double()
-    wanted = torch.nn.functional.linear(gained, encoding.to_dim.weight, encoding.to_dim.bias)
-    found = encoding.table(pos)
-    torch.testing.assert_close(found[:, 1:], wanted[:, 1:], rtol=1e-6, atol=1e-7)
-    assert not found[:, 0].any()
+    expected = torch.nn.functional.linear(gained, encoding.to_dim.weight, encoding.to_dim.bias)
+    actual = encoding.table(pos)
+    torch.testing.assert_close(actual[:, 1:], expected[:, 1:], rtol=1e-6, atol=1e-7)
+    assert not actual[:, 0].any()
     assert built(degree=2).gain.tolist() == pytest.approx([6**-0.5] * 3)
 
 
@@ -182,7 +182,7 @@ def test_options(options, message):
 
 
 @cases("basis", BASES)
-def test_places_outside_are_refused(basis):
+def test_positions_outside_are_refused(basis):
     encoding = built(basis)
     with pytest.raises(
         ShapeError, match=r"legendre needs positions in .*, got one at 1\.\d* from the centre"

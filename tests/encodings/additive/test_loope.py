@@ -50,10 +50,10 @@ def walk(x, y, ax, ay, bx, by):
 @given(h=st.integers(1, 40), w=st.integers(1, 40))
 def test_the_curve_visits_every_cell_in_steps(h, w):
     order = curve_order((h, w))
-    wanted = np.zeros((h, w), dtype=int)
+    expected = np.zeros((h, w), dtype=int)
     for i, (x, y) in enumerate(walk(0, 0, w, 0, 0, h), 1):
-        wanted[y, x] = i
-    assert (order == wanted).all()
+        expected[y, x] = i
+    assert (order == expected).all()
     assert sorted(order.ravel()) == list(range(1, h * w + 1))
     assert order[0, 0] == 1
     for start in ("width", "longer", "even"):
@@ -79,7 +79,7 @@ def test_known_orders():
 
 
 def code(x, dim, temperature=10000.0):
-    """Return the code of one place by the formula."""
+    """Return the code of one position by the formula."""
     rates = [temperature ** (-2 * i / dim) for i in range(dim // 2)]
     return [f(x * r) for r in rates for f in (math.sin, math.cos)]
 
@@ -102,20 +102,20 @@ def test_static_tables(order, class_token):
                 assert table[0, 0].tolist() == first
                 assert (table[0, 1:prefix] == 0).all()
             h, w = shape
-            places = curve_order(shape) if order == "gilbert" else np.arange(1, h * w + 1).reshape(h, w)
-            for token, place in enumerate(places.ravel()):
-                wanted = code(int(place), 8, 100.0)
-                assert table[0, prefix + token].tolist() == pytest.approx(wanted, abs=1e-6)
+            positions = curve_order(shape) if order == "gilbert" else np.arange(1, h * w + 1).reshape(h, w)
+            for token, place in enumerate(positions.ravel()):
+                expected = code(int(place), 8, 100.0)
+                assert table[0, prefix + token].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_far_along_the_curve():
     made = loope(dim=4, order="raster", context="none", grid=(1, 1))
     table = made.table(Grid((1, 100000)).positions())
-    wanted = torch.arange(1, 100001, dtype=torch.float64).sin()
-    torch.testing.assert_close(table[0, :, 0].double(), wanted, rtol=0, atol=1e-6)
+    expected = torch.arange(1, 100001, dtype=torch.float64).sin()
+    torch.testing.assert_close(table[0, :, 0].double(), expected, rtol=0, atol=1e-6)
 
 
-def test_rescaled_places_keep_their_range():
+def test_rescaled_positions_keep_their_range():
     made = loope(context="cells", rescale=True)
     with torch.no_grad():
         made.offset.fill_(0.3)
@@ -123,8 +123,8 @@ def test_rescaled_places_keep_their_range():
         scale = (6 if grid.reference else 12) / 48
         table = made.table(grid.positions())
         for token, place in enumerate(curve_order((6, 8)).ravel()):
-            wanted = code((int(place) + math.tanh(0.3)) * scale, 8)
-            assert table[0, token].tolist() == pytest.approx(wanted, abs=1e-6)
+            expected = code((int(place) + math.tanh(0.3)) * scale, 8)
+            assert table[0, token].tolist() == pytest.approx(expected, abs=1e-6)
     still = loope(context="none", rescale=True)
     plain = loope(context="none")
     pos = Grid((3, 4)).positions()
@@ -143,11 +143,11 @@ def test_an_order_that_is_learned():
     for token, (place, shift) in enumerate(
         zip(curve_order((3, 4)).ravel(), made.offset.detach().flatten(), strict=True)
     ):
-        wanted = code(int(place) + math.tanh(shift), 8)
-        assert table[0, 1 + token].tolist() == pytest.approx(wanted, abs=1e-6)
+        expected = code(int(place) + math.tanh(shift), 8)
+        assert table[0, 1 + token].tolist() == pytest.approx(expected, abs=1e-6)
     small = Grid((5, 2)).positions()
-    wanted = F.interpolate(made.offset[None, None], size=(5, 2), mode="bilinear", align_corners=False)
-    torch.testing.assert_close(made.shift(small), wanted.reshape(1, 10).tanh())
+    expected = F.interpolate(made.offset[None, None], size=(5, 2), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(made.shift(small), expected.reshape(1, 10).tanh())
     cotangent = torch.randn_like(table)
     (grad,) = torch.autograd.grad(table, made.offset, cotangent)
     eps, probe = 1e-6, torch.randn(3, 4, dtype=torch.float64)
@@ -183,11 +183,11 @@ def test_the_image_shifts_the_order():
         assert (shift.abs() < 1).all()
         for mode in (made.train(), made.eval()):  # an image does not see the others
             torch.testing.assert_close(mode.table(pos, image[1:2])[0], table[1])
-        places = torch.from_numpy(curve_order(grid.shape)).flatten() + shift
+        positions = torch.from_numpy(curve_order(grid.shape)).flatten() + shift
         for b in range(3):
             for token in range(grid.patches):
-                wanted = code(places[b, token].item(), 8)
-                assert table[b, grid.prefix + token].tolist() == pytest.approx(wanted, abs=1e-6)
+                expected = code(positions[b, token].item(), 8)
+                assert table[b, grid.prefix + token].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @cases("context", ["image", "released"])
@@ -214,8 +214,8 @@ def test_the_released_network():
     image, pos = torch.randn(2, 3, 48, 64, dtype=torch.float64), Grid((3, 4)).positions()
     here = made.shift(pos, image)
     there = made.shift(Grid((5, 2)).positions(), image)  # its own size of image, another grid
-    wanted = F.interpolate(here.reshape(2, 1, 3, 4), size=(5, 2), mode="bilinear", align_corners=False)
-    torch.testing.assert_close(there, wanted.flatten(1))
+    expected = F.interpolate(here.reshape(2, 1, 3, 4), size=(5, 2), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(there, expected.flatten(1))
     larger = F.interpolate(image, scale_factor=2, mode="nearest")
     small = F.interpolate(larger, size=(48, 64), mode="bilinear", antialias=True, align_corners=False)
     torch.testing.assert_close(made.shift(pos, larger), made.shift(pos, small))
@@ -289,28 +289,28 @@ def test_options_are_checked(options, message):
 
 def test_what_it_needs():
     made, pos = loope(), Grid((3, 4)).positions()
-    for image, found in (
+    for image, result in (
         (None, "none"),
         (torch.zeros(1, 1, 8, 8), r"\(1, 1, 8, 8\)"),
         (torch.zeros(3, 8, 8), r"\(3, 8, 8\)"),
     ):
         with pytest.raises(
-            ShapeError, match=rf"images \(b, 3, height, width\) .*, got {found}\. .*'loope\.static'"
+            ShapeError, match=rf"images \(b, 3, height, width\) .*, got {result}\. .*'loope\.static'"
         ):
             made.table(pos, image)
     assert loope(in_chans=1).table(pos, torch.zeros(1, 1, 8, 8)).shape == (1, 12, 8)
     for free in (Positions(torch.zeros(1, 4, 2)), Grid((4,)).positions()):
         with pytest.raises(
             ShapeError,
-            match=r"loope needs the tokens of a 2-axis grid, got [12] axes .* It orders the cells",
+            match=r"loope needs the tokens of a 2-axis grid, got [12] ax[ei]s .* It orders the cells",
         ):
             made.table(free)
 
 
-def rounded(places, dim, temperature):
-    """Return waves with frequencies and angles in float32, place by place."""
+def rounded(positions, dim, temperature):
+    """Return waves with frequencies and angles in float32, position by position."""
     rows = []
-    for place in np.asarray(places, dtype=np.float32):
+    for place in np.asarray(positions, dtype=np.float32):
         row = []
         for i in range(0, dim, 2):
             rate = np.exp(np.float32(i) * np.float32(-math.log(temperature) / dim), dtype=np.float32)
@@ -327,8 +327,8 @@ def test_rounding_of_the_reference(order, dtype):
     made = loope(12, None, dtype, order=order, context="none", class_token="origin", exact=False)
     numbers = curve_order(shape).ravel() if order == "gilbert" else np.arange(1, 25 * 23 + 1)
     table = made.table(grid.positions())[0]
-    wanted = rounded([0, *numbers], 12, 10000.0)
-    assert (table - wanted).abs().max() < 1e-6
+    expected = rounded([0, *numbers], 12, 10000.0)
+    assert (table - expected).abs().max() < 1e-6
     exact = loope(12, None, dtype, order=order, context="none", class_token="origin").table(grid.positions())[
         0
     ]
@@ -339,15 +339,15 @@ def test_rounded_shifts_rescaled_with_gradient():
     made = loope(6, (4, 5), torch.float32, context="cells", exact=False, rescale=True, temperature=50.0)
     torch.nn.init.normal_(made.offset)
     pos = Grid((8, 9)).positions()
-    places = (made.static(pos) + made.shift(pos)[0]) * (20 / 72)
+    positions = (made.static(pos) + made.shift(pos)[0]) * (20 / 72)
     table = made.table(pos)[0]
-    assert (table - rounded(places.detach(), 6, 50.0)).abs().max() < 1e-5
+    assert (table - rounded(positions.detach(), 6, 50.0)).abs().max() < 1e-5
     cotangent = torch.randn_like(table)
     (grad,) = torch.autograd.grad((table * cotangent).sum(), made.offset)
     other = loope(6, (4, 5), torch.float32, context="cells", rescale=True, temperature=50.0)
     other.load_state_dict(dict(made.state_dict()))
-    (wanted,) = torch.autograd.grad((other.table(pos)[0] * cotangent).sum(), other.offset)
-    torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5)
+    (expected,) = torch.autograd.grad((other.table(pos)[0] * cotangent).sum(), other.offset)
+    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_exact_is_true_or_false():

@@ -46,11 +46,11 @@ def by_hand(encoding, point):
 @cases("options", [{}, {"box": (0, 3), "eps": 0.25}, {"levels": 3, "base": 2, "growth": 1.0}])
 def test_features_are_those_of_a_loop(axes, options):
     encoding = built(axes, **options)
-    points = 4 * torch.rand(9, axes, dtype=torch.float64) - 1.5  # beside the box too
+    points = 4 * torch.rand(9, axes, dtype=torch.float64) - 1.5  # alongside the box too
     points[0], points[1] = encoding.box  # its corners
-    wanted = torch.tensor([by_hand(encoding, p.tolist()) for p in points], dtype=torch.float64)
-    torch.testing.assert_close(encoding.features(points), wanted)
-    assert wanted.shape == (9, encoding.count)
+    expected = torch.tensor([by_hand(encoding, p.tolist()) for p in points], dtype=torch.float64)
+    torch.testing.assert_close(encoding.features(points), expected)
+    assert expected.shape == (9, encoding.count)
 
 
 def test_anchors_start_at_their_vertices():
@@ -88,12 +88,12 @@ def test_table_reads_cell_centres_and_any_grid():
     encoding = built()
     for shape in ((2, 3), (7, 1), (1, 1), (12, 12)):
         pos = Grid(shape, prefix=2).positions()
-        found = encoding.table(pos)
+        result = encoding.table(pos)
         centres = torch.stack(
             torch.meshgrid(*((torch.arange(n) + 0.5) / n * 2 - 1 for n in shape), indexing="ij"), -1
         ).flatten(0, 1)
-        torch.testing.assert_close(found[0, 2:], encoding.encode(centres.double()), rtol=1e-5, atol=1e-6)
-        assert not found[:, :2].any()
+        torch.testing.assert_close(result[0, 2:], encoding.encode(centres.double()), rtol=1e-5, atol=1e-6)
+        assert not result[:, :2].any()
     whole = create_encoding({**encoding.config, "normalize": False}).double()
     whole.load_state_dict(dict(encoding.state_dict()))
     free = torch.rand(1, 4, 2)

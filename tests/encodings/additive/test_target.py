@@ -26,13 +26,13 @@ def orders():
 
 @cases("of", ["sincos2d", "learned", "sincos2d(temperature=50)+learned", "fourier_learned"])
 @cases("order", orders())
-def test_it_is_the_table_of_the_next_place(of, order):
+def test_it_is_the_table_of_the_next_position(of, order):
     order = orders()[order]
     encoding = create_encoding("target", of=of, **FACTS)
     whole = encoding.following.table(GRID.positions())
-    found = encoding.table(reorder_positions(GRID.positions(), order))
-    torch.testing.assert_close(found[:, :-1], whole[:, order[1:]])
-    assert (found[:, -1] == 0).all()  # the last token has no target
+    result = encoding.table(reorder_positions(GRID.positions(), order))
+    torch.testing.assert_close(result[:, :-1], whole[:, order[1:]])
+    assert (result[:, -1] == 0).all()  # the last token has no target
 
 
 def test_both_tables_add_up():
@@ -47,13 +47,13 @@ def test_both_tables_add_up():
 def test_without_an_order_it_is_that_of_the_grid():
     encoding = create_encoding("target", **FACTS)
     plain = create_encoding("sincos2d", **FACTS).table(GRID.positions())
-    found = encoding.table(GRID.positions())
-    torch.testing.assert_close(found[:, 1:-1], plain[:, 2:])
-    assert not found[:, [0, -1]].any()
+    result = encoding.table(GRID.positions())
+    torch.testing.assert_close(result[:, 1:-1], plain[:, 2:])
+    assert not result[:, [0, -1]].any()
     few = encoding.table(GRID.positions().gather(torch.tensor([[0, 12, 4, 6]])))
-    torch.testing.assert_close(few[0], found[0, [0, 12, 4, 6]])
+    torch.testing.assert_close(few[0], result[0, [0, 12, 4, 6]])
     free = Positions(GRID.positions().coords[:, 1:])  # a sequence of points
-    torch.testing.assert_close(encoding.table(free), found[:, 1:])
+    torch.testing.assert_close(encoding.table(free), result[:, 1:])
 
 
 class Toy(torch.nn.Module):
@@ -72,17 +72,17 @@ class Toy(torch.nn.Module):
 
 @cases("spec", ["sincos2d+target", "learned+target(of=learned)"])
 def test_tokens_with_their_order(spec):
-    """Outputs depend on tokens, places and order alone, not on how the batch was stored; and on nothing later."""
+    """Outputs depend on tokens, positions and order alone, not on how the batch was stored; and on nothing later."""
     model, x = Toy(spec), torch.randn(2, 13, DIM)
     order = torch.stack([shuffled(13, 1), fractal(13, 1)])
     y = model(x.gather(1, order[..., None].expand(-1, -1, DIM)), reorder_positions(GRID.positions(), order))
     # stored in another order first, and then brought into the same one
     stored = torch.cat([torch.tensor([0]), 1 + torch.randperm(12)])
-    places = GRID.positions().gather(stored[None])
+    positions = GRID.positions().gather(stored[None])
     again = stored.argsort()[order]
     moved = x[:, stored].gather(1, again[..., None].expand(-1, -1, DIM))
-    torch.testing.assert_close(model(moved, reorder_positions(places, again)), y)
-    # rows of the batch change places with their orders
+    torch.testing.assert_close(model(moved, reorder_positions(positions, again)), y)
+    # rows of the batch change positions with their orders
     other = model(
         x.gather(1, order[..., None].expand(-1, -1, DIM)).flip(0),
         reorder_positions(GRID.positions(), order.flip(0)),
@@ -111,10 +111,10 @@ def test_a_sampler_moves_tokens_before_they_are_put_in_order():
     sampler = create_encoding("randomized(reach=100)", **FACTS).eval()
     moved, order = sampler.prepare(GRID.positions()), fractal(13, 1)
     encoding, plain = create_encoding("target", **FACTS), create_encoding("sincos2d", **FACTS)
-    found = encoding.table(reorder_positions(moved, order))
-    torch.testing.assert_close(found[:, :-1], plain.table(moved)[:, order[1:]])
+    result = encoding.table(reorder_positions(moved, order))
+    torch.testing.assert_close(result[:, :-1], plain.table(moved)[:, order[1:]])
     torch.testing.assert_close(encoding.table(moved)[:, 1:-1], plain.table(moved)[:, 2:])
-    assert not torch.equal(found, encoding.table(reorder_positions(GRID.positions(), order)))
+    assert not torch.equal(result, encoding.table(reorder_positions(GRID.positions(), order)))
     with pytest.raises(ShapeError, match="ordered after a sampler has moved them"):
         encoding.table(sampler.prepare(reorder_positions(GRID.positions(), order)))
     with pytest.raises(ShapeError, match="what follows free tokens of which some are dropped"):

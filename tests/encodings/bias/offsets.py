@@ -20,13 +20,13 @@ GRIDS = [
 
 
 def slow(pos, function):
-    """Return (h, n, n) float64: a function of the offset p_j - p_i (a tuple) for every pair, 0 without a place."""
-    coords, placed = pos.coords[0].double().tolist(), pos.spatial.expand(1, -1)[0].tolist()
+    """Return (h, n, n) float64: a function of the offset p_j - p_i (a tuple) for every pair, 0 without a position."""
+    coords, positioned = pos.coords[0].double().tolist(), pos.spatial.expand(1, -1)[0].tolist()
     heads = len(function((0.0,) * pos.axes))
     out = torch.zeros(heads, pos.tokens, pos.tokens, dtype=torch.float64)
     for i, p in enumerate(coords):
         for j, r in enumerate(coords):
-            if placed[i] and placed[j]:
+            if positioned[i] and positioned[j]:
                 offset = tuple(b - a for a, b in zip(p, r, strict=True))
                 out[:, i, j] = torch.tensor(function(offset), dtype=torch.float64)
     return out
@@ -38,7 +38,7 @@ def of_length(function):
 
 
 def check_values(made, function, grids=GRIDS, by_field=False):
-    """Compare the bias with its definition on grids, one after the other, on a table, and for free and kept tokens.
+    """Compare the bias with its definition on grids, one after the other, on a table, and for free and retained tokens.
 
     `by_field`: positions make the function of offsets, since it depends on the field they are in.
     """
@@ -48,21 +48,21 @@ def check_values(made, function, grids=GRIDS, by_field=False):
 
     for grid in grids:
         pos = grid.positions()
-        bias, wanted = made.bias(pos, 0), defined(pos)
-        torch.testing.assert_close(bias.dense()[0].double(), wanted, rtol=1e-5, atol=1e-5)
+        bias, expected = made.bias(pos, 0), defined(pos)
+        torch.testing.assert_close(bias.dense()[0].double(), expected, rtol=1e-5, atol=1e-5)
         assert table_unsupported_reason(bias) is None
-        found = oracle.table_matrix(bias.table(grid).double(), grid)
-        torch.testing.assert_close(found.expand_as(wanted), wanted, rtol=1e-5, atol=1e-5)
+        actual = oracle.table_matrix(bias.table(grid).double(), grid)
+        torch.testing.assert_close(actual.expand_as(expected), expected, rtol=1e-5, atol=1e-5)
         keep = torch.randperm(pos.tokens)[: grid.prefix + 3]
-        kept = made.bias(pos.gather(torch.stack([keep, keep.flip(0)])), 0).dense().double()
-        wanted = wanted[:, keep][:, :, keep]
-        torch.testing.assert_close(kept[0], wanted, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(kept[1], wanted.flip(-1, -2), rtol=1e-5, atol=1e-5)
+        retained = made.bias(pos.gather(torch.stack([keep, keep.flip(0)])), 0).dense().double()
+        expected = expected[:, keep][:, :, keep]
+        torch.testing.assert_close(retained[0], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(retained[1], expected.flip(-1, -2), rtol=1e-5, atol=1e-5)
         free = Positions(torch.rand(2, 4, grid.axes, dtype=torch.float64) * 5)
-        found = made.bias(free, 0).dense()
+        actual = made.bias(free, 0).dense()
         for sample in range(2):
             one = Positions(free.coords[sample])
-            torch.testing.assert_close(found[sample].double(), defined(one), rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(actual[sample].double(), defined(one), rtol=1e-6, atol=1e-6)
 
 
 def check_gradients(made, grid, dense=lambda bias: bias.dense()):
@@ -99,12 +99,12 @@ def check_routes(made, grid):
         out = attention(*inputs, bias=made.bias(pos, 0), backend=backend)
         grads.append([out, *torch.autograd.grad(out, [*inputs, *learned], cotangent)])
     for other in grads[1:]:
-        for mine, wanted in zip(other, grads[0], strict=True):
-            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+        for mine, expected in zip(other, grads[0], strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
 
 def check_turned(made, degrees=37.0, mirrored=True):
-    """A picture that is turned about any point, and mirrored, keeps its bias."""
+    """An image that is rotated about any point, and mirrored, keeps its bias."""
     angle = math.radians(degrees)
     turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     turn = turn.double() @ torch.diag(torch.tensor([1.0, -1.0 if mirrored else 1.0])).double()
@@ -121,8 +121,8 @@ def check_vit(spec):
     )
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))
-    found = [p for name, p in model.named_parameters() if "pos_enc" in name and p.requires_grad]
-    assert all(p.grad is not None for p in found)
+    result = [p for name, p in model.named_parameters() if "pos_enc" in name and p.requires_grad]
+    assert all(p.grad is not None for p in result)
     assert model(torch.randn(1, 3, 80, 64)).isfinite().all()
     return model
 

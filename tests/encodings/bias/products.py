@@ -24,11 +24,11 @@ def content(tokens, b=2, seed=1):
 
 
 def check_dropped_tokens(made, pos, **scale):
-    """Compare the bias between the tokens that are kept, others in each of two samples, with that between all."""
+    """Compare the bias between the tokens that remain, others in each of two samples, with that between all."""
     keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
     q, k, _ = content(14)
     few = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
     dense = made.bias(pos, 0).dense(q=q, k=k, **scale)
-    found = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1], **scale)
+    result = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1], **scale)
     for b in range(2):
-        torch.testing.assert_close(found[b], dense[b][:, keep[b]][:, :, keep[b]])
+        torch.testing.assert_close(result[b], dense[b][:, keep[b]][:, :, keep[b]])

@@ -35,10 +35,10 @@ def test_values(slopes, metric, wrap, normalize):
     made = create_encoding(
         "alibi3d", num_heads=6, metric=metric, wrap=wrap, normalize=normalize, slopes=slopes
     )
-    wanted = -torch.tensor(fixed_slopes(slopes, 6))[:, None, None] * oracle.distance_matrix(
+    expected = -torch.tensor(fixed_slopes(slopes, 6))[:, None, None] * oracle.distance_matrix(
         grid, metric, wrap, normalize
     )
-    same(dense(made, grid).double().expand(6, -1, -1), wanted.double())
+    same(dense(made, grid).double().expand(6, -1, -1), expected.double())
 
 
 def test_defaults_and_preset():
@@ -70,11 +70,11 @@ def test_a_flat_volume_is_alibi2d(h, w, metric, wrap, normalize, dy, dx):
 )
 def test_flips_and_exchanged_axes(shape, spacing, metric, wrap, normalize, order, flips):
     made = create_encoding("alibi3d", num_heads=2, metric=metric, wrap=wrap, normalize=normalize)
-    turned = Grid(tuple(shape[i] for i in order), spacing=tuple(spacing[i] for i in order))
-    cells = torch.arange(turned.patches).reshape(turned.shape)  # cell numbers of the turned grid
-    picture = cells.permute(*(order.index(i) for i in range(3))).flip(tuple(flips)).flatten()
-    there = dense(made, turned)
-    same(there[:, picture][:, :, picture], dense(made, Grid(shape, spacing=spacing)))
+    rotated = Grid(tuple(shape[i] for i in order), spacing=tuple(spacing[i] for i in order))
+    cells = torch.arange(rotated.patches).reshape(rotated.shape)  # cell numbers of the turned grid
+    image = cells.permute(*(order.index(i) for i in range(3))).flip(tuple(flips)).flatten()
+    there = dense(made, rotated)
+    same(there[:, image][:, :, image], dense(made, Grid(shape, spacing=spacing)))
 
 
 @given(
@@ -100,9 +100,9 @@ def test_table_equals_dense_and_attention_backends_agree():
     gap = cells[:, None] - cells[None] + torch.tensor([1, 2, 3])
     same(table[:, gap[..., 0], gap[..., 1], gap[..., 2]], full[:, 1:, 1:])
     q, k, v = torch.randn(3, 2, 3, 25, 8).unbind(0)
-    wanted = ((q @ k.transpose(-1, -2)) * 8**-0.5 + full).softmax(-1) @ v
+    expected = ((q @ k.transpose(-1, -2)) * 8**-0.5 + full).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
-        same(attention(q, k, v, bias=bias, backend=backend), wanted)
+        same(attention(q, k, v, bias=bias, backend=backend), expected)
 
 
 def test_spacing_option_replaces_that_of_the_grid():

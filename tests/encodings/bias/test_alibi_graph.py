@@ -17,7 +17,7 @@ LENGTHS = torch.tensor([[0, 1, 4, -1], [1, 0, 2, -1], [4, 2, 0, -1], [-1, -1, -1
 SLOPES = torch.tensor(fixed_slopes("alibi", 3))[:, None, None]
 
 
-def given(lengths, pos=None):
+def arguments(lengths, pos=None):
     pos = Grid((2, 2)).positions() if pos is None else pos
     return pos.replace(attrs={"distance": lengths})
 
@@ -25,10 +25,10 @@ def given(lengths, pos=None):
 @cases("dtype", [torch.int64, torch.float16, torch.float64])
 def test_pairs_without_a_path(dtype):
     lengths = torch.stack([LENGTHS, LENGTHS.clamp(min=0) * 2]).to(dtype)
-    far = offsets.made("alibi_graph").bias(given(lengths), 0).dense()
+    far = offsets.made("alibi_graph").bias(arguments(lengths), 0).dense()
     steps = torch.where(lengths < 0, 5, lengths)[:, None].to(far.dtype)
     torch.testing.assert_close(far, -SLOPES.to(far.dtype) * steps)
-    mask = offsets.made("alibi_graph(unreachable=mask)").bias(given(lengths), 0).dense()
+    mask = offsets.made("alibi_graph(unreachable=mask)").bias(arguments(lengths), 0).dense()
     assert torch.equal(mask.isinf(), (lengths < 0)[:, None].expand(2, 3, 4, 4))
     torch.testing.assert_close(mask[1], far[1])
 
@@ -37,8 +37,8 @@ def test_infinite_lengths_are_no_paths():
     lengths = LENGTHS.float()[None]
     for unreachable in ("far", "mask"):
         made = offsets.made(f"alibi_graph(unreachable={unreachable})")
-        found = made.bias(given(lengths.masked_fill(lengths < 0, math.inf)), 0).dense()
-        assert torch.equal(found, made.bias(given(lengths), 0).dense())
+        result = made.bias(arguments(lengths.masked_fill(lengths < 0, math.inf)), 0).dense()
+        assert torch.equal(result, made.bias(arguments(lengths), 0).dense())
 
 
 def test_prefix_tokens_are_not_read():
@@ -46,10 +46,10 @@ def test_prefix_tokens_are_not_read():
     wide[:, 2:, 2:] = LENGTHS
     for unreachable in ("far", "mask"):
         made = offsets.made(f"alibi_graph(unreachable={unreachable})")
-        found = made.bias(given(wide, Grid((2, 2), 2).positions()), 0).dense()
-        assert not found[:, :, :2].any()
-        assert not found[..., :2].any()
-        assert torch.equal(found[..., 2:, 2:], made.bias(given(LENGTHS[None]), 0).dense())
+        result = made.bias(arguments(wide, Grid((2, 2), 2).positions()), 0).dense()
+        assert not result[:, :, :2].any()
+        assert not result[..., :2].any()
+        assert torch.equal(result[..., 2:, 2:], made.bias(arguments(LENGTHS[None]), 0).dense())
 
 
 @cases("neighbours", ["edges", "corners"])
@@ -58,8 +58,8 @@ def test_a_grid_is_a_graph(neighbours):
     made = offsets.made(f"alibi_graph(neighbours={neighbours})")
     slopes = fixed_slopes("alibi", 3)
     for grid in (Grid((3, 4), 1), Grid((5,)), Grid((2, 3, 2))):
-        wanted = offsets.slow(grid.positions(), lambda d: [-s * measure(d) for s in slopes])
-        torch.testing.assert_close(made.bias(grid.positions(), 0).dense()[0].double(), wanted)
+        expected = offsets.slow(grid.positions(), lambda d: [-s * measure(d) for s in slopes])
+        torch.testing.assert_close(made.bias(grid.positions(), 0).dense()[0].double(), expected)
         spaced = Grid(grid.shape, grid.prefix, spacing=(2.0,) * grid.axes).positions()
         assert torch.equal(made.bias(spaced, 0).dense(), made.bias(grid.positions(), 0).dense())
     offsets.check_routes(made, Grid((3, 4), 1))
@@ -69,16 +69,16 @@ def test_lengths_follow_dropped_tokens():
     keep = torch.tensor([[3, 0], [1, 2]])
     for unreachable in ("far", "mask"):
         made = offsets.made(f"alibi_graph(unreachable={unreachable})")
-        full = made.bias(given(LENGTHS[None]), 0).dense()[0]
-        kept = made.bias(made.prepare(given(LENGTHS[None])).gather(keep), 0).dense()
+        full = made.bias(arguments(LENGTHS[None]), 0).dense()[0]
+        retained = made.bias(made.prepare(arguments(LENGTHS[None])).gather(keep), 0).dense()
         for i in range(2):
-            assert torch.equal(kept[i], full[:, keep[i]][:, :, keep[i]])
-        again = made.prepare(made.prepare(given(LENGTHS[None])))
+            assert torch.equal(retained[i], full[:, keep[i]][:, :, keep[i]])
+        again = made.prepare(made.prepare(arguments(LENGTHS[None])))
         assert torch.equal(made.bias(again, 0).dense()[0], full)
         with pytest.raises(ShapeError, match=r"needs prepare.pos. before tokens are dropped"):
-            made.bias(given(PerToken(LENGTHS[None], (1, 2))).gather(keep), 0)
+            made.bias(arguments(PerToken(LENGTHS[None], (1, 2))).gather(keep), 0)
         with pytest.raises(ShapeError, match=r"needs prepare.pos. before tokens are dropped"):
-            made.bias(given(LENGTHS[None]).gather(keep), 0)
+            made.bias(arguments(LENGTHS[None]).gather(keep), 0)
 
 
 def test_attention_and_gradients():
@@ -86,22 +86,22 @@ def test_attention_and_gradients():
     q, k, v = torch.randn(3, 2, 3, 4, 8)
     for unreachable in ("far", "mask"):
         made = offsets.made(f"alibi_graph(unreachable={unreachable},slopes=learned)")
-        bias = made.bias(given(lengths), 0)
-        wanted = (q @ k.transpose(-1, -2) / 8**0.5 + bias.dense()).softmax(-1) @ v
+        bias = made.bias(arguments(lengths), 0)
+        expected = (q @ k.transpose(-1, -2) / 8**0.5 + bias.dense()).softmax(-1) @ v
         for backend in ("reference", "sdpa"):
-            torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), wanted)
+            torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), expected)
     cotangent = torch.randn(2, 3, 4, 4)
     made = offsets.made("alibi_graph(slopes=learned,softplus=true)")
-    made.bias(given(lengths), 0).dense().backward(cotangent)
+    made.bias(arguments(lengths), 0).dense().backward(cotangent)
     steps = torch.where(lengths < 0, lengths.amax((1, 2), keepdim=True) + 1, lengths)[:, None]
-    wanted = -(steps * cotangent).sum((0, 2, 3)) * made.slope.detach().sigmoid()
-    torch.testing.assert_close(made.slope.grad, wanted)
+    expected = -(steps * cotangent).sum((0, 2, 3)) * made.slope.detach().sigmoid()
+    torch.testing.assert_close(made.slope.grad, expected)
 
 
 def test_a_layer_takes_lengths():
     layer = vispe.Attention(24, 3, "alibi_graph(unreachable=mask)")
     x = torch.randn(1, 4, 24)
-    pos = given(LENGTHS[None], Positions(torch.rand(1, 4, 2)))
+    pos = arguments(LENGTHS[None], Positions(torch.rand(1, 4, 2)))
     moved = x.clone()
     moved[:, 3] += 1.0  # no path leads to it
     torch.testing.assert_close(layer(x, pos)[:, :3], layer(moved, pos)[:, :3])
@@ -116,8 +116,8 @@ def test_errors():
     with pytest.raises(ShapeError, match="needs path lengths for tokens that are not on a grid"):
         made.bias(Positions(torch.rand(1, 4, 2)), 0)
     with pytest.raises(ShapeError, match=r"shape \(1 or b, 5, 5\), prefix tokens included, got \(1, 4, 4\)"):
-        made.prepare(given(LENGTHS[None], Grid((2, 2), 1).positions()))
+        made.prepare(arguments(LENGTHS[None], Grid((2, 2), 1).positions()))
     with pytest.raises(ShapeError, match=r"got \(4, 4\)"):
-        made.bias(given(LENGTHS), 0)
+        made.bias(arguments(LENGTHS), 0)
     with pytest.raises(OptionError, match="unreachable must be one of far, mask, got 'near'"):
         create_encoding("alibi_graph(unreachable=near)", num_heads=2)

@@ -83,7 +83,7 @@ def test_a_shape_below_zero_acts_as_zero_and_learns():
     assert (made.shape.grad != 0).all()
 
 
-def test_what_is_fixed_is_kept_but_not_trained():
+def test_what_is_fixed_is_stored_but_not_trained():
     made = offsets.made("bam.gaussian(loc_init=0.5,axes=2)")
     assert [n for n, _ in made.named_parameters()] == ["scale"]
     assert [n for n, _ in made.named_buffers()] == ["shape", "loc"]
@@ -112,5 +112,5 @@ def test_option_errors(options, message):
 
 
 def test_other_axes_are_refused():
-    with pytest.raises(ShapeError, match=r"bam needs 2-axis positions, got 1 axes .*\. Use bam\(axes=1\)"):
+    with pytest.raises(ShapeError, match=r"bam needs 2-axis positions, got 1 axis .*\. Use bam\(axes=1\)"):
         offsets.made("bam.offset").bias(Grid((5,)).positions(), 0)

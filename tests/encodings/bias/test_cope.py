@@ -65,44 +65,44 @@ def slow_tra(made, pos, q, k, x):
     q, k = (t / (t.square().mean(-1, keepdim=True) + made.eps).sqrt() for t in (q, k))
     score = (q @ k.mT / 2).relu()
     decay = F.logsigmoid(made.delta_proj(x)).transpose(1, 2)
-    kept, out = score > 0, torch.full_like(score, -math.inf)
+    retained, out = score > 0, torch.full_like(score, -math.inf)
     for i in range(pos.tokens):
         for j in range(pos.tokens):
             keys = nearer(made, pos, i, j)
             later = made.causal and pos.spatial[0, [i, j]].all() and not keys
-            count = kept[:, :, i, keys].sum(-1) if keys else 0
+            count = retained[:, :, i, keys].sum(-1) if keys else 0
             value = score[:, :, i, j] + decay[:, :, i] * count
             if not later:
-                out[:, :, i, j] = torch.where(kept[:, :, i, j], value, -math.inf)
+                out[:, :, i, j] = torch.where(retained[:, :, i, j], value, -math.inf)
     return out
 
 
 @cases(("grid", "options"), GRIDS)
 def test_cope(grid, options):
     made, pos, (q, k, _) = build(max_pos=4, **options), grid.positions(), tensors(grid.tokens)
-    found = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
-    wanted = slow_cope(made, pos, q, k)
-    torch.testing.assert_close(found, wanted)
-    cotangent, leaves = torch.randn_like(found), [q, k, made.pos_emb]
-    ours = torch.autograd.grad(found, leaves, cotangent)
-    torch.testing.assert_close(ours, torch.autograd.grad(wanted, leaves, cotangent))
+    actual = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+    expected = slow_cope(made, pos, q, k)
+    torch.testing.assert_close(actual, expected)
+    cotangent, leaves = torch.randn_like(actual), [q, k, made.pos_emb]
+    ours = torch.autograd.grad(actual, leaves, cotangent)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, leaves, cotangent))
 
 
 @cases(("grid", "options"), GRIDS)
 def test_tra(grid, options):
     made, pos, (q, k, x) = build("tra", **options), grid.positions(), tensors(grid.tokens)
     bias = made.bias(pos, 0, x)
-    wanted = slow_tra(made, pos, q, k, x)
-    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.5), wanted)
+    target = slow_tra(made, pos, q, k, x)
+    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.5), target)
     v = torch.randn_like(q)
-    dead = (wanted == -math.inf).all(-1, keepdim=True)
-    out = wanted.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0) @ v
+    dead = (target == -math.inf).all(-1, keepdim=True)
+    out = target.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0) @ v
     leaves, cotangent = [q, k, x, *made.parameters()], torch.randn_like(out)
     expected = torch.autograd.grad(out, leaves, cotangent, retain_graph=True)
     for backend in ("reference", "sdpa"):
-        found = attention(q, k, v, bias=made.bias(pos, 0, x), backend=backend)
-        torch.testing.assert_close(found, out)
-        torch.testing.assert_close(torch.autograd.grad(found, leaves, cotangent), expected)
+        actual = attention(q, k, v, bias=made.bias(pos, 0, x), backend=backend)
+        torch.testing.assert_close(actual, out)
+        torch.testing.assert_close(torch.autograd.grad(actual, leaves, cotangent), expected)
 
 
 def test_queries_that_keep_nothing_return_nothing():
@@ -129,10 +129,10 @@ def test_turns_and_moves(name):
     # on a grid keys at equal distances have no order among them
     order = torch.arange(9).reshape(3, 3).rot90().flatten()
     still = dense(name, made, Grid((3, 3), spacing=(0.7, 0.7)).positions(), q, k, x)
-    turned = dense(
+    rotated = dense(
         name, made, Grid((3, 3), spacing=(0.7, 0.7)).positions(), q[:, :, order], k[:, :, order], x[:, order]
     )
-    torch.testing.assert_close(turned, still[..., order, :][..., order])
+    torch.testing.assert_close(rotated, still[..., order, :][..., order])
 
 
 @cases("name", ["cope", "tra"])
@@ -140,11 +140,11 @@ def test_what_is_left_of_dropped_tokens_counts(name):
     made, pos, (q, k, x) = build(name), Grid((3, 4), 1).positions(), tensors(13)
     keep, rows = torch.tensor([[0, 3, 8, 1], [0, 12, 5, 6]]), torch.arange(2)[:, None]
     few = [q[rows, :, keep].transpose(1, 2), k[rows, :, keep].transpose(1, 2), x[rows, keep]]
-    found = dense(name, made, pos.gather(keep), *few)
+    actual = dense(name, made, pos.gather(keep), *few)
     for b in range(2):
         alone = Positions(pos.coords[:, keep[b]], pos.spatial[:, keep[b]])
-        wanted = dense(name, made, alone, *few)
-        torch.testing.assert_close(found[b], wanted[b])
+        expected = dense(name, made, alone, *few)
+        torch.testing.assert_close(actual[b], expected[b])
 
 
 def test_fewer_heads_at_a_time_and_half_precision():
@@ -182,7 +182,7 @@ def test_errors():
             build(name, causal=True).bias(pos, 0, torch.ones(1, 6, 12))
         with pytest.raises(ShapeError, match="Pass q, k and scale to dense"):
             build(name).bias(pos, 0, torch.ones(1, 6, 12).double()).dense()
-        with pytest.raises(ShapeError, match=f"{name} needs 2-axis positions, got 1 axes"):
+        with pytest.raises(ShapeError, match=f"{name} needs 2-axis positions, got 1 axis"):
             build(name, spacing=(1.0, 1.0)).bias(Grid((3,)).positions(), 0, torch.ones(1, 3, 12))
     with pytest.raises(ShapeError, match=r"tra reads the tokens. Pass x"):
         build("tra").bias(pos, 0)

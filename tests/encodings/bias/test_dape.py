@@ -39,21 +39,21 @@ def slow(made, grid, q, k):
     x, p, n = torch.cat([q @ k.mT / 2, a], 1), grid.prefix, grid.patches
     cells = list(itertools.product(*map(range, grid.shape)))
 
-    def layer(module, picture, i, j):
+    def layer(module, image, i, j):
         if made.version == 1:
-            return picture[..., i, j] @ module.weight.t() + module.bias
+            return image[..., i, j] @ module.weight.t() + module.bias
         side, total = module.weight.shape[-1], module.bias.expand(2, -1)
         for tap in itertools.product(range(side), repeat=grid.axes):
             cell = tuple(c + t - side // 2 for c, t in zip(cells[j], tap, strict=True))
             if cell in cells:
                 total = (
                     total
-                    + picture[..., i, cells.index(cell)] @ module.weight[(slice(None), slice(None), *tap)].t()
+                    + image[..., i, cells.index(cell)] @ module.weight[(slice(None), slice(None), *tap)].t()
                 )
         return total
 
-    def all_pairs(module, picture):
-        rows = [layer(module, picture, i, j) for i in range(n) for j in range(n)]
+    def all_pairs(module, image):
+        rows = [layer(module, image, i, j) for i in range(n) for j in range(n)]
         return torch.stack(rows, -1).unflatten(-1, (n, n))
 
     x = x[..., p:, p:]
@@ -75,23 +75,23 @@ def slow(made, grid, q, k):
 )
 def test_values_and_gradients(options, grid):
     made, (q, k) = build(**options), content(grid.tokens)
-    found, wanted = made.bias(grid.positions(), 0).dense(q=q, k=k, scale=0.5), slow(made, grid, q, k)
-    torch.testing.assert_close(found, wanted)
-    cotangent, leaves = torch.randn_like(found), [q, k, *made.parameters()]
-    ours = torch.autograd.grad(found, leaves, cotangent)
-    torch.testing.assert_close(ours, torch.autograd.grad(wanted, leaves, cotangent))
+    actual, expected = made.bias(grid.positions(), 0).dense(q=q, k=k, scale=0.5), slow(made, grid, q, k)
+    torch.testing.assert_close(actual, expected)
+    cotangent, leaves = torch.randn_like(actual), [q, k, *made.parameters()]
+    ours = torch.autograd.grad(actual, leaves, cotangent)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, leaves, cotangent))
 
 
 def test_backends_and_some_heads():
     made, pos, (q, k) = build(), Grid((3, 4), 1).positions(), content(13)
     bias, v = made.bias(pos, 0), torch.randn(2, 3, 13, 4, dtype=torch.float64)
-    wanted = ((q @ k.mT) / 2 + bias.dense(q=q, k=k, scale=0.5)).softmax(-1) @ v
+    expected = ((q @ k.mT) / 2 + bias.dense(q=q, k=k, scale=0.5)).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
-        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), wanted)
+        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), expected)
     few = torch.tensor([[0, 3, 8], [0, 12, 5]])
     rows = torch.arange(2)[:, None]
-    kept = {"q": q[rows, :, few].transpose(1, 2), "k": k[rows, :, few].transpose(1, 2), "scale": 0.5}
-    dropped = made.bias(pos.gather(few), 0).dense(**kept)
+    retained = {"q": q[rows, :, few].transpose(1, 2), "k": k[rows, :, few].transpose(1, 2), "scale": 0.5}
+    dropped = made.bias(pos.gather(few), 0).dense(**retained)
     for b in range(2):
         torch.testing.assert_close(dropped[b], bias.dense(q=q, k=k, scale=0.5)[b][:, few[b]][:, :, few[b]])
     part = bias.dense(q=q, k=k, scale=0.5, heads=slice(1, 3))
@@ -103,8 +103,8 @@ def test_turns_of_what_is_inside(turns):
     made, pos, (q, k) = build(), Grid((3, 3)).positions(), content(9)
     order = torch.arange(9).reshape(3, 3).rot90(turns).flip(0).flatten()
     dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
-    turned = made.bias(pos, 0).dense(q=q[:, :, order], k=k[:, :, order], scale=0.5)
-    torch.testing.assert_close(turned, dense[..., order, :][..., order])
+    rotated = made.bias(pos, 0).dense(q=q[:, :, order], k=k[:, :, order], scale=0.5)
+    torch.testing.assert_close(rotated, dense[..., order, :][..., order])
 
 
 def test_specs_inside_specs():

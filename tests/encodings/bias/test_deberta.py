@@ -81,13 +81,13 @@ def test_attention_and_all_gradients(options):
         made = build(grid.axes, **options)
         leaves = [t.requires_grad_() for t in content(grid.tokens)]
         every = [*leaves, *made.parameters()]
-        wanted = slow(made, grid, *leaves)
-        cotangent = torch.randn_like(wanted)
-        grads = torch.autograd.grad(wanted, every, cotangent)
+        expected = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(expected)
+        grads = torch.autograd.grad(expected, every, cotangent)
         for backend in ("reference", "sdpa"):
-            found = attend(*leaves, made.parts(), grid.positions(), 0, backend=backend)
-            torch.testing.assert_close(found, wanted)
-            for f, w in zip(torch.autograd.grad(found, every, cotangent), grads, strict=True):
+            actual = attend(*leaves, made.parts(), grid.positions(), 0, backend=backend)
+            torch.testing.assert_close(actual, expected)
+            for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-8)
 
 
@@ -135,14 +135,14 @@ def test_shared_projections_are_those_of_attention(fused, biased):
             mine.weight.copy_(parts[i] if fused else parts[i].weight)
             if biased:
                 mine.bias.copy_(bias[0][i * DIM : (i + 1) * DIM] if fused else parts[i].bias)
-    wanted = own(x, grid)
-    torch.testing.assert_close(layer(x, grid), wanted)
+    expected = own(x, grid)
+    torch.testing.assert_close(layer(x, grid), expected)
     # a copy shares with the copy of its attention
     other = copy.deepcopy(layer)
     with torch.no_grad():
         for p in layer.parameters():
             p.zero_()
-    torch.testing.assert_close(other(x, grid), wanted)
+    torch.testing.assert_close(other(x, grid), expected)
 
 
 def test_what_cannot_be_shared():
@@ -196,7 +196,7 @@ def test_option_errors(options, message):
 
 def test_positions_that_do_not_fit():
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
-        with pytest.raises(ShapeError, match=r"deberta needs the tokens of a 2-axis grid, got [12] axes"):
+        with pytest.raises(ShapeError, match=r"deberta needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
             build(2).bias(pos, 0)
     with pytest.raises(ShapeError, match=r"query.*q, k and scale"):
         build(1).bias(Grid((4,)).positions(), 0).dense()

@@ -41,13 +41,13 @@ def test_attention_and_all_gradients(options):
         made = build(grid.shape, **options)
         leaves = [t.requires_grad_() for t in content(grid.tokens)]
         every = [*leaves, *made.parameters()]
-        wanted = slow(made, grid, *leaves)
-        cotangent = torch.randn_like(wanted)
-        grads = torch.autograd.grad(wanted, every, cotangent)
+        expected = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(expected)
+        grads = torch.autograd.grad(expected, every, cotangent)
         for backend in ("reference", "sdpa"):
-            found = attention(*leaves, bias=made.bias(grid.positions(), 0), backend=backend)
-            torch.testing.assert_close(found, wanted)
-            for f, w in zip(torch.autograd.grad(found, every, cotangent), grads, strict=True):
+            actual = attention(*leaves, bias=made.bias(grid.positions(), 0), backend=backend)
+            torch.testing.assert_close(actual, expected)
+            for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-8)
 
 
@@ -65,13 +65,13 @@ def test_equals_the_attention_of_sam(shape, fused):
     mine.load_state_dict({name.removeprefix("attn."): value for name, value in state.items()})
     for size in (shape, (6, 5), (2, 1), shape):  # other grids stretch the tables
         x = torch.randn(2, *size, DIM, dtype=torch.float64)
-        wanted = stock(x)
-        found = mine(x.flatten(1, 2), size).reshape(wanted.shape)
-        torch.testing.assert_close(found, wanted)
-        cotangent = torch.randn_like(wanted)
+        expected = stock(x)
+        actual = mine(x.flatten(1, 2), size).reshape(expected.shape)
+        torch.testing.assert_close(actual, expected)
+        cotangent = torch.randn_like(expected)
         sides = [
             torch.autograd.grad(y, [*module.parameters()], cotangent)
-            for y, module in ((found, mine), (wanted, stock))
+            for y, module in ((actual, mine), (expected, stock))
         ]
         theirs = dict(zip(dict(stock.named_parameters()), sides[1], strict=True))
         for name, grad in zip(dict(mine.named_parameters()), sides[0], strict=True):
@@ -91,9 +91,9 @@ def test_a_whole_sam_block_of_timm_gives_the_same():
     mine.pos_enc.rename_checkpoint_keys(state, "", "pos_enc.")
     mine.load_state_dict(state)
     x = torch.randn(2, 3, 64, 64)
-    wanted = model(x)
+    expected = model(x)
     block.attn.forward = lambda t: mine(t.flatten(1, 2), t.shape[1:3]).reshape(t.shape)
-    torch.testing.assert_close(model(x), wanted)
+    torch.testing.assert_close(model(x), expected)
 
 
 @cases("shape", [(5,), (3, 4), (2, 3, 2)])
@@ -104,8 +104,8 @@ def test_checkpoints_of_other_grids_are_stretched(shape):
     other.resample_checkpoint(state, "", None)
     for name, n in zip(TABLES[-len(shape) :], larger, strict=True):
         table = getattr(made, name).detach()
-        wanted = F.interpolate(table.t()[None], size=2 * n - 1, mode="linear")[0].t()
-        torch.testing.assert_close(state[name], wanted)
+        expected = F.interpolate(table.t()[None], size=2 * n - 1, mode="linear")[0].t()
+        torch.testing.assert_close(state[name], expected)
     other.load_state_dict(state)
     q, k, _ = content(Grid(larger).tokens)
     pos = Grid(larger).positions()
@@ -174,7 +174,7 @@ def test_option_errors(options, message):
 
 def test_positions_that_do_not_fit():
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
-        with pytest.raises(ShapeError, match=r"decomposed needs the tokens of a 2-axis grid, got [12] axes"):
+        with pytest.raises(ShapeError, match=r"decomposed needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
             build((3, 3)).bias(pos, 0)
     with pytest.raises(ShapeError, match=r"query.*q, k and scale"):
         build((2, 2)).bias(Grid((2, 2)).positions(), 0).dense()

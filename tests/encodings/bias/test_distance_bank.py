@@ -54,11 +54,11 @@ def slow(made, pos, x, step=(1.0, 1.0, 1.0)):
 )
 def test_values_and_gradients(options, grid):
     made, x, pos = build(**options), tokens(grid.tokens), grid.positions()
-    found, wanted = made.bias(pos, 0, x).dense(), slow(made, pos, x)
-    torch.testing.assert_close(found, wanted)
-    cotangent, leaves = torch.randn_like(found), [x, *made.parameters()]
-    ours = torch.autograd.grad(found, leaves, cotangent)
-    torch.testing.assert_close(ours, torch.autograd.grad(wanted, leaves, cotangent))
+    actual, expected = made.bias(pos, 0, x).dense(), slow(made, pos, x)
+    torch.testing.assert_close(actual, expected)
+    cotangent, leaves = torch.randn_like(actual), [x, *made.parameters()]
+    ours = torch.autograd.grad(actual, leaves, cotangent)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, leaves, cotangent))
 
 
 def test_spacing_and_a_second_grid():
@@ -88,9 +88,9 @@ def test_dropped_tokens_and_backends():
         torch.testing.assert_close(few[b], dense[b][:, keep[b]][:, :, keep[b]])
     q, k, v = torch.randn(3, 2, 3, 13, 4, dtype=torch.float64)
     bias = made.bias(pos, 0, x)
-    wanted = ((q @ k.mT) / 2 + dense).softmax(-1) @ v
+    expected = ((q @ k.mT) / 2 + dense).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
-        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), wanted)
+        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), expected)
 
 
 def test_a_vit():
@@ -107,7 +107,7 @@ def test_errors():
         build(causal=True, spacing=(1.0, 2.0))
     with pytest.raises(ShapeError, match="needs 1 axis with causal=True, got 2 axes"):
         build(causal=True).bias(Grid((2, 3)).positions(), 0, tokens(6))
-    with pytest.raises(ShapeError, match="distance_bank needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="distance_bank needs 2-axis positions, got 1 axis"):
         build(over="offset").bias(Grid((3,)).positions(), 0, tokens(3))
     with pytest.raises(ShapeError, match=r"reads the tokens. Pass x"):
         build().bias(Grid((2, 3)).positions(), 0)

@@ -78,8 +78,8 @@ def test_logits_and_gradients(options, n, layer, prefix):
         for backend in ("reference", "sdpa"):
             out = attend(q, k, v, [encoding], pos, layer, x, is_causal=True, backend=backend)
             torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
-            found = torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)
-            torch.testing.assert_close(found, gradients, rtol=1e-5, atol=1e-6)
+            actual = torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)
+            torch.testing.assert_close(actual, gradients, rtol=1e-5, atol=1e-6)
 
 
 def test_grouped_keys_share_no_bias():
@@ -111,8 +111,8 @@ def test_positions_of_a_decoding_step_are_absolute():
     x = torch.randn(1, 9, DIM, dtype=torch.float64)
     whole = Grid((9,)).positions()
     last = Positions(torch.arange(6.0, 9.0)[:, None])
-    kept = whole.gather(torch.tensor([[6, 7, 8]]))
-    for pos in (last, kept):
+    retained = whole.gather(torch.tensor([[6, 7, 8]]))
+    for pos in (last, retained):
         torch.testing.assert_close(encoding.growth(pos, 0), encoding.growth(whole, 0)[:, 6:])
         torch.testing.assert_close(
             encoding.bias(pos, 0, x[:, 6:]).dense(), encoding.bias(whole, 0, x).dense()[..., 6:, 6:]
@@ -200,7 +200,7 @@ def test_attention_layer_in_half_precision():
         ({"causal": True, "log_floor": 0}, "log_floor needs .*number above 0"),
         ({"causal": True, "log_floor": 2, "log_layers": [3], "depth": 3}, r"below depth=3, got \[3\]"),
         ({"max_dist": [3, 4], "depth": 3}, r"max_dist needs one number for each of 3 blocks, got \[3, 4\]"),
-        ({"max_dist": []}, r"max_dist needs one number for each of 1 blocks, got \[\]"),
+        ({"max_dist": []}, r"max_dist needs one number for each of 1 block, got \[\]"),
         ({"max_dist": [3, 0]}, "max_dist needs"),
         ({"scale": "half"}, "scale must be one of sqrt, inverse, got 'half'"),
         ({"scale": "inverse", "dim": 10, "head_dim": None}, "dim to be a multiple of num_heads"),

@@ -63,9 +63,9 @@ def test_routes_gradients_and_symmetry():
     offsets.check_routes(made, Grid((3, 4), 1))
     offsets.check_gradients(made, Grid((2, 3), 1))
     coords, extent = torch.rand(1, 9, 2).double() * 6, torch.tensor([[8.0, 8.0]]).double()
-    turned = coords @ torch.tensor([[0.6, 0.8], [-0.8, 0.6]]).double()
-    found = [made.bias(Positions(c, extent=extent), 0).dense() for c in (coords, turned)]
-    torch.testing.assert_close(*found)
+    rotated = coords @ torch.tensor([[0.6, 0.8], [-0.8, 0.6]]).double()
+    result = [made.bias(Positions(c, extent=extent), 0).dense() for c in (coords, rotated)]
+    torch.testing.assert_close(*result)
 
 
 def test_samples_of_several_sizes():
@@ -84,13 +84,13 @@ def test_the_causal_original():
     with torch.no_grad():
         made.L_multiplier.fill_(-1.5)
     pos = Grid((8,), 2).positions()
-    found = made.bias(pos, 0).dense()[0]
-    assert not found[:, :2].any()
-    assert not found[:, :, :2].any()
+    actual = made.bias(pos, 0).dense()[0]
+    assert not actual[:, :2].any()
+    assert not actual[:, :, :2].any()
     for i, j in itertools.product(range(8), range(8)):
         share = psi(made, i - j) / (psi(made, max(4.5, i)) + 1e-6)
-        wanted = torch.tensor(network(made, share))
-        torch.testing.assert_close(found[:, i + 2, j + 2], wanted, rtol=1e-4, atol=1e-5)
+        expected = torch.tensor(network(made, share))
+        torch.testing.assert_close(actual[:, i + 2, j + 2], expected, rtol=1e-4, atol=1e-5)
     offsets.check_gradients(made, Grid((6,), 1))
 
 

@@ -62,11 +62,11 @@ def slow(first, second, shape, prefix):
     return torch.stack(rows, 1).unflatten(1, (n, n))
 
 
-def same_with_gradients(found, wanted, leaves):
-    torch.testing.assert_close(found, wanted)
-    cotangent = torch.randn_like(found)
-    ours = torch.autograd.grad(found, leaves, cotangent, retain_graph=True)
-    torch.testing.assert_close(ours, torch.autograd.grad(wanted, leaves, cotangent))
+def same_with_gradients(actual, expected, leaves):
+    torch.testing.assert_close(actual, expected)
+    cotangent = torch.randn_like(actual)
+    ours = torch.autograd.grad(actual, leaves, cotangent, retain_graph=True)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, leaves, cotangent))
 
 
 @pairwise
@@ -76,20 +76,20 @@ def same_with_gradients(found, wanted, leaves):
 def test_images(name, shared, shape, prefix):
     made, grid = build(name, shared=shared, **({"scale": 0.7} if name == "fox" else {})), Grid(shape, prefix)
     x = tokens(grid.tokens)
-    found = made.bias(grid.positions(), 0, x).dense()
+    actual = made.bias(grid.positions(), 0, x).dense()
     gates = log_gates(made, x)[..., prefix:].unflatten(-1, shape)
     first, second = (gates, gates) if shared else gates.split(3, 1)
-    wanted = torch.stack([slow(f, s, shape, prefix) for f, s in zip(first, second, strict=True)])
-    same_with_gradients(found, wanted, [x, *made.parameters()])
+    expected = torch.stack([slow(f, s, shape, prefix) for f, s in zip(first, second, strict=True)])
+    same_with_gradients(actual, expected, [x, *made.parameters()])
 
 
 @cases("mode", ["causal", "shared", "separate"])
 def test_lines(mode):
     made = build(causal=mode == "causal", shared=mode != "separate")
     grid, x = Grid((5,), prefix=2), tokens(7)
-    found = made.bias(grid.positions(), 0, x).dense()
+    actual = made.bias(grid.positions(), 0, x).dense()
     gates = log_gates(made, x)[..., 2:]
-    wanted = torch.zeros(2, 3, 7, 7, dtype=torch.float64)
+    expected = torch.zeros(2, 3, 7, 7, dtype=torch.float64)
     for i in range(5):
         for j in range(5):
             lo, hi = min(i, j), max(i, j)
@@ -101,8 +101,8 @@ def test_lines(mode):
                 value = (back if i > j else ahead)[..., lo + 1 : hi + 1].sum(-1)
             else:
                 value = gates[..., lo + 1 : hi + 1].sum(-1) * (1 if i >= j else -1)
-            wanted[..., i + 2, j + 2] = value
-    same_with_gradients(found, wanted, [x, *made.parameters()])
+            expected[..., i + 2, j + 2] = value
+    same_with_gradients(actual, expected, [x, *made.parameters()])
 
 
 def test_a_line_is_an_image_of_one_row():
@@ -116,16 +116,16 @@ def test_a_line_is_an_image_of_one_row():
 @cases("flip", [False, True])
 def test_turns_and_flips(turns, flip):
     made, x = build("cable"), tokens(12)
-    picture = torch.arange(12).reshape(3, 4).rot90(turns)
-    picture = picture.flip(1) if flip else picture
-    order = picture.flatten()
+    image = torch.arange(12).reshape(3, 4).rot90(turns)
+    image = image.flip(1) if flip else image
+    order = image.flatten()
     dense = made.bias(Grid((3, 4)).positions(), 0, x).dense()
-    turned = made.bias(Grid(tuple(picture.shape)).positions(), 0, x[:, order]).dense()
-    torch.testing.assert_close(turned, dense[..., order, :][..., order])
+    rotated = made.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
+    torch.testing.assert_close(rotated, dense[..., order, :][..., order])
     apart = build("cable", shared=False)
     dense = apart.bias(Grid((3, 4)).positions(), 0, x).dense()
-    turned = apart.bias(Grid(tuple(picture.shape)).positions(), 0, x[:, order]).dense()
-    assert torch.allclose(turned, dense[..., order, :][..., order]) == (turns == 2)
+    rotated = apart.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
+    assert torch.allclose(rotated, dense[..., order, :][..., order]) == (turns == 2)
 
 
 def test_only_the_ways_between_two_patches_count():
@@ -160,8 +160,8 @@ def test_forms_that_kernels_know_and_backends():
     line = build().bias(Grid((12,), 1).positions(), 0, x)
     assert isinstance(line, GatedBias)
     for bias in (image, line):
-        wanted = attention(q, k, v, bias=bias, backend="reference")
-        torch.testing.assert_close(attention(q, k, v, bias=bias, backend="sdpa"), wanted)
+        expected = attention(q, k, v, bias=bias, backend="reference")
+        torch.testing.assert_close(attention(q, k, v, bias=bias, backend="sdpa"), expected)
 
 
 def test_start_and_half_precision():
@@ -172,10 +172,10 @@ def test_start_and_half_precision():
             made.gate.weight.zero_()
         assert made.bias(Grid((3, 4)).positions(), 0, x).dense().abs().max() < 0.04
     made = build().half()
-    found = made.bias(Grid((3, 4)).positions(), 0, x.half()).dense()
-    wanted = made.float().bias(Grid((3, 4)).positions(), 0, x.half().float()).dense()
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, wanted)
+    actual = made.bias(Grid((3, 4)).positions(), 0, x.half()).dense()
+    expected = made.float().bias(Grid((3, 4)).positions(), 0, x.half().float()).dense()
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected)
 
 
 def test_a_layer_and_a_vit():

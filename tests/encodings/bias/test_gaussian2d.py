@@ -41,11 +41,11 @@ def slow(grid, sigma=5.0, amplitude=1.0, wrap=False, spacing=None):
 def test_values(grid, options, wrap):
     made = create_encoding({"name": "gaussian2d", "wrap": wrap, **options})
     bias = made.bias(grid.positions(), 0)
-    wanted = slow(grid, wrap=wrap, **options)
-    torch.testing.assert_close(bias.dense()[0, 0].double(), wanted, rtol=1e-5, atol=1e-6)
+    expected = slow(grid, wrap=wrap, **options)
+    torch.testing.assert_close(bias.dense()[0, 0].double(), expected, rtol=1e-5, atol=1e-6)
     table = bias.table(grid).double()
     wanted_table = oracle.table_matrix(table, grid)[0]
-    torch.testing.assert_close(wanted_table, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(wanted_table, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(bias.mask(torch.float32), bias.dense())
     assert not list(made.parameters())
 
@@ -55,9 +55,9 @@ def test_attention_and_key():
     pos, made = grid.positions(), create_encoding("gaussian2d(sigma=1.5)")
     q, k, v = torch.randn(3, 2, 3, 13, 8, dtype=torch.float64)
     for name in ("reference", "sdpa"):
-        found = attention(q, k, v, bias=made.bias(pos, 0), backend=name)
+        result = attention(q, k, v, bias=made.bias(pos, 0), backend=name)
         torch.testing.assert_close(
-            found, oracle.attend(q, k, v, bias=slow(grid, 1.5)[None, None]), rtol=1e-6, atol=1e-6
+            result, oracle.attend(q, k, v, bias=slow(grid, 1.5)[None, None]), rtol=1e-6, atol=1e-6
         )
     other = create_encoding("gaussian2d(sigma=1.5,spacing=[2,2])").bias(pos, 0)
     assert other.mask(torch.float32)[0, 0, 1, 2] != made.bias(pos, 0).mask(torch.float32)[0, 0, 1, 2]
@@ -68,11 +68,11 @@ def test_free_coordinates_with_gradient():
     made = create_encoding("gaussian2d(sigma=2)")
     bias = made.bias(Positions(coords), 0)
     assert bias.key is None
-    wanted = torch.exp(-(coords[:, :, None] - coords[:, None]).square().sum(-1) / 8)
-    torch.testing.assert_close(bias.dense()[:, 0], wanted)
-    cotangent = torch.randn_like(wanted)
-    found, expected = (torch.autograd.grad(t, coords, cotangent)[0] for t in (bias.dense()[:, 0], wanted))
-    torch.testing.assert_close(found, expected)
+    target = torch.exp(-(coords[:, :, None] - coords[:, None]).square().sum(-1) / 8)
+    torch.testing.assert_close(bias.dense()[:, 0], target)
+    cotangent = torch.randn_like(target)
+    actual, expected = (torch.autograd.grad(t, coords, cotangent)[0] for t in (bias.dense()[:, 0], target))
+    torch.testing.assert_close(actual, expected)
 
 
 def test_a_wide_gaussian_is_a_constant():
@@ -88,8 +88,8 @@ def test_symmetries_of_the_square(n, prefix, wrap, turns, flip):
     dense = (
         create_encoding(f"gaussian2d(wrap={wrap},sigma=2)").bias(Grid((n, n), prefix).positions(), 0).dense()
     )
-    picture = torch.arange(n * n).reshape(n, n).rot90(turns)
-    order = torch.cat([torch.arange(prefix), prefix + (picture.flip(0) if flip else picture).flatten()])
+    image = torch.arange(n * n).reshape(n, n).rot90(turns)
+    order = torch.cat([torch.arange(prefix), prefix + (image.flip(0) if flip else image).flatten()])
     assert torch.equal(dense[..., order, :][..., order], dense)
     assert torch.equal(dense, dense.transpose(-1, -2))
 
@@ -110,9 +110,9 @@ def test_invariant_to_translation(h, w, wrap, data):
 def test_dropped_tokens():
     pos, made = Grid((4, 3), 1).positions(), create_encoding("gaussian2d(wrap=true)")
     keep = torch.tensor([[0, 1, 12], [0, 5, 7]])
-    dense, kept = made.bias(pos, 0).dense()[0], made.bias(pos.gather(keep), 0).dense()
+    dense, retained = made.bias(pos, 0).dense()[0], made.bias(pos.gather(keep), 0).dense()
     for b in range(2):
-        assert torch.equal(kept[b], dense[:, keep[b]][:, :, keep[b]])
+        assert torch.equal(retained[b], dense[:, keep[b]][:, :, keep[b]])
 
 
 def test_layers_and_a_vit():

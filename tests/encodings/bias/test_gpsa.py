@@ -27,9 +27,9 @@ def maps(made, pos, q, k):
     return weights_of(calls_of(q, k, q, [made], pos, 0, None))
 
 
-def definition(made, places, q, k, prefix=0):
-    """Return the weights by loops; places (n, axes) of the patches behind the prefix tokens."""
-    n, rows = prefix + len(places), []
+def definition(made, positions, q, k, prefix=0):
+    """Return the weights by loops; positions (n, axes) of the patches behind the prefix tokens."""
+    n, rows = prefix + len(positions), []
     for sample in range(len(q)):
         for h in range(made.num_heads):
             share = torch.sigmoid(made.gating_param[h])
@@ -39,8 +39,8 @@ def definition(made, places, q, k, prefix=0):
                     rows.append(content)
                     continue
                 logits = [torch.tensor(-math.inf).double()] * prefix
-                for place in places:
-                    gap = place - places[i - prefix]
+                for place in positions:
+                    gap = place - positions[i - prefix]
                     step = torch.cat([gap.flip(0), (gap @ gap)[None]])
                     logits.append(made.pos_proj.weight[h] @ step + made.pos_proj.bias[h])
                 rows.append((1 - share) * content + share * torch.stack(logits).softmax(-1))
@@ -87,20 +87,20 @@ def test_a_layer_is_that_of_timm(heads, side, local):
 def test_values_and_gradients(shape, prefix, spacing):
     spacing = spacing and spacing[: len(shape)]
     made, grid = build(axes=len(shape), spacing=spacing), Grid(shape, prefix=prefix)
-    places = grid.positions().coords[0, prefix:].double() * torch.tensor(spacing or 1.0)
+    positions = grid.positions().coords[0, prefix:].double() * torch.tensor(spacing or 1.0)
     q, k = torch.randn(2, 2, 3, grid.tokens, 4, dtype=torch.float64)
     q.requires_grad_()
-    found, wanted = maps(made, grid.positions(), q, k), definition(made, places, q, k, prefix)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
-    leaves, cotangent = [q, made.gating_param, made.pos_proj.weight], torch.randn_like(found)
-    sides = (torch.autograd.grad(y, leaves, cotangent) for y in (found, wanted))
+    actual, expected = maps(made, grid.positions(), q, k), definition(made, positions, q, k, prefix)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
+    leaves, cotangent = [q, made.gating_param, made.pos_proj.weight], torch.randn_like(actual)
+    sides = (torch.autograd.grad(y, leaves, cotangent) for y in (actual, expected))
     torch.testing.assert_close(*sides, rtol=1e-5, atol=1e-6)
 
 
 def test_spacing_of_the_grid_counts():
     q, k = torch.randn(2, 1, 3, 6, 4, dtype=torch.float64)
-    found = maps(build(), Grid((2, 3), spacing=(2.0, 0.5)).positions(), q, k)
-    torch.testing.assert_close(found, maps(build(spacing=[2, 0.5]), Grid((2, 3)).positions(), q, k))
+    result = maps(build(), Grid((2, 3), spacing=(2.0, 0.5)).positions(), q, k)
+    torch.testing.assert_close(result, maps(build(spacing=[2, 0.5]), Grid((2, 3)).positions(), q, k))
 
 
 @cases(("axes", "heads", "side"), [(1, 3, 3), (2, 10, 3), (3, 27, 3), (2, 4, 2)])
@@ -109,15 +109,15 @@ def test_it_starts_as_a_convolution(axes, heads, side):
     shape = (5, 4, 5)[:axes]
     pos = Grid(shape).positions()
     x = torch.randn(1, heads, pos.tokens, 4)
-    seen = maps(made, pos, x, x)[0]
+    recorded = maps(made, pos, x, x)[0]
     centre = torch.tensor([2, 1, 2][:axes])
     query = int((pos.cells()[0] == centre).all(-1).nonzero())
     assert side**axes <= heads < (side + 1) ** axes
     offsets = set()
     for h in range(side**axes):
-        # with an even side the centre of the kernel lies between cells: four are alike
+        # with an even side the centre of the kernel lies between cells: four are equal
         reach = 0.5 * (1 - side % 2)
-        middle = (seen[h, query][:, None] * pos.coords[0]).sum(0) - centre
+        middle = (recorded[h, query][:, None] * pos.coords[0]).sum(0) - centre
         offsets.add(tuple((2 * middle).round().int().tolist()))
         assert abs(middle).max() <= (side - 1) / 2 + reach
     assert len(offsets) == side**axes
@@ -126,44 +126,44 @@ def test_it_starts_as_a_convolution(axes, heads, side):
 def test_a_low_gate_leaves_a_pretrained_model_nearly_as_it_is():
     stock = timm.create_model("test_vit", img_size=64).eval()
     x = torch.randn(1, 3, 64, 64)
-    wanted = stock(x)
+    expected = stock(x)
     near = vispe.convert(stock, "learn+gpsa(gating=-12)")(x)
-    torch.testing.assert_close(near, wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(near, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_dropped_tokens():
     layer, grid = Attention(12, 3, "gpsa").double(), Grid((3, 4), prefix=1)
     x, pos = torch.randn(2, 13, 12, dtype=torch.float64), grid.positions()
     keep = torch.tensor([[0, 2, 5, 12], [0, 1, 7, 9]])
-    few = layer(torch.stack([x[i, kept] for i, kept in enumerate(keep)]), pos.gather(keep))
+    few = layer(torch.stack([x[i, retained] for i, retained in enumerate(keep)]), pos.gather(keep))
     # a token that is masked for all is as one that is not there
-    for i, kept in enumerate(keep):
+    for i, retained in enumerate(keep):
         real = torch.zeros(1, 13, dtype=torch.bool)
-        real[0, kept] = True
-        torch.testing.assert_close(few[i], layer(x[i : i + 1], grid, key_padding_mask=real)[0, kept])
+        real[0, retained] = True
+        torch.testing.assert_close(few[i], layer(x[i : i + 1], grid, key_padding_mask=real)[0, retained])
 
 
 def test_fused_and_unfused_timm_agree_and_hooks_see_the_weights():
     model = timm.create_model("test_vit", pos_embed="gpsa", img_size=64).double()
-    x, seen = torch.randn(2, 3, 64, 64, dtype=torch.float64), []
-    found = []
+    x, recorded = torch.randn(2, 3, 64, 64, dtype=torch.float64), []
+    result = []
     for fused in (True, False):
         for block in model.blocks:
             block.attn.fused_attn = fused
             if not fused:
-                block.attn.attn_drop.register_forward_hook(lambda module, args, out: seen.append(out))
+                block.attn.attn_drop.register_forward_hook(lambda module, args, out: recorded.append(out))
         out = model(x)
         cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).double()
         named = [(n, p) for n, p in model.named_parameters() if "pos_proj.bias" not in n]
         grads = torch.autograd.grad(out, [p for _, p in named], cotangent)
         assert all(g.isfinite().all() for g in grads)
-        # of the last block only the class token is read, which has no place
+        # of the last block only the class token is read, which has no position
         learning = [f"blocks.{i}.attn.pos_enc.gating_param" for i in range(len(model.blocks) - 1)]
         assert all((g != 0).any() for (n, _), g in zip(named, grads, strict=True) if n in learning)
-        found.append((out, *grads))
-    torch.testing.assert_close(*found)
-    assert len(seen) == len(model.blocks)
-    for weights in seen:
+        result.append((out, *grads))
+    torch.testing.assert_close(*result)
+    assert len(recorded) == len(model.blocks)
+    for weights in recorded:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
@@ -197,8 +197,8 @@ def test_eager_attention_of_transformers_shows_the_mixed_weights():
     block = ours.get_submodule(name.removesuffix(".self_attn.pos_enc"))
     hidden = block.layer_norm1(ours(x, output_hidden_states=True).hidden_states[0])
     q, k = (p(hidden).unflatten(-1, (4, -1)).transpose(1, 2) for p in (attn.q_proj, attn.k_proj))
-    places = Grid((3, 3)).positions().coords[0].double()
-    torch.testing.assert_close(out.attentions[0], definition(made, places, q, k, 1), rtol=1e-6, atol=1e-7)
+    positions = Grid((3, 3)).positions().coords[0].double()
+    torch.testing.assert_close(out.attentions[0], definition(made, positions, q, k, 1), rtol=1e-6, atol=1e-7)
 
 
 def test_blocks_without_it_attend_by_content():
@@ -216,9 +216,9 @@ def test_half_precision_and_autocast():
         layer = Attention(12, 3, "gpsa", proj=False, **options)
         exact = layer(x, (2, 3))
         with torch.autocast("cpu", torch.bfloat16):
-            found = layer(x, (2, 3))
-        assert found.dtype == torch.bfloat16
-        torch.testing.assert_close(found.float(), exact, rtol=3e-2, atol=3e-2)
+            result = layer(x, (2, 3))
+        assert result.dtype == torch.bfloat16
+        torch.testing.assert_close(result.float(), exact, rtol=3e-2, atol=3e-2)
 
 
 def test_refusals():

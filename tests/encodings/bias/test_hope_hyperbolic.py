@@ -70,14 +70,14 @@ def test_logits_and_backends(grid, options):
     width = made.dim // 2
     pos, (q, k, v) = grid.positions(), content(grid.tokens, width)
     bias = made.bias(pos, 0)
-    wanted = slow(made, q, k, pos.coords, pos.spatial, 0.3)
-    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3), wanted, rtol=1e-5, atol=1e-5)
+    expected = slow(made, q, k, pos.coords, pos.spatial, 0.3)
+    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
-        bias.dense(q=q, k=k, scale=0.3, heads=slice(1, 2)), wanted[:, 1:], rtol=1e-5, atol=1e-5
+        bias.dense(q=q, k=k, scale=0.3, heads=slice(1, 2)), expected[:, 1:], rtol=1e-5, atol=1e-5
     )
     for backend in ("reference", "sdpa", "auto"):
-        found = attention(q, k, v, bias=bias, scale=0.3, backend=backend)
-        torch.testing.assert_close(found, wanted.softmax(-1) @ v, rtol=1e-5, atol=1e-5)
+        actual = attention(q, k, v, bias=bias, scale=0.3, backend=backend)
+        torch.testing.assert_close(actual, expected.softmax(-1) @ v, rtol=1e-5, atol=1e-5)
 
 
 def test_a_line_is_a_line_in_the_plane():
@@ -85,19 +85,19 @@ def test_a_line_is_a_line_in_the_plane():
     with torch.no_grad():
         plane.raw.copy_(line.raw.expand(2))
     q, k, _ = content(4, 6)
-    places = torch.randn(2, 4, 1, dtype=torch.float64)
+    positions = torch.randn(2, 4, 1, dtype=torch.float64)
     still = torch.zeros_like(q)
     wide = [torch.cat([x, still], -1) for x in (q, k)]  # nothing in the channels of the second axis
-    found = plane.bias(Positions(torch.cat([places, places * 3], -1)), 0).dense(
+    result = plane.bias(Positions(torch.cat([positions, positions * 3], -1)), 0).dense(
         q=wide[0], k=wide[1], scale=1.0
     )
-    torch.testing.assert_close(found, line.bias(Positions(places), 0).dense(q=q, k=k, scale=1.0))
+    torch.testing.assert_close(result, line.bias(Positions(positions), 0).dense(q=q, k=k, scale=1.0))
 
 
 def test_shifts_change_nothing_and_far_pairs_vanish():
     made, (q, k, _) = build(), content(5, 6)
-    places = torch.randn(2, 5, 2, dtype=torch.float64)
-    first, second = (made.bias(Positions(p), 0).dense(q=q, k=k) for p in (places, places + 5))
+    positions = torch.randn(2, 5, 2, dtype=torch.float64)
+    first, second = (made.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, positions + 5))
     torch.testing.assert_close(first, second)
     far = made.float().bias(Grid((1, 900)).positions(), 0)
     ones = torch.ones(1, 2, 900, 6)
@@ -108,7 +108,7 @@ def test_shifts_change_nothing_and_far_pairs_vanish():
 
 def test_gradients():
     made, (q, k, _) = build(), content(4, 6)
-    places = torch.randn(2, 4, 2, dtype=torch.float64)
+    positions = torch.randn(2, 4, 2, dtype=torch.float64)
 
     def dense(raw, coords, q, k):
         class Dense(torch.nn.Module):
@@ -121,7 +121,7 @@ def test_gradients():
 
         return torch.func.functional_call(Dense(), {"made.raw": raw}, ())
 
-    leaves = (made.raw.detach().clone(), places, q, k)
+    leaves = (made.raw.detach().clone(), positions, q, k)
     assert torch.autograd.gradcheck(dense, tuple(x.requires_grad_() for x in leaves), fast_mode=True)
 
 
@@ -139,7 +139,7 @@ def test_errors():
     with pytest.raises(OptionError, match=r"temperature needs a number of 1 or more, got temperature=0\.5"):
         create_encoding("hope_hyperbolic", dim=8, num_heads=2, temperature=0.5)
     with pytest.raises(
-        ShapeError, match=r"needs 2-axis positions, got 1 axes .*\. Use hope_hyperbolic\(axes=1\)"
+        ShapeError, match=r"needs 2-axis positions, got 1 axis .*\. Use hope_hyperbolic\(axes=1\)"
     ):
         build().bias(Grid((4,)).positions(), 0)
     with pytest.raises(ShapeError, match="logits of hope_hyperbolic need queries and keys"):

@@ -65,13 +65,13 @@ def build(seed=0, **options):
 
 def tables(made, letter):
     """Return the tables of one letter as (heads, buckets, width or 1), with zeros for absent prefix buckets."""
-    found = []
+    result = []
     for parameter in made.get_submodule(f"rpe_{letter}").parameters():
         table = parameter[..., None] if made.mode == "bias" else parameter
         table = table if letter == "v" or made.mode == "bias" else table.transpose(1, 2)
         table = torch.cat([table, torch.zeros_like(table[:, :1])], 1)
-        found.append(table.expand(HEADS, -1, -1))
-    return found
+        result.append(table.expand(HEADS, -1, -1))
+    return result
 
 
 def slow(made, grid, q, k, v):
@@ -113,9 +113,9 @@ def test_piecewise_index(x, ratio):
 
 
 def test_piecewise_index_of_real_offsets():
-    found = piecewise_index(torch.tensor([0.5, 1.5, -1.5, 1.9, 2.5, 1e9, -1e9, 0.0]), 1.9, 3.8, 15.2)
-    assert found.tolist() == [0, 2, -2, 2, 2, 3, -3, 0]
-    assert found.dtype == torch.int64
+    result = piecewise_index(torch.tensor([0.5, 1.5, -1.5, 1.9, 2.5, 1e9, -1e9, 0.0]), 1.9, 3.8, 15.2)
+    assert result.tolist() == [0, 2, -2, 2, 2, 3, -3, 0]
+    assert result.dtype == torch.int64
 
 
 @pairwise
@@ -124,10 +124,10 @@ def test_piecewise_index_of_real_offsets():
 def test_bucket_ids(method, prefix_buckets):
     for grid in GRIDS:
         for ratio in (1.9, 20):
-            found = bucket_ids(grid, method, ratio, prefix_buckets)
-            wanted = buckets(grid, method, ratio, prefix_buckets)
-            assert len(found) == len(wanted)
-            for f, w in zip(found, wanted, strict=True):
+            actual = bucket_ids(grid, method, ratio, prefix_buckets)
+            expected = buckets(grid, method, ratio, prefix_buckets)
+            assert len(actual) == len(expected)
+            for f, w in zip(actual, expected, strict=True):
                 assert torch.equal(f[0], w)
                 assert f.max() < num_buckets(method, ratio, max(prefix_buckets, 1))
     assert torch.equal(bucket_ids((2, 3), "product", 1.9)[0], bucket_ids(Grid((2, 3)), "product", 1.9)[0])
@@ -162,13 +162,13 @@ def test_attention_and_all_gradients(method, mode, on, prefix_buckets, shared):
     for grid in GRIDS[:2]:  # the second grid after the first
         leaves = [t.requires_grad_() for t in content(grid)]
         every = [*leaves, *made.parameters()]
-        wanted = slow(made, grid, *leaves)
-        cotangent = torch.randn_like(wanted)
-        wanted_grads = torch.autograd.grad(wanted, every, cotangent)
+        expected = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(expected)
+        wanted_grads = torch.autograd.grad(expected, every, cotangent)
         for backend in ("reference",) if "v" in on else ("reference", "sdpa"):
-            found = fast(made, grid.positions(), *leaves, backend=backend)
-            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-            for f, w in zip(torch.autograd.grad(found, every, cotangent), wanted_grads, strict=True):
+            actual = fast(made, grid.positions(), *leaves, backend=backend)
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+            for f, w in zip(torch.autograd.grad(actual, every, cotangent), wanted_grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
 
 
@@ -180,22 +180,22 @@ def test_dropped_tokens_are_the_full_computation_restricted_to_them(method, pref
     grid = Grid((3, 4), 2)
     pos = grid.positions()
     keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
-    kept = pos.gather(keep)
+    retained = pos.gather(keep)
     q, k, _ = content(grid)
     few_q, few_k = (t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k))
     for heads in (slice(None), slice(1, 3)):
         whole = made.bias(pos, 0).dense(q=q, k=k, scale=0.5, heads=heads)
-        few = made.bias(kept, 0).dense(q=few_q, k=few_k, scale=0.5, heads=heads)
+        few = made.bias(retained, 0).dense(q=few_q, k=few_k, scale=0.5, heads=heads)
         attn = torch.randn_like(few)
         spread = torch.zeros_like(whole)
         for b in range(2):
             torch.testing.assert_close(few[b], whole[b][:, keep[b]][:, :, keep[b]])
             for row, token in enumerate(keep[b]):
                 spread[b, :, token, keep[b]] = attn[b, :, row]
-        values = made.value_term(kept, 0).apply(attn)
-        wanted = made.value_term(pos, 0).apply(spread)
+        values = made.value_term(retained, 0).apply(attn)
+        expected = made.value_term(pos, 0).apply(spread)
         for b in range(2):
-            torch.testing.assert_close(values[b], wanted[b][:, keep[b]])
+            torch.testing.assert_close(values[b], expected[b][:, keep[b]])
 
 
 def test_cross_makes_nothing_of_n_by_n_buckets():
@@ -312,7 +312,7 @@ def test_other_errors():
     for options in ("on=v", "on=k", "on=k,mode=bias", "on=k,method=cross"):
         made = create_encoding(f"irpe({options})", dim=DIM, num_heads=HEADS)
         for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
-            with pytest.raises(ShapeError, match=r"irpe needs the tokens of a 2-axis grid, got [12] axes"):
+            with pytest.raises(ShapeError, match=r"irpe needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
                 made.bias(pos, 0)
             if made.on == "v":
                 with pytest.raises(ShapeError, match="irpe needs the tokens of a 2-axis grid"):

@@ -52,7 +52,7 @@ def test_gradients_of_coordinates_are_finite():
         assert torch.autograd.grad(bias, coords, torch.randn_like(bias))[0].isfinite().all()
 
 
-def test_both_ways_of_staying_positive_start_alike():
+def test_both_ways_of_staying_positive_start_equally():
     for kernel in ("log", "power"):
         drawn = []
         for positive in ("softplus", "clamp"):
@@ -86,13 +86,13 @@ def test_weighted_logits():
             lambda d: [-y * d**x if d else 0.0 for x, y in zip(p.tolist(), a.tolist(), strict=True)]
         ),
     )
-    wanted = 0.4 * (q @ k.transpose(-1, -2)).double() * weight.exp()
-    wanted = wanted + offsets.slow(grid.positions(), offsets.of_length(defined(made)))
-    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.4).double(), wanted, rtol=1e-5, atol=1e-5)
-    found = attention(q, k, k, bias=bias, scale=0.4)
-    torch.testing.assert_close(found, (wanted.softmax(-1) @ k.double()).float())
+    expected = 0.4 * (q @ k.transpose(-1, -2)).double() * weight.exp()
+    expected = expected + offsets.slow(grid.positions(), offsets.of_length(defined(made)))
+    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.4).double(), expected, rtol=1e-5, atol=1e-5)
+    actual = attention(q, k, k, bias=bias, scale=0.4)
+    torch.testing.assert_close(actual, (expected.softmax(-1) @ k.double()).float())
     part = bias.dense(q=q, k=k, scale=0.4, heads=slice(1, 3)).double()
-    torch.testing.assert_close(part, wanted[:, 1:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(part, expected[:, 1:], rtol=1e-5, atol=1e-5)
     offsets.check_gradients(made, grid, lambda b: b.dense(q=q.double(), k=k.double(), scale=0.4))
     with pytest.raises(ShapeError, match="q, k and scale"):
         bias.dense()
@@ -108,7 +108,7 @@ def test_a_vit():
         ("eps=0.1", "eps=0.1 has no effect with positive='softplus'. Omit it"),
         ("kernel=cubic", "kernel must be one of log, power, got 'cubic'"),
         ("reference=[3,4]", "has no effect with normalize='none'"),
-        ("normalize=reference,reference=[3,4],spacing=[1]", "needs one number for each of 1 axes"),
+        ("normalize=reference,reference=[3,4],spacing=[1]", "needs one number for each of 1 axis"),
         ("spacing=[1,1,1,1]", "kerple needs 1 or 2 or 3 axes, got spacing="),
     ],
 )
@@ -121,5 +121,5 @@ def test_spacing_fixes_the_axes():
     made = offsets.made("kerple(spacing=[2,0.5])")
     wide = made.bias(Grid((3, 4)).positions(), 0).dense()
     torch.testing.assert_close(wide, made.bias(Grid((3, 4), spacing=(2.0, 0.5)).positions(), 0).dense())
-    with pytest.raises(ShapeError, match="kerple needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="kerple needs 2-axis positions, got 1 axis"):
         made.bias(Grid((3,)).positions(), 0)

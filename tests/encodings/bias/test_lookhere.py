@@ -26,21 +26,21 @@ SLOPES = {"directed": [1 / 2] * 4 + [1 / 4] * 4 + [1 / 8] * 4, "none": [1 / 4, 1
 
 def by_angles(groups, shape, spacing=(1, 1), power=1):
     """Return m_h d^power of every pair, infinite out of sight; groups: [(name, slopes)]."""
-    places = [(y * spacing[0], x * spacing[1]) for y in range(shape[0]) for x in range(shape[1])]
+    positions = [(y * spacing[0], x * spacing[1]) for y in range(shape[0]) for x in range(shape[1])]
     heads = []
     for name, slopes in groups:
         middles, width = FIELDS[name]
         for i, slope in enumerate(slopes):
             rows = []
-            for y, x in places:
-                seen = [
-                    (math.degrees(math.atan2(y - b, a - x)), math.dist((y, x), (b, a))) for b, a in places
+            for y, x in positions:
+                recorded = [
+                    (math.degrees(math.atan2(y - b, a - x)), math.dist((y, x), (b, a))) for b, a in positions
                 ]
-                turn = [abs((at - middles[i % len(middles)] + 180) % 360 - 180) for at, _ in seen]
+                turn = [abs((at - middles[i % len(middles)] + 180) % 360 - 180) for at, _ in recorded]
                 rows.append(
                     [
                         slope * d**power if d == 0 or t <= width + 1e-6 else math.inf
-                        for t, (_, d) in zip(turn, seen, strict=True)
+                        for t, (_, d) in zip(turn, recorded, strict=True)
                     ]
                 )
             heads.append(rows)
@@ -51,9 +51,9 @@ def by_angles(groups, shape, spacing=(1, 1), power=1):
 @cases("shape", [(3, 4), (5, 1), (1, 1)])
 def test_fields_of_view(name, shape):
     made = create_encoding("lookhere", num_heads=12, directions=f"{name}-none", depth=1)
-    found = made.bias(Grid(shape).positions(), 0).dense()[0]
-    wanted = by_angles([(name, SLOPES["directed"][:8]), ("none", SLOPES["none"])], shape)
-    torch.testing.assert_close(found, -1.5 * wanted)
+    actual = made.bias(Grid(shape).positions(), 0).dense()[0]
+    expected = by_angles([(name, SLOPES["directed"][:8]), ("none", SLOPES["none"])], shape)
+    torch.testing.assert_close(actual, -1.5 * expected)
 
 
 @cases(
@@ -79,8 +79,8 @@ def test_groups_of_heads(heads, directions, sizes):
         if name == "none" and size > 4:
             each = [m for m in each for _ in range(size // 4)]
         groups.append((name, each[:size]))
-    found = made.bias(Grid((3, 3)).positions(), 0).dense()[0]
-    torch.testing.assert_close(found, -by_angles(groups, (3, 3)))
+    result = made.bias(Grid((3, 3)).positions(), 0).dense()[0]
+    torch.testing.assert_close(result, -by_angles(groups, (3, 3)))
 
 
 @cases(("distance", "power"), [("sqrt", 0.5), ("square", 2)])
@@ -89,14 +89,14 @@ def test_distances_and_spacing(distance, power):
         "lookhere", num_heads=4, directions="triangles", distance=distance, spacing=[2, 0.5], global_slope=3
     )
     pos = Grid((3, 4), prefix=2).positions()
-    wanted = -3 * by_angles([("triangles", [1 / 2] * 4)], (3, 4), (2, 0.5), power)
-    found = made.bias(pos, 0).dense()[0]
-    torch.testing.assert_close(found[:, 2:, 2:], wanted)
-    assert not found[:, :2].any()
-    assert not found[:, :, :2].any()
+    expected = -3 * by_angles([("triangles", [1 / 2] * 4)], (3, 4), (2, 0.5), power)
+    actual = made.bias(pos, 0).dense()[0]
+    torch.testing.assert_close(actual[:, 2:, 2:], expected)
+    assert not actual[:, :2].any()
+    assert not actual[:, :, :2].any()
     here = create_encoding("lookhere", num_heads=4, directions="triangles", distance=distance, global_slope=3)
     spaced = Grid((3, 4), spacing=(2.0, 0.5)).positions()
-    torch.testing.assert_close(here.bias(spaced, 0).dense()[0], wanted)
+    torch.testing.assert_close(here.bias(spaced, 0).dense()[0], expected)
 
 
 def test_layers():
@@ -119,12 +119,12 @@ def test_backends_agree(prefix):
     grid = Grid((3, 5), prefix=prefix)
     q, k, v, cotangent = torch.randn(4, 2, 12, grid.tokens, 4, dtype=torch.float64)
     assert not made.bias(grid.positions(), 0).finite
-    found = []
+    result = []
     for backend in ("reference", "sdpa"):
-        given = [t.clone().requires_grad_() for t in (q, k, v)]
-        out = attention(*given, bias=made.bias(grid.positions(), 1), backend=backend)
-        found.append((out, *torch.autograd.grad(out, given, cotangent)))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+        arguments = [t.clone().requires_grad_() for t in (q, k, v)]
+        out = attention(*arguments, bias=made.bias(grid.positions(), 1), backend=backend)
+        result.append((out, *torch.autograd.grad(out, arguments, cotangent)))
+    torch.testing.assert_close(*result, rtol=1e-12, atol=1e-12)
 
 
 def test_offsets_alone_decide():
@@ -139,9 +139,9 @@ def test_dropped_tokens():
     made = create_encoding("lookhere", num_heads=3)
     pos = Grid((3, 4), prefix=1).positions()
     keep = torch.tensor([[0, 2, 5, 12], [0, 1, 7, 9]])
-    full, found = (made.bias(p, 0).dense() for p in (pos, pos.gather(keep)))
-    for sample, kept in enumerate(keep):
-        assert torch.equal(found[sample], full[0][:, kept][:, :, kept])
+    full, result = (made.bias(p, 0).dense() for p in (pos, pos.gather(keep)))
+    for sample, retained in enumerate(keep):
+        assert torch.equal(result[sample], full[0][:, retained][:, :, retained])
 
 
 def test_whole_model():

@@ -46,10 +46,10 @@ def test_values_and_gradients(spec, shape):
     made = build(spec, axes=len(shape))
     pos = Grid(shape).positions()
     x = torch.randn(2, pos.tokens, 12, dtype=torch.float64, requires_grad=True)
-    found, wanted = made.bias(pos, 0, x).dense(), definition(made, pos.coords[0].double(), x)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
-    leaves, cotangent = [x, *made.parameters()], torch.randn_like(found)
-    sides = (torch.autograd.grad(y, leaves, cotangent) for y in (found, wanted))
+    actual, expected = made.bias(pos, 0, x).dense(), definition(made, pos.coords[0].double(), x)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
+    leaves, cotangent = [x, *made.parameters()], torch.randn_like(actual)
+    sides = (torch.autograd.grad(y, leaves, cotangent) for y in (actual, expected))
     torch.testing.assert_close(*sides, rtol=1e-6, atol=1e-7)
 
 
@@ -73,8 +73,8 @@ def test_prefix_and_dropped_tokens(spec):
     torch.testing.assert_close(dense[:, :, 2:, 2:], made.bias(Grid((3, 4)).positions(), 0, x[:, 2:]).dense())
     keep = torch.tensor([[0, 1, 5, 13], [0, 1, 2, 9]])
     few = made.bias(pos.gather(keep), 0, torch.stack([x[i, k] for i, k in enumerate(keep)])).dense()
-    for i, kept in enumerate(keep):
-        torch.testing.assert_close(few[i], dense[i][:, kept][:, :, kept])
+    for i, retained in enumerate(keep):
+        torch.testing.assert_close(few[i], dense[i][:, retained][:, :, retained])
 
 
 @cases("degrees", [37, 90, 201.5])
@@ -87,8 +87,8 @@ def test_radial_form_is_blind_to_rotation_about_any_point(degrees):
     moved = (coords - centre) @ turn.T * torch.tensor([1.0, -1.0]) + 3
     for spec, same in ((RI, True), ("pape", False)):
         made = build(spec)
-        still, turned = (made.bias(Positions(c), 0, x).dense() for c in (coords, moved))
-        assert torch.allclose(still, turned, rtol=1e-9, atol=1e-9) == same
+        still, rotated = (made.bias(Positions(c), 0, x).dense() for c in (coords, moved))
+        assert torch.allclose(still, rotated, rtol=1e-9, atol=1e-9) == same
         shifted = made.bias(Positions(coords + 5), 0, x).dense()
         torch.testing.assert_close(still, shifted, rtol=1e-9, atol=1e-9)
 
@@ -107,20 +107,20 @@ def test_backends_agree(spec, backend):
     made, pos = build(spec), Grid((3, 5), prefix=1).positions()
     x = torch.randn(2, 16, 12, dtype=torch.float64)
     q, k, v, cotangent = torch.randn(4, 2, 3, 16, 4, dtype=torch.float64)
-    found = []
+    result = []
     for name in ("reference", backend):
         leaves = [x.clone().requires_grad_(), *made.parameters()]
         out = attention(q, k, v, bias=made.bias(pos, 0, leaves[0]), backend=name)
-        found.append((out, *torch.autograd.grad(out, leaves, cotangent)))
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
+        result.append((out, *torch.autograd.grad(out, leaves, cotangent)))
+    torch.testing.assert_close(*result, rtol=1e-6, atol=1e-7)
 
 
 def test_far_from_the_origin_nothing_is_lost():
     made = build().float()
     x, grid = torch.randn(1, 300, 12), Grid((2, 150))
-    found = made.bias(grid.positions(), 0, x).dense()
+    result = made.bias(grid.positions(), 0, x).dense()
     exact = made.double().bias(grid.positions(), 0, x.double()).dense()
-    assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
+    assert (result - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
 @cases("spec", ["pape", RI])

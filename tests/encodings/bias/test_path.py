@@ -58,21 +58,21 @@ def test_logits_and_backends(gate, tokens, prefix):
     wide = [torch.zeros(2, 2, n, 6).double(), *(torch.zeros(2, 2, n).double() for _ in range(2))]
     for whole, part in zip(wide, steps(made, x[:, prefix:]), strict=True):
         whole[:, :, prefix:] = 0 if part is None else part
-    wanted = slow(q, k, *wide, 0.3, prefix)
-    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3), wanted)
-    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3, heads=slice(1, 2)), wanted[:, 1:])
+    expected = slow(q, k, *wide, 0.3, prefix)
+    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3), expected)
+    torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3, heads=slice(1, 2)), expected[:, 1:])
     for backend in ("reference", "sdpa", "auto"):
-        found = attention(q, k, v, bias=bias, scale=0.3, backend=backend)
-        torch.testing.assert_close(found, wanted.softmax(-1) @ v)
+        actual = attention(q, k, v, bias=bias, scale=0.3, backend=backend)
+        torch.testing.assert_close(actual, expected.softmax(-1) @ v)
 
 
 def test_steps_of_key_heads_serve_groups_of_queries():
     q, (k, w) = torch.randn(1, 4, 5, 6).double(), torch.randn(2, 1, 2, 5, 6).double()
     w, beta = F.normalize(w, dim=-1), 2 * torch.rand(1, 2, 5).double()
     g, pos = -torch.rand(1, 4, 5).double(), Grid((5,)).positions()
-    found = attention(q, k, k, bias=PathScores(pos, w, beta, g), enable_gqa=True)
+    result = attention(q, k, k, bias=PathScores(pos, w, beta, g), enable_gqa=True)
     k, w, beta = (t.repeat_interleave(2, 1) for t in (k, w, beta))
-    torch.testing.assert_close(found, slow(q, k, w, beta, g, 6**-0.5).softmax(-1) @ k)
+    torch.testing.assert_close(result, slow(q, k, w, beta, g, 6**-0.5).softmax(-1) @ k)
 
 
 def test_nothing_comes_from_later_tokens():

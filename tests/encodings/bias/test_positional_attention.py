@@ -49,10 +49,10 @@ def test_content_reaches_the_values_only(backend):
     made = create_encoding("positional_attention(pos_dim=8)", num_heads=2).double()
     pos = Grid((3, 3), 1).positions()
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, pos.tokens, 4, dtype=torch.float64))
-    found = attention(q, k, v, bias=made.bias(pos, 0), backend=backend)
-    torch.testing.assert_close(found, slow(made, pos).softmax(-1) @ v)
-    torch.testing.assert_close(found[:, :, 0], v.mean(2))  # a class token attends to all alike
-    grads = torch.autograd.grad((found * torch.randn_like(found)).sum(), [q, k, v])
+    result = attention(q, k, v, bias=made.bias(pos, 0), backend=backend)
+    torch.testing.assert_close(result, slow(made, pos).softmax(-1) @ v)
+    torch.testing.assert_close(result[:, :, 0], v.mean(2))  # a class token attends to all equally
+    grads = torch.autograd.grad((result * torch.randn_like(result)).sum(), [q, k, v])
     assert [bool(g.any()) for g in grads] == [False, False, True]
     assert explain(q, k, v, bias=made.bias(pos, 0)).backend == "lowrank"
 
@@ -95,7 +95,7 @@ def test_a_vit():
     out.backward(torch.randn_like(out))
     for block in model.blocks:
         for parameter in block.attn.pos_enc.parameters():
-            # the class token of the last block attends to all alike
+            # the class token of the last block attends to all equally
             assert parameter.grad is None or parameter.grad.any() or block is model.blocks[-1]
     again = timm.create_model(
         "test_vit", pos_embed="positional_attention(table=learned,pos_dim=8)", img_size=96
@@ -116,7 +116,7 @@ def test_errors():
     with pytest.raises(OptionError, match=r"needs an additive encoding as table, got table='alibi2d'"):
         create_encoding("positional_attention(table=alibi2d)", num_heads=2)
     made = create_encoding("positional_attention", num_heads=2)
-    with pytest.raises(ShapeError, match="positional_attention needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="positional_attention needs 2-axis positions, got 1 axis"):
         made.bias(Grid((4,)).positions(), 0)
     table = create_encoding("learned", dim=8, grid=(2, 3))
     with pytest.raises(OptionError, match="dim=8"):

@@ -44,13 +44,13 @@ def parts(made):
 @cases("prefix", [0, 1, 4])
 def test_values_and_gradients(name, shape, prefix):
     made, grid = build(shape, name), Grid(shape, prefix)
-    found = made.bias(grid.positions(), 0).dense()[0]
-    wanted = oracle.table_matrix(parts(made)[0], grid, *parts(made)[1:])
-    torch.testing.assert_close(found, wanted)
-    cotangent = torch.randn_like(found)
+    actual = made.bias(grid.positions(), 0).dense()[0]
+    expected = oracle.table_matrix(parts(made)[0], grid, *parts(made)[1:])
+    torch.testing.assert_close(actual, expected)
+    cotangent = torch.randn_like(actual)
     for f, w in zip(
-        torch.autograd.grad(found, list(made.parameters()), cotangent),
-        torch.autograd.grad(wanted, list(made.parameters()), cotangent),
+        torch.autograd.grad(actual, list(made.parameters()), cotangent),
+        torch.autograd.grad(expected, list(made.parameters()), cotangent),
         strict=True,
     ):
         torch.testing.assert_close(f, w)
@@ -68,8 +68,8 @@ def test_equals_timm(shape, prefix):
         stock.set_window_size(shape)
         stock.load_state_dict(made.state_dict())
         stock.set_window_size(size)
-        found = made.bias(Grid(size, prefix).positions(), 0).dense()
-        torch.testing.assert_close(found, stock.get_bias(), rtol=1e-4, atol=1e-6)
+        result = made.bias(Grid(size, prefix).positions(), 0).dense()
+        torch.testing.assert_close(result, stock.get_bias(), rtol=1e-4, atol=1e-6)
 
 
 def test_equals_beit_with_several_prefix_tokens():
@@ -92,29 +92,29 @@ def test_equals_beit_with_several_prefix_tokens():
 @cases("new", [1, 2, 5, 14, 24])
 def test_resampling_of_one_axis(old, new):
     table = torch.randn(3, 2 * old - 1, dtype=torch.float64)
-    found = resample_table(table, (old,), (new,), "geometric")
+    actual = resample_table(table, (old,), (new,), "geometric")
     ratio = growth(old, new)
     side = np.cumsum(ratio ** np.arange(old - 1))
     points = np.concatenate([-side[::-1], [0], side])
-    wanted = [np.interp(np.arange(1 - new, new), points, row) for row in table.numpy()]
-    wanted = table if old == new else torch.tensor(np.array(wanted))
-    torch.testing.assert_close(found, wanted)
-    found = resample_table(table, (old,), (new,), "bicubic")
-    wanted = F.interpolate(table[None, :, None], size=(1, 2 * new - 1), mode="bicubic")[0, :, 0]
-    torch.testing.assert_close(found, wanted)
+    expected = [np.interp(np.arange(1 - new, new), points, row) for row in table.numpy()]
+    expected = table if old == new else torch.tensor(np.array(expected))
+    torch.testing.assert_close(actual, expected)
+    actual = resample_table(table, (old,), (new,), "bicubic")
+    expected = F.interpolate(table[None, :, None], size=(1, 2 * new - 1), mode="bicubic")[0, :, 0]
+    torch.testing.assert_close(actual, expected)
 
 
 @theirs_warns
 def test_resampling_of_two_and_three_axes():
     table = torch.randn(35, 2)
     values = table.t().reshape(2, 5, 7)
-    wanted = resize_rel_pos_bias_table(table, (6, 5), (99, 2), old_window_size=(3, 4)).t().reshape(2, 11, 9)
+    expected = resize_rel_pos_bias_table(table, (6, 5), (99, 2), old_window_size=(3, 4)).t().reshape(2, 11, 9)
     torch.testing.assert_close(
-        resample_table(values, (3, 4), (6, 5), "geometric"), wanted, rtol=1e-4, atol=1e-5
+        resample_table(values, (3, 4), (6, 5), "geometric"), expected, rtol=1e-4, atol=1e-5
     )
-    wanted = F.interpolate(values[None], size=(11, 9), mode="bicubic")[0]
+    expected = F.interpolate(values[None], size=(11, 9), mode="bicubic")[0]
     torch.testing.assert_close(
-        resample_table(values, (3, 4), (6, 5), "bicubic"), wanted, rtol=1e-5, atol=1e-5
+        resample_table(values, (3, 4), (6, 5), "bicubic"), expected, rtol=1e-5, atol=1e-5
     )
     cube = torch.randn(2, 3, 5, 3, dtype=torch.float64)
     for method in ("geometric", "bicubic"):
@@ -165,13 +165,13 @@ def test_dropped_tokens_and_attention():
     made, grid = build((3, 4), "rpb.beit"), Grid((5, 3), 2)
     pos = grid.positions()
     keep = torch.tensor([[0, 1, 16, 3], [0, 1, 7, 11]])
-    dense, kept = made.bias(pos, 0).dense()[0], made.bias(pos.gather(keep), 0)
+    dense, retained = made.bias(pos, 0).dense()[0], made.bias(pos.gather(keep), 0)
     for b in range(2):
-        assert torch.equal(kept.dense()[b], dense[:, keep[b]][:, :, keep[b]])
+        assert torch.equal(retained.dense()[b], dense[:, keep[b]][:, :, keep[b]])
     q, k, v = torch.randn(3, 2, 3, 4, 8, dtype=torch.float64)
-    wanted = oracle.attend(q, k, v, bias=kept.dense())
+    expected = oracle.attend(q, k, v, bias=retained.dense())
     for backend in ("reference", "sdpa"):
-        torch.testing.assert_close(attention(q, k, v, bias=kept, backend=backend), wanted)
+        torch.testing.assert_close(attention(q, k, v, bias=retained, backend=backend), expected)
 
 
 @cases(
@@ -221,5 +221,5 @@ def test_option_errors(options, message):
 def test_positions_that_do_not_fit():
     made = create_encoding("rpb", num_heads=2, grid=(3, 3))
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2)), Grid((1, 2, 2)).positions()):
-        with pytest.raises(ShapeError, match=r"rpb needs the tokens of a 2-axis grid, got [123] axes"):
+        with pytest.raises(ShapeError, match=r"rpb needs the tokens of a 2-axis grid, got [123] ax[ei]s"):
             made.bias(pos, 0)

@@ -29,7 +29,7 @@ def build(grid, name="rpb_cpb", heads=3, **options):
     return made
 
 
-def slow(made, grid, kept=None):
+def slow(made, grid, retained=None):
     """Return the bias of every pair, one pair after the other."""
     weights = dict(made.named_parameters())
     cells = oracle.cells_of(grid.shape, grid.prefix)
@@ -46,11 +46,11 @@ def slow(made, grid, kept=None):
                 c = [math.copysign(math.log(1 + abs(o)), o) for o in c]
             x = torch.tensor(c, dtype=torch.float64)
             hidden = (weights["cpb_mlp.0.weight"] @ x + weights["cpb_mlp.0.bias"]).clamp(min=0)
-            if kept is not None:
+            if retained is not None:
                 entry = 0
                 for a, b, n in zip(p, q, grid.shape, strict=True):
                     entry = entry * (2 * n - 1) + a - b + n - 1
-                hidden = hidden * kept[entry]
+                hidden = hidden * retained[entry]
             out = weights["cpb_mlp.2.weight"] @ hidden
             if made.coords == "cr":
                 rows[i][j] = out + weights["cpb_mlp.2.bias"]
@@ -63,12 +63,12 @@ def slow(made, grid, kept=None):
 @cases("shape", [(5,), (3, 4), (1, 4), (2, 1, 3)])
 def test_values_and_gradients(shape, options):
     made, grid = build(shape, **options), Grid(shape, prefix=2)
-    found, wanted = made.bias(grid.positions(), 0).dense()[0], slow(made, grid)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # coordinates are float32
-    cotangent = torch.randn_like(found)
+    actual, expected = made.bias(grid.positions(), 0).dense()[0], slow(made, grid)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)  # coordinates are float32
+    cotangent = torch.randn_like(actual)
     for f, w in zip(
-        torch.autograd.grad(found, list(made.parameters()), cotangent),
-        torch.autograd.grad(wanted, list(made.parameters()), cotangent),
+        torch.autograd.grad(actual, list(made.parameters()), cotangent),
+        torch.autograd.grad(expected, list(made.parameters()), cotangent),
         strict=True,
     ):
         torch.testing.assert_close(f, w, rtol=1e-4, atol=1e-4)
@@ -83,10 +83,10 @@ def test_equals_timm_after_loading_its_entries(mode, prefix, pretrained):
     made = create_encoding(
         {"name": "rpb_cpb", "coords": mode, "hidden": 12, **options}, num_heads=3, grid=(3, 5)
     )
-    for beside, holder in (("attn.", "rel_pos."), ("", "shared_rel_pos.")):
-        state = {f"{beside}{holder}{k}": v for k, v in stock.state_dict().items()}
-        made.rename_checkpoint_keys(state, beside, f"{beside}pos_enc.")
-        made.load_state_dict({k.removeprefix(f"{beside}pos_enc."): v for k, v in state.items()})
+    for parent, holder in (("attn.", "rel_pos."), ("", "shared_rel_pos.")):
+        state = {f"{parent}{holder}{k}": v for k, v in stock.state_dict().items()}
+        made.rename_checkpoint_keys(state, parent, f"{parent}pos_enc.")
+        made.load_state_dict({k.removeprefix(f"{parent}pos_enc."): v for k, v in state.items()})
     for size in ((3, 5), (6, 2), (5, 5)):
         stock.set_window_size(size)
         torch.testing.assert_close(
@@ -97,8 +97,8 @@ def test_equals_timm_after_loading_its_entries(mode, prefix, pretrained):
 @cases("pretrained", [(0, 0), (2, 5)])
 def test_equals_swin_v2(pretrained):
     stock = WindowAttention(12, (3, 4), num_heads=3, pretrained_window_size=pretrained)
-    seen = {}
-    stock.softmax.register_forward_pre_hook(lambda module, args: seen.update(logits=args[0]))
+    recorded = {}
+    stock.softmax.register_forward_pre_hook(lambda module, args: recorded.update(logits=args[0]))
     torch.nn.init.zeros_(stock.qkv.weight)  # cosine attention of equal vectors: logits are the bias alone
     stock(torch.randn(1, 12, 12))
     options = {"pretrained": list(pretrained)} if pretrained[0] else {}
@@ -107,8 +107,8 @@ def test_equals_swin_v2(pretrained):
     state["attn.relative_coords_table"] = state["attn.relative_position_index"] = torch.zeros(1)
     made.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     made.load_state_dict({k.removeprefix("attn.pos_enc."): v for k, v in state.items()})
-    found = made.bias(Grid((3, 4)).positions(), 0).dense()
-    torch.testing.assert_close(found, seen["logits"], rtol=1e-5, atol=1e-5)
+    result = made.bias(Grid((3, 4)).positions(), 0).dense()
+    torch.testing.assert_close(result, recorded["logits"], rtol=1e-5, atol=1e-5)
 
 
 def test_centring_changes_nothing_without_prefix_tokens():
@@ -139,13 +139,13 @@ def test_dropout():
     assert made.eval().prepare(grid.positions()).attrs == {}
     made.train()
     pos = made.prepare(grid.positions(), generator=torch.Generator().manual_seed(0))
-    kept = pos.attrs[DRAW]
-    assert kept.shape == (35, 10)
-    assert kept.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
-    assert abs((kept == 0).float().mean() - 0.25) < 0.07
+    retained = pos.attrs[DRAW]
+    assert retained.shape == (35, 10)
+    assert retained.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
+    assert abs((retained == 0).float().mean() - 0.25) < 0.07
     assert made.prepare(pos) is pos
     torch.testing.assert_close(
-        made.bias(pos, 0).dense()[0], slow(made, grid, kept.double()), rtol=1e-5, atol=1e-5
+        made.bias(pos, 0).dense()[0], slow(made, grid, retained.double()), rtol=1e-5, atol=1e-5
     )
     assert torch.equal(made.bias(pos, 0).dense(), made.bias(pos, 1).dense())
     own = torch.ones(35, 10)
@@ -172,9 +172,9 @@ def test_dropped_tokens():
     made, grid = build((3, 4)), Grid((5, 3), 2)
     pos = grid.positions()
     keep = torch.tensor([[0, 1, 16, 3], [0, 1, 7, 11]])
-    dense, kept = made.bias(pos, 0).dense()[0], made.bias(pos.gather(keep), 0).dense()
+    dense, retained = made.bias(pos, 0).dense()[0], made.bias(pos.gather(keep), 0).dense()
     for b in range(2):
-        assert torch.equal(kept[b], dense[:, keep[b]][:, :, keep[b]])
+        assert torch.equal(retained[b], dense[:, keep[b]][:, :, keep[b]])
 
 
 @cases(
@@ -207,6 +207,6 @@ def test_positions_that_do_not_fit():
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2)), Grid((1, 2, 2)).positions()):
         for call in (made.prepare, lambda p: made.bias(p, 0)):
             with pytest.raises(
-                ShapeError, match=r"rpb_cpb needs the tokens of a 2-axis grid, got [123] axes"
+                ShapeError, match=r"rpb_cpb needs the tokens of a 2-axis grid, got [123] ax[ei]s"
             ):
                 call(pos)

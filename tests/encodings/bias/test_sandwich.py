@@ -27,9 +27,9 @@ def test_it_is_the_product_of_sinusoids_on_a_line():
     place = torch.arange(9.0).double()[:, None]
     angle = place * 10000.0 ** (-torch.arange(64).double() / 64)
     table = torch.cat([angle.sin(), angle.cos()], -1)
-    wanted = (table @ table.T - 64) / (torch.arange(1, 5) * 2.0)[:, None, None]
-    found = create_encoding("sandwich", num_heads=4).bias(Grid((9,)).positions(), 0).dense()[0]
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    expected = (table @ table.T - 64) / (torch.arange(1, 5) * 2.0)[:, None, None]
+    actual = create_encoding("sandwich", num_heads=4).bias(Grid((9,)).positions(), 0).dense()[0]
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_routes_symmetry_and_masks():

@@ -32,17 +32,17 @@ def test_groups_of_one_are_rope_axial(grid, layout):
 def test_within_the_window_and_with_prefix_tokens_nothing_changes():
     bias, plain, (q, k, _), _, pos = both((3, 11), group=3, window=4)
     apart = (pos.coords[0, :, None] - pos.coords[0]).abs().amax(-1)
-    placed = pos.spatial[0][:, None] & pos.spatial[0]
-    near = (apart < 4) | ~placed
-    found = bias.dense(q=q, k=k)
-    torch.testing.assert_close(found[..., near], plain[..., near], rtol=1e-4, atol=1e-5)
-    assert ((found - plain).abs()[..., ~near].amax()) > 0.1
+    positioned = pos.spatial[0][:, None] & pos.spatial[0]
+    near = (apart < 4) | ~positioned
+    result = bias.dense(q=q, k=k)
+    torch.testing.assert_close(result[..., near], plain[..., near], rtol=1e-4, atol=1e-5)
+    assert ((result - plain).abs()[..., ~near].amax()) > 0.1
 
 
 def test_far_offsets_are_those_of_groups():
     bias, *_, (q, k, _), _, pos = both((1, 20), group=4, window=6)
     line = create_encoding("rope_axial", dim=24, num_heads=2)
-    found = bias.dense(q=q, k=k)
+    actual = bias.dense(q=q, k=k)
     for i, j in ((19, 0), (2, 17), (13, 7)):
         offset = i // 4 - j // 4 + (1 if i > j else -1) * (6 - 1)
         at = pos.replace(
@@ -52,8 +52,8 @@ def test_far_offsets_are_those_of_groups():
         )
         pair = torch.stack([q[:, :, 2 + i], k[:, :, 2 + j]], 2)
         turn = line.transform(at, 0)
-        wanted = (turn.query(pair)[:, :, 0] * turn.key(pair)[:, :, 1]).sum(-1) / 12**0.5
-        torch.testing.assert_close(found[:, :, 2 + i, 2 + j], wanted, rtol=1e-4, atol=1e-4)
+        expected = (turn.query(pair)[:, :, 0] * turn.key(pair)[:, :, 1]).sum(-1) / 12**0.5
+        torch.testing.assert_close(actual[:, :, 2 + i, 2 + j], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_wrong_heads_and_no_queries_are_refused():

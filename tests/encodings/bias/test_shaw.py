@@ -85,13 +85,13 @@ def test_attention_and_all_gradients(options):
         made = build(grid.shape, **options)
         leaves = [t.requires_grad_() for t in content(grid.tokens)]
         every = [*leaves, *made.parameters()]
-        wanted = slow(made, grid, *leaves)
-        cotangent = torch.randn_like(wanted)
-        grads = torch.autograd.grad(wanted, every, cotangent)
+        expected = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(expected)
+        grads = torch.autograd.grad(expected, every, cotangent)
         for backend in ("reference",) if made.values else ("reference", "sdpa"):
-            found = fast(made, grid, *leaves, backend=backend)
-            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-            for f, w in zip(torch.autograd.grad(found, every, cotangent), grads, strict=True):
+            actual = fast(made, grid, *leaves, backend=backend)
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+            for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
                 torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
 
 
@@ -131,7 +131,7 @@ def test_clipped_tables_do_not_depend_on_the_grid():
         1,
         5,
         WIDTH,
-    )  # a row for tokens without a place
+    )  # a row for tokens without a position
 
 
 def test_a_vit_stays_what_it_is_and_learns():
@@ -193,7 +193,7 @@ def test_positions_and_content_that_do_not_fit():
     made = build((3, 3), values=True)
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
         for part in (made.bias, made.value_term):
-            with pytest.raises(ShapeError, match=r"shaw needs the tokens of a 2-axis grid, got [12] axes"):
+            with pytest.raises(ShapeError, match=r"shaw needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
                 part(pos, 0)
     for method in ("key", "offset_factor"):
         with pytest.raises(VispeError, match="q, k and scale"):

@@ -47,9 +47,9 @@ def defined(made):
 def test_buckets(count, far):
     rel = [*range(-30, 31), 0.5, -0.5, 2.7, -3.2, 11.6]
     for causal in (False, True):
-        found = relative_buckets(torch.tensor(rel), count, far, causal).tolist()
-        assert found == [relative(r, count, far, causal) for r in rel]
-        assert max(found) < count
+        result = relative_buckets(torch.tensor(rel), count, far, causal).tolist()
+        assert result == [relative(r, count, far, causal) for r in rel]
+        assert max(result) < count
 
 
 @cases("axes", [1, 2, 3])
@@ -71,7 +71,7 @@ def test_gradients_and_routes(mode):
     offsets.check_gradients(made, Grid((2, 3), 1))
 
 
-def test_the_distance_turns_with_the_picture():
+def test_the_distance_turns_with_the_image():
     offsets.check_turned(shaken("t5.radial"))
 
 

@@ -25,9 +25,9 @@ def slow(q, k, coords, spatial, theta=0.5, alpha=0.1, spacing=1.0):
                     phase = (x[cut:] * y[cut:]).sum() / math.sqrt((1 - theta) * width)
                     d = math.dist(place[i], place[j])
                     reach = d**alpha if d else 0.0
-                    placed = spatial[s % len(coords), i] and spatial[s % len(coords), j]
+                    positioned = spatial[s % len(coords), i] and spatial[s % len(coords), j]
                     made = amplitude * torch.cos(2 * math.pi * reach * phase)
-                    out[s, h, i, j] = made if placed else (x * y).sum() / math.sqrt(width)
+                    out[s, h, i, j] = made if positioned else (x * y).sum() / math.sqrt(width)
     return out
 
 
@@ -48,24 +48,24 @@ def content(tokens, width=6):
 def test_logits_and_backends(grid, options):
     pos, (q, k, v) = grid.positions(), content(grid.tokens)
     bias = create_encoding("tapa", dim=12, num_heads=2, **options).bias(pos, 0)
-    wanted = slow(q, k, pos.coords, pos.spatial, **options)
+    expected = slow(q, k, pos.coords, pos.spatial, **options)
     # powers of distances are in float32, as coordinates of grids
     close = {"rtol": 1e-5, "atol": 1e-4}
-    torch.testing.assert_close(bias.dense(q=q, k=k, scale=6**-0.5), wanted, **close)
+    torch.testing.assert_close(bias.dense(q=q, k=k, scale=6**-0.5), expected, **close)
     for backend in ("reference", "sdpa", "auto"):
-        found = attention(q, k, v, bias=bias, backend=backend)
-        torch.testing.assert_close(found, wanted.softmax(-1) @ v, **close)
+        actual = attention(q, k, v, bias=bias, backend=backend)
+        torch.testing.assert_close(actual, expected.softmax(-1) @ v, **close)
     one = bias.dense(q=q, k=k, heads=slice(1, 2))
-    torch.testing.assert_close(one, wanted[:, 1:], **close)
+    torch.testing.assert_close(one, expected[:, 1:], **close)
 
 
-def test_moving_the_picture_changes_nothing():
+def test_moving_the_image_changes_nothing():
     made, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(5)
-    places = torch.randn(2, 5, 2, dtype=torch.float64) * 3
+    positions = torch.randn(2, 5, 2, dtype=torch.float64) * 3
     turn = torch.tensor(37 * math.pi / 180, dtype=torch.float64)
     matrix = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()]).reshape(2, 2)
-    moved = places @ matrix.T * torch.tensor([1.0, -1.0]) + torch.tensor([3.0, -7.0])
-    first, second = (made.bias(Positions(p), 0).dense(q=q, k=k) for p in (places, moved))
+    moved = positions @ matrix.T * torch.tensor([1.0, -1.0]) + torch.tensor([3.0, -7.0])
+    first, second = (made.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, moved))
     torch.testing.assert_close(first, second)
 
 
@@ -77,14 +77,14 @@ def test_alpha_of_zero_only_tells_a_token_from_others():
 
 def test_gradients_reach_content_and_coordinates():
     made, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(4)
-    places = torch.randn(2, 4, 2, dtype=torch.float64)
-    places[:, 1] = places[:, 0]  # two tokens in one place
+    positions = torch.randn(2, 4, 2, dtype=torch.float64)
+    positions[:, 1] = positions[:, 0]  # two tokens in one position
 
     def dense(q, k, coords):
         return made.bias(Positions(coords), 0).dense(q=q, k=k)
 
-    leaves = [x.requires_grad_() for x in (q, k, places)]
-    assert torch.autograd.gradcheck(lambda q, k: dense(q, k, places.detach()), leaves[:2], fast_mode=True)
+    leaves = [x.requires_grad_() for x in (q, k, positions)]
+    assert torch.autograd.gradcheck(lambda q, k: dense(q, k, positions.detach()), leaves[:2], fast_mode=True)
     out = dense(*leaves)
     grads = torch.autograd.grad((out * torch.randn_like(out)).sum(), leaves)
     assert all(g.isfinite().all() for g in grads)

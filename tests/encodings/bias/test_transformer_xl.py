@@ -35,14 +35,14 @@ def code(made, offset):
 def slow(made, pos, q, k, v):
     """Return attention, by a loop over pairs of tokens of one sample."""
     coords = (pos.coords if made.spacing is None else pos.with_spacing(made.spacing).coords)[0].tolist()
-    placed, n = pos.spatial[0].tolist(), pos.tokens
+    positioned, n = pos.spatial[0].tolist(), pos.tokens
     r = torch.zeros(n, n, DIM, dtype=torch.float64)
     for i in range(n):
         for j in range(n):
-            if placed[i] and placed[j]:
+            if positioned[i] and positioned[j]:
                 r[i, j] = code(made, [a - b for a, b in zip(coords[i], coords[j], strict=True)])
     met = torch.einsum("bhid,ijc,chd->bhij", q + made.r_r_bias[:, None], r, made.r)
-    known = torch.tensor(placed)[:, None]
+    known = torch.tensor(positioned)[:, None]
     logits = (q + made.r_w_bias[:, None] * known) @ k.mT + met
     return (logits * WIDTH**-0.5).softmax(-1) @ v
 
@@ -50,13 +50,13 @@ def slow(made, pos, q, k, v):
 def agree(made, pos, backends=("reference", "sdpa")):
     leaves = [t.requires_grad_() for t in content(pos.tokens)]
     every = [*leaves, *made.parameters()]
-    wanted = slow(made, pos, *leaves)
-    cotangent = torch.randn_like(wanted)
-    grads = torch.autograd.grad(wanted, every, cotangent)
+    expected = slow(made, pos, *leaves)
+    cotangent = torch.randn_like(expected)
+    grads = torch.autograd.grad(expected, every, cotangent)
     for backend in backends:
-        found = attend(*leaves, made.parts(), pos, 0, backend=backend)
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
-        for f, w in zip(torch.autograd.grad(found, every, cotangent), grads, strict=True):
+        actual = attend(*leaves, made.parts(), pos, 0, backend=backend)
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
+        for f, w in zip(torch.autograd.grad(actual, every, cotangent), grads, strict=True):
             torch.testing.assert_close(f, w, rtol=1e-5, atol=1e-6)
 
 
@@ -67,7 +67,7 @@ def test_attention_and_all_gradients(options):
         agree(made, grid.positions())
 
 
-def test_spacing_takes_the_place_of_that_of_the_grid():
+def test_spacing_takes_the_position_of_that_of_the_grid():
     agree(build(spacing=(3, 0.5)), Grid((2, 3), 1, (0.5, 2.0)).positions())
 
 
@@ -102,11 +102,11 @@ def test_invariant_to_translation():
     coords = torch.rand(1, 7, 2, dtype=torch.float64) * 9
     made, (q, k, v) = build(), content(7)
     for shift in ([3.7, -2.2], [100.0, 55.5]):
-        found, wanted = (
+        actual, expected = (
             attend(q, k, v, made.parts(), Positions(c), 0)
             for c in (coords + torch.tensor(shift, dtype=torch.float64), coords)
         )
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_dropped_tokens_on_each_sample():
@@ -122,8 +122,8 @@ def test_it_may_stand_before_a_rotation():
     rope = both.members[1].transform(pos, 0)
     shifted = q + both.members[0].r_w_bias[:, None] * pos.spatial[0, :, None]
     bias = both.members[0].bias(pos, 0).dense(q=q, k=k, scale=0.5)
-    wanted = attention(rope.query(shifted), rope.key(k), v, attn_mask=bias, scale=0.5)
-    torch.testing.assert_close(attend(q, k, v, both.parts(), pos, 0, scale=0.5), wanted)
+    expected = attention(rope.query(shifted), rope.key(k), v, attn_mask=bias, scale=0.5)
+    torch.testing.assert_close(attend(q, k, v, both.parts(), pos, 0, scale=0.5), expected)
 
 
 def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
@@ -148,8 +148,8 @@ def test_weights_sum_to_one_and_drawn_start():
     made = create_encoding("transformer_xl.xlnet", dim=64, num_heads=4)
     assert made.r.std().item() == pytest.approx(0.02, rel=0.05)
     q, k, v = torch.randn(3, 1, 4, 13, 16)
-    found = weights_of(calls_of(q, k, v, made.parts(), Grid((3, 4), 1).positions(), 0))
-    torch.testing.assert_close(found.sum(-1), torch.ones(1, 4, 13))
+    result = weights_of(calls_of(q, k, v, made.parts(), Grid((3, 4), 1).positions(), 0))
+    torch.testing.assert_close(result.sum(-1), torch.ones(1, 4, 13))
 
 
 @cases(
@@ -172,7 +172,7 @@ def test_positions_that_do_not_fit():
         create_encoding("transformer_xl", dim=16, num_heads=2).bias(Grid((2, 2, 2)).positions(), 0)
     with pytest.raises(ShapeError, match=r"clamp_len=2 needs tokens at the cells of a grid"):
         build(clamp_len=2).bias(Positions(torch.rand(1, 4, 2)), 0)
-    with pytest.raises(ShapeError, match=r"transformer_xl needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match=r"transformer_xl needs 2-axis positions, got 1 axis"):
         build(spacing=(1, 2)).transform(Grid((4,)).positions(), 0)
     for pos in (Grid((2, 2)).positions(), Positions(torch.rand(1, 4, 2))):
         with pytest.raises(ShapeError, match=r"query.*q, k and scale"):

@@ -62,16 +62,16 @@ def test_values_and_gradients(padding, symmetric, shape, k):
     made = peg(padding=padding, symmetric=symmetric, kernel_size=k, after=[2])
     pos = Grid(shape, prefix=2).positions()
     x = torch.randn(2, pos.tokens, 6, dtype=torch.float64, requires_grad=True)
-    wanted = slow(x, shape, 2, made.kernel(2), made.proj[0].bias, padding)
-    found = made.mix(x, pos, 2)
-    torch.testing.assert_close(found, wanted)
-    assert torch.equal(found[:, :2], x[:, :2])
+    expected = slow(x, shape, 2, made.kernel(2), made.proj[0].bias, padding)
+    actual = made.mix(x, pos, 2)
+    torch.testing.assert_close(actual, expected)
+    assert torch.equal(actual[:, :2], x[:, :2])
     assert made.mix(x, pos, 1) is x
     cotangent = torch.randn_like(x)
     inputs = (x, made.proj[0].weight, made.proj[0].bias)
     for a, b in zip(
-        torch.autograd.grad(found, inputs, cotangent),
-        torch.autograd.grad(wanted, inputs, cotangent),
+        torch.autograd.grad(actual, inputs, cotangent),
+        torch.autograd.grad(expected, inputs, cotangent),
         strict=True,
     ):
         torch.testing.assert_close(a, b)
@@ -130,7 +130,7 @@ def test_initialisation():
     assert retrofit.no_weight_decay() == {"proj.0.weight", "proj.0.bias", "proj.1.weight", "proj.1.bias"}
 
 
-def picture(x, shape):
+def image(x, shape):
     return x.unflatten(1, shape)
 
 
@@ -141,7 +141,7 @@ def test_circular_padding_commutes_with_cyclic_shifts(h, w, k, down, right):
     x = torch.randn(1, h * w, 6, dtype=torch.float64)
 
     def shifted(t):
-        return picture(t, (h, w)).roll((down, right), (1, 2)).flatten(1, 2)
+        return image(t, (h, w)).roll((down, right), (1, 2)).flatten(1, 2)
 
     torch.testing.assert_close(made.mix(shifted(x), pos, 0), shifted(made.mix(x, pos, 0)))
 
@@ -159,21 +159,21 @@ def test_a_symmetric_kernel_commutes_with_turns_and_flips(h, w, k, turns, flip, 
     made = peg(symmetric=True, kernel_size=k, padding=padding)
     x = torch.randn(1, h * w, 6, dtype=torch.float64)
 
-    def turned(t):
-        t = picture(t, (h, w)).rot90(turns, (1, 2))
+    def rotated(t):
+        t = image(t, (h, w)).rot90(turns, (1, 2))
         return (t.flip(1) if flip else t).flatten(1, 2)
 
     there = Grid((w, h) if turns % 2 else (h, w)).positions()
     here = Grid((h, w)).positions()
-    torch.testing.assert_close(made.mix(turned(x), there, 0), turned(made.mix(x, here, 0)))
+    torch.testing.assert_close(made.mix(rotated(x), there, 0), rotated(made.mix(x, here, 0)))
 
 
 def test_without_symmetry_a_turn_shows():
     made, pos = peg(), Grid((4, 4)).positions()
     x = torch.randn(1, 16, 6, dtype=torch.float64)
-    turned = picture(made.mix(x, pos, 0), (4, 4)).rot90(1, (1, 2)).flatten(1, 2)
-    again = made.mix(picture(x, (4, 4)).rot90(1, (1, 2)).flatten(1, 2), pos, 0)
-    assert (turned - again).abs().max() > 0.1
+    rotated = image(made.mix(x, pos, 0), (4, 4)).rot90(1, (1, 2)).flatten(1, 2)
+    again = made.mix(image(x, (4, 4)).rot90(1, (1, 2)).flatten(1, 2), pos, 0)
+    assert (rotated - again).abs().max() > 0.1
 
 
 @quick
@@ -189,7 +189,7 @@ def test_content_away_from_the_border_may_move(h, w, row, column):
     for top, left in ((1, 1), (1 + row, 1 + column)):
         y = x.clone()
         y[0, top : top + h, left : left + w] = content
-        out = picture(made.mix(y.flatten(1, 2), pos, 0), shape)
+        out = image(made.mix(y.flatten(1, 2), pos, 0), shape)
         outs.append(out[0, top - 1 : top + h + 1, left - 1 : left + w + 1])
     torch.testing.assert_close(outs[0], outs[1])
 
@@ -203,25 +203,25 @@ def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
     keep = torch.stack([prefix + torch.randperm(20)[:9] for _ in range(2)])
     keep = torch.cat([torch.arange(prefix).expand(2, -1), keep], 1)
     few = x.gather(1, keep[..., None].expand(-1, -1, 6)).requires_grad_()
-    found = made.mix(few, full.gather(keep), 0)
-    cotangent = torch.randn_like(found)
-    (grad,) = torch.autograd.grad(found, few, cotangent)
+    actual = made.mix(few, full.gather(keep), 0)
+    cotangent = torch.randn_like(actual)
+    (grad,) = torch.autograd.grad(actual, few, cotangent)
     for i in range(2):
         sparse = x[i : i + 1].clone().requires_grad_()
-        wanted = slow(
+        expected = slow(
             sparse, (4, 5), prefix, made.kernel(0), made.proj[0].bias, padding, set(keep[i].tolist())
         )
-        torch.testing.assert_close(found[i], wanted[0, keep[i]])
-        (full_grad,) = torch.autograd.grad(wanted[0, keep[i]], sparse, cotangent[i])
+        torch.testing.assert_close(actual[i], expected[0, keep[i]])
+        (full_grad,) = torch.autograd.grad(expected[0, keep[i]], sparse, cotangent[i])
         torch.testing.assert_close(grad[i], full_grad[0, keep[i]])
-    assert torch.equal(found[:, :prefix], few[:, :prefix])
-    # all kept, in another order
+    assert torch.equal(actual[:, :prefix], few[:, :prefix])
+    # all tokens, in another order
     order = torch.cat([torch.arange(prefix), prefix + torch.randperm(20)])[None]
     moved = made.mix(x[:, order[0]], full.gather(order), 0)
     torch.testing.assert_close(moved, made.mix(x, full, 0)[:, order[0]])
 
 
-def test_tokens_without_a_place_pass():
+def test_tokens_without_a_position_pass():
     made, grid = peg(), Grid((2, 3))
     pos = Positions(
         torch.zeros(1, 4, 2),
@@ -233,8 +233,8 @@ def test_tokens_without_a_place_pass():
     y = made.mix(x, pos, 0)
     assert torch.equal(y[:, 2:], x[:, 2:])
     canvas = torch.zeros(3, 6, 6, dtype=torch.float64).index_copy(1, torch.tensor([4, 0]), x[:, :2])
-    wanted = slow(canvas, (2, 3), 0, made.kernel(0), made.proj[0].bias)
-    torch.testing.assert_close(y[:, :2], wanted[:, [4, 0]])
+    expected = slow(canvas, (2, 3), 0, made.kernel(0), made.proj[0].bias)
+    torch.testing.assert_close(y[:, :2], expected[:, [4, 0]])
 
 
 def test_a_coarser_grid():
@@ -265,10 +265,10 @@ def test_half_precision(dtype):
     exact.load_state_dict(low.state_dict())
     pos = Grid((6, 7), prefix=1).positions()
     x = torch.randn(2, 43, 16).to(dtype)
-    found, wanted = low.mix(x, pos, 0), exact.mix(x.double(), pos, 0)
-    assert found.dtype == dtype
+    actual, expected = low.mix(x, pos, 0), exact.mix(x.double(), pos, 0)
+    assert actual.dtype == dtype
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(found.double(), wanted, rtol=2 * eps, atol=4 * eps)
+    torch.testing.assert_close(actual.double(), expected, rtol=2 * eps, atol=4 * eps)
     with torch.autocast("cpu", torch.bfloat16):
         y = peg(dim=16, dtype=torch.float32).mix(x.float(), pos, 0)
     assert y.dtype == torch.float32
@@ -322,7 +322,7 @@ def test_it_needs_a_grid():
         ShapeError, match=r"peg needs the tokens of a 2-axis grid, got 2 axes .* It reads neighbouring cells"
     ):
         made.mix(torch.zeros(1, 3, 6), Positions(torch.zeros(1, 3, 2)), 0)
-    with pytest.raises(ShapeError, match="peg needs the tokens of a 2-axis grid, got 1 axes"):
+    with pytest.raises(ShapeError, match="peg needs the tokens of a 2-axis grid, got 1 axis"):
         made.mix(torch.zeros(1, 3, 6), Grid((3,)).positions(), 0)
     with pytest.raises(UnsupportedCombination, match="peg, which works on the tokens outside of attention"):
         Attention(8, 2, "peg")

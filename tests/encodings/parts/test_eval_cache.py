@@ -1,4 +1,4 @@
-"""What is kept between forward passes in eval mode is what would be computed."""
+"""What is stored between forward passes in eval mode is what would be computed."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
 
 
 @cases("spec", SPECS)
-def test_kept_equals_computed(spec: str) -> None:
+def test_stored_equals_computed(spec: str) -> None:
     encoding, pos = made(spec), GRID.positions()
     with torch.enable_grad():
-        wanted = read(encoding, pos).detach()
+        expected = read(encoding, pos).detach()
     with torch.no_grad():
-        assert torch.equal(read(encoding, pos), wanted)
+        assert torch.equal(read(encoding, pos), expected)
         entry = encoding._eval_cache.entry
-        assert torch.equal(read(encoding, pos), wanted)
+        assert torch.equal(read(encoding, pos), expected)
         assert encoding._eval_cache.entry is entry, "the second pass computed it again"
         other = Grid((4, 2), prefix=1).positions()
         assert read(encoding, other).shape[2] == 9
-        assert torch.equal(read(encoding, GRID.positions()), wanted)
+        assert torch.equal(read(encoding, GRID.positions()), expected)
 
 
 @cases("spec", SPECS)

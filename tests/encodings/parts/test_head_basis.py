@@ -65,7 +65,7 @@ def test_queries_and_keys_are_multiplied_before_the_rotation(name, options, layo
         transform = encoding.transform(pos, 0)
         angles = (plain.angles(pos, 0) * pos.spatial[:, None, :, None]).expand(1, 2, -1, -1)
         for head in range(2):
-            for x, found, m in zip(
+            for x, actual, m in zip(
                 (q, k),
                 (transform.query(q), transform.key(k)),
                 matrices(encoding.head_basis, head),
@@ -75,7 +75,7 @@ def test_queries_and_keys_are_multiplied_before_the_rotation(name, options, layo
                     product = m @ x[1, head, token].numpy()
                     expected = rotated(product, angles[0, head, token].tolist(), layout)
                     np.testing.assert_allclose(
-                        found[1, head, token].detach().numpy(), expected, rtol=1e-5, atol=1e-5
+                        actual[1, head, token].detach().numpy(), expected, rtol=1e-5, atol=1e-5
                     )
 
 
@@ -86,8 +86,8 @@ def test_it_starts_as_the_encoding_without_a_basis(name):
     pos = Grid((3, 4), prefix=1).positions()
     x = torch.randn(2, 2, 13, 8)
     for call in ("query", "key"):
-        found, expected = (getattr(e.transform(pos, 0), call)(x) for e in (based, plain))
-        assert torch.equal(found, expected)
+        actual, expected = (getattr(e.transform(pos, 0), call)(x) for e in (based, plain))
+        assert torch.equal(actual, expected)
     added = {n for n, _ in based.named_parameters()} - {n for n, _ in plain.named_parameters()}
     assert added == {"head_basis.u", "head_basis.v", "head_basis.sigma"} <= based.no_weight_decay()
     assert sum(p.numel() for p in based.head_basis.parameters()) == 2 * 8 * 8
@@ -174,9 +174,9 @@ def test_grouped_queries_share_the_matrix_of_their_key_head():
     encoding, pos = build(), Grid((2, 3)).positions()
     transform = encoding.transform(pos, 0)
     q, k = torch.randn(1, 6, 6, 8, dtype=torch.float64), torch.randn(1, 2, 6, 8, dtype=torch.float64)
-    found = transform.query(q)
+    result = transform.query(q)
     for group in range(3):
-        torch.testing.assert_close(found[:, group::3], transform.query(q[:, group::3]))
+        torch.testing.assert_close(result[:, group::3], transform.query(q[:, group::3]))
     assert transform.key(k).shape == k.shape
 
 

@@ -61,11 +61,11 @@ def test_forward_is_in_float32_or_better(name, dtype):
     x = torch.randn(PAIRS[name][2])
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer(x.to(wide))
-    assert found.dtype == wide
+        result = layer(x.to(wide))
+    assert result.dtype == wide
     stock = PAIRS[name][1]().double()
     stock.load_state_dict(layer.double().state_dict())
-    torch.testing.assert_close(found.double(), stock(x.double()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.double(), stock(x.double()), rtol=1e-5, atol=1e-5)
 
 
 @cases("spec", SPECS)

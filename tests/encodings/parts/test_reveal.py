@@ -1,4 +1,4 @@
-"""Bands that open while a model is trained: closed form, nothing stale, nothing compiled anew, the same at the end."""
+"""Bands that open while a model is trained: closed form, nothing stale, nothing compiled again, the same at the end."""
 
 import copy
 import math
@@ -56,8 +56,8 @@ def grid(spec):
 
 
 def test_every_encoding_with_bands_is_tested():
-    found = {n for n in list_encodings() if issubclass(encoding_class(n), ProgressiveBands)}
-    assert found == {spec.partition("(")[0].partition(".")[0] for spec in SPECS}
+    result = {n for n in list_encodings() if issubclass(encoding_class(n), ProgressiveBands)}
+    assert result == {spec.partition("(")[0].partition(".")[0] for spec in SPECS}
 
 
 @cases("count", [1, 2, 5, 12])
@@ -66,8 +66,8 @@ def test_how_far_bands_are_open(count):
         linear = [min(max(progress * count - k, 0), 1) for k in range(count)]
         torch.testing.assert_close(band_weights(count, progress), torch.tensor(linear, dtype=torch.float64))
         cosine = [(1 - math.cos(math.pi * g)) / 2 for g in linear]
-        found = band_weights(count, torch.tensor(progress, dtype=torch.float64), "cosine")
-        torch.testing.assert_close(found, torch.tensor(cosine, dtype=torch.float64))
+        result = band_weights(count, torch.tensor(progress, dtype=torch.float64), "cosine")
+        torch.testing.assert_close(result, torch.tensor(cosine, dtype=torch.float64))
     for form in ("linear", "cosine"):
         assert torch.equal(band_weights(count, 1.0, form), torch.ones(count, dtype=torch.float64))
         assert not band_weights(count, 0.0, form).any()
@@ -78,23 +78,23 @@ def test_how_far_bands_are_open(count):
 def test_the_end_is_that_of_no_reveal_to_the_bit(spec, form):
     encoding, plain = built(spec, form).eval(), built(spec, "none").eval()
     pos, image = grid(spec).positions(), torch.rand(1, 3, 24, 32)
-    wanted = plain.table(pos, image)
-    assert torch.equal(encoding.table(pos, image), wanted)  # before anything is said
+    expected = plain.table(pos, image)
+    assert torch.equal(encoding.table(pos, image), expected)  # before anything is said
     for progress in (0.0, 0.4, 1.0):
         set_progress(encoding, progress)
         assert encoding.progress == progress
-        assert torch.equal(encoding.table(pos, image), wanted) == (progress == 1.0)
-    # as a plain attribute, too; what was kept with the positions is not stale
+        assert torch.equal(encoding.table(pos, image), expected) == (progress == 1.0)
+    # as a plain attribute, too; what was stored with the positions is not stale
     encoding.progress = 0.4
     part = encoding.table(pos, image)
-    assert not torch.equal(part, wanted)
+    assert not torch.equal(part, expected)
     assert torch.equal(part, encoding.table(grid(spec).positions(), image))
     for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
         assert twin.progress == 0.4
         assert torch.equal(twin.table(pos, image), part)
     assert encoding.state_dict().keys() == plain.state_dict().keys()
     set_progress(plain, 0.4)
-    assert torch.equal(plain.table(pos, image), wanted)
+    assert torch.equal(plain.table(pos, image), expected)
 
 
 def test_sines_of_long_waves_come_first():
@@ -103,8 +103,8 @@ def test_sines_of_long_waves_come_first():
     # 6 frequencies for each axis; of them 2.4 are open
     encoding.progress = 0.4
     gate = torch.tensor([0, 0, 0, 0.4, 1, 1])
-    wanted = plain.table(pos) * gate.repeat(4)
-    torch.testing.assert_close(encoding.table(pos), wanted)
+    expected = plain.table(pos) * gate.repeat(4)
+    torch.testing.assert_close(encoding.table(pos), expected)
     three = built("sincos3d(split=[2,1,1])", "linear")
     three.progress = 0.5
     whole = built("sincos3d(split=[2,1,1])", "none").table(grid("3d").positions())
@@ -154,9 +154,9 @@ def test_fourier_features_open_by_the_length_of_their_waves():
 def test_levels_of_anchors():
     encoding, plain = built("neuda(levels=4)", "cosine"), built("neuda(levels=4)", "none")
     encoding.progress = 0.375
-    places = torch.rand(5, 2)
+    positions = torch.rand(5, 2)
     gate = torch.cat([torch.ones(2), torch.tensor([1, 0.5, 0, 0]).repeat_interleave(4)])
-    torch.testing.assert_close(encoding.features(places), plain.features(places) * gate)
+    torch.testing.assert_close(encoding.features(positions), plain.features(positions) * gate)
 
 
 @cases("spec", ["fourier(learned=true)", "fourier_learned", "neuda(levels=2)", "fourier"])
@@ -179,18 +179,18 @@ def test_what_reads_a_table_is_not_stale():
     ).eval()
     pos = Grid((3, 4)).positions()
     with torch.no_grad():
-        seen = []
+        recorded = []
         for progress in (0.0, 0.5, 1.0, 0.5):
             set_progress(encoding, progress)
-            seen.append(encoding.bias(pos, 0).dense())
-    assert torch.equal(seen[1], seen[3])
-    assert not torch.equal(seen[0], seen[1])
-    assert not torch.equal(seen[1], seen[2])
+            recorded.append(encoding.bias(pos, 0).dense())
+    assert torch.equal(recorded[1], recorded[3])
+    assert not torch.equal(recorded[0], recorded[1])
+    assert not torch.equal(recorded[1], recorded[2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["sincos2d", "fourier", "neuda", "fourier_learned", "border"])
-def test_steps_of_a_training_are_not_compiled_anew(spec):
+def test_steps_of_a_training_are_not_compiled_again(spec):
     torch._dynamo.reset()
     encoding = built(spec, "linear")
     graphs = []

@@ -116,7 +116,7 @@ def test_evaluation_is_the_same_in_every_pass(spec):
 
 
 @every
-def test_every_sample_gets_a_draw_of_its_own_where_asked(spec):
+def test_every_sample_gets_a_draw_of_its_own_where_requested(spec):
     name, _, options = spec.partition("(")
     sampler = create_encoding(f"{name}(per=sample,{options}" if options else f"{name}(per=sample)")
     pos = prepare([sampler], Grid((6, 9)).positions(), batch=3)
@@ -134,8 +134,8 @@ def test_gathering_and_sampling_commute(spec):
     grid = Grid((4, 5), prefix=1)
     keep = torch.tensor([[0, 3, 9, 20], [0, 1, 2, 12]])
     whole = sampler.prepare(grid.positions())
-    kept = sampler.prepare(grid.positions().gather(keep), draws=whole.attrs["sampled"])
-    assert torch.equal(whole.gather(keep).coords, kept.coords)
+    retained = sampler.prepare(grid.positions().gather(keep), draws=whole.attrs["sampled"])
+    assert torch.equal(whole.gather(keep).coords, retained.coords)
 
 
 @every
@@ -171,7 +171,7 @@ def test_what_samplers_do_to_others_is_said():
     near = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="rfs(reach=4)+rope_axial")
     assert "half a turn" not in vispe.describe(near)
     far = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="rfs(reach=64)+rope_axial")
-    # 4 cells are 16 apart: of the 4 frequencies of an axis, 100^(-k/4), those above pi/16 are 1 and 0.316
+    # 4 cells have distances of 16: of the 4 frequencies of an axis, 100^(-k/4), those above pi/16 are 1 and 0.316
     assert "rfs rotates 50% of the channel pairs of rope_axial by more than half a turn" in vispe.describe(
         far
     )
@@ -190,8 +190,8 @@ def test_shift_is_invisible_to_distances():
             if name == "alibi2d(wrap=false,normalize=none)":
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
             else:  # prefix tokens stand at 0, so only scores between patches agree
-                turned = [one.transform(p, 0) for p in (pos, still)]
-                a, b = (t.query(q)[:, :, 1:] @ t.key(q)[:, :, 1:].mT for t in turned)
+                rotated = [one.transform(p, 0) for p in (pos, still)]
+                a, b = (t.query(q)[:, :, 1:] @ t.key(q)[:, :, 1:].mT for t in rotated)
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
 
@@ -291,7 +291,7 @@ def test_bad_draws_are_refused():
             sampler.prepare(pos, draws={"rfs.0": grows[:2], "rfs.1": bad})
 
 
-def test_a_sampler_alone_or_beside_lookups_is_refused():
+def test_a_sampler_alone_or_alongside_lookups_is_refused():
     with pytest.raises(UnsupportedCombination, match=r"no encoding reads them.*'rfs\+rope_axial'"):
         vispe.Attention(32, 4, "rfs(reach=28)")
     with pytest.raises(UnsupportedCombination, match=r"rfs \+ shift only moves"):
@@ -349,7 +349,7 @@ def test_checkpointed_blocks_see_the_draw_of_the_first_pass():
         torch.testing.assert_close(a, b)
 
 
-def test_kept_tables_and_rotations_are_refused_beside_samplers():
+def test_stored_tables_and_rotations_are_refused_alongside_samplers():
     stock = timm.create_model("vit_tiny_patch16_224", **SMALL)
     with pytest.raises(
         UnsupportedCombination,

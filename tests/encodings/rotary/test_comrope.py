@@ -30,12 +30,12 @@ def place(cell, shape, normalize):
     return [(i + 0.5) / n for i, n in zip(cell, sides, strict=True)]
 
 
-def oracle(encoding, places):
+def oracle(encoding, positions):
     """Return full rotation matrices (n, h, d, d) for coordinates (n, axes), entry by entry."""
     heads, _, blocks, _ = encoding.skew.shape
     s, head = encoding.width, DIM // HEADS
-    out = torch.eye(head, dtype=torch.float64).repeat(len(places), HEADS, 1, 1)
-    for n, x in enumerate(places):
+    out = torch.eye(head, dtype=torch.float64).repeat(len(positions), HEADS, 1, 1)
+    for n, x in enumerate(positions):
         for h, j in itertools.product(range(HEADS), range(blocks)):
             generator = torch.zeros(s, s, dtype=torch.float64)
             entries = iter(encoding.skew[h if heads > 1 else 0, 0, j].tolist())
@@ -69,16 +69,16 @@ def test_rotations_are_the_exponentials_of_the_definition(name, options, shape):
     encoding = build(name, **options)
     normalize = options.get("normalize", "axis")
     cls = [options.get("cls_position", 0.0)] * len(shape)
-    places = [cls, cls, *(place(c, shape, normalize) for c in itertools.product(*map(range, shape)))]
-    wanted = oracle(encoding, places)
+    positions = [cls, cls, *(place(c, shape, normalize) for c in itertools.product(*map(range, shape)))]
+    expected = oracle(encoding, positions)
     pos = Grid(shape, prefix=2).positions()
     free = pos.replace(coords=pos.coords.clone().requires_grad_())  # the general path, token by token
     x = torch.randn(3, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
     for where in (pos, free):
         turn = encoding.transform(where, 0)
-        found = turn.query(x)
-        torch.testing.assert_close(found, torch.einsum("nhij,bhnj->bhni", wanted, x), rtol=1e-5, atol=1e-6)
-        assert torch.equal(found, turn.key(x))
+        actual = turn.query(x)
+        torch.testing.assert_close(actual, torch.einsum("nhij,bhnj->bhni", expected, x), rtol=1e-5, atol=1e-6)
+        assert torch.equal(actual, turn.key(x))
         assert turn.value(x) is x
     blocks = encoding.rotations(pos)
     torch.testing.assert_close(
@@ -153,11 +153,11 @@ def test_both_forms_start_with_the_same_frequencies(name):
 
 def test_rope_preset_is_axial_rope():
     encoding = create_encoding("comrope_ap.rope", dim=16, num_heads=2, base=0.1, normalize="none")
-    turned = encoding.transform(Grid((3, 4)).positions(), 0).query(torch.ones(1, 2, 12, 8))
+    rotated = encoding.transform(Grid((3, 4)).positions(), 0).query(torch.ones(1, 2, 12, 8))
     for token, (y, x) in enumerate(itertools.product(range(3), range(4))):
         angle = torch.tensor([y, 0.1 * y, x, 0.1 * x])
-        wanted = torch.stack([angle.cos() - angle.sin(), angle.cos() + angle.sin()], -1).flatten()
-        torch.testing.assert_close(turned[0, :, token], wanted.expand(2, -1), rtol=1e-5, atol=1e-5)
+        expected = torch.stack([angle.cos() - angle.sin(), angle.cos() + angle.sin()], -1).flatten()
+        torch.testing.assert_close(rotated[0, :, token], expected.expand(2, -1), rtol=1e-5, atol=1e-5)
 
 
 sides = st.integers(1, 6)
@@ -213,7 +213,7 @@ def test_gradients(name, form, shape):
         *((n, p.detach().clone().requires_grad_()) for n, p in encoding.named_parameters()), strict=True
     )
 
-    def turned(q, coords, *parameters):
+    def rotated(q, coords, *parameters):
         def call(place):
             return encoding.transform(place, 0).query(q)
 
@@ -230,7 +230,7 @@ def test_gradients(name, form, shape):
                 delattr(encoding, n)
                 encoding.register_parameter(n, originals[n])
 
-    assert torch.autograd.gradcheck(turned, (q, coords, *values), fast_mode=True)
+    assert torch.autograd.gradcheck(rotated, (q, coords, *values), fast_mode=True)
 
 
 @BOTH
@@ -257,12 +257,12 @@ def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
         still = encoding.eval().coordinates(encoding.prepare(pos))
         assert torch.equal(still, pos.coords)
         noise, offset = torch.randn(1, pos.tokens, len(shape)), torch.randn(len(shape))
-        given = encoding.prepare(pos, draws={"comrope_jitter": noise, "comrope_offset": offset})
+        arguments = encoding.prepare(pos, draws={"comrope_jitter": noise, "comrope_offset": offset})
         moved = (0.5 * noise).clamp(-0.5, 0.5)
         if len(shape) == 3:
             moved[..., 0] = 0
-        wanted = (pos.coords + moved + 0.3 * offset) * pos.spatial[..., None]
-        torch.testing.assert_close(encoding.coordinates(given), wanted)
+        expected = (pos.coords + moved + 0.3 * offset) * pos.spatial[..., None]
+        torch.testing.assert_close(encoding.coordinates(arguments), expected)
         drawn = encoding.train().prepare(pos, generator=torch.Generator().manual_seed(1))
         again = encoding.prepare(pos, generator=torch.Generator().manual_seed(1))
         assert torch.equal(encoding.coordinates(drawn), encoding.coordinates(again))
@@ -293,10 +293,10 @@ def test_checkpoints_of_the_reference_load(name):
     encoding.rename_checkpoint_keys(state, "attn.", "")
     encoding.load_state_dict(state)
     skew = freqs - freqs.mT
-    wanted = (
+    expected = (
         skew * theta if name == LD else skew * torch.eye(2)[:, torch.arange(4) % 2][..., None, None].double()
     )
-    torch.testing.assert_close(encoding.generators(), wanted)
+    torch.testing.assert_close(encoding.generators(), expected)
     assert torch.equal(skew_matrix(skew_upper(freqs), 4), freqs - freqs.mT)
 
 

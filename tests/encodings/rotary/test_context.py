@@ -98,7 +98,7 @@ def field(encoding, x, grid):
     return angles
 
 
-def turned(angle, x, layout):
+def rotated(angle, x, layout):
     a, b = x.chunk(2, -1) if layout == "half" else (x[..., 0::2], x[..., 1::2])
     parts = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
     return torch.cat(parts, -1) if layout == "half" else torch.stack(parts, -1).flatten(-2)
@@ -108,13 +108,13 @@ def same_with_gradients(encoding, grid, slow):
     pos = Positions(grid.positions().coords.double(), grid.positions().spatial, grid=grid)
     x = torch.randn(2, grid.tokens, DIM, dtype=torch.float64, requires_grad=True)
     q = torch.randn(2, HEADS, grid.tokens, 2 * PAIRS, dtype=torch.float64, requires_grad=True)
-    wanted = turned(torch.stack([slow(encoding, sample) for sample in x]), q, encoding.layout)
+    expected = rotated(torch.stack([slow(encoding, sample) for sample in x]), q, encoding.layout)
     leaves, cotangent = [q, x, *encoding.parameters()], torch.randn_like(q)
     for side in ("query", "key"):
-        found = getattr(encoding.transform(pos, 0, x), side)(q)
-        assert torch.equal(found[:, :, : grid.prefix], q[:, :, : grid.prefix])
-        grads = [torch.autograd.grad(y, leaves, cotangent, retain_graph=True) for y in (found, wanted)]
-        torch.testing.assert_close((found, grads[0]), (wanted, grads[1]))
+        actual = getattr(encoding.transform(pos, 0, x), side)(q)
+        assert torch.equal(actual[:, :, : grid.prefix], q[:, :, : grid.prefix])
+        grads = [torch.autograd.grad(y, leaves, cotangent, retain_graph=True) for y in (actual, expected)]
+        torch.testing.assert_close((actual, grads[0]), (expected, grads[1]))
 
 
 @cases("spec", SCANS)
@@ -160,8 +160,8 @@ def test_fields_take_offsets_and_dropped_tokens(spec):
     pos = Grid((2, 3), prefix=1).positions()
     full = encoding.transform(pos, 0, x)
     keep = torch.tensor([[0, 6, 3], [0, 1, 5]])
-    kept = torch.stack([x[i, keep[i]] for i in range(2)])
-    few = encoding.transform(pos.gather(keep), 0, kept).query(
+    retained = torch.stack([x[i, keep[i]] for i in range(2)])
+    few = encoding.transform(pos.gather(keep), 0, retained).query(
         torch.stack([q[i][:, keep[i]] for i in range(2)])
     )
     for i in range(2):

@@ -17,18 +17,19 @@ def slow(encoding, grid, head, cell):
     pairs, axes = encoding.dim // encoding.num_heads // 2, grid.axes
     share = pairs // axes
     freqs = [encoding.base ** (-c / share) for c in range(share)]
-    kept = [w for w in freqs if w >= 2 * math.pi / encoding.train_length]
+    retained = [w for w in freqs if w >= 2 * math.pi / encoding.train_length]
     tables = []
     for wave, coef in ((math.cos, encoding.cos_coef), (math.sin, encoding.sin_coef)):
         table = []
         for axis in reversed(range(axes)):
             matrix = coef[axis, head]
-            assert matrix.shape == (len(kept), max(min(len(kept), share // 2), 1))
+            assert matrix.shape == (len(retained), max(min(len(retained), share // 2), 1))
             for o in range(share):
                 if o < matrix.shape[1]:
                     total = matrix[:, o].sum() if encoding.norm else 1
                     table.append(
-                        sum(wave(cell[axis] * w) * m for w, m in zip(kept, matrix[:, o], strict=True)) / total
+                        sum(wave(cell[axis] * w) * m for w, m in zip(retained, matrix[:, o], strict=True))
+                        / total
                     )
                 else:
                     table.append(torch.ones((), dtype=coef.dtype))
@@ -52,20 +53,20 @@ def test_formula_and_gradients(shape, prefix, options):
     x = torch.randn(2, 2, grid.tokens, 16, dtype=torch.float64, requires_grad=True)
     turn = encoding.transform(pos, 0)
     assert torch.equal(turn.query(x)[:, :, :prefix], x[:, :, :prefix])
-    wanted = torch.zeros_like(x)
+    expected = torch.zeros_like(x)
     first, second = (
         (slice(0, 8), slice(8, 16)) if encoding.layout == "half" else (slice(0, 16, 2), slice(1, 16, 2))
     )
     for h, (n, cell) in itertools.product(range(2), enumerate(itertools.product(*map(range, shape)), prefix)):
         cos, sin = slow(encoding, grid, h, cell)
         a, b = x[:, h, n, first], x[:, h, n, second]
-        wanted[:, h, n, first], wanted[:, h, n, second] = a * cos - b * sin, b * cos + a * sin
-    wanted[:, :, :prefix] = x[:, :, :prefix]
+        expected[:, h, n, first], expected[:, h, n, second] = a * cos - b * sin, b * cos + a * sin
+    expected[:, :, :prefix] = x[:, :, :prefix]
     leaves, cotangent = [x, encoding.cos_coef, encoding.sin_coef], torch.randn_like(x)
     for side in ("query", "key"):
-        found = getattr(turn, side)(x)
-        grads = [torch.autograd.grad(y, leaves, cotangent, retain_graph=True) for y in (found, wanted)]
-        torch.testing.assert_close((found, grads[0]), (wanted, grads[1]))
+        actual = getattr(turn, side)(x)
+        grads = [torch.autograd.grad(y, leaves, cotangent, retain_graph=True) for y in (actual, expected)]
+        torch.testing.assert_close((actual, grads[0]), (expected, grads[1]))
 
 
 def test_start_frequencies_and_what_learns():
@@ -95,8 +96,8 @@ def test_backends_spacing_and_dropped_tokens():
         there = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
         torch.testing.assert_close(there.query(q), turn.query(q))
         keep = torch.tensor([[0, 12, 7], [0, 3, 4]])
-        kept = torch.stack([q[i][:, keep[i]] for i in range(2)])
-        few = encoding.transform(pos.gather(keep), 0).query(kept)
+        retained = torch.stack([q[i][:, keep[i]] for i in range(2)])
+        few = encoding.transform(pos.gather(keep), 0).query(retained)
         for i in range(2):
             torch.testing.assert_close(few[i], turn.query(q)[i][:, keep[i]])
 

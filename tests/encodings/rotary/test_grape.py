@@ -33,10 +33,10 @@ def test_rank2_rotations(scale):
     a, b = torch.randn(2, 6, dtype=torch.float64) * math.sqrt(scale)
     angle, x = torch.randn(5, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
     generator = a[:, None] * b - b[:, None] * a
-    wanted = torch.linalg.matrix_exp(angle[:, None, None] * generator)
-    found = rank2_rotation(a, b, angle)
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(rotate_rank2(x, a, b, angle), (wanted @ x[..., None])[..., 0])
+    expected = torch.linalg.matrix_exp(angle[:, None, None] * generator)
+    actual = rank2_rotation(a, b, angle)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(rotate_rank2(x, a, b, angle), (expected @ x[..., None])[..., 0])
     parallel = rank2_rotation(a, 2 * a, angle)
     torch.testing.assert_close(parallel, torch.eye(6, dtype=torch.float64).expand(5, 6, 6))
     if scale:
@@ -51,13 +51,13 @@ def test_canonical_planes(shape, shared):
     grid = Grid(shape, prefix=1)
     pos = grid.positions()
     q = content(grid.tokens)[0]
-    found = made.transform(pos, 0).query(q)
+    result = made.transform(pos, 0).query(q)
     for h, c in ((0, 0), (1, 3), (2, 2)):
         rate = made.log_freq[c] if shared else made.log_freq[h, c]
         angle = -pos.coords[0, :, c % len(shape)] * (rate / 16).exp()
         pair = torch.complex(q[:, h, :, c], q[:, h, :, c + 4]) * torch.polar(torch.ones(grid.tokens), angle)
-        torch.testing.assert_close(found[:, h, :, c], pair.real, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found[:, h, :, c + 4], pair.imag, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[:, h, :, c], pair.real, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[:, h, :, c + 4], pair.imag, rtol=1e-4, atol=1e-5)
     fresh = create_encoding("grape.text", **FACTS)
     torch.testing.assert_close(fresh.frequencies(), 10000.0 ** -(torch.arange(4) / 4))
 
@@ -70,9 +70,9 @@ def test_logits_depend_on_offsets_only_and_norms_stay(spec):
     logits = []
     for shift in (0.0, 7.5):
         transform = made.transform(Positions(coords + shift), 0)
-        turned = transform.query(q)
-        torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
-        logits.append(turned @ transform.key(k).transpose(-1, -2))
+        rotated = transform.query(q)
+        torch.testing.assert_close(rotated.norm(dim=-1), q.norm(dim=-1))
+        logits.append(rotated @ transform.key(k).transpose(-1, -2))
     torch.testing.assert_close(logits[0], logits[1])
     if "rank2" in spec:
         a, b = made.a.reshape(3, 2, 4), made.b.reshape(3, 2, 4)
@@ -80,8 +80,8 @@ def test_logits_depend_on_offsets_only_and_norms_stay(spec):
         for h in range(3):
             blocks = [rank2_rotation(a[h, i], b[h, i], point[i]) for i in range(2)]
             want = q[:, h, 5] @ torch.block_diag(*blocks).t()
-            found = made.transform(Positions(coords), 0).query(q)[:, h, 5]
-            torch.testing.assert_close(found, want)
+            result = made.transform(Positions(coords), 0).query(q)[:, h, 5]
+            torch.testing.assert_close(result, want)
 
 
 @cases("gates", ["none", "key", "query", "query_key"])
@@ -103,12 +103,12 @@ def test_gated_alibi(gates, shape, l2_norm):
     gate = gate * F.softplus(made.omega)[:, None, None] if gates != "none" else gate + 1
     slopes = torch.tensor(made.head_slopes())[:, None, None]
     bias = made.bias(grid.positions(), 0)
-    found = bias.dense(q=q, k=k)
-    torch.testing.assert_close(found.expand(2, -1, -1, -1), -slopes * gate * distance, rtol=1e-4, atol=1e-5)
-    assert (found[..., :2, :] == 0).all()
-    assert (found[..., :2] == 0).all()
+    result = bias.dense(q=q, k=k)
+    torch.testing.assert_close(result.expand(2, -1, -1, -1), -slopes * gate * distance, rtol=1e-4, atol=1e-5)
+    assert (result[..., :2, :] == 0).all()
+    assert (result[..., :2] == 0).all()
     v = torch.randn(2, 3, grid.tokens, 8)
-    want = ((q @ k.transpose(-1, -2)) * 8**-0.5 + found).softmax(-1) @ v
+    want = ((q @ k.transpose(-1, -2)) * 8**-0.5 + result).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
         torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), want, rtol=1e-4, atol=1e-5)
 
@@ -133,9 +133,9 @@ def test_paths_by_hand():
     made = build("grape_path(p_dim=4,base=100)")
     x = torch.randn(2, 6, 24)
     pos = Grid((5,), prefix=1).positions()
-    found = made.bias(pos, 0, x).dense()
-    assert (found[..., :1, :] == 0).all()
-    assert (found[..., :1] == 0).all()
+    result = made.bias(pos, 0, x).dense()
+    assert (result[..., :1, :] == 0).all()
+    assert (result[..., :1] == 0).all()
     p = made.c_p(x[:, 1:]).reshape(2, 5, 3, 4)
     slopes = (2**-4, 2**-8, 2**-2)
     for b, h, t, j in ((0, 0, 4, 1), (1, 2, 3, 0), (0, 1, 2, 2), (1, 1, 1, 3)):
@@ -145,7 +145,7 @@ def test_paths_by_hand():
             turn = torch.polar(torch.ones(2), -step * torch.tensor([1.0, 0.1]))
             z = torch.complex(row[:2], row[2:]) * turn
             total = total + slopes[h] * F.logsigmoid(p[b, t, h] @ torch.cat([z.real, z.imag]) / 4)
-        torch.testing.assert_close(found[b, h, t + 1, j + 1], total, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[b, h, t + 1, j + 1], total, rtol=1e-4, atol=1e-5)
     layer = Attention(24, 3, "grape_path")
     assert layer(x, Grid((6,)), attn_mask=torch.ones(6, 6).bool().tril()).isfinite().all()
 

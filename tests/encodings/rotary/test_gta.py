@@ -41,7 +41,7 @@ def second_degree(turn):
 
 
 def representation(encoding, place, extrinsic):
-    """Return rho (d, d) of one token for its place (axes,) and pose (4, 4) or None."""
+    """Return rho (d, d) of one token for its position (axes,) and pose (4, 4) or None."""
     d, blocks = encoding.head, []
     sizes = {g.name: g.size for g in encoding.groups}
     blocks += [torch.eye(sizes.get("triv", 0), dtype=torch.float64)]
@@ -99,13 +99,13 @@ def test_attention_is_that_of_the_definition(options, head, shape, posed, prefix
     q, k, v = torch.randn(3, 3, 2, n, head, dtype=torch.float64)
     cells = list(itertools.product(*map(range, shape)))
     divisor = {"axis": shape, "train": options.get("reference"), "none": [1] * len(shape)}[encoding.normalize]
-    wanted = torch.zeros_like(v)
+    expected = torch.zeros_like(v)
     for b in range(3):
         rho = [torch.eye(head, dtype=torch.float64)] * prefix
         for i, cell in enumerate(cells):
             place = [c / m for c, m in zip(cell, divisor, strict=True)]
-            given = attrs["extrinsic"][b, i * 2 // len(cells)] if posed else None
-            rho.append(representation(encoding, place, given))
+            arguments = attrs["extrinsic"][b, i * 2 // len(cells)] if posed else None
+            rho.append(representation(encoding, place, arguments))
         rho = torch.stack(rho)
         inverse = torch.linalg.inv(rho)
         for h in range(2):
@@ -113,11 +113,11 @@ def test_attention_is_that_of_the_definition(options, head, shape, posed, prefix
             kt = torch.einsum("nij,nj->ni", rho, k[b, h])
             vt = torch.einsum("nij,nj->ni", rho, v[b, h]) if encoding.values else v[b, h]
             out = (qt @ kt.t() * head**-0.5).softmax(-1) @ vt
-            wanted[b, h] = torch.einsum("nij,nj->ni", inverse, out) if encoding.values else out
+            expected[b, h] = torch.einsum("nij,nj->ni", inverse, out) if encoding.values else out
     turn = encoding.transform(pos, 0)
     for backend in ("reference", "sdpa"):
-        found = vispe.attention(q, k, v, transform=turn, backend=backend)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        actual = vispe.attention(q, k, v, transform=turn, backend=backend)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     if prefix:
         for act in (turn.query, turn.key, turn.value, turn.output):
             assert torch.equal(act(q)[:, :, :prefix], q[:, :, :prefix])
@@ -266,7 +266,7 @@ def test_option_errors(spec, message):
 def test_position_errors():
     encoding = create_encoding("gta(se3=8)", dim=32, num_heads=2)
     pos = Grid((2, 3), prefix=1).positions()
-    with pytest.raises(ShapeError, match="gta needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match="gta needs 2-axis positions, got 1 axis"):
         encoding.transform(Grid((4,)).positions(), 0)
     with pytest.raises(
         ShapeError, match=r"needs camera poses, got none\. Put \(b, views, 4, 4\) matrices into"

@@ -35,7 +35,7 @@ def test_rotations_are_the_exponentials_of_the_definition(options, shape):
     s, head, trained = encoding.width, DIM // HEADS, options.get("reference", shape)
     heads, axes, blocks, _ = encoding.skew.shape
     pos = Grid(shape, prefix=2).positions()
-    wanted = torch.eye(head, dtype=torch.float64).repeat(pos.tokens, HEADS, 1, 1)
+    expected = torch.eye(head, dtype=torch.float64).repeat(pos.tokens, HEADS, 1, 1)
     for n, cell in enumerate(itertools.product(*map(range, shape))):
         if encoding.normalize == "train":
             place = [i / t for i, t in zip(cell, trained, strict=True)]
@@ -53,15 +53,15 @@ def test_rotations_are_the_exponentials_of_the_definition(options, shape):
                 for (a, b), u in zip(itertools.combinations(range(s), 2), entries, strict=True):
                     total[a, b] += place[axis] * u / encoding.scale_factor
                     total[b, a] -= place[axis] * u / encoding.scale_factor
-            wanted[n + 2, h, j * s : j * s + s, j * s : j * s + s] = torch.linalg.matrix_exp(total)
+            expected[n + 2, h, j * s : j * s + s, j * s : j * s + s] = torch.linalg.matrix_exp(total)
     x = torch.randn(3, HEADS, pos.tokens, head, dtype=torch.float64)
     turn = encoding.transform(pos, 0)
-    found = turn.query(x)
-    torch.testing.assert_close(found, torch.einsum("nhij,bhnj->bhni", wanted, x), rtol=1e-5, atol=1e-5)
-    assert torch.equal(found, turn.key(x))
-    assert torch.equal(found[:, :, :2], x[:, :, :2])
+    actual = turn.query(x)
+    torch.testing.assert_close(actual, torch.einsum("nhij,bhnj->bhni", expected, x), rtol=1e-5, atol=1e-5)
+    assert torch.equal(actual, turn.key(x))
+    assert torch.equal(actual[:, :, :2], x[:, :, :2])
     assert turn.value(x) is x
-    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1))
+    torch.testing.assert_close(actual.norm(dim=-1), x.norm(dim=-1))
 
 
 @cases("kind", ["inverse_exp", "even"])
@@ -73,10 +73,10 @@ def test_fixed_generators_are_axial_rotations(kind, shape):
     assert not encoding.per_layer
     grid = Grid(shape, prefix=1)
     x = torch.randn(2, HEADS, grid.tokens, 12)
-    found = encoding.transform(grid.positions(), 0).query(x)
+    result = encoding.transform(grid.positions(), 0).query(x)
     count = 12 // axes // 2
-    assert torch.equal(found[:, :, 0], x[:, :, 0])
-    assert torch.equal(found[..., 2 * count * axes :], x[..., 2 * count * axes :])
+    assert torch.equal(result[:, :, 0], x[:, :, 0])
+    assert torch.equal(result[..., 2 * count * axes :], x[..., 2 * count * axes :])
     for n, cell in enumerate(itertools.product(*map(range, shape))):
         for axis, f in itertools.product(range(axes), range(count)):
             t = f / (count - 1)
@@ -84,8 +84,8 @@ def test_fixed_generators_are_axial_rotations(kind, shape):
             c = 2 * (axis * count + f)
             a, b = x[:, :, n + 1, c], x[:, :, n + 1, c + 1]
             cos, sin = math.cos(angle), math.sin(angle)
-            torch.testing.assert_close(found[:, :, n + 1, c], cos * a - sin * b, rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(found[:, :, n + 1, c + 1], sin * a + cos * b, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(result[:, :, n + 1, c], cos * a - sin * b, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(result[:, :, n + 1, c + 1], sin * a + cos * b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_patch_keeps_its_coordinate_at_another_size():
@@ -142,12 +142,12 @@ def test_gradients(shape):
     coords = grid.positions().coords.double().requires_grad_()
     start = encoding.skew.detach().clone().requires_grad_()
 
-    def turned(q, coords, skew):
+    def rotated(q, coords, skew):
         del encoding.skew
         encoding.skew = skew
         return encoding.transform(grid.positions().replace(coords=coords), 0).query(q)
 
-    assert torch.autograd.gradcheck(turned, (q, coords, start), fast_mode=True)
+    assert torch.autograd.gradcheck(rotated, (q, coords, start), fast_mode=True)
 
 
 def test_starts():
@@ -164,7 +164,7 @@ def test_starts():
     )
 
 
-def test_layers_share_generators_only_when_asked():
+def test_layers_share_generators_only_when_requested():
     for share in (False, True):
         model = vispe.create_encoding("liere", dim=24, num_heads=2, share_layers=share)
         assert model.per_layer is not share
@@ -177,8 +177,8 @@ def test_checkpoints_of_the_reference_load():
         state = {"enc.generator_raw_params": raw}
         encoding.rename_checkpoint_keys(state, "enc.", "")
         encoding.load_state_dict(state)
-        wanted = raw[:, 0].triu(1) - raw[:, 0].triu(1).mT
-        torch.testing.assert_close(encoding.generators().transpose(0, 1).flatten(1, 2), wanted)
+        expected = raw[:, 0].triu(1) - raw[:, 0].triu(1).mT
+        torch.testing.assert_close(encoding.generators().transpose(0, 1).flatten(1, 2), expected)
 
 
 @cases(
@@ -209,7 +209,7 @@ def test_option_errors(spec, message):
 
 
 def test_other_errors():
-    with pytest.raises(ShapeError, match=r"liere needs 2-axis positions, got 1 axes .* Use liere\(axes=1\)"):
+    with pytest.raises(ShapeError, match=r"liere needs 2-axis positions, got 1 axis .* Use liere\(axes=1\)"):
         build().transform(Grid((4,)).positions(), 0)
     with pytest.raises(ShapeError, match="liere needs 2-axis positions"):
         build(kind="even").transform(Grid((4,)).positions(), 0)

@@ -44,9 +44,9 @@ def test_cosine_form(shape, head, prefix, spectrum, learned):
     for h in range(2):
         phi = torch.tensor([phases(encoding, c, head, h) for c in cells])
         weight = (phi[:, None] - phi[None]).cos()
-        wanted = torch.einsum("bic,bjc,ijc->bij", q[:, h], k[:, h], weight)
-        found = wide[:, h] @ turn.key(k)[:, h].mT
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        expected = torch.einsum("bic,bjc,ijc->bij", q[:, h], k[:, h], weight)
+        actual = wide[:, h] @ turn.key(k)[:, h].mT
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @cases("spectrum", ["shared", "heads"])
@@ -57,16 +57,16 @@ def test_rotate_form(shape, head, spectrum):
     )
     grid = Grid(shape, prefix=1)
     x = torch.randn(2, 3, grid.tokens, head)
-    found = encoding.transform(grid.positions(), 0).query(x)
-    assert torch.equal(found[:, :, 0], x[:, :, 0])
+    actual = encoding.transform(grid.positions(), 0).query(x)
+    assert torch.equal(actual[:, :, 0], x[:, :, 0])
     for h, (n, cell) in itertools.product(range(3), enumerate(itertools.product(*map(range, shape)))):
         phi = phases(encoding, cell, head, h)
-        wanted = x[:, h, n + 1].clone()
+        expected = x[:, h, n + 1].clone()
         for c, angle in enumerate(phi):
             a, b = x[:, h, n + 1, 2 * c], x[:, h, n + 1, 2 * c + 1]
-            wanted[:, 2 * c] = math.cos(angle) * a - math.sin(angle) * b
-            wanted[:, 2 * c + 1] = math.sin(angle) * a + math.cos(angle) * b
-        torch.testing.assert_close(found[:, h, n + 1], wanted, rtol=1e-5, atol=1e-5)
+            expected[:, 2 * c] = math.cos(angle) * a - math.sin(angle) * b
+            expected[:, 2 * c + 1] = math.sin(angle) * a + math.cos(angle) * b
+        torch.testing.assert_close(actual[:, h, n + 1], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["cosine", "rotate"])
@@ -141,5 +141,5 @@ def test_option_errors(spec, message):
         OptionError, match="lightnet needs dim to be a multiple of num_heads, got dim=8, num_heads=3"
     ):
         create_encoding("lightnet", dim=8, num_heads=3)
-    with pytest.raises(ShapeError, match=r"lightnet needs 2-axis positions, got 1 axes"):
+    with pytest.raises(ShapeError, match=r"lightnet needs 2-axis positions, got 1 axis"):
         create_encoding("lightnet", dim=8, num_heads=2).transform(Grid((3,)).positions(), 0)

@@ -13,7 +13,7 @@ from vispe.grid import packed_positions
 GRIDS = torch.tensor([[1, 4, 6], [2, 2, 4]])
 
 
-def turned(x, axis_of_pair, rates, coords):
+def transformed(x, axis_of_pair, rates, coords):
     """Return x (n, h, d) with channels c and c + pairs rotated by coordinate times rate, in Python floats."""
     out, pairs = x.clone(), len(rates)
     for n, at in enumerate(coords.tolist()):
@@ -38,8 +38,8 @@ def test_moonvit_alternates_columns_and_rows(width, theta):
     x = torch.randn(len(pos.coords[0]), 2, width, dtype=torch.float64)
     rates = [theta ** (-2 * (p // 2) / (width // 2)) for p in range(width // 2)]
     axes = [1 - p % 2 for p in range(width // 2)]  # the column first
-    found = rotated("rope_axial.moonvit", x, pos, temperature=theta)
-    torch.testing.assert_close(found, turned(x, axes, rates, pos.coords[0]), rtol=1e-5, atol=1e-5)
+    result = rotated("rope_axial.moonvit", x, pos, temperature=theta)
+    torch.testing.assert_close(result, transformed(x, axes, rates, pos.coords[0]), rtol=1e-5, atol=1e-5)
 
 
 @cases(("width", "theta"), [(6, 100.0), (8, 10.0), (14, 10000.0), (15, 100.0), (17, 9.0), (80, 1e4)])
@@ -49,18 +49,18 @@ def test_minimax_rotates_the_first_channels(width, theta):
     d = 2 * ((width // 3) // 2)
     rates = [theta ** (-2 * j / d) for _ in range(3) for j in range(d // 2)]
     axes = [axis for axis in range(3) for _ in range(d // 2)]
-    found = rotated("rope_axial.minimax", x, pos, temperature=theta)
-    torch.testing.assert_close(found, turned(x, axes, rates, pos.coords[0]), rtol=1e-5, atol=1e-5)
-    assert torch.equal(found[..., 3 * d :], x[..., 3 * d :])
+    result = rotated("rope_axial.minimax", x, pos, temperature=theta)
+    torch.testing.assert_close(result, transformed(x, axes, rates, pos.coords[0]), rtol=1e-5, atol=1e-5)
+    assert torch.equal(result[..., 3 * d :], x[..., 3 * d :])
 
 
 def test_remaining_pairs_at_the_end_of_halves():
     """The default layout pairs channels over the head, also those that are not rotated."""
     pos = packed_positions(GRIDS)
     x = torch.randn(len(pos.coords[0]), 1, 8, dtype=torch.float64)
-    found = rotated("rope_axial", x, pos, layout="half")
-    assert torch.equal(found[..., [3, 7]], x[..., [3, 7]])
-    assert not torch.equal(found[..., 6], x[..., 6])
+    result = rotated("rope_axial", x, pos, layout="half")
+    assert torch.equal(result[..., [3, 7]], x[..., [3, 7]])
+    assert not torch.equal(result[..., 6], x[..., 6])
 
 
 def test_alternating_axes_are_a_permutation_of_pairs():

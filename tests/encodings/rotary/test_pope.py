@@ -51,10 +51,10 @@ def test_scores_and_gradients(shape, prefix, options, counts):
     grid = Grid(shape, prefix=prefix)
     q, k = (torch.randn(2, 2, grid.tokens, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     turn = encoding.transform(Positions(grid.positions().coords.double(), grid.positions().spatial), 0)
-    found, wanted = turn.query(q) @ turn.key(k).mT, slow(encoding, grid, counts, q, k)
-    leaves, cotangent = [q, k, encoding.bias], torch.randn_like(wanted)
-    sides = [torch.autograd.grad(side, leaves, cotangent) for side in (found, wanted)]
-    torch.testing.assert_close((found, sides[0]), (wanted, sides[1]))
+    actual, expected = turn.query(q) @ turn.key(k).mT, slow(encoding, grid, counts, q, k)
+    leaves, cotangent = [q, k, encoding.bias], torch.randn_like(expected)
+    sides = [torch.autograd.grad(side, leaves, cotangent) for side in (actual, expected)]
+    torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
 
 
 def test_spacing_prefix_and_dropped_tokens():

@@ -150,9 +150,9 @@ def test_widths_that_are_not_multiples_of_8(width, pairs, groups):
         for j in range(pairs):
             a, b = x[0, 0, :, start + j], x[0, 0, :, start + pairs + j]
             angle = coordinate * 100.0 ** (-j / pairs)
-            found = query[0, 0, :, start + j], query[0, 0, :, start + pairs + j]
+            actual = query[0, 0, :, start + j], query[0, 0, :, start + pairs + j]
             expected = a * angle.cos() + b * angle.sin(), b * angle.cos() - a * angle.sin()
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     end = 4 * groups + 4 * pairs
     assert torch.equal(query[..., end:], x[..., end:])
 
@@ -222,7 +222,7 @@ def test_cameras_per_token_and_free_coordinates():
 
 
 def test_large_world_coordinates_in_float32():
-    """P^-1 is computed in float64: the cameras of one place far from the origin of the world keep their accuracy."""
+    """P^-1 is computed in float64: the cameras of one position far from the origin of the world keep their accuracy."""
     encoding = create_encoding("prope", dim=8, num_heads=1)
     poses = extrinsics(2)
     poses[..., :3, 3] *= 300
@@ -262,7 +262,7 @@ def test_option_errors():
             r"within each of 2 views, got .*Use .*Grid\(\(2, rows, columns\)\)",
         ),
         ((3, 2, 2), {"extrinsic": extrinsics(2)}, r"within each of 2 views"),
-        ((5,), {"extrinsic": extrinsics(1)}, r"prope needs 2-axis positions, got 1 axes"),
+        ((5,), {"extrinsic": extrinsics(1)}, r"prope needs 2-axis positions, got 1 axis"),
         (
             (2, 2, 3),
             {"extrinsic": extrinsics(5)},

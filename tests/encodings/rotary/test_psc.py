@@ -1,4 +1,4 @@
-"""PSC against its definition, head by head, and beside a rotation."""
+"""PSC against its definition, head by head, and alongside a rotation."""
 
 import timm
 import torch
@@ -31,12 +31,12 @@ def test_formula_and_gradients():
         pos = Grid(shape, prefix=1).positions()
         q, k = (torch.randn(2, 3, pos.tokens, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
         turn = encoding.transform(pos, 0)
-        found = turn.query(q), turn.key(k)
-        wanted = slow(q, encoding.q_up, encoding.q_down), slow(k, encoding.k_up, encoding.k_down)
+        actual = turn.query(q), turn.key(k)
+        expected = slow(q, encoding.q_up, encoding.q_down), slow(k, encoding.k_up, encoding.k_down)
         leaves = [q, k, *encoding.parameters()]
         cotangents = torch.randn_like(q), torch.randn_like(k)
-        sides = [torch.autograd.grad(side, leaves, cotangents) for side in (found, wanted)]
-        torch.testing.assert_close((found, sides[0]), (wanted, sides[1]))
+        sides = [torch.autograd.grad(side, leaves, cotangents) for side in (actual, expected)]
+        torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
 
 
 def test_starts_as_the_identity_and_then_learns_all():
@@ -60,14 +60,14 @@ def test_calibrates_before_the_rotation_of_a_sum():
     pos = Grid((2, 3), prefix=1).positions()
     q, k, v = torch.randn(3, 2, 2, 7, 8, dtype=torch.float64)
     first, second = psc.transform(pos, 0), rope.transform(pos, 0)
-    wanted = attention(second.query(first.query(q)), second.key(first.key(k)), v, scale=8**-0.5)
+    expected = attention(second.query(first.query(q)), second.key(first.key(k)), v, scale=8**-0.5)
     for parts in ((psc, rope), (rope, psc)):
         for backend in ("reference", "sdpa"):
             out = attention(q, k, v, transform=transform_of(parts, pos, 0), backend=backend)
-            torch.testing.assert_close(out, wanted)
+            torch.testing.assert_close(out, expected)
 
 
-def test_places_do_not_matter():
+def test_positions_do_not_matter():
     encoding = random_psc()
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
     here, there = (encoding.transform(Positions(torch.randn(2, 5, 2)), 0).query(x) for _ in range(2))
@@ -78,10 +78,10 @@ def test_half_precision_parameters_compute_in_float32():
     encoding = random_psc().float()
     x = torch.randn(2, 3, 5, 8)
     pos = Positions(torch.randn(5, 2))
-    wanted = encoding.transform(pos, 0).query(x)
-    found = encoding.bfloat16().transform(pos, 0).query(x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05)
+    expected = encoding.transform(pos, 0).query(x)
+    actual = encoding.bfloat16().transform(pos, 0).query(x)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
 
 
 def test_a_whole_model():

@@ -35,8 +35,8 @@ def angles(encoding, pos, layer=0):
     return torch.atan2(turn.sin, turn.cos)
 
 
-def same_angles(found, wanted, atol=1e-5):
-    off = torch.remainder(found.double() - wanted.double() + math.pi, 2 * math.pi) - math.pi
+def same_angles(actual, expected, atol=1e-5):
+    off = torch.remainder(actual.double() - expected.double() + math.pi, 2 * math.pi) - math.pi
     assert off.abs().max() < atol
 
 
@@ -94,19 +94,19 @@ def test_angles_are_those_of_the_formula(spec, prefix):
     encoding = build(spec)
     for shape in SIZES:
         grid = Grid(shape, prefix=prefix)
-        found = angles(encoding, grid.positions())
-        assert found.dtype == torch.float32
-        same_angles(found.expand(1, encoding.num_heads, -1, -1)[0], slow_angles(encoding, grid))
+        result = angles(encoding, grid.positions())
+        assert result.dtype == torch.float32
+        same_angles(result.expand(1, encoding.num_heads, -1, -1)[0], slow_angles(encoding, grid))
 
 
 @cases("spec", ["rope_axial", "rope_axial(indexing=ij)", "rope_mixed(axes=3)", "rope_dinov3"])
 def test_three_axes(spec):
     encoding = build(spec, dim=64)  # 16 pairs: 5 for each axis, one that does not turn
     grid = Grid((2, 3, 4), prefix=1)
-    found = angles(encoding, grid.positions()).expand(1, 2, -1, -1)[0]
-    same_angles(found, slow_angles(encoding, grid))
+    result = angles(encoding, grid.positions()).expand(1, 2, -1, -1)[0]
+    same_angles(result, slow_angles(encoding, grid))
     if "mixed" not in spec:
-        assert (found[..., 15] == 0).all()
+        assert (result[..., 15] == 0).all()
     if spec == "rope_axial":
         shares = build("rope_axial(split=[8,4,4])", dim=64)
         one = angles(shares, Grid((2, 1, 1)).positions())[0, 0, 1]
@@ -116,38 +116,38 @@ def test_three_axes(spec):
 def test_one_axis():
     encoding = build("rope_axial(temperature=10000)", dim=16, heads=1)
     place = torch.tensor([0.0, 1.5, 7.0])
-    wanted = place[:, None] * 10000.0 ** (-torch.arange(8) / 8)
-    same_angles(angles(encoding, Positions(place[:, None]))[0, 0], wanted)
+    expected = place[:, None] * 10000.0 ** (-torch.arange(8) / 8)
+    same_angles(angles(encoding, Positions(place[:, None]))[0, 0], expected)
 
 
 @cases("axes", [1, 2, 3])
 def test_p_rope_leaves_the_slow_pairs_of_each_axis_still(axes):
     encoding = build("rope_axial.p_rope(rotary_ratio=0.7,indexing=ij)", dim=96)  # 24 pairs
     grid = Grid((3, 2, 4)[:axes], prefix=2)
-    found = angles(encoding, grid.positions())[0, 0, 2:].unflatten(0, grid.shape)
+    actual = angles(encoding, grid.positions())[0, 0, 2:].unflatten(0, grid.shape)
     each = 24 // axes
     rates = 10000.0 ** (-torch.arange(each) / each) * (torch.arange(each) < math.floor(0.7 * each))
     for axis in range(axes):
         own = torch.arange(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(axes)])
-        wanted = (own[..., None] * rates).expand(*grid.shape, each)
-        same_angles(found[..., axis * each : (axis + 1) * each], wanted)
+        expected = (own[..., None] * rates).expand(*grid.shape, each)
+        same_angles(actual[..., axis * each : (axis + 1) * each], expected)
     assert not angles(build("rope_axial(rotary_ratio=0)"), Grid((3, 4)).positions()).any()
 
 
-def test_flux_on_a_picture_is_its_video_rotation_at_time_zero():
-    picture = build("rope_axial.flux", dim=256)  # heads of 128 channels: 8, 28 and 28 pairs
+def test_flux_on_an_image_is_its_video_rotation_at_time_zero():
+    image = build("rope_axial.flux", dim=256)  # heads of 128 channels: 8, 28 and 28 pairs
     video = build("rope_axial.flux(unrotated=0,split=[8,28,28])", dim=256)
-    found = angles(picture, Grid((3, 5), prefix=2).positions())
-    same_angles(found, angles(video, Grid((1, 3, 5), prefix=2).positions()))
-    assert not found[..., :8].any()
-    assert (found[0, 0, 3, 36:] > 0).all()  # the second patch is one step to the right
+    result = angles(image, Grid((3, 5), prefix=2).positions())
+    same_angles(result, angles(video, Grid((1, 3, 5), prefix=2).positions()))
+    assert not result[..., :8].any()
+    assert (result[0, 0, 3, 36:] > 0).all()  # the second patch is one step to the right
 
 
 def test_a_split_may_use_an_odd_number_of_pairs():
     encoding = build("rope_axial(split=[3],unrotated=0.4)", dim=10, heads=1)
-    found = angles(encoding, Grid((3,)).positions())[0, 0]
+    result = angles(encoding, Grid((3,)).positions())[0, 0]
     steps = torch.arange(3)[:, None] * 100.0 ** (-torch.arange(3) / 3)
-    same_angles(found, torch.nn.functional.pad(steps, (2, 0)))
+    same_angles(result, torch.nn.functional.pad(steps, (2, 0)))
 
 
 def rotated(encoding, shape, x):
@@ -184,8 +184,8 @@ def test_equals_timm(shape):
         ),
     ]
     for spec, theirs, half in cases:
-        wanted = apply_rot_embed_cat(x, theirs.get_embed(list(shape)), half=half)
-        torch.testing.assert_close(rotated(build(spec), shape, x), wanted, rtol=1e-4, atol=2e-5, msg=spec)
+        expected = apply_rot_embed_cat(x, theirs.get_embed(list(shape)), half=half)
+        torch.testing.assert_close(rotated(build(spec), shape, x), expected, rtol=1e-4, atol=2e-5, msg=spec)
 
 
 def test_mixed_equals_timm_and_starts_as_it_does():
@@ -194,8 +194,8 @@ def test_mixed_equals_timm_and_starts_as_it_does():
     for layer in range(3):
         ours = build("rope_mixed")
         ours.load_state_dict({"freqs": theirs.freqs[:, layer].detach()})
-        wanted = apply_rot_embed_cat(x, theirs.get_embed([3, 5])[layer])
-        torch.testing.assert_close(rotated(ours, (3, 5), x), wanted, rtol=1e-5, atol=1e-5)
+        expected = apply_rot_embed_cat(x, theirs.get_embed([3, 5])[layer])
+        torch.testing.assert_close(rotated(ours, (3, 5), x), expected, rtol=1e-5, atol=1e-5)
     torch.manual_seed(5)
     first = RotaryEmbeddingMixed(32, depth=1, num_heads=2).freqs[:, 0]
     torch.manual_seed(5)
@@ -241,7 +241,7 @@ def test_scores_depend_on_offsets_only(spec, h, w, prefix, dy, dx):
 
 @quick
 @given(spec=names, h=sides, w=sides, prefix=st.integers(0, 3))
-def test_norms_are_kept(spec, h, w, prefix):
+def test_norms_are_stored(spec, h, w, prefix):
     pos = Grid((h, w), prefix=prefix).positions()
     x = torch.randn(2, 2, pos.tokens, 16)
     turn = build(spec).transform(pos, 0)
@@ -255,8 +255,8 @@ def test_norms_are_kept(spec, h, w, prefix):
 @given(n=sides)
 def test_a_quarter_turn_exchanges_the_groups_of_the_axes(n):
     table = angles(build("rope_axial"), Grid((n, n)).positions())[0, 0].unflatten(0, (n, n))
-    turned = table.rot90()
-    off, turned_off = table - table[0, 0], turned - turned[0, 0]
+    transformed = table.rot90()
+    off, turned_off = table - table[0, 0], transformed - transformed[0, 0]
     same_angles(turned_off[..., :4], -off[..., 4:])
     same_angles(turned_off[..., 4:], off[..., :4])
 
@@ -373,8 +373,8 @@ def test_augmentation_takes_given_draws(name, per_block):
             moved = (unit + 1) / 2 * size - 0.5
         else:
             moved = (base.coords + draws["shift_coords"][i]) * factor
-        wanted = angles(plain, base.replace(coords=moved))
-        same_angles(angles(encoding, pos, layer), wanted, atol=2e-4)
+        expected = angles(plain, base.replace(coords=moved))
+        same_angles(angles(encoding, pos, layer), expected, atol=2e-4)
     assert encoding.prepare(pos) is pos
     if not per_block:
         flat = {key: d[0] for key, d in draws.items()}
@@ -468,9 +468,9 @@ def test_schedules_follow_free_coordinates_of_each_sample():
     encoding = build("rope_axial(schedule=rescale,reference=[4,4])")
     coords = torch.stack([Grid((8, 4)).positions().coords[0], Grid((4, 8)).positions().coords[0]])
     pos = Positions(coords, extent=torch.tensor([[8.0, 4.0], [4.0, 8.0]]))
-    found = angles(encoding, pos)
+    result = angles(encoding, pos)
     for i, shape in enumerate([(8, 4), (4, 8)]):
-        same_angles(found[i], angles(encoding, Grid(shape).positions())[0])
+        same_angles(result[i], angles(encoding, Grid(shape).positions())[0])
 
 
 @cases(
@@ -519,10 +519,10 @@ def test_ssmax_learns_a_factor_for_each_head(name):
         return e.transform(pos, 0).query(q) @ e.transform(pos, 0).key(k).transpose(-1, -2)
 
     bare = logits(plain, q).detach() * math.log(30) / math.log(15)
-    found = logits(encoding, q)
-    torch.testing.assert_close(found, bare * encoding.sharpness[:, None, None], rtol=1e-6, atol=1e-6)
+    result = logits(encoding, q)
+    torch.testing.assert_close(result, bare * encoding.sharpness[:, None, None], rtol=1e-6, atol=1e-6)
     weights = cotangent @ k.transpose(-1, -2)
-    (grad,) = torch.autograd.grad((found * weights).sum(), [encoding.sharpness])
+    (grad,) = torch.autograd.grad((result * weights).sum(), [encoding.sharpness])
     torch.testing.assert_close(grad, (bare * weights).sum((0, 2, 3)), rtol=1e-6, atol=1e-6)
     encoding.reset_parameters()
     assert torch.equal(encoding.sharpness, torch.ones(2, dtype=torch.float64))
@@ -532,8 +532,8 @@ def test_samples_of_two_sizes_have_factors_of_their_own():
     encoding = build("rope_axial(logit_scale=log_length,reference=[4,4])")
     coords = torch.zeros(2, 3, 2)
     pos = Positions(coords, extent=torch.tensor([[8.0, 4.0], [2.0, 2.0]]))
-    found = encoding.transform(pos, 0).query(torch.ones(2, 2, 3, 16))
-    assert found[:, 0, 0, 0].tolist() == pytest.approx([math.log(32) / math.log(16), 1.0])
+    result = encoding.transform(pos, 0).query(torch.ones(2, 2, 3, 16))
+    assert result[:, 0, 0, 0].tolist() == pytest.approx([math.log(32) / math.log(16), 1.0])
 
 
 def test_every_layer_of_a_model_has_its_own_ssmax():
@@ -551,8 +551,8 @@ def test_half_precision_rotates_with_exact_angles():
     encoding = build("rope_axial").bfloat16()
     pos = Grid((1, 400)).positions()
     assert encoding.transform(pos, 0).cos.dtype == torch.float32
-    wanted = torch.arange(400).double()[:, None] * 100.0 ** (-torch.arange(4).double() / 4)
-    same_angles(angles(encoding, pos)[0, 0, :, :4], wanted, atol=1e-4)
+    expected = torch.arange(400).double()[:, None] * 100.0 ** (-torch.arange(4).double() / 4)
+    same_angles(angles(encoding, pos)[0, 0, :, :4], expected, atol=1e-4)
     mixed = build("rope_mixed").bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         assert mixed.transform(pos, 0).cos.dtype == torch.float32
@@ -561,7 +561,7 @@ def test_half_precision_rotates_with_exact_angles():
 def test_pairs_read_as_complex_numbers_or_not_are_the_same():
     turn = build("rope_axial(rotated=0.75)", dim=32).transform(Grid((3, 4)).positions(), 0)
     wide = torch.randn(2, 2, 12, 17)
-    odd = wide[..., 1:]  # starts at an odd place in memory, with odd strides
+    odd = wide[..., 1:]  # starts at an odd position in memory, with odd strides
     for made in (turn.query(odd), turn.key(odd)):
         torch.testing.assert_close(made, turn.query(odd.contiguous()), rtol=1e-6, atol=1e-6)
     x = odd.contiguous().requires_grad_()
@@ -614,7 +614,7 @@ def test_a_converted_model_sees_where_patches_are(name):
 
 
 def wide(spec, size):
-    """Return a model with heads of 64 channels, as nearly all ViTs have, for pictures of so many patches a side."""
+    """Return a model with heads of 64 channels, as nearly all ViTs have, for images of so many patches a side."""
     model = VisionTransformer(img_size=size, patch_size=1, embed_dim=64, depth=1, num_heads=1, num_classes=0)
     return model, spec
 
@@ -651,9 +651,9 @@ def test_the_bound_follows_schedule_spacing_and_split():
     assert build("rope_axial", dim=128).base_too_small(grid).needed == pytest.approx(220, rel=0.01)
     assert build("rope_axial(schedule=rescale)", dim=128).base_too_small(small) is None
     assert build("rope_axial(spacing=[0.5,1])", dim=128).base_too_small(grid) is None
-    found = build("rope_axial(split=[8,24])", dim=128).base_too_small(grid)
-    assert (found.side, found.pairs) == (48, 8)
-    assert found.far
+    result = build("rope_axial(split=[8,24])", dim=128).base_too_small(grid)
+    assert (result.side, result.pairs) == (48, 8)
+    assert result.far
     assert build("rope_axial(rotary_ratio=0.5)", dim=128).base_too_small(grid) is None
     assert build("rope_axial(split=[3,29])", dim=128).base_too_small(grid) is None  # too few pairs to tell
 

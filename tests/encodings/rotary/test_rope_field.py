@@ -24,8 +24,8 @@ def angles(encoding, pos):
     return torch.atan2(turn.sin, turn.cos)
 
 
-def same_angles(found, wanted, atol=2e-5):
-    off = torch.remainder(found.double() - wanted.double() + math.pi, 2 * math.pi) - math.pi
+def same_angles(actual, expected, atol=2e-5):
+    off = torch.remainder(actual.double() - expected.double() + math.pi, 2 * math.pi) - math.pi
     assert off.abs().max() < atol
 
 
@@ -82,10 +82,10 @@ def test_angles_are_those_of_the_definitions(shape, prefix):
         (build("rope_field.spiral(groups=3,min_freq=0.1)"), spiral([3, 3, 2], 0.1, 1), "patch"),
     ]
     for encoding, rows, unit in cases:
-        found = angles(encoding, pos)
-        assert found.dtype == torch.float32
-        assert not found[:, :, :prefix].any()
-        same_angles(found[0, 0, prefix:], slow_angles(rows, shape, unit))
+        result = angles(encoding, pos)
+        assert result.dtype == torch.float32
+        assert not result[:, :, :prefix].any()
+        same_angles(result[0, 0, prefix:], slow_angles(rows, shape, unit))
 
 
 def test_two_groups_are_axial_rope():
@@ -100,8 +100,8 @@ def test_given_frequencies_and_odd_pairs():
     encoding = build(dim=6, heads=1, frequencies=rows, normalize_coords="none", schedule="none")
     assert encoding.ndim == (2,)
     assert encoding.per_layer is False
-    found = angles(encoding, Grid((3, 2)).positions())[0, 0]
-    same_angles(found, torch.cartesian_prod(torch.arange(3.0), torch.arange(2.0)) @ torch.tensor(rows).T)
+    result = angles(encoding, Grid((3, 2)).positions())[0, 0]
+    same_angles(result, torch.cartesian_prod(torch.arange(3.0), torch.arange(2.0)) @ torch.tensor(rows).T)
 
 
 @cases("spec", ["rope_field", "rope_field.spiral(groups=4)"])
@@ -131,7 +131,7 @@ def test_likeness_depends_less_on_the_direction_than_that_of_axial_rope():
 
 
 @cases("spec", ["rope_field", "rope_field.spiral", "rope_field(normalize_coords=min)"])
-def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_kept(spec):
+def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_stored(spec):
     encoding = build(spec)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 8
     pos = Positions(coords, extent=torch.tensor([[9.0, 9.0]]).double())
@@ -141,18 +141,18 @@ def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_kept(spec):
         t.query(q) @ t.key(k).transpose(-1, -2) for t in (encoding.transform(p, 0) for p in (pos, away))
     ]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-9, atol=1e-9)
-    turned = encoding.transform(pos, 0).query(q)
-    torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
+    rotated = encoding.transform(pos, 0).query(q)
+    torch.testing.assert_close(rotated.norm(dim=-1), q.norm(dim=-1))
 
 
 def test_a_quarter_turn_exchanges_the_groups_of_a_spiral():
     table = angles(build("rope_field.spiral"), Grid((5, 5)).positions())[0, 0].unflatten(0, (5, 5))
-    turned = table.rot90()
+    rotated = table.rot90()
     off, turned_off = (
         (table - table[0, 0]).unflatten(-1, (4, 2)),
-        (turned - turned[0, 0]).unflatten(-1, (4, 2)),
+        (rotated - rotated[0, 0]).unflatten(-1, (4, 2)),
     )
-    # turned by 90 degrees, directions 0 and 45 degrees are 90 and 135, and those are 0 and 45 with the sign changed
+    # rotated by 90 degrees, directions 0 and 45 degrees are 90 and 135, and those are 0 and 45 with the sign changed
     same_angles(turned_off[..., :2, :], -off[..., 2:, :])
     same_angles(turned_off[..., 2:, :], off[..., :2, :])
 
@@ -167,22 +167,22 @@ def test_schedules_go_on_from_the_training_grid():
     same_angles(angles(build("rope_field(schedule=pi)"), large), plain)
     fewer = Grid((4, 5), reference=(6, 5)).positions()
     for schedule in ("none", "pi", "yarn"):
-        found = angles(build(f"rope_field(schedule={schedule})"), fewer)[0, 0].unflatten(0, (4, 5))
-        same_angles(found[1:] - found[:3], same[1:4] - same[:3])
+        actual = angles(build(f"rope_field(schedule={schedule})"), fewer)[0, 0].unflatten(0, (4, 5))
+        same_angles(actual[1:] - actual[:3], same[1:4] - same[:3])
     patches = angles(
         build("rope_field.spiral(schedule=rescale)"), Grid((12, 5), reference=(6, 5)).positions()
     )
-    wanted = angles(build("rope_field.spiral"), Grid((6, 5)).positions())[0, 0].unflatten(0, (6, 5))
-    same_angles(patches[0, 0].unflatten(0, (12, 5))[::2], wanted)
+    expected = angles(build("rope_field.spiral"), Grid((6, 5)).positions())[0, 0].unflatten(0, (6, 5))
+    same_angles(patches[0, 0].unflatten(0, (12, 5))[::2], expected)
 
 
 def test_dropped_tokens_keep_their_angles_and_a_second_grid_gets_its_own():
     encoding = build("rope_field.spiral")
     pos = Grid((4, 5), prefix=1).positions()
     keep = torch.tensor([[0, 3, 7], [0, 20, 1]])
-    found = angles(encoding, pos.gather(keep))
+    result = angles(encoding, pos.gather(keep))
     for i in range(2):
-        same_angles(found[i], angles(encoding, pos)[0][:, keep[i]])
+        same_angles(result[i], angles(encoding, pos)[0][:, keep[i]])
     assert angles(encoding, Grid((5, 4)).positions()).shape == (1, 1, 20, 8)
 
 
@@ -190,13 +190,13 @@ def test_dropped_tokens_keep_their_angles_and_a_second_grid_gets_its_own():
 def test_backends_agree(backend):
     encoding = build("rope_field(logit_scale=1.3)")
     transform = encoding.transform(Grid((3, 5), prefix=1).positions(), 0)
-    found = []
+    result = []
     for name in ("reference", backend):
         qkv = [torch.randn(2, 2, 16, 16, generator=torch.Generator().manual_seed(i)) for i in range(4)]
         leaves = [t.requires_grad_() for t in qkv[:3]]
         out = attention(*leaves, transform=transform, backend=name)
-        found.append([out, *torch.autograd.grad(out, leaves, qkv[3])])
-    for a, b in zip(*found, strict=True):
+        result.append([out, *torch.autograd.grad(out, leaves, qkv[3])])
+    for a, b in zip(*result, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -204,9 +204,9 @@ def test_half_precision_and_autocast_keep_exact_angles():
     encoding = build("rope_field").bfloat16()
     pos = Grid((1, 300)).positions()
     with torch.autocast("cpu", torch.bfloat16):
-        found = encoding.transform(pos, 0)
-    assert found.cos.dtype == torch.float32
-    same_angles(torch.atan2(found.sin, found.cos)[0, 0], slow_angles(golden(8, 0.2, 20), (1, 300)), 1e-4)
+        result = encoding.transform(pos, 0)
+    assert result.cos.dtype == torch.float32
+    same_angles(torch.atan2(result.sin, result.cos)[0, 0], slow_angles(golden(8, 0.2, 20), (1, 300)), 1e-4)
 
 
 def test_a_whole_model_trains():
@@ -223,7 +223,7 @@ def test_a_whole_model_trains():
         ("rope_field(min_freq=3,max_freq=1)", "min_freq <= max_freq, got 3 and 1"),
         ("rope_field(groups=3)", "groups=3 has no effect with directions='golden'"),
         ("rope_field.spiral(groups=9)", "each of 9 groups, got 8 pairs. Use fewer groups"),
-        ("rope_field(frequencies=[[1,2]])", "each of 8 pairs, got 1 lists of 2 numbers"),
+        ("rope_field(frequencies=[[1,2]])", "each of 8 pairs, got 1 list of 2 numbers"),
         ("rope_field(frequencies=[])", "each of 8 pairs, got 0 lists"),
         (f"rope_field(frequencies={[[1]] * 7 + [[1, 2]]})", "got 8 lists of 1 or 2 numbers"),
         (f"rope_field(frequencies={[[1]] * 8},unrotated=0.5)", "unrotated has no effect with frequencies"),

@@ -22,19 +22,19 @@ def slow(encoding, grid, q, k):
     half = encoding.layout == "half"
     z, w = (torch.complex(*(t.chunk(2, -1) if half else (t[..., 0::2], t[..., 1::2]))) for t in (q, k))
     scores = q.new_zeros(*q.shape[:3], q.shape[2])
-    seen = 0
+    recorded = 0
     for h, imaginary in enumerate(IMAGINARY[encoding.mode]):
-        own = grid.axes - 1 - seen % grid.axes
+        own = grid.axes - 1 - recorded % grid.axes
         for i, j in itertools.product(range(len(cells)), repeat=2):
             for c, (axis, power) in enumerate(axis_of):
                 here, there = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
                 angle = torch.tensor((here - there) * encoding.base**-power, dtype=q.dtype)
                 product = z[:, h, i, c] * w[:, h, j, c].conj() * torch.polar(torch.ones_like(angle), angle)
-                turned = (
+                rotated = (
                     imaginary and cells[i] is not None and (encoding.rotated_pairs == "all" or axis == own)
                 )
-                scores[:, h, i, j] += product.imag if turned else product.real
-        seen += imaginary
+                scores[:, h, i, j] += product.imag if rotated else product.real
+        recorded += imaginary
     return scores
 
 
@@ -54,10 +54,10 @@ def test_scores_and_gradients(shape, prefix, options):
     grid = Grid(shape, prefix=prefix)
     q, k = (torch.randn(2, 3, grid.tokens, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
     turn = encoding.transform(Positions(grid.positions().coords.double(), grid.positions().spatial), 0)
-    found, wanted = turn.query(q) @ turn.key(k).mT, slow(encoding, grid, q, k)
-    cotangent = torch.randn_like(wanted)
-    sides = [torch.autograd.grad(side, [q, k], cotangent) for side in (found, wanted)]
-    torch.testing.assert_close((found, sides[0]), (wanted, sides[1]))
+    actual, expected = turn.query(q) @ turn.key(k).mT, slow(encoding, grid, q, k)
+    cotangent = torch.randn_like(expected)
+    sides = [torch.autograd.grad(side, [q, k], cotangent) for side in (actual, expected)]
+    torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
 
 
 def scores(encoding, coords, q, k):

@@ -66,16 +66,16 @@ def test_rotations_are_those_of_the_definition(order, shapes, options):
     for shape in shapes:
         pos = Grid(shape, prefix=2).positions()
         transform, x = encoding.transform(pos, 0), torch.randn(2, 2, pos.tokens, width, dtype=torch.float64)
-        found = transform.query(x)
-        assert torch.equal(found, transform.key(x))
-        assert torch.equal(found[:, :, :2], x[:, :, :2])
-        assert torch.equal(found[..., rotated:], x[..., rotated:])
+        actual = transform.query(x)
+        assert torch.equal(actual, transform.key(x))
+        assert torch.equal(actual[:, :, :2], x[:, :, :2])
+        assert torch.equal(actual[..., rotated:], x[..., rotated:])
         coords = pos.coords[0].double() * torch.tensor(options.get("spacing", 1.0), dtype=torch.float64)
         for token in range(2, pos.tokens):
             matrices = torch.from_numpy(by_exponentials(encoding, coords[token]))
             blocks = x[:, :, token, :rotated].unflatten(-1, (-1, 3))
             expected = torch.einsum("hpij,bhpj->bhpi", matrices, blocks).flatten(2)
-            torch.testing.assert_close(found[:, :, token, :rotated], expected, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(actual[:, :, token, :rotated], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_euler_angles_of_an_image():
@@ -107,8 +107,8 @@ def test_quaternions_with_half_angles_give_the_same_rotations():
             whole = quaternion_product(one, whole)
         inverse = whole * np.array([1, -1, -1, -1])
         expected = quaternion_product(quaternion_product(whole, np.concatenate([[0], x])), inverse)[1:]
-        found = encoding.rotations(pos)[0, 1, token, 1].detach().numpy() @ x
-        np.testing.assert_allclose(found, expected, atol=1e-9)
+        actual = encoding.rotations(pos)[0, 1, token, 1].detach().numpy() @ x
+        np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
 @cases("order", ["euler", "quaternion", "mean"])
@@ -156,14 +156,14 @@ def test_parallel_axes_are_rope_mixed_in_another_basis():
         mixed.freqs.copy_(encoding.freqs.permute(2, 0, 1).flip(0))  # x first
     pos = Grid((3, 4), prefix=1).positions()
     x = torch.randn(1, 2, 13, 12, dtype=torch.float64)
-    found = encoding.transform(pos, 0).query(x)
+    actual = encoding.transform(pos, 0).query(x)
     for head in range(2):
         for block in range(4):
             normal = encoding.directions[head, block, 0].detach()
             frame = torch.linalg.svd(normal[None])[2]  # the normal, then a basis of its plane
             frame = frame * torch.linalg.det(frame)
             basis = frame[[1, 2, 0]] if frame[0] @ normal > 0 else frame[[2, 1, 0]]
-            before, after = (t[:, head, :, 3 * block : 3 * block + 3] @ basis.mT for t in (x, found))
+            before, after = (t[:, head, :, 3 * block : 3 * block + 3] @ basis.mT for t in (x, actual))
             pairs = torch.zeros(1, 2, 13, 8, dtype=torch.float64)
             pairs[:, head, :, 2 * block : 2 * block + 2] = before[..., :2]
             expected = mixed.transform(pos, 0).query(pairs)[:, head, :, 2 * block : 2 * block + 2]
@@ -224,10 +224,10 @@ def test_small_rotations_do_not_lose_precision():
     for size in (1e-9, 1e-4, 0.01, 0.03, 1.0, 100.0):
         with torch.no_grad():
             encoding.freqs.fill_(2 * size)
-        found = encoding.rotations(Positions(torch.tensor([[[1.0, 0.0]]])))[0, 0, 0, 0].double()
+        actual = encoding.rotations(Positions(torch.tensor([[[1.0, 0.0]]])))[0, 0, 0, 0].double()
         expected = torch.from_numpy(expm(size * cross(*vector.tolist())))
         torch.testing.assert_close(
-            found - torch.eye(3), expected - torch.eye(3), rtol=2e-5, atol=3e-7 * max(size, 1)
+            actual - torch.eye(3), expected - torch.eye(3), rtol=2e-5, atol=3e-7 * max(size, 1)
         )
 
 

@@ -1,4 +1,4 @@
-"""seqpe: digits, encoder, factors in attention, draws, what is kept, and the auxiliary losses."""
+"""seqpe: digits, encoder, factors in attention, draws, what is stored, and the auxiliary losses."""
 
 import itertools
 import math
@@ -172,7 +172,7 @@ def test_gradients():
     assert torch.autograd.gradcheck(table, tuple(v.detach().requires_grad_() for v in values), fast_mode=True)
 
 
-def test_what_is_kept_while_predicting_follows_the_weights():
+def test_what_is_stored_while_predicting_follows_the_weights():
     made, pos = build("seqpe_input").eval(), Grid((3, 4)).positions()
     with torch.no_grad():
         first = made.table(pos)
@@ -224,9 +224,9 @@ def test_draws():
     moved = [s for s in shifts if s.any()]
     assert 15 <= len(moved) <= 45
     assert all(0 <= s[0] <= 97 and 0 <= s[1] <= 96 for s in moved)
-    given = made.eval().prepare(grid.positions(), draws={"shift": torch.tensor([20, 5])})
+    arguments = made.eval().prepare(grid.positions(), draws={"shift": torch.tensor([20, 5])})
     far = made.table(Grid((30, 30)).positions())[0].reshape(30, 30, 12)[20:23, 5:9].flatten(0, 1)
-    torch.testing.assert_close(made.table(given)[0], far, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made.table(arguments)[0], far, rtol=1e-5, atol=1e-6)
     assert made.prepare(grid.positions()).attrs == {}
 
 
@@ -241,8 +241,8 @@ def test_contrastive_loss_by_hand():
                 cut = slice(part * width, (part + 1) * width)
                 logits = 0.5 * cand[4 * b : 4 * b + 4, cut] @ pivot[b, cut]
                 terms.append(logits.logsumexp(0) - logits[labels[b]])
-        found = contrastive_loss(pivot, cand, labels, heads=heads, logit_scale=0.5)
-        torch.testing.assert_close(found, torch.stack(terms).mean())
+        result = contrastive_loss(pivot, cand, labels, heads=heads, logit_scale=0.5)
+        torch.testing.assert_close(result, torch.stack(terms).mean())
 
 
 @cases("metric", ["kl_div", "mse"])
@@ -259,10 +259,10 @@ def test_transfer_loss_by_hand(metric, beta):
     a, b = logs(main[index]), logs(student)
     divergence = (a.exp() * (a - b)).mean() + (b.exp() * (b - a)).mean()
     want = ((a - b) ** 2).mean() if metric == "mse" else divergence
-    found = transfer_loss(main, index, student, samples=2, beta=beta, metric=metric)
-    torch.testing.assert_close(found, want)
+    result = transfer_loss(main, index, student, samples=2, beta=beta, metric=metric)
+    torch.testing.assert_close(result, want)
     full = torch.autograd.grad(want, (main, student), retain_graph=True)
-    mine = torch.autograd.grad(found, (main, student), allow_unused=True)
+    mine = torch.autograd.grad(result, (main, student), allow_unused=True)
     torch.testing.assert_close(mine[1], beta * full[1])
     if beta == 1:
         assert mine[0] is None
@@ -273,13 +273,13 @@ def test_transfer_loss_by_hand(metric, beta):
 @cases(("axes", "digits"), [(1, 4), (2, 2), (3, 2)])
 def test_positions_of_the_losses(axes, digits):
     generator = torch.Generator().manual_seed(0)
-    pivot, found, labels = contrastive_positions(axes, digits, 200, 20, generator)
-    assert (found != pivot[:, None]).any(-1).all()
-    assert ((found >= 0) & (found < 10**digits)).all()
-    squared = (found - pivot[:, None]).square().sum(-1)
+    pivot, result, labels = contrastive_positions(axes, digits, 200, 20, generator)
+    assert (result != pivot[:, None]).any(-1).all()
+    assert ((result >= 0) & (result < 10**digits)).all()
+    squared = (result - pivot[:, None]).square().sum(-1)
     assert torch.equal(squared.amin(1), squared.gather(1, labels[:, None])[:, 0])
     side = 196 if axes == 1 else 14
-    local = ((found - pivot[:, None]).abs() < side).all(-1).all(-1)
+    local = ((result - pivot[:, None]).abs() < side).all(-1).all(-1)
     assert 20 <= local.sum() <= 65  # a fifth
     index, cells = transfer_positions((3, 4, 5)[:axes], digits, 7, generator)
     assert len(index) == len(set(index.tolist())) == min(7, math.prod((3, 4, 5)[:axes]))
@@ -331,7 +331,7 @@ def test_shape_errors():
         made.transform(Grid((2, 2, 2)).positions(), 0)
     with pytest.raises(ShapeError, match="integer positions, got free coordinates"):
         made.transform(Positions(torch.rand(1, 4, 2)), 0)
-    with pytest.raises(ShapeError, match=r"1 digits per axis, too few for a grid of \(3, 11\)"):
+    with pytest.raises(ShapeError, match=r"1 digit per axis, too few for a grid of \(3, 11\)"):
         build("seqpe(max_digits=1)").transform(Grid((3, 11)).positions(), 0)
     with pytest.raises(ShapeError, match="contrastive_loss needs candidates"):
         contrastive_loss(torch.ones(2, 4), torch.ones(5, 4), torch.zeros(2).long())

@@ -1,4 +1,4 @@
-"""ssmax: the factor of queries, alone, beside rotations and biases, and with the prior of bam_ssmax."""
+"""ssmax: the factor of queries, alone, alongside rotations and biases, and with the prior of bam_ssmax."""
 
 import math
 
@@ -20,18 +20,18 @@ def test_the_factor():
     made, pos = create_encoding("ssmax", num_heads=3), Grid((3, 4), 2).positions()
     with torch.no_grad():
         made.seq_scale.copy_(torch.tensor([0.5, 1.0, 2.0]))
-    wanted = torch.tensor([0.5, 1.0, 2.0]).double()[:, None] * math.log(14)
-    torch.testing.assert_close(factor(made, pos), wanted.expand(3, 14))
-    kept = pos.gather(torch.tensor([[0, 1, 5], [0, 1, 9]]))
-    torch.testing.assert_close(factor(made, kept), (wanted * math.log(3) / math.log(14)).expand(3, 3))
+    expected = torch.tensor([0.5, 1.0, 2.0]).double()[:, None] * math.log(14)
+    torch.testing.assert_close(factor(made, pos), expected.expand(3, 14))
+    retained = pos.gather(torch.tensor([[0, 1, 5], [0, 1, 9]]))
+    torch.testing.assert_close(factor(made, retained), (expected * math.log(3) / math.log(14)).expand(3, 3))
     free = Positions(torch.rand(2, 5, 3))
-    torch.testing.assert_close(factor(made, free), (wanted * math.log(5) / math.log(14)).expand(3, 5))
+    torch.testing.assert_close(factor(made, free), (expected * math.log(5) / math.log(14)).expand(3, 5))
 
 
 def test_causal_queries_have_a_factor_each():
     made = create_encoding("ssmax(causal=true,init=2)", num_heads=3)
-    wanted = 2 * torch.arange(1, 8).double().log().expand(3, 7)
-    torch.testing.assert_close(factor(made, Grid((6,), 1).positions()), wanted, rtol=1e-6, atol=1e-6)
+    expected = 2 * torch.arange(1, 8).double().log().expand(3, 7)
+    torch.testing.assert_close(factor(made, Grid((6,), 1).positions()), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_retrofit_changes_nothing_at_the_training_size():
@@ -43,8 +43,8 @@ def test_the_retrofit_changes_nothing_at_the_training_size():
     torch.testing.assert_close(
         factor(made, larger)[:, :13], ones * math.log(25) / math.log(13), rtol=1e-6, atol=1e-6
     )
-    given = create_encoding("ssmax.retrofit(reference=[3,4])", num_heads=3)
-    torch.testing.assert_close(factor(given, Grid((6, 4), 1).positions()), factor(made, larger))
+    arguments = create_encoding("ssmax.retrofit(reference=[3,4])", num_heads=3)
+    torch.testing.assert_close(factor(arguments, Grid((6, 4), 1).positions()), factor(made, larger))
     assert (
         factor(create_encoding("ssmax.retrofit", num_heads=3), Grid((1,), reference=(1,)).positions())
         .isfinite()
@@ -52,20 +52,20 @@ def test_the_retrofit_changes_nothing_at_the_training_size():
     )
 
 
-def test_beside_a_rotation_the_logits_are_scaled():
+def test_alongside_a_rotation_the_logits_are_scaled():
     pos = Grid((3, 4), 1).positions()
     q, k, v = torch.randn(3, 2, 3, 13, 8)
     rope = create_encoding("rope_axial", dim=24, num_heads=3)
     both = create_encoding("ssmax(init=0.7)+rope_axial+alibi2d", dim=24, num_heads=3).parts()
     bias = create_encoding("alibi2d", num_heads=3).bias(pos, 0)
     for backend in ("reference", "sdpa"):
-        found = attention(
+        actual = attention(
             q, k, v, bias=bias_of(both, pos, 0), transform=transform_of(both, pos, 0), backend=backend
         )
-        wanted = attention(
+        expected = attention(
             q, k, v, bias=bias, transform=rope.transform(pos, 0), scale=0.7 * math.log(13) / 8**0.5
         )
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @cases("causal", [False, True])
@@ -86,7 +86,7 @@ def test_bam_ssmax(scaled, causal):
     if causal:
         logits = logits.masked_fill(~torch.ones(pos.tokens, pos.tokens).tril().bool(), -torch.inf)
     for backend in ("reference", "sdpa"):
-        found = attention(
+        result = attention(
             q,
             k,
             v,
@@ -95,7 +95,7 @@ def test_bam_ssmax(scaled, causal):
             is_causal=causal,
             backend=backend,
         )
-        torch.testing.assert_close(found, logits.softmax(-1) @ v, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result, logits.softmax(-1) @ v, rtol=1e-4, atol=1e-5)
     offsets.check_gradients(made, pos.grid) if scaled else None
 
 
@@ -129,7 +129,7 @@ def test_padding_of_packed_patches_does_not_count():
     spatial = torch.tensor([[False] + [True] * 4, [False] + [True] * 2 + [False] * 2])
     coords = torch.rand(2, 5, 2) * spatial[..., None]
     pos = Positions(coords, spatial, index=torch.zeros(2, 5, dtype=torch.int64), grid=Grid((2, 2), 1))
-    turned = made.transform(pos, 0).query(torch.ones(2, 3, 5, 1))[:, 0, 0, 0]
-    torch.testing.assert_close(turned, torch.tensor([5.0, 3.0]).log())
+    rotated = made.transform(pos, 0).query(torch.ones(2, 3, 5, 1))[:, 0, 0, 0]
+    torch.testing.assert_close(rotated, torch.tensor([5.0, 3.0]).log())
     bam = offsets.made("bam").bias(pos, 0).dense()
-    torch.testing.assert_close(made.bias(pos, 0).dense(), bam * turned[:, None, None, None])
+    torch.testing.assert_close(made.bias(pos, 0).dense(), bam * rotated[:, None, None, None])

@@ -16,7 +16,7 @@ def build(**options):
 
 
 def slow(made, place):
-    """Return the matrices (h, blocks, s, s) of one place."""
+    """Return the matrices (h, blocks, s, s) of one position."""
     heads, blocks, axes, _ = made.odd.shape
     s = made.width
     out = torch.zeros(heads, blocks, s, s, dtype=torch.float64)
@@ -44,27 +44,27 @@ def test_rotations_are_the_exponentials_of_the_definition(shape, options):
     made = build(**options)
     pos = Grid(shape, prefix=2).positions()
     turn, x = made.transform(pos, 0), torch.randn(2, 2, pos.tokens, 8, dtype=torch.float64)
-    found, width = turn.query(x), made.odd.shape[1] * made.width
-    assert torch.equal(found[:, :, :2], x[:, :, :2])
-    assert torch.equal(found[..., width:], x[..., width:])
-    assert torch.equal(found, turn.key(x))
+    actual, width = turn.query(x), made.odd.shape[1] * made.width
+    assert torch.equal(actual[:, :, :2], x[:, :, :2])
+    assert torch.equal(actual[..., width:], x[..., width:])
+    assert torch.equal(actual, turn.key(x))
     coords = pos.coords[0] * torch.tensor(options.get("spacing", 1.0))
     for i in range(2, pos.tokens):
         matrices = slow(made, coords[i])
         for h in range(2):
-            wanted = torch.block_diag(*matrices[h]) @ x[:, h, i, :width, None]
-            torch.testing.assert_close(found[:, h, i, :width], wanted[..., 0], rtol=1e-5, atol=1e-5)
+            expected = torch.block_diag(*matrices[h]) @ x[:, h, i, :width, None]
+            torch.testing.assert_close(actual[:, h, i, :width], expected[..., 0], rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), block=st.sampled_from([3, 4, 8]))
-def test_scores_depend_on_offsets_and_norms_are_kept(seed, block):
+def test_scores_depend_on_offsets_and_norms_are_stored(seed, block):
     torch.manual_seed(seed)
-    made, places = build(block=block), torch.randn(1, 5, 2, dtype=torch.float64) * 4
+    made, positions = build(block=block), torch.randn(1, 5, 2, dtype=torch.float64) * 4
     q, k = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
     scores = []
     for shift in (torch.zeros(2), torch.randn(2) * 10):
-        turn = made.transform(Positions(places + shift), 0)
+        turn = made.transform(Positions(positions + shift), 0)
         torch.testing.assert_close(turn.query(q).norm(dim=-1), q.norm(dim=-1))
         scores.append(turn.query(q) @ turn.key(k).mT)
     torch.testing.assert_close(*scores)

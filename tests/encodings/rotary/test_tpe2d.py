@@ -15,8 +15,8 @@ def build(**options):
     return create_encoding("tpe2d", **{"dim": 12, "num_heads": 2, **options}).double()
 
 
-def turned(x, rank, base):
-    """Return one vector, its halves turned by a rank."""
+def rotated(x, rank, base):
+    """Return one vector, its halves rotated by a rank."""
     half = len(x) // 2
     out = x.clone()
     for c in range(half):
@@ -42,7 +42,7 @@ def slow(made, grid, q, k, v, x):
                 inner = F.silu(made.gate_1.weight @ own) * (made.gate_2.weight @ own)
                 gates = (made.gate_3.weight @ inner).softmax(0)
                 for gate, ranks in zip(gates, orders, strict=True):
-                    first = turned(q[s, h, i], ranks[i] or 0, made.temperature)
+                    first = rotated(q[s, h, i], ranks[i] or 0, made.temperature)
                     logits = torch.full((len(cells),), -torch.inf, dtype=torch.float64)
                     for j in range(len(cells)):
                         mine, its = (
@@ -50,7 +50,7 @@ def slow(made, grid, q, k, v, x):
                             (j - 99 if ranks[j] is None else ranks[j]),
                         )
                         if its <= mine or not made.causal:
-                            logits[j] = first @ turned(k[s, h, j], ranks[j] or 0, made.temperature)
+                            logits[j] = first @ rotated(k[s, h, j], ranks[j] or 0, made.temperature)
                     out[s, h, i] += gate * ((logits * q.shape[-1] ** -0.5).softmax(0) @ v[s, h])
     return out
 
@@ -68,8 +68,8 @@ def test_output(grid, options, backend):
     made, pos = build(**options), grid.positions()
     x = torch.randn(2, grid.tokens, 12, dtype=torch.float64)
     q, k, v = torch.randn(3, 2, 2, grid.tokens, 6, dtype=torch.float64)
-    found = attend(q, k, v, [made], pos, 0, x, backend=backend)
-    torch.testing.assert_close(found, slow(made, grid, q, k, v, x), rtol=1e-5, atol=1e-5)
+    result = attend(q, k, v, [made], pos, 0, x, backend=backend)
+    torch.testing.assert_close(result, slow(made, grid, q, k, v, x), rtol=1e-5, atol=1e-5)
     gates = torch.stack([b.gate for b in made.branches(pos, 0, x)], -1)
     torch.testing.assert_close(gates[..., 0, :], made.gates(x))
     torch.testing.assert_close(gates.sum(-1), torch.ones_like(gates[..., 0]))
@@ -93,17 +93,17 @@ def test_dropped_tokens_keep_their_ranks(causal):
     made, pos = build(causal=causal), Grid((3, 4), 1).positions()
     keep = torch.tensor([[0, 5, 2, 9], [0, 12, 3, 1]])
     x, q, k = torch.randn(2, 13, 12).double(), *torch.randn(2, 2, 2, 13, 6).double()
-    kept = torch.arange(2)[:, None]
+    retained = torch.arange(2)[:, None]
     every = made.branches(pos, 0, x)
-    few = made.branches(pos.gather(keep), 0, x[kept, keep])
+    few = made.branches(pos.gather(keep), 0, x[retained, keep])
     for a, b in zip(every, few, strict=True):
         scores = a.transform.query(q) @ a.transform.key(k).mT
         scores = scores if a.bias is None else scores + a.bias.dense()
-        small_q, small_k = (t.transpose(1, 2)[kept, keep].transpose(1, 2) for t in (q, k))
-        found = b.transform.query(small_q) @ b.transform.key(small_k).mT
-        found = found if b.bias is None else found + b.bias.dense()
+        small_q, small_k = (t.transpose(1, 2)[retained, keep].transpose(1, 2) for t in (q, k))
+        result = b.transform.query(small_q) @ b.transform.key(small_k).mT
+        result = result if b.bias is None else result + b.bias.dense()
         for i in range(2):
-            torch.testing.assert_close(found[i], scores[i][:, keep[i]][..., keep[i]], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result[i], scores[i][:, keep[i]][..., keep[i]], rtol=1e-4, atol=1e-5)
 
 
 def test_gradients():

@@ -15,14 +15,14 @@ def build(dim=16, **options):
     return create_encoding("xpos", dim=dim, num_heads=2, causal=True, **options)
 
 
-def slow(encoding, places, q, k):
-    """Return scores (b, h, n, n) of tokens at `places`."""
+def slow(encoding, positions, q, k):
+    """Return scores (b, h, n, n) of tokens at `positions`."""
     pairs = q.shape[-1] // 2
     half = encoding.layout == "half"
     z, w = (torch.complex(*(t.chunk(2, -1) if half else (t[..., 0::2], t[..., 1::2]))) for t in (q, k))
     scores = q.new_zeros(*q.shape[:3], q.shape[2])
-    for i, j, c in itertools.product(range(len(places)), range(len(places)), range(pairs)):
-        apart = places[i] - places[j]
+    for i, j, c in itertools.product(range(len(positions)), range(len(positions)), range(pairs)):
+        apart = positions[i] - positions[j]
         zeta = (2 * c + 0.4 * 2 * pairs) / (1.4 * 2 * pairs)
         turn = torch.polar(zeta ** (apart / encoding.scale_base), apart * encoding.base ** (-c / pairs))
         scores[:, :, i, j] += (z[:, :, i, c] * w[:, :, j, c].conj() * turn).real
@@ -33,15 +33,15 @@ def slow(encoding, places, q, k):
 @cases("n", [5, 6])
 def test_scores_and_gradients(n, options):
     encoding = build(**options)
-    places = torch.randn(n, dtype=torch.float64) * 9
+    positions = torch.randn(n, dtype=torch.float64) * 9
     q, k = (torch.randn(2, 2, n, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = encoding.transform(Positions(places[:, None]), 0)
-    found, wanted = turn.query(q) @ turn.key(k).mT, slow(encoding, places, q, k)
-    cotangent = torch.randn_like(wanted)
-    sides = [torch.autograd.grad(side, [q, k], cotangent) for side in (found, wanted)]
-    torch.testing.assert_close((found, sides[0]), (wanted, sides[1]))
-    moved = encoding.transform(Positions(places[:, None] + 33.3), 0)
-    torch.testing.assert_close(moved.query(q) @ moved.key(k).mT, wanted)
+    turn = encoding.transform(Positions(positions[:, None]), 0)
+    actual, expected = turn.query(q) @ turn.key(k).mT, slow(encoding, positions, q, k)
+    cotangent = torch.randn_like(expected)
+    sides = [torch.autograd.grad(side, [q, k], cotangent) for side in (actual, expected)]
+    torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
+    moved = encoding.transform(Positions(positions[:, None] + 33.3), 0)
+    torch.testing.assert_close(moved.query(q) @ moved.key(k).mT, expected)
 
 
 def test_scale_is_one_in_the_middle_of_the_whole_sequence():

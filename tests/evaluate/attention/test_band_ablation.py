@@ -72,7 +72,7 @@ def test_what_cannot_be_masked():
     model = small("rope_axial")
     before = model(PICTURE)
     with (
-        pytest.raises(ShapeError, match=r"for 1 heads with 8 pairs, got \(3,\)"),
+        pytest.raises(ShapeError, match=r"for 1 head with 8 pairs, got \(3,\)"),
         unrotated(model, torch.ones(3, dtype=torch.bool)),
     ):
         model(PICTURE)

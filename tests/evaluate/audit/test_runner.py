@@ -326,7 +326,7 @@ def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):
     twin.unchanged = ("head.weight",)
     monkeypatch.setattr(audited, "reinitialized", lambda seed: twin)
     found = audit(audited, images[:1], (Slope(),), controls=("random",))
-    assert "1 parameters, such as head.weight" in found.notes[0]
+    assert "1 parameter, such as head.weight" in found.notes[0]
 
 
 def test_refusals():

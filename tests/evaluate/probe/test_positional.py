@@ -168,7 +168,7 @@ def test_nan_counts_as_zero_and_is_reported_or_refused():
     with pytest.raises(InputError, match="got 2 NaN"):
         fit_probe(feats, mask, targets, Fit(nan_to_zero=False))
     feats[0, 0, 0] = np.inf
-    with pytest.raises(InputError, match="1 infinite values"):
+    with pytest.raises(InputError, match="1 infinite value"):
         fit_probe(feats, mask, targets)
 
 

@@ -343,13 +343,13 @@ def test_wrong_requests_are_refused():
         measure(raw_intensity, [x], metrics=["quadrant"])
     with pytest.raises(OptionError, match="metric 'd4' is not applicable"):
         measure(None, [x], segmenter=classes, n_classes=2, metrics=["d4"])
-    with pytest.raises(InputError, match="truths must have one entry per image, got 1 for 2 images"):
+    with pytest.raises(InputError, match="truths` must have one entry per image, got 1 for 2 images"):
         measure(raw_intensity, [x, x], truths=[classes(x)])
     with pytest.raises(OptionError, match="number of classes of the segmenter is unknown"):
         measure(None, [x], segmenter=classes)
-    with pytest.raises(OptionError, match="names must have 2 entries, got 3"):
+    with pytest.raises(OptionError, match="names` must have 2 entries, got 3"):
         measure(None, [x], segmenter=classes, n_classes=2, names=["a", "b", "c"])
-    with pytest.raises(OptionError, match="angles must be finite degrees"):
+    with pytest.raises(OptionError, match="angles` must be finite degrees"):
         measure(raw_intensity, [x], angles=[])
     with pytest.raises(InputError, match="accepts only images of 32 x 32 px, got 16 x 16 px for image 0"):
         measure(tiny(), [x], size=32, exact=True, metrics=["d4"])

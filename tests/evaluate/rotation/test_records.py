@@ -133,7 +133,7 @@ def test_verdict_and_remedy_of_models(pos, symmetric, word, cure):
     assert len({len(line) for line in table}) == 1
     assert result.find("rot90", "error", "position code").part == "position code"
     assert result.find("rot45", "error") is None
-    with pytest.raises(ShapeError, match="must have 1 values, one per image, got 2"):
+    with pytest.raises(ShapeError, match="must have 1 value, one per image, got 2"):
         RotationResult(rows, ("a",))
 
 

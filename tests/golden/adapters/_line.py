@@ -14,7 +14,7 @@ def planes(length):
     return {f"{len(shape)}D {shape}": vispe.Grid(shape).positions() for shape in shapes}
 
 
-def places(length):
+def positions(length):
     """Return the positions of a sequence of `length` tokens by every route: a line, in the plane, in the room."""
     free = vispe.Positions(line(length).coords.clone())
     return {"1D": line(length), "free coordinates": free, **planes(length)}

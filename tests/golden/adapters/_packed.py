@@ -16,11 +16,11 @@ def rotated(case, spec, pos):
     )
     turn = made.transform(pos, 0)
     cos, sin = (table[0, 0].repeat(1, 2) for table in (turn.cos, turn.sin))
-    found = {"cos": cos, "sin": sin}
-    found |= {
+    result = {"cos": cos, "sin": sin}
+    result |= {
         f"{name}_rot": rotate(x.transpose(0, 1)[None])[0].transpose(0, 1)
         for name, x, rotate in (("q", q, turn.query), ("k", k, turn.key))
     }
-    if case.backward(**{f"cotangent.{name}": found[name] for name in ("q_rot", "k_rot")}):
-        found |= {"grad.q": q.grad, "grad.k": k.grad}
-    return found
+    if case.backward(**{f"cotangent.{name}": result[name] for name in ("q_rot", "k_rot")}):
+        result |= {"grad.q": q.grad, "grad.k": k.grad}
+    return result

@@ -6,24 +6,24 @@ from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import rotation
 
 
-def turned(case, ids, axis_of_pair, double=False):
-    """Return frequencies, tables (halves joined if `double`) and what is turned by coordinates (axes, 1, s)."""
+def transformed(case, ids, axis_of_pair, double=False):
+    """Return frequencies, tables (halves joined if `double`) and what is rotated by coordinates (axes, 1, s)."""
     freqs = inverse_frequencies(case.config("head_dim"), case.config("rope_theta"))
     turn = rotation(ids, freqs, axis_of_pair)
     cos, sin = (x[0, 0].repeat(1, 2) if double else x[0, 0] for x in (turn.cos, turn.sin))
-    found = {"inv_freq": freqs, "cos": cos, "sin": sin}
-    return asked(case, found | (rotated(case, turn) if "q" in case.inputs else {}))
+    result = {"inv_freq": freqs, "cos": cos, "sin": sin}
+    return requested(case, result | (rotated(case, turn) if "q" in case.inputs else {}))
 
 
 def rotated(case, turn):
     """Return turned queries and keys, their products, and gradients for the cotangents of the case."""
     q, k = (case.input(name).requires_grad_() for name in "qk")
-    found = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
-    found["logits"] = found["q_rot"] @ found["k_rot"].transpose(-1, -2) / math.sqrt(q.shape[-1])
-    back = case.backward(**{f"cotangent.{name}": y for name, y in found.items()})
-    return asked(case, found | ({"grad.q": q.grad, "grad.k": k.grad} if back else {}))
+    result = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+    result["logits"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2) / math.sqrt(q.shape[-1])
+    back = case.backward(**{f"cotangent.{name}": y for name, y in result.items()})
+    return requested(case, result | ({"grad.q": q.grad, "grad.k": k.grad} if back else {}))
 
 
-def asked(case, found):
+def requested(case, result):
     """Return what the case has."""
-    return {name: value for name, value in found.items() if name in case.output_names}
+    return {name: value for name, value in result.items() if name in case.output_names}

@@ -45,12 +45,12 @@ def _distance(case):
 
 def _slopes(case):
     case.ignore("learned_init", "a sentence; the initial values are random")
-    found = {}
+    result = {}
     for kind in case.config("slope_types"):
         for heads in case.config("num_heads"):
             encoding = vispe.create_encoding("alibi2d", num_heads=heads, slopes=SLOPES[kind])
-            found[f"{kind}_{heads}"] = torch.as_tensor(encoding.head_slopes()).reshape(-1, 1, 1)
-    yield "slopes", found
+            result[f"{kind}_{heads}"] = torch.as_tensor(encoding.head_slopes()).reshape(-1, 1, 1)
+    yield "slopes", result
 
 
 def _norm(case):
@@ -109,10 +109,10 @@ def _run_timm(case, spec, weights, own, grid, norm):
     attn.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in own.items()}})
     model.double()
     encoding = attn.pos_enc or model.pos_enc
-    seen = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    recorded = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
     model(torch.zeros(2, 3, *grid.shape).double())  # what the model hands to its attention
-    return _run_layer(case, attn, encoding, grid, lambda x: attn(x, attn_mask=seen["attn_mask"]))
+    return _run_layer(case, attn, encoding, grid, lambda x: attn(x, attn_mask=recorded["attn_mask"]))
 
 
 def _run_layer(case, layer, encoding, grid, forward):
@@ -122,12 +122,12 @@ def _run_layer(case, layer, encoding, grid, forward):
     case.backward(cotangent=y)
     heads = case.config("num_heads")
     dense = encoding.bias(grid.positions(), layer=0).dense()[0]
-    found = {"y": y, "bias": dense.expand(heads, -1, -1), "grad.x": x.grad}
+    result = {"y": y, "bias": dense.expand(heads, -1, -1), "grad.x": x.grad}
     for name, parameter in layer.named_parameters():
         name = name.replace("pos_enc.slope", "m")
         shape = (-1, 1, 1) if name == "m" else parameter.shape
-        found[f"grad.{name}"] = None if parameter.grad is None else parameter.grad.reshape(shape)
-    return {name: value for name, value in found.items() if name in case.output_names}
+        result[f"grad.{name}"] = None if parameter.grad is None else parameter.grad.reshape(shape)
+    return {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _vit(case):

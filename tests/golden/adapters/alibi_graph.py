@@ -19,13 +19,13 @@ def run(case):
     wide = torch.nn.functional.pad(lengths, (2, 0, 2, 0))
     plain = {"given": (row, lengths), "bound": (row, PerToken(lengths, (1, 2))), "free": (free, lengths)}
     plain["behind prefix tokens"] = vispe.Grid((n,), prefix=2).positions(), wide
-    for route, (pos, given) in plain.items():
-        pos = made.prepare(pos.replace(attrs={"distance": given}))
+    for route, (pos, inputs) in plain.items():
+        pos = made.prepare(pos.replace(attrs={"distance": inputs}))
         yield route, {"bias": made.bias(pos, 0).dense()[..., -n:, -n:].expand(samples, -1, -1, -1)}
     # tokens in another order, and back
     order = torch.stack([torch.randperm(n) for _ in range(samples)])
-    turned = made.prepare(row.replace(attrs={"distance": lengths})).gather(order)
-    dense, back = made.bias(turned, 0).dense(), order.argsort(1)
+    rotated = made.prepare(row.replace(attrs={"distance": lengths})).gather(order)
+    dense, back = made.bias(rotated, 0).dense(), order.argsort(1)
     yield "gathered", {"bias": torch.stack([d[:, i][:, :, i] for d, i in zip(dense, back, strict=True)])}
 
 

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._line import places
+from tests.golden.adapters._line import positions
 
 NAMES = ("shape", "scale", "loc")
 
@@ -22,17 +22,17 @@ def run(case):
     )
     start = {name: getattr(own, name) for name in NAMES}
     start = {f"init.{n}": torch.zeros(heads) if v is None else v.flatten() for n, v in start.items()}
-    found = {name: value for name, value in start.items() if name in case.output_names}
-    if found:
-        yield "start", found
-    for route, pos in places(length).items():
+    result = {name: value for name, value in start.items() if name in case.output_names}
+    if result:
+        yield "start", result
+    for route, pos in positions(length).items():
         made = vispe.create_encoding(
             "bam", num_heads=heads, axes=pos.axes, train_loc=True, **options
         ).double()
         yield route, _bias(case, made, pos)
     if not case.param("loc").any():  # without a location at all
         made = vispe.create_encoding("bam", num_heads=heads, **{**options, "loc_init": 0.0}).double()
-        yield "no location", _bias(case, made, places(length)[f"2D {(1, length)}"])
+        yield "no location", _bias(case, made, positions(length)[f"2D {(1, length)}"])
 
 
 def _bias(case, made, pos):
@@ -44,10 +44,10 @@ def _bias(case, made, pos):
         if made.loc is not None:
             made.loc.zero_()[:, along] = case.param("loc").flatten()
     dense = made.bias(pos, 0).dense()
-    found = {"bias": dense}
+    result = {"bias": dense}
     if case.backward(cotangent=dense):
-        found |= {"grad.shape": made.shape.grad, "grad.scale": made.scale.grad}
+        result |= {"grad.shape": made.shape.grad, "grad.scale": made.scale.grad}
         if made.loc is not None:
-            found["grad.loc"] = made.loc.grad[:, along]
-        found = {n: v if n == "bias" else v.reshape(1, -1, 1, 1) for n, v in found.items()}
-    return {name: value for name, value in found.items() if name in case.output_names}
+            result["grad.loc"] = made.loc.grad[:, along]
+        result = {n: v if n == "bias" else v.reshape(1, -1, 1, 1) for n, v in result.items()}
+    return {name: value for name, value in result.items() if name in case.output_names}

@@ -38,11 +38,11 @@ def _layer(case, spec, backend, causal):
     mask = torch.ones(length, length, dtype=torch.bool).tril() if causal else None
     y = layer(x, line(length), attn_mask=mask)
     case.backward(cotangent=y)
-    found = {"y": y, "grad.x": x.grad}
+    result = {"y": y, "grad.x": x.grad}
     encodings = {n: e for part in layer.pos_enc.parts() for n, e in part.named_parameters()}
     for theirs, mine in own.items():
         grad = encodings[mine].grad
-        found[f"grad.{theirs}"] = None if grad is None else grad.reshape(1, heads, 1, 1)
+        result[f"grad.{theirs}"] = None if grad is None else grad.reshape(1, heads, 1, 1)
     for theirs, mine in PROJECTIONS.items():
-        found[f"grad.{theirs}.weight"] = layer.get_submodule(mine).weight.grad
-    return {name: value for name, value in found.items() if name in case.output_names}
+        result[f"grad.{theirs}.weight"] = layer.get_submodule(mine).weight.grad
+    return {name: value for name, value in result.items() if name in case.output_names}

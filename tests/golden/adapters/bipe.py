@@ -1,4 +1,4 @@
-"""Golden cases of bilevel positions: numbers of segments, places inside them, and ALiBi over segments."""
+"""Golden cases of bilevel positions: numbers of segments, positions inside them, and ALiBi over segments."""
 
 import torch
 
@@ -30,8 +30,8 @@ def _by_hand(ends):
     return Stream.of(rows)
 
 
-def _outputs(case, found):
-    inter, intra, again = found.ids.long()
+def _outputs(case, result):
+    inter, intra, again = result.ids.long()
     if not torch.equal(intra, again):
         raise ValueError("rows and columns of text differ")
     outputs = {"inter": inter, "intra": intra}

@@ -33,6 +33,6 @@ def run(case):
         y = attention(q, k, v, bias=bias, attn_mask=mask, scale=scale, backend=backend)
         y = layer.proj(y.transpose(1, 2).flatten(2))
         case.backward(cotangent=y)
-        found = {"y": y, "bias": bias.dense(), "grad.x": x.grad}
-        found |= {f"grad.{name}": layer.get_parameter(NAMES[name]).grad for name in case.params}
-        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"y": y, "bias": bias.dense(), "grad.x": x.grad}
+        result |= {f"grad.{name}": layer.get_parameter(NAMES[name]).grad for name in case.params}
+        yield backend, {name: value for name, value in result.items() if name in case.output_names}

@@ -125,24 +125,24 @@ def _run(case, layer, encoding, projections, forward, reference=True):
     q, k = (p(x).unflatten(-1, (heads, width)).transpose(1, 2) for p in projections)
     q, k = turn.query(q) * case.config("q_scale"), turn.key(k)
     eye = torch.eye(x.shape[1], dtype=x.dtype).expand(*k.shape[:2], -1, -1)
-    found = {
+    result = {
         "y": y,
         "attn": vispe.attention(q, k, eye, scale=1.0, backend="reference"),
         "grad.x": x.grad,
         "grad.positions": positions.grad,
     }
     if back and hasattr(encoding, "theta"):
-        found["grad.multiplier"] = encoding.theta.grad[None, :, :, None, None]
+        result["grad.multiplier"] = encoding.theta.grad[None, :, :, None, None]
     if reference:
-        found["q_rot"], found["k_rot"] = q, k
-        found["exponent_matrix"] = encoding.generators()
-        found["rotation_blocks"] = encoding.rotations(pos).transpose(1, 2)
+        result["q_rot"], result["k_rot"] = q, k
+        result["exponent_matrix"] = encoding.generators()
+        result["rotation_blocks"] = encoding.rotations(pos).transpose(1, 2)
         if back:
-            found["grad.freqs"] = skew_matrix(encoding.skew.grad, encoding.width)
+            result["grad.freqs"] = skew_matrix(encoding.skew.grad, encoding.width)
         for name in ("q_proj", "k_proj", "v_proj", "proj"):
             for kind, p in layer.get_submodule(name).named_parameters():
-                found[f"grad.{'out_proj' if name == 'proj' else name}.{kind}"] = p.grad
-    return {name: value for name, value in found.items() if name in case.output_names}
+                result[f"grad.{'out_proj' if name == 'proj' else name}.{kind}"] = p.grad
+    return {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _run_folded(case, layer):
@@ -173,8 +173,8 @@ def _run_timm(case, spec, weights, own, bias):
     x = case.input("x").float().requires_grad_()
     positions = case.input("positions").float().requires_grad_()
     y = attn(x, attn_mask=Context(vispe.Positions(positions), (), None, False))
-    found = {"y": y}
+    result = {"y": y}
     if case.backward(cotangent=y):
-        found |= {f"grad.q_proj.{kind}": p.grad[:dim] for kind, p in attn.qkv.named_parameters()}
-        found |= {"grad.x": x.grad, "grad.positions": positions.grad}
-    return {name: value for name, value in found.items() if name in case.output_names}
+        result |= {f"grad.q_proj.{kind}": p.grad[:dim] for kind, p in attn.qkv.named_parameters()}
+        result |= {"grad.x": x.grad, "grad.positions": positions.grad}
+    return {name: value for name, value in result.items() if name in case.output_names}

@@ -15,10 +15,10 @@ def _shifted_gaussian(case):
         case.ignore(name, "the points are given")
     points, centres, x = case.config("centres_per_axis"), case.input("centres").flatten(), case.input("x")
     options = {"sigma": case.config("sigma"), "divisor": "batch", "axes": x.shape[1]}
-    given = vispe.create_encoding(
+    inputs = vispe.create_encoding(
         "shifted_gaussian", dim=x.shape[1] * len(centres), centres=centres.tolist(), **options
     )
-    yield "given", {"pe": given.encode(x)}
+    yield "given", {"pe": inputs.encode(x)}
     even = vispe.create_encoding("shifted_gaussian", dim=x.shape[1] * points, centres=points, **options)
     if case.close(np.array(even.centre_points()), centres.numpy()).all():
         yield "even", {"pe": even.encode(x)}
@@ -56,5 +56,5 @@ def _spder(case):
     y = made.encode(x)
     case.backward(cotangent=y)
     grads = {f"grad.{n}": getattr(made.sines[0], n).grad for n in ("weight", "bias")}
-    found = {"y": y, "grad.x": x.grad, **grads}
-    yield "encode", {name: value for name, value in found.items() if name in case.output_names}
+    result = {"y": y, "grad.x": x.grad, **grads}
+    yield "encode", {name: value for name, value in result.items() if name in case.output_names}

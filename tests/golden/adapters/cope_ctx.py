@@ -32,6 +32,6 @@ def run(case):
             rows.append(bias.dense(q=last, k=k, scale=1.0)[:, :, -1])
         bias = torch.stack(rows, 2)
         case.backward(cotangent=bias)
-        found = {"bias": bias, "grad.q": q.grad, "grad.attn_logits": logits.grad}
-        found["grad.pos_emb"] = None if made.pos_emb.grad is None else made.pos_emb.grad[:, :width]
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"bias": bias, "grad.q": q.grad, "grad.attn_logits": logits.grad}
+        result["grad.pos_emb"] = None if made.pos_emb.grad is None else made.pos_emb.grad[:, :width]
+        yield route, {name: value for name, value in result.items() if name in case.output_names}

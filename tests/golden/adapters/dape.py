@@ -23,8 +23,8 @@ def run(case):
     matrix = next((name for name in GIVEN if name in case.inputs), None)
     own = sorted(case.params - set(net)) if matrix is None else []
     if kind == "alibi" and matrix is None:
-        wanted = vispe.create_encoding("alibi", num_heads=heads).head_slopes()
-        case.agree("the slopes", torch.tensor(wanted), case.param("slopes").flatten())
+        expected = vispe.create_encoding("alibi", num_heads=heads).head_slopes()
+        case.agree("the slopes", torch.tensor(expected), case.param("slopes").flatten())
         own = []
     inner = "alibi" if matrix is not None else kind
     if matrix is None and "kerple" in kind:
@@ -45,13 +45,13 @@ def run(case):
     bias = made.bias(Grid((length,)).positions(), 0)
     if matrix is not None:
         a = case.input(matrix).double()
-        given = DenseBias(a.reshape(-1, *a.shape[-3:]), bias.pos)
-        bias = AdaptedBias(given, bias.network, bias.pos)
+        inputs = DenseBias(a.reshape(-1, *a.shape[-3:]), bias.pos)
+        bias = AdaptedBias(inputs, bias.network, bias.pos)
     out = (logits + bias.dense(q=logits, k=eye, scale=1.0)).tril()
     case.backward(cotangent=out)
-    found = {"logits": out, "grad.logits": logits.grad}
+    actual = {"logits": out, "grad.logits": logits.grad}
     for name in net + own:
         held = made.get_parameter(name) if name in net else made.adapted.get_parameter(NAMES.get(name, name))
         grad = held.grad
-        found[f"grad.{name}"] = None if grad is None else grad.reshape(case.param(name).shape)
-    yield "dense", {name: value for name, value in found.items() if name in case.output_names}
+        actual[f"grad.{name}"] = None if grad is None else grad.reshape(case.param(name).shape)
+    yield "dense", {name: value for name, value in actual.items() if name in case.output_names}

@@ -67,15 +67,15 @@ def _run(case, backend, shape):
     q, k, v = (
         p(x).unflatten(-1, (heads, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj)
     )
-    places = torch.arange(grid.tokens)
-    found = {"y": y, "weights": weights_of(calls_of(q, k, v, made.parts(), grid.positions(), 0, x))}
-    found["relative_pos"] = made.buckets(places[:, None] - places)
+    positions = torch.arange(grid.tokens)
+    result = {"y": y, "weights": weights_of(calls_of(q, k, v, made.parts(), grid.positions(), 0, x))}
+    result["relative_pos"] = made.buckets(positions[:, None] - positions)
     if case.backward(cotangent=y):
-        found["grad.x"] = x.grad
+        result["grad.x"] = x.grad
         for name, own in mine.items():
             grad = layer.get_parameter(own).grad
-            found[f"grad.{name}"] = grad[line] if name == "rel_embeddings" else grad
-    return {name: value for name, value in found.items() if name in case.output_names}
+            result[f"grad.{name}"] = grad[line] if name == "rel_embeddings" else grad
+    return {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _own(name):

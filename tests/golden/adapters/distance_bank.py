@@ -29,6 +29,6 @@ def run(case):
         bias = made.bias(Grid(shape).positions(), 0, tokens).dense()[:, :, keys - queries :]
         bias = bias.tril(keys - queries)
         case.backward(cotangent=bias)
-        found = {"bias": bias, "grad.x": x.grad}
-        found |= {f"grad.{theirs}": made.get_parameter(mine).grad for mine, theirs in names.items()}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"bias": bias, "grad.x": x.grad}
+        result |= {f"grad.{theirs}": made.get_parameter(mine).grad for mine, theirs in names.items()}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}

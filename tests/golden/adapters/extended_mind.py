@@ -32,6 +32,6 @@ def run(case):
 
 
 def _alibi(case):
-    heads, found = case.config("heads"), case.config("queries") * case.config("topk")
+    heads, result = case.config("heads"), case.config("queries") * case.config("topk")
     bias = external_memory_bias(torch.tensor(fixed_slopes("alibi", heads)), case.config("length"))
-    yield "bias", {"bias": bias.expand(heads, 1, found)}
+    yield "bias", {"bias": bias.expand(heads, 1, result)}

@@ -28,5 +28,5 @@ def run(case):
         made.double()
         dense = made.bias(pos, 0).dense()
         case.backward(cotangent=dense)
-        found = {"bias": dense} | {f"grad.{n}": made.get_parameter(ours).grad for n, ours in names.items()}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"bias": dense} | {f"grad.{n}": made.get_parameter(ours).grad for n, ours in names.items()}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}

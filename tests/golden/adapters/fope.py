@@ -18,21 +18,21 @@ def run(case):
         trainable=True,
     ).double()
     encoding.load_state_dict({name: case.param(name)[None] for name in ("cos_coef", "sin_coef")})
-    found = {"inv_freq": encoding.frequencies().float()}
+    actual = {"inv_freq": encoding.frequencies().float()}
     q, k = (case.input(name).double().requires_grad_() for name in "qk")
     if q.shape != (case.config("B"), heads, length, width):
         raise ValueError(f"q is {tuple(q.shape)}")
     turn = encoding.transform(vispe.Positions(torch.arange(length, dtype=torch.float64)[:, None]), 0)
-    found |= {"q_rot": turn.query(q), "k_rot": turn.key(k)}
-    found["scores"] = found["q_rot"] @ found["k_rot"].mT
-    if case.backward(cotangent=found["scores"]):
-        found |= {"grad.q": q.grad, "grad.k": k.grad}
-        found |= {f"grad.{name}": getattr(encoding, name).grad[0] for name in ("cos_coef", "sin_coef")}
-    yield "transform", {name: value for name, value in found.items() if name in case.output_names}
+    actual |= {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+    actual["scores"] = actual["q_rot"] @ actual["k_rot"].mT
+    if case.backward(cotangent=actual["scores"]):
+        actual |= {"grad.q": q.grad, "grad.k": k.grad}
+        actual |= {f"grad.{name}": getattr(encoding, name).grad[0] for name in ("cos_coef", "sin_coef")}
+    yield "transform", {name: value for name, value in actual.items() if name in case.output_names}
     grid = encoding.transform(vispe.Grid((length,)).positions(), 0)
     yield "grid", {"q_rot": grid.query(q), "k_rot": grid.key(k)}
-    wanted = (found["scores"] * width**-0.5).softmax(-1) @ q
+    expected = (actual["scores"] * width**-0.5).softmax(-1) @ q
     for backend in ("reference", "sdpa"):
         case.agree(
-            f"the output of {backend}", vispe.attention(q, k, q, transform=turn, backend=backend), wanted
+            f"the output of {backend}", vispe.attention(q, k, q, transform=turn, backend=backend), expected
         )

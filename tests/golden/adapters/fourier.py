@@ -19,7 +19,7 @@ def _learned(case):
     groups, each = case.input("positions").shape[-2:]
     hidden, features = case.param("mlp.0.weight").shape
     dim = groups * len(case.param("mlp.2.weight"))
-    for names, wanted in (
+    for names, expected in (
         (("groups", "g_dim"), groups),
         (("pos_dim",), each),
         (("f_dim",), features),
@@ -27,8 +27,8 @@ def _learned(case):
         (("dim", "d_dim"), dim),
     ):
         for name in names:
-            if case.config(name, wanted) != wanted:
-                raise ValueError(f"the arrays have {name}={wanted}, the case says {case.config(name)}")
+            if case.config(name, expected) != expected:
+                raise ValueError(f"the arrays have {name}={expected}, the case says {case.config(name)}")
     made = vispe.create_encoding(
         "fourier_learned",
         dim=dim,
@@ -56,10 +56,10 @@ def _random(case):
     two_pi = case.config("two_pi", True)
     frequency = case.param("B")
     axes = case.config("pos_dim")
-    turned = "f_dim" in case.settings  # (pos_dim, features / 2), otherwise (features / 2, pos_dim)
-    features = 2 * frequency.shape[1 if turned else 0]
-    scale = case.config("sigma" if turned else "scale", 1.0)
-    if case.config("f_dim" if turned else "mapping_size", None) not in (features, features // 2, None):
+    rotated = "f_dim" in case.settings  # (pos_dim, features / 2), otherwise (features / 2, pos_dim)
+    features = 2 * frequency.shape[1 if rotated else 0]
+    scale = case.config("sigma" if rotated else "scale", 1.0)
+    if case.config("f_dim" if rotated else "mapping_size", None) not in (features, features // 2, None):
         raise ValueError(f"the frequencies of the case give {features} features")
     made = vispe.create_encoding(
         "fourier",
@@ -70,11 +70,11 @@ def _random(case):
         learned=True,
         normalize="none",
     ).to(frequency.dtype)
-    made.load_state_dict({"frequency": frequency.t() if turned else frequency})
+    made.load_state_dict({"frequency": frequency.t() if rotated else frequency})
 
     def grads():
         grad = made.frequency.grad
-        return {} if grad is None else {"grad.B": grad.t() if turned else grad}
+        return {} if grad is None else {"grad.B": grad.t() if rotated else grad}
 
     more = {}
     if "pe_none" in case.output_names:
@@ -86,8 +86,8 @@ def _random(case):
 def _routes(case, made, flat, grads, more=()):
     """Positions given to `encode`, and as free coordinates to `table`."""
     for route in ("encode", "table"):
-        given = case.input("positions").requires_grad_()
-        coords = flat(given)
+        inputs = case.input("positions").requires_grad_()
+        coords = flat(inputs)
         if route == "table" and coords.shape[-1] > 3:
             continue
         flattened = coords.reshape(*coords.shape[:1], -1, coords.shape[-1]) if coords.ndim > 3 else coords
@@ -95,5 +95,5 @@ def _routes(case, made, flat, grads, more=()):
         pe = pe.reshape(case.outputs["pe"].shape)
         made.zero_grad()
         case.backward(cotangent=pe)
-        found = {"pe": pe, "grad.positions": given.grad, **grads(), **dict(more)}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"pe": pe, "grad.positions": inputs.grad, **grads(), **dict(more)}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}

@@ -26,6 +26,6 @@ def run(case):
         x = case.input("x").to(dtype).requires_grad_()
         bias = made.bias(vispe.Grid((x.shape[1],)).positions(), 0, x).dense()
         case.backward(cotangent=bias)
-        found = {"bias": bias, "grad.x": x.grad}
-        found |= {f"grad.{theirs}": made.get_parameter(mine).grad for mine, theirs in names.items()}
-        yield str(dtype), {name: value for name, value in found.items() if name in case.output_names}
+        result = {"bias": bias, "grad.x": x.grad}
+        result |= {f"grad.{theirs}": made.get_parameter(mine).grad for mine, theirs in names.items()}
+        yield str(dtype), {name: value for name, value in result.items() if name in case.output_names}

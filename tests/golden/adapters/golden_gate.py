@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._turned import turned
+from tests.golden.adapters._rotated import rotated
 
 
 def run(case):
@@ -20,7 +20,7 @@ def run(case):
     routes = {"grid": vispe.Grid(grid).positions(), "coordinates": vispe.Positions(free)}
     for route, pos in routes.items():
         freqs = {"freqs": encoding.field(2).flip(-1)}  # x first, as in the reference
-        yield route, freqs | turned(case, encoding.transform(pos, 0))
-    given = encoding.field(2).tolist()
-    own = vispe.create_encoding("rope_field", dim=width * heads, num_heads=heads, frequencies=given)
-    yield "given", turned(case, own.transform(routes["coordinates"], 0))
+        yield route, freqs | rotated(case, encoding.transform(pos, 0))
+    inputs = encoding.field(2).tolist()
+    own = vispe.create_encoding("rope_field", dim=width * heads, num_heads=heads, frequencies=inputs)
+    yield "given", rotated(case, own.transform(routes["coordinates"], 0))

@@ -21,9 +21,9 @@ def run(case):
         x = case.input("x").double().requires_grad_()
         y = layer(x, grid)
         case.backward(cotangent=y)
-        found = {"y": y, "grad.x": x.grad, "weights": _weights(layer, x, grid)}
-        found |= {f"grad.{name}": value for name, value in _theirs(layer).items()}
-        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"y": y, "grad.x": x.grad, "weights": _weights(layer, x, grid)}
+        result |= {f"grad.{name}": value for name, value in _theirs(layer).items()}
+        yield backend, {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _ours(case):
@@ -45,8 +45,8 @@ def _ours(case):
 
 def _theirs(layer):
     """Return the gradients of a layer with the names of the case."""
-    given = [(name, p.grad) for name, p in layer.named_parameters() if p.grad is not None]
-    grads = {name.removeprefix("pos_enc."): grad for name, grad in given}
+    inputs = [(name, p.grad) for name, p in layer.named_parameters() if p.grad is not None]
+    grads = {name.removeprefix("pos_enc."): grad for name, grad in inputs}
     for kind in ("weight", "bias"):
         if f"q_proj.{kind}" in grads:
             grads[f"qk.{kind}"] = torch.cat([grads.pop(f"{letter}_proj.{kind}") for letter in "qk"])

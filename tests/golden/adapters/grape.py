@@ -40,28 +40,28 @@ def _commuting(case):
     q_rot = transform.query(q.transpose(1, 2)).transpose(1, 2)
     k_rot = transform.key(k.transpose(1, 2)).transpose(1, 2)
     case.backward(cotangent_q=q_rot, cotangent_k=k_rot)
-    found = {"log_freq_init": start, "q_rot": q_rot, "k_rot": k_rot}
-    found |= {"grad.q": q.grad, "grad.k": k.grad, "grad.log_freq": made.log_freq.grad}
-    yield "transform", {name: value for name, value in found.items() if name in case.output_names}
+    result = {"log_freq_init": start, "q_rot": q_rot, "k_rot": k_rot}
+    result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.log_freq": made.log_freq.grad}
+    yield "transform", {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _rank2(case):
-    a, b, x, places = (case.input(n) for n in ("a", "b", "x", "positions"))
+    a, b, x, positions = (case.input(n) for n in ("a", "b", "x", "positions"))
     omega, dim = case.config("omega"), case.config("dim")
     made = vispe.create_encoding("grape", dim=dim, num_heads=1, planes="rank2").double()
     made.load_state_dict({"a": omega * a[None], "b": b[None]})
-    transform = made.transform(vispe.Positions(places[None, :, None]), 0)
+    transform = made.transform(vispe.Positions(positions[None, :, None]), 0)
     y = transform.query(x[None, None])[0, 0]
     yield "transform", {"rotation": transform.q[0, 0, :, 0], "y": y}
-    yield "in place", {"y": rotate_rank2(x, a, b, places * omega)}
+    yield "in place", {"y": rotate_rank2(x, a, b, positions * omega)}
 
 
 def _gated(case):
     heads, width = case.config("heads"), case.config("head_dim")
     q, k = (case.input(n).requires_grad_() for n in ("q", "k"))
-    turned = {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
+    rotated = {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
     pos = vispe.Grid((case.config("seq"),)).positions()
-    found, made = {}, {}
+    result, made = {}, {}
     kinds = {
         "alibi": ("none", None),
         "key": ("key", "key"),
@@ -77,12 +77,12 @@ def _gated(case):
         )
         names = [n.partition(".")[2] for n in case.params if group and n.startswith(f"{group}.")]
         made[output].load_state_dict({n: case.param(f"{group}.{n}") for n in names})
-        found[f"bias_{output}"] = made[output].bias(pos, 0).dense(**turned)
-        if case.backward(**{f"cotangent_{output}": found[f"bias_{output}"]}):
+        result[f"bias_{output}"] = made[output].bias(pos, 0).dense(**rotated)
+        if case.backward(**{f"cotangent_{output}": result[f"bias_{output}"]}):
             for n in names:
-                found[f"grad.{group}.{n}"] = getattr(made[output], n).grad
-    found |= {"grad.q": q.grad, "grad.k": k.grad, "slopes": next(iter(made.values())).head_slopes()}
-    yield "dense", {name: value for name, value in found.items() if name in case.output_names}
+                result[f"grad.{group}.{n}"] = getattr(made[output], n).grad
+    result |= {"grad.q": q.grad, "grad.k": k.grad, "slopes": next(iter(made.values())).head_slopes()}
+    yield "dense", {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _path(case):
@@ -109,8 +109,8 @@ def _path(case):
         grid = vispe.Grid((length,))
         y = layer(x, grid, attn_mask=torch.ones(length, length, dtype=torch.bool).tril())
         case.backward(cotangent=y)
-        found = {"y": y, "grad.x": x.grad}
-        found["bias_lower"] = layer.pos_enc.bias(grid.positions(), 0, x).dense()
+        result = {"y": y, "grad.x": x.grad}
+        result["bias_lower"] = layer.pos_enc.bias(grid.positions(), 0, x).dense()
         for mine, theirs in names.items():
-            found[f"grad.{theirs}.weight"] = layer.get_parameter(f"{mine}.weight").grad
-        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+            result[f"grad.{theirs}.weight"] = layer.get_parameter(f"{mine}.weight").grad
+        yield backend, {name: value for name, value in result.items() if name in case.output_names}

@@ -27,6 +27,6 @@ def run(case):
             raise ValueError(f"the queries have shape {tuple(q.shape)}")
         dense = made.bias(pos, 0).dense(q=q.transpose(1, 2), k=k.transpose(1, 2))
         case.backward(cotangent=dense)
-        found = {"bias": dense, "grad.q": q.grad, "grad.k": k.grad}
-        found |= {f"grad.{name}": made.get_parameter(name).grad for name in ("omega", "u", "v")}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"bias": dense, "grad.q": q.grad, "grad.k": k.grad}
+        result |= {f"grad.{name}": made.get_parameter(name).grad for name in ("omega", "u", "v")}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}

@@ -10,9 +10,9 @@ def run(case):
     target, query = case.config("target"), case.config("query")
     beside = Parallel([Text(n) for n in sources], see="self", target=Text(target))
     rows = [*([Text(prefix)] if prefix else []), beside, *([Text(query)] if query else [])]
-    found = create_scheme("rope1d").coordinates(Stream.of([rows]))
+    result = create_scheme("rope1d").coordinates(Stream.of([rows]))
     sizes = (prefix, sum(sources), target, query)
-    _, *parts = found.ids[0, 0].long().split(sizes)
+    _, *parts = result.ids[0, 0].long().split(sizes)
     yield "stream", dict(zip(("sources", "target", "query"), parts, strict=True))
     if query:  # what is decoded after the target
         known = Stream.of([rows[:-1]])

@@ -1,4 +1,4 @@
-"""Golden cases of group positions: suffixes that start at the same place, and sources with their targets."""
+"""Golden cases of group positions: suffixes that start at the same position, and sources with their targets."""
 
 import torch
 
@@ -38,5 +38,5 @@ def _streaming(case):
         torch.cat([row[:n], go[: total - n]])
         for row, go, n in zip(coordinates.ids[0], more, lengths, strict=True)
     ]
-    found = {"position_ids": torch.stack(ids), "mask_index": pairs.mask_index()}
-    return found | {"source_token_len": pairs.source_lengths, "target_token_len": pairs.target_lengths}
+    result = {"position_ids": torch.stack(ids), "mask_index": pairs.mask_index()}
+    return result | {"source_token_len": pairs.source_lengths, "target_token_len": pairs.target_lengths}

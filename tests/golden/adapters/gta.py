@@ -44,9 +44,9 @@ def run(case):
     attrs = {"extrinsic": case.input("extrinsic").double()} if "extrinsic" in case.inputs else {}
     pos = encoding.prepare(vispe.Positions(coord.double().flip(-1), attrs=attrs))
     for backend in ("reference", "sdpa"):
-        found = _run(case, encoding, pos, backend)
-        found["so2_mats"] = circle(circles.angles(pos))
-        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+        result = _run(case, encoding, pos, backend)
+        result["so2_mats"] = circle(circles.angles(pos))
+        yield backend, {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _run(case, encoding, pos, backend):
@@ -56,7 +56,7 @@ def _run(case, encoding, pos, backend):
     y = vispe.attention(q, k, v, transform=turn, backend=backend)
     back = case.backward(cotangent=y)
     eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
-    found = {
+    result = {
         "q_t": turn.query(q),
         "k_t": turn.key(k),
         "v_t": turn.value(v),
@@ -67,5 +67,5 @@ def _run(case, encoding, pos, backend):
         "grad.v": v.grad,
     }
     if encoding.se3 and back:
-        found["grad.trans_coeff"] = encoding.scale.grad.reshape(case.outputs["grad.trans_coeff"].shape)
-    return found
+        result["grad.trans_coeff"] = encoding.scale.grad.reshape(case.outputs["grad.trans_coeff"].shape)
+    return result

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._turned import turned
+from tests.golden.adapters._rotated import rotated
 from vispe.encodings.parts.rotary.head_basis import fold_rows
 
 
@@ -30,16 +30,16 @@ def run(case):
     if case.input("q").shape != (case.config("batch", 1), heads, pos.tokens, width):
         raise ValueError("the tokens are not those of the configuration")
     of_queries, of_keys = encoding.head_basis.matrices()
-    found = {"matrix": of_queries, "matrix_inverse_transposed": torch.linalg.inv(of_queries).mT}
+    result = {"matrix": of_queries, "matrix_inverse_transposed": torch.linalg.inv(of_queries).mT}
     if case.config("key") == "inverse_transpose":
-        found["matrix_inverse_transposed"] = of_keys
+        result["matrix_inverse_transposed"] = of_keys
     for name, matrices in (("q", of_queries), ("k", of_keys)):
         if f"weight_{name}" in case.inputs:
-            found[f"folded_{name}"] = fold_rows(case.input(f"weight_{name}"), matrices.detach())
-    yield "matrices", {name: value for name, value in found.items() if name in case.output_names}
+            result[f"folded_{name}"] = fold_rows(case.input(f"weight_{name}"), matrices.detach())
+    yield "matrices", {name: value for name, value in result.items() if name in case.output_names}
     for route, where in (("grid", pos), ("coordinates", vispe.Positions(pos.coords.double(), pos.spatial))):
         encoding.zero_grad()
-        outputs = turned(case, encoding.transform(where, 0), torch.float64)
+        outputs = rotated(case, encoding.transform(where, 0), torch.float64)
         if "grad.q" in outputs:
             outputs |= {f"grad.{n}": p.grad for n, p in encoding.head_basis.named_parameters()}
         yield route, {name: value for name, value in outputs.items() if name in case.output_names}

@@ -12,10 +12,10 @@ def run(case):
     names = [name.lower().replace("bos-", "") for name in case.config("pattern_codes", list(PATTERNS))]
     if names != list(PATTERNS):
         raise ValueError(f"the classes of the case are {names}")
-    found = language_scores(
+    result = language_scores(
         case.input("attn"),
         Thresholds(**case.config("thresholds", {})),
         window=case.config("local_window", 3),
         clamp=case.config("entropy_clamp", 1e-10),
     )
-    yield "scores", {name: value for name, value in vars(found).items() if name in case.output_names}
+    yield "scores", {name: value for name, value in vars(result).items() if name in case.output_names}

@@ -21,10 +21,10 @@ def run(case):
         q, k, v = (case.input(name).double().requires_grad_() for name in "qkv")
         bias = encoding.bias(pos, 0)
         y = vispe.attention(q, k, v, bias=bias, backend=backend)
-        found = {"y": y, "log_weights": bias.dense(q=q, k=k).log_softmax(-1)}
+        result = {"y": y, "log_weights": bias.dense(q=q, k=k).log_softmax(-1)}
         if case.backward(cotangent=y):
-            found |= {f"grad.{name}": x.grad for name, x in zip("qkv", (q, k, v), strict=True)}
+            result |= {f"grad.{name}": x.grad for name, x in zip("qkv", (q, k, v), strict=True)}
             # of the decay itself: softplus has the slope of a sigmoid
             slope = encoding.raw.detach().sigmoid()
-            found["grad.theta_prime"] = (encoding.raw.grad / slope).reshape(case.param("theta_prime").shape)
-        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+            result["grad.theta_prime"] = (encoding.raw.grad / slope).reshape(case.param("theta_prime").shape)
+        yield backend, {name: value for name, value in result.items() if name in case.output_names}

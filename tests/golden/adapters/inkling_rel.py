@@ -36,7 +36,7 @@ def run(case):
     pos = Grid((length,)).positions()
     index = torch.arange(length)
     apart = index[:, None] - index
-    seen = (apart >= 0) & (apart < extent) if sliding else apart >= 0
+    recorded = (apart >= 0) & (apart < extent) if sliding else apart >= 0
     real = (index < keys).expand(batch, -1)
     growth = encoding.growth(pos, layer)
     tau = torch.ones(1, length) if growth is None else growth
@@ -53,7 +53,7 @@ def run(case):
         bias, transform = encoding.bias(pos, layer, x), transform_of([encoding], pos, layer, x)
         k_all, v_all = (pad(t, (0, 0, 0, length - keys)) for t in (k, v))
         y = vispe.attention(
-            of_all(q), k_all, v_all, bias=bias, transform=transform, attn_mask=seen, key_padding_mask=real,
+            of_all(q), k_all, v_all, bias=bias, transform=transform, attn_mask=recorded, key_padding_mask=real,
             enable_gqa=True, backend=backend,
         )[:, :, rows]  # fmt: skip
         case.backward(cotangent=y)

@@ -86,9 +86,9 @@ def _term(case):
         y = encoding.bias(pos, 0).dense(q=x, k=x, scale=1.0)
         y = y if on == "k" else y.transpose(-1, -2)
     case.backward(cotangent=y)
-    found = {"y": y, "grad.x": torch.zeros_like(x) if x.grad is None else x.grad}  # a bias does not read x
-    found |= {f"grad.{n.removeprefix(f'rpe_{on}.')}": p.grad for n, p in encoding.named_parameters()}
-    return {name: value for name, value in found.items() if name in case.output_names}
+    result = {"y": y, "grad.x": torch.zeros_like(x) if x.grad is None else x.grad}  # a bias does not read x
+    result |= {f"grad.{n.removeprefix(f'rpe_{on}.')}": p.grad for n, p in encoding.named_parameters()}
+    return {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _attention(case):
@@ -128,10 +128,10 @@ def _run_timm(case, spec, weights, grid, fused):
     model.double()
     attn = model.blocks[0].attn
     attn.fused_attn = fused
-    seen = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    recorded = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
     model(torch.zeros(2, 3, *grid.shape).double())  # what the model hands to its attention
-    return _run_layer(case, attn, lambda x: attn(x, attn_mask=seen["attn_mask"]))
+    return _run_layer(case, attn, lambda x: attn(x, attn_mask=recorded["attn_mask"]))
 
 
 def _run_layer(case, layer, forward):
@@ -139,6 +139,6 @@ def _run_layer(case, layer, forward):
     x = case.input("x").double().requires_grad_()
     y = forward(x)
     case.backward(cotangent=y)
-    found = {"y": y, "grad.x": x.grad}
-    found |= {f"grad.{name.replace('pos_enc.', '')}": p.grad for name, p in layer.named_parameters()}
-    return {name: value for name, value in found.items() if name in case.output_names}
+    result = {"y": y, "grad.x": x.grad}
+    result |= {f"grad.{name.replace('pos_enc.', '')}": p.grad for name, p in layer.named_parameters()}
+    return {name: value for name, value in result.items() if name in case.output_names}

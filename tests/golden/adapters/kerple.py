@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._line import places
+from tests.golden.adapters._line import positions
 
 NAMES = {"bias_p": "p", "bias_a": "a", "wei_p": "weight_p", "wei_a": "weight_a"}
 
@@ -11,7 +11,7 @@ NAMES = {"bias_p": "p", "bias_a": "a", "wei_p": "weight_p", "wei_a": "weight_a"}
 def run(case):
     heads, length = case.config("heads"), case.config("seq_len")
     weighted = case.config("weighted", "wei_a" in case.params)
-    for route, pos in places(length).items():
+    for route, pos in positions(length).items():
         made = vispe.create_encoding(
             "kerple",
             num_heads=heads,
@@ -21,7 +21,7 @@ def run(case):
             weighted=weighted,
         ).double()
         made.load_state_dict({NAMES[name]: case.param(name).flatten() for name in case.params})
-        dense, found = made.bias(pos, 0), {}
+        dense, result = made.bias(pos, 0), {}
         if weighted:  # products of queries and keys are given as one matrix
             (name,) = case.inputs - {"cotangent"}
             logits = case.input(name).double().requires_grad_()
@@ -31,10 +31,10 @@ def run(case):
             dense = dense.dense()
         dense = dense.tril() if case.config("causal") else dense
         if case.backward(cotangent=dense):
-            found = {f"grad.{n}": made.get_parameter(NAMES[n]).grad for n in case.params}
-            found = {n: grad.reshape(case.param(n[5:]).shape) for n, grad in found.items()}
+            result = {f"grad.{n}": made.get_parameter(NAMES[n]).grad for n in case.params}
+            result = {n: grad.reshape(case.param(n[5:]).shape) for n, grad in result.items()}
             if weighted:
-                found[f"grad.{name}"] = logits.grad
+                result[f"grad.{name}"] = logits.grad
         (output,) = (n for n in case.output_names if not n.startswith("grad."))
-        found[output] = dense
-        yield route, {n: value for n, value in found.items() if n in case.output_names}
+        result[output] = dense
+        yield route, {n: value for n, value in result.items() if n in case.output_names}

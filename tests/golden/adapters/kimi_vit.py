@@ -4,14 +4,14 @@ import torch
 
 import vispe
 from tests.golden.adapters._packed import rotated
-from tests.golden.adapters._rotary import asked
+from tests.golden.adapters._rotary import requested
 from vispe.grid import packed_positions, pool_windows
 
 
 def run(case):
     grids = case.input("grid_thw")
     encoding = "rope_axial.moonvit"
-    found = rotated(case, encoding, packed_positions(grids, frames=False))
+    result = rotated(case, encoding, packed_positions(grids, frames=False))
     shape = case.config("table_height"), case.config("table_width")
     table = case.param("table")
     if tuple(table.shape[:2]) != shape:
@@ -24,9 +24,9 @@ def run(case):
         temperature=case.config("time_theta", 10000.0),
     )
     made.load_state_dict({"weight": table.flatten(0, 1)[None]})
-    found["added"] = torch.cat([made.table(vispe.Grid(size).positions())[0] for size in grids.tolist()])
-    if case.backward(**{"cotangent.added": found["added"]}):
-        found["grad.table"] = made.weight.grad.reshape(table.shape)
+    result["added"] = torch.cat([made.table(vispe.Grid(size).positions())[0] for size in grids.tolist()])
+    if case.backward(**{"cotangent.added": result["added"]}):
+        result["grad.table"] = made.weight.grad.reshape(table.shape)
     if "hidden" in case.inputs:
-        found["pooled"] = pool_windows(case.input("hidden"), grids, tuple(case.config("merge_kernel_size")))
-    yield "float32", asked(case, found)
+        result["pooled"] = pool_windows(case.input("hidden"), grids, tuple(case.config("merge_kernel_size")))
+    yield "float32", requested(case, result)

@@ -13,10 +13,10 @@ def run(case):
         "basis": case.config("basis", "legendre"),
         "orthonormal": case.config("orthonormal", False),
     }
-    found = {"table": _values(grid, options)}
+    result = {"table": _values(grid, options)}
     for name, side in zip(("y", "x") if len(grid) == 2 else ("t", "y", "x"), grid, strict=False):
-        found[name] = _values((side,), options)
-    yield "features", {name: value for name, value in found.items() if name in case.output_names}
+        result[name] = _values((side,), options)
+    yield "features", {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _values(shape, options):

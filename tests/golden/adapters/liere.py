@@ -43,10 +43,10 @@ def run(case):
     back = case.backward(cotangent_q=q_rot, cotangent_k=k_rot)
     rotation = encoding.rotations(pos)  # (1, h or 1, n, blocks, s, s)
     rotation = rotation.transpose(1, 2).flatten(2, 3)[:, :, None]
-    found = {"rotation": rotation, "q_rot": q_rot, "k_rot": k_rot, "grad.q": q.grad, "grad.k": k.grad}
+    result = {"rotation": rotation, "q_rot": q_rot, "k_rot": k_rot, "grad.q": q.grad, "grad.k": k.grad}
     if back:
         raw = torch.zeros_like(case.param("generator_raw_params")).float()
         row, col = torch.triu_indices(encoding.width, encoding.width, 1)
         raw[:, 0, :, row, col] = encoding.skew.grad.transpose(0, 1).flatten(1, 2)
-        found["grad.generator_raw_params"] = raw
-    yield "transform", {name: value for name, value in found.items() if name in case.output_names}
+        result["grad.generator_raw_params"] = raw
+    yield "transform", {name: value for name, value in result.items() if name in case.output_names}

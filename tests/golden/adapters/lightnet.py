@@ -25,8 +25,8 @@ def run(case):
         encoding.zero_grad()
         y = getattr(encoding.transform(pos, 0), route)(x)
         case.backward(cotangent=y)
-        found = {"y": y, "grad.x": x.grad, "grad.theta": encoding.theta.grad}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"y": y, "grad.x": x.grad, "grad.theta": encoding.theta.grad}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}
     # both backends take the wider queries and keys
     q, k, v = torch.randn(3, 2, heads, pos.tokens, width, generator=torch.Generator().manual_seed(0))
     turn = encoding.transform(pos, 0)

@@ -24,11 +24,11 @@ def run(case):
         return PairRotation(angle.cos(), angle.sin(), layout)
 
     row, column = self_extend(at, group, window)
-    found = {"q_near": turn(at).query(q), "k_near": turn(at).key(k)}
-    found |= {"q_group": turn(row).query(q), "k_group": turn(column).key(k)}
+    result = {"q_near": turn(at).query(q), "k_near": turn(at).key(k)}
+    result |= {"q_group": turn(row).query(q), "k_group": turn(column).key(k)}
     where = at[None, :, None].double()
     both = SelfExtendScores(where, where, rates[None, None], group, window, layout).dense(q=q, k=k, scale=1.0)
-    yield "scores", {**found, "scores": both.tril()}
+    yield "scores", {**result, "scores": both.tril()}
     heads, tokens, width = q.shape[1:]
     facts = {"dim": heads * width, "num_heads": heads, "temperature": case.config("base"), "layout": layout}
     encoding = vispe.create_encoding("self_extend", group=group, window=window, **facts)

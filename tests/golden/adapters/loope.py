@@ -22,11 +22,11 @@ def _orders(case):
     if case.config("index_base") != 1 or not case.config("major_axis").startswith("x (width) always"):
         raise ValueError("the case numbers cells in another way")
     made = vispe.create_encoding("loope.static", dim=2)
-    found = {}
+    result = {}
     for h, w in case.input("sizes_hw").tolist():
         order = made.static(vispe.Grid((h, w)).positions()).reshape(h, w)
-        found[f"index_{h}x{w}"] = order.to(torch.int64)
-    yield "order", found
+        result[f"index_{h}x{w}"] = order.to(torch.int64)
+    yield "order", result
 
 
 def _static(case):
@@ -38,24 +38,24 @@ def _static(case):
         raise ValueError(f"the class token is at {at}, not at the origin")
     h, w = (side, side) if isinstance(side, int) else side
     pos = vispe.Grid((h, w), prefix=1).positions()
-    found = {}
+    result = {}
     for order, name in (("gilbert", "hilbert_pe"), ("raster", "sincos1d_pe")):
         made = vispe.create_encoding("loope", dim=case.config("dim"), order=order, **options)
-        found[name] = made.table(pos)
-    yield "table", {name: value for name, value in found.items() if name in case.output_names}
+        result[name] = made.table(pos)
+    yield "table", {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _released(case):
     case.ignore("seed", "the parameters are given")
     side, patch = case.config("img_size"), case.config("patch_size")
-    for name, wanted in {
+    for name, expected in {
         "act": "gelu(erf)",
         "bn_eps": 1e-5,
         "bn_momentum": 0.1,
         "batch": len(case.input("image")),
     }.items():
-        if case.config(name, wanted) != wanted:
-            raise ValueError(f"the reference has {name}={wanted}, the case says {case.config(name)}")
+        if case.config(name, expected) != expected:
+            raise ValueError(f"the reference has {name}={expected}, the case says {case.config(name)}")
     grid = vispe.Grid((side // patch, side // patch), prefix=1)
     train = case.config("mode") == "train"
     # in training batch norm cancels most of the gradients before it, so that the float32 of the case shows
@@ -73,7 +73,7 @@ def _released(case):
         mean, var = (made.network.norm[f"running_{n}"].clone() for n in ("mean", "var"))
         case.backward(cotangent=table)
         shift = made.shift(pos, image)
-        found = {
+        actual = {
             "pos_embed": table,
             "context_bias": shift,
             "positions": made.static(pos) + shift,
@@ -83,9 +83,9 @@ def _released(case):
         }
         for i in range(5):
             for last in ("weight", "bias"):
-                found[f"grad.art_conv.{2 * i}.{last}"] = getattr(made.network.convs[i], last).grad
+                actual[f"grad.art_conv.{2 * i}.{last}"] = getattr(made.network.convs[i], last).grad
         for last in ("weight", "bias"):
-            found[f"grad.art_conv.10.{last}"] = made.network.norm[last].grad
-        found["grad.art_conv.12.weight"] = made.network.linear.weight.grad
-        found["grad.cls_token"] = made.vector.grad
-        yield str(dtype), {name: value for name, value in found.items() if name in case.output_names}
+            actual[f"grad.art_conv.10.{last}"] = made.network.norm[last].grad
+        actual["grad.art_conv.12.weight"] = made.network.linear.weight.grad
+        actual["grad.cls_token"] = made.vector.grad
+        yield str(dtype), {name: value for name, value in actual.items() if name in case.output_names}

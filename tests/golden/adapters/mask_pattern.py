@@ -8,5 +8,5 @@ NORMS = {"l2": "l2", "layer": "layer", "layernorm": "layer", "layer_norm": "laye
 def run(case):
     x = case.input("x")
     scores = stack_scores(x, case.config("layers"), NORMS[case.config("norm", "l2").lower()])
-    found = {"scores": scores, "scores_minus_offset": without_offsets(scores)}
-    yield "stack", {name: value for name, value in found.items() if name in case.output_names}
+    result = {"scores": scores, "scores_minus_offset": without_offsets(scores)}
+    yield "stack", {name: value for name, value in result.items() if name in case.output_names}

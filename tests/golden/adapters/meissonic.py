@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._turned import turned
+from tests.golden.adapters._rotated import rotated
 
 
 def run(case):
@@ -17,17 +17,17 @@ def run(case):
     def build(**options):
         return vispe.create_encoding("rope_axial.flux", dim=width * heads, num_heads=heads, **options)
 
-    picture = vispe.Grid(grid, prefix=text).positions()
+    image = vispe.Grid(grid, prefix=text).positions()
     ids = torch.cat([torch.zeros(text, 2), torch.cartesian_prod(*map(torch.arange, grid))])
     ids = torch.cat([torch.zeros(len(ids), 1), ids], -1)
     case.agree("the ids", case.input("ids"), ids.to(case.input("ids")))
     flat = build(unrotated=time / width, split=[n // 2 for n in sides])
     video = build(unrotated=0.0, split=[n // 2 for n in (time, *sides)]) if time else flat
-    yield "picture", _outputs(case, flat.transform(picture, 0))
+    yield "picture", _outputs(case, flat.transform(image, 0))
     if time:
         yield "ids", _outputs(case, video.transform(vispe.Positions(case.input("ids").float()), 0))
 
 
 def _outputs(case, turn):
     tables = {name: getattr(turn, name)[0, 0].repeat_interleave(2, -1) for name in ("cos", "sin")}
-    return tables | turned(case, turn)
+    return tables | rotated(case, turn)

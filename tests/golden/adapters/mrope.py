@@ -6,7 +6,7 @@ from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Stream, create_scheme, rotation, tables
 
 MADE = {
-    "implementation": "where the case comes from; the variant says which rules it has",
+    "implementation": "where the case comes from; the variant names its rules",
     "vision_start_token_id": "markers are text",
     "vision_end_token_id": "markers are text",
 }
@@ -29,11 +29,11 @@ def run(case):
         yield from _huggingface(case)
         return
     stream = stream_of(case)
-    found = SCHEMES[variant](case).coordinates(stream, padding=case.config("padding_position"))
+    result = SCHEMES[variant](case).coordinates(stream, padding=case.config("padding_position"))
     end, padded = delta_of(case)
     if variant in TIME_ROW:
         end = "time"
-    yield "float32", outputs(case, found, found.delta(end, padded))
+    yield "float32", outputs(case, result, result.delta(end, padded))
 
 
 def stream_of(case, seconds=None):
@@ -62,20 +62,20 @@ def delta_of(case):
     return DELTAS[case.config("rope_delta_convention")]
 
 
-def outputs(case, found, delta):
+def outputs(case, result, delta):
     """Return positions, tables, rotated queries and keys, and gradients, as far as the case asks for them."""
     heads, kv_heads = case.config("num_heads"), case.config("num_key_value_heads")
     q, k = (case.input(name).requires_grad_() for name in "qk")
     if (q.shape[1], k.shape[1]) != (heads, kv_heads):
         raise ValueError(f"{q.shape[1]} and {k.shape[1]} heads; the case says {heads} and {kv_heads}")
     frequencies = inverse_frequencies(case.config("head_dim"), case.config("rope_theta"))
-    axis = found.scheme.allocation(len(frequencies), kv_heads)
-    ids = found.ids.float()  # the references have no other
+    axis = result.scheme.allocation(len(frequencies), kv_heads)
+    ids = result.ids.float()  # the references have no other
     turn = rotation(ids, frequencies, axis)
     rotated = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
     case.backward(**{f"cotangent.{name}": y for name, y in rotated.items()})
     cos, sin = (t.tile(2) for t in tables(ids, frequencies, axis))
-    asked = {
+    requested = {
         "position_ids": ids.expand(3, -1, -1),
         "rope_deltas": delta,
         "inv_freq": frequencies,
@@ -87,11 +87,11 @@ def outputs(case, found, delta):
     }
     if "decode_position_ids" in case.output_names:
         count = case.outputs["decode_position_ids"].shape[-1]
-        number = found.mask.sum(1, keepdim=True) + torch.arange(count)  # of each token that comes, from 0
-        asked["decode_position_ids"] = (number + delta).expand(3, -1, -1)
-        cos, sin = (t.tile(2) for t in tables(asked["decode_position_ids"], frequencies, axis))
-        asked |= {"decode_cos": cos, "decode_sin": sin}
-    return {name: value for name, value in asked.items() if name in case.output_names}
+        number = result.mask.sum(1, keepdim=True) + torch.arange(count)  # of each token that comes, from 0
+        requested["decode_position_ids"] = (number + delta).expand(3, -1, -1)
+        cos, sin = (t.tile(2) for t in tables(requested["decode_position_ids"], frequencies, axis))
+        requested |= {"decode_cos": cos, "decode_sin": sin}
+    return {name: value for name, value in requested.items() if name in case.output_names}
 
 
 def _huggingface(case):
@@ -99,16 +99,16 @@ def _huggingface(case):
     if "second_per_grid_ts" in case.inputs:
         seconds = case.input("second_per_grid_ts")
     elif rate is not None and "video_grid_thw" in case.inputs:
-        seconds = torch.ones(len(case.input("video_grid_thw")))  # the models take frames a second apart
+        seconds = torch.ones(len(case.input("video_grid_thw")))  # the models take one frame per second
     stream = stream_of(case, seconds)
     spec = {"chunked": "mrope", "interleaved": "mrope_i(clip=true)"}[case.config("frequency_allocation")]
     after = {"max(h,w)//merge": "side"}[case.config("advance_after_visual")]
     scheme = create_scheme(spec, sections=sections_of(case), after=after, tokens_per_second=rate)
-    found = scheme.coordinates(stream, padding=case.config("padding_position"))
-    yield "float32", outputs(case, found, found.delta(*delta_of(case)))
+    result = scheme.coordinates(stream, padding=case.config("padding_position"))
+    yield "float32", outputs(case, result, result.delta(*delta_of(case)))
     if "decode_position_ids_generate" in case.output_names:
         count = case.outputs["decode_position_ids_generate"].shape[-1]
-        yield "decode", {"decode_position_ids_generate": found.decode(count)}
+        yield "decode", {"decode_position_ids_generate": result.decode(count)}
 
 
 def sections_of(case):
@@ -161,7 +161,7 @@ def _hope(case):
         "scale_draw",
         "python_random_seed",
     ):
-        case.ignore(key, "frames are apart, and then nothing depends on their distance")
+        case.ignore(key, "frames are separate segments, and then nothing depends on their distance")
     if "drawn_scales" in case.inputs:
         case.input("drawn_scales")
     return create_scheme("hope_vlm", sections=sections_of(case), layout="package")

@@ -1,7 +1,7 @@
 """Golden cases of MuViT: coordinates of crops of several magnifications, rotated queries and keys, gradients."""
 
 import vispe
-from tests.golden.adapters._rotary import asked
+from tests.golden.adapters._rotary import requested
 from vispe.grid.crops import crop_positions
 
 
@@ -21,8 +21,8 @@ def _run(case):
     ).double()
     if list(encoding.axis_dims) != list(case.config("axis_dims", encoding.axis_dims)):
         raise ValueError("axis_dims are not those of head_dim")
-    given = {name: case.param(name).double() for name in case.params}
-    encoding.load_state_dict({**encoding.state_dict(), **given})
+    inputs = {name: case.param(name).double() for name in case.params}
+    encoding.load_state_dict({**encoding.state_dict(), **inputs})
     q, k = (case.input(name).double().requires_grad_() for name in "qk")
     batch, boxes = case.config("batch", len(q)), None
     if "bbox" in case.inputs:
@@ -33,10 +33,10 @@ def _run(case):
     if boxes is None:
         pos = pos.replace(coords=pos.coords.double())
     transform = encoding.transform(pos, 0)
-    found = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
-    found["coords"] = pos.coords.expand(batch, -1, -1)
-    found["scores"] = found["q_rot"] @ found["k_rot"].mT
-    if case.backward(cotangent=found["scores"]):
-        found |= {"grad.q": q.grad, "grad.k": k.grad}
-        found |= {f"grad.{name}": p.grad for name, p in encoding.named_parameters()}
-    return asked(case, found)
+    result = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
+    result["coords"] = pos.coords.expand(batch, -1, -1)
+    result["scores"] = result["q_rot"] @ result["k_rot"].mT
+    if case.backward(cotangent=result["scores"]):
+        result |= {"grad.q": q.grad, "grad.k": k.grad}
+        result |= {f"grad.{name}": p.grad for name, p in encoding.named_parameters()}
+    return requested(case, result)

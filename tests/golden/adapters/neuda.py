@@ -27,5 +27,5 @@ def run(case):
             free.anchors = made.anchors
             y = free.table(vispe.Positions(points))[0]
         case.backward(cotangent=y)
-        found = {"y": y, "grad.anchors": made.anchors.grad, "grad.xyz": points.grad}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"y": y, "grad.anchors": made.anchors.grad, "grad.xyz": points.grad}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._turned import turned
+from tests.golden.adapters._rotated import rotated
 from vispe.attention import PairRotation
 
 
@@ -11,7 +11,7 @@ def run(case):
     width, heads = case.config("D"), case.config("H")
     options = {"split": [width // 2], "rotary_ratio": case.config("p"), "temperature": case.config("theta")}
     encoding = vispe.create_encoding("rope_axial.p_rope", dim=width * heads, num_heads=heads, **options)
-    # the positions of a case are said to start at `shift`; they are taken to leave it out where they start elsewhere
+    # the positions of a case are said to start at `shift`; it is not included where they start elsewhere
     place, shift = case.input("pos").float(), case.config("shift", 0)
     place = place if float(place[0]) == shift else place + shift
     if tuple(case.input("q").shape) != (case.config("B"), heads, case.config("N"), width):
@@ -21,12 +21,12 @@ def run(case):
     if torch.equal(place, torch.arange(len(place)).to(place)):
         routes["grid"] = vispe.Grid((len(place),)).positions()
     for route, pos in routes.items():
-        yield route, {"inv_freq": encoding.frequencies(pos)[0][0]} | turned(case, encoding.transform(pos, 0))
-    # a row of a picture: the channels of the other axis would come after
+        yield route, {"inv_freq": encoding.frequencies(pos)[0][0]} | rotated(case, encoding.transform(pos, 0))
+    # a row of an image: the channels of the other axis would come after
     column = torch.stack([torch.zeros_like(place), place], -1)
     options["split"] = None
     wide = vispe.create_encoding("rope_axial.p_rope", dim=2 * width * heads, num_heads=heads, **options)
     turn = wide.transform(vispe.Positions(column), 0)
     pairs = width // 2
     turn = PairRotation(turn.cos[..., :pairs], turn.sin[..., :pairs], "half")
-    yield "2D", turned(case, turn)
+    yield "2D", rotated(case, turn)

@@ -35,10 +35,10 @@ def run(case):
         # the reference scales the bias together with the product of queries and keys
         scores = q @ k.mT + bias.dense() / scale
         case.backward(cotangent=scores)
-        found = {"scores": scores, "bias": bias.dense() / scale}
-        found |= {f"grad.{n}": t.grad for n, t in (("x", x), ("q", q), ("k", k))}
-        found |= {f"grad.{n}": p.grad for n, p in made.named_parameters()}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"scores": scores, "bias": bias.dense() / scale}
+        result |= {f"grad.{n}": t.grad for n, t in (("x", x), ("q", q), ("k", k))}
+        result |= {f"grad.{n}": p.grad for n, p in made.named_parameters()}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}
     with torch.no_grad():
         weights = reference.weights(Call(q, k, q, made.bias(pos, 0, x)))
         case.agree("the weights", weights, (torch.from_numpy(case.outputs["scores"]) * scale).softmax(-1))

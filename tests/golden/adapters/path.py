@@ -20,7 +20,7 @@ def run(case):
         y = vispe.attention(
             q, k, v, bias=bias, scale=case.config("scale"), enable_gqa=True, is_causal=True, backend=backend
         ).transpose(1, 2)
-        found = {"y": y}
+        result = {"y": y}
         if case.backward(cotangent=y):
-            found |= {f"grad.{name}": x.grad for name, x in leaves.items()}
-        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+            result |= {f"grad.{name}": x.grad for name, x in leaves.items()}
+        yield backend, {name: value for name, value in result.items() if name in case.output_names}

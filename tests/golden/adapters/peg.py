@@ -22,9 +22,9 @@ def _module(case):
     grid = vispe.Grid((case.config("height"), case.config("width")), prefix=prefix)
     kernel, stride = case.config("kernel_size"), case.config("stride", 1)
     dim = case.config("embed_dim", None) or case.config("dim")
-    for name, wanted in {"in_chans": dim, "groups": dim, "padding": kernel // 2, "bias": True}.items():
-        if case.config(name, wanted) != wanted:
-            raise ValueError(f"the reference has {name}={wanted} here, the case says {case.config(name)}")
+    for name, expected in {"in_chans": dim, "groups": dim, "padding": kernel // 2, "bias": True}.items():
+        if case.config(name, expected) != expected:
+            raise ValueError(f"the reference has {name}={expected} here, the case says {case.config(name)}")
     if case.config("residual", stride == 1) != (stride == 1):
         raise ValueError("the identity term belongs to stride 1")
     for dtype in (torch.float32, torch.float64):
@@ -37,10 +37,10 @@ def _module(case):
         pos = grid.positions()
         y = made.mix(x, pos, 0) if stride == 1 else made.shrink(x, pos, 0, stride)[0]
         case.backward(cotangent=y)
-        found = {"y": y, "grad.x": x.grad}
+        actual = {"y": y, "grad.x": x.grad}
         for name in case.params:
-            found[f"grad.{name}"] = getattr(made.proj[0], name.rpartition(".")[2]).grad
-        yield str(dtype), {name: value for name, value in found.items() if name in case.output_names}
+            actual[f"grad.{name}"] = getattr(made.proj[0], name.rpartition(".")[2]).grad
+        yield str(dtype), {name: value for name, value in actual.items() if name in case.output_names}
 
 
 def _vit(case):
@@ -62,17 +62,17 @@ def _vit(case):
     model.load_state_dict({**weights, **pegs})
     for checkpointing in (False, True):
         model.set_grad_checkpointing(checkpointing)
-        found = {}
+        result = {}
         for i in images:
             tokens = model.forward_features(case.input(f"image{i}"))
-            found |= {f"tokens{i}": tokens, f"pooled{i}": _pooled(case, model, tokens)}
-        yield f"converted, checkpointing={checkpointing}", found
+            result |= {f"tokens{i}": tokens, f"pooled{i}": _pooled(case, model, tokens)}
+        yield f"converted, checkpointing={checkpointing}", result
     stock = _model(case, pos_embed="none")
     stock.load_state_dict(weights)
     encoding = vispe.create_encoding(spec, dim=case.config("embed_dim"), depth=case.config("depth"))
     encoding.rename_checkpoint_keys(pegs, "", "")
     encoding.load_state_dict(pegs)
-    found = {}
+    result = {}
     for i in images:
         image = case.input(f"image{i}")
         shape = [n // case.config("patch_size") for n in image.shape[-2:]]
@@ -84,10 +84,10 @@ def _vit(case):
             for layer in after
         ]
         tokens = stock.forward_features(image)
-        found |= {f"tokens{i}": tokens, f"pooled{i}": _pooled(case, stock, tokens)}
+        result |= {f"tokens{i}": tokens, f"pooled{i}": _pooled(case, stock, tokens)}
         for hook in hooks:
             hook.remove()
-    yield "own loop", found
+    yield "own loop", result
 
 
 def _model(case, pos_embed):

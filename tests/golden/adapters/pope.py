@@ -6,16 +6,16 @@ import vispe
 
 
 def run(case):
-    heads, width, turned = case.config("H"), case.config("D"), case.config("rotate_dim")
-    split, shape, places = case.config("axial_dims", None), case.config("grid", None), case.input("pos")
+    heads, width, transformed = case.config("H"), case.config("D"), case.config("rotate_dim")
+    split, shape, positions = case.config("axial_dims", None), case.config("grid", None), case.input("pos")
     # the reference counts axes from the last one
-    coords = places[:, None] if places.ndim == 1 else places.flip(-1)
+    coords = positions[:, None] if positions.ndim == 1 else positions.flip(-1)
     encoding = vispe.create_encoding(
         "pope",
         dim=heads * width,
         num_heads=heads,
         base=case.config("theta", 10000),
-        rotated=turned / width,
+        rotated=transformed / width,
         split=None if split is None else split[::-1],
     )
     encoding.load_state_dict({"bias": case.param("bias")})
@@ -29,14 +29,14 @@ def run(case):
             raise ValueError(f"q is {tuple(q.shape)}")
         encoding.zero_grad()
         turn = encoding.transform(pos, 0)
-        found = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
-        found["scores"] = found["q_rot"] @ found["k_rot"].mT
-        if case.backward(cotangent=found["scores"]):
-            found |= {"grad.q": q.grad, "grad.k": k.grad, "grad.bias": encoding.bias.grad}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        result["scores"] = result["q_rot"] @ result["k_rot"].mT
+        if case.backward(cotangent=result["scores"]):
+            result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.bias": encoding.bias.grad}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}
     # backends take heads as wide as these
     q, k = case.input("q").double(), case.input("k").double()
     outs = [vispe.attention(q, k, q, transform=turn, backend=b) for b in ("reference", "sdpa")]
     case.agree("the outputs of the backends", *outs)
-    weights = (found["scores"].detach() * width**-0.5).softmax(-1)
+    weights = (result["scores"].detach() * width**-0.5).softmax(-1)
     case.agree("the output of attention and that of its scores", outs[0], torch.matmul(weights, q))

@@ -6,7 +6,7 @@ from vispe.experimental.vlm.slot_distillation import slot_distillation
 def run(case):
     student = case.input("student").requires_grad_()
     masks = {name: case.input(name) for name in ("student_mask", "teacher_mask") if name in case.inputs}
-    found = slot_distillation(
+    result = slot_distillation(
         student,
         case.input("teacher"),
         case.input("slot"),
@@ -14,5 +14,5 @@ def run(case):
         anchor_weight=case.config("anchor_weight", 1.0),
         temperature=case.config("temperature", 1.0),
     )
-    found.loss.backward()
-    yield "loss", {"kl": found.kl, "loss": found.loss[None], "grad.student": student.grad}
+    result.loss.backward()
+    yield "loss", {"kl": result.kl, "loss": result.loss[None], "grad.student": student.grad}

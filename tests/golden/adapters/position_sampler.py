@@ -18,8 +18,8 @@ def _positions(case):
         raise ValueError("the draws are not distinct numbers below max_length")
     pos = vispe.Grid((len(draws),)).positions()
     pos = sampler.prepare(pos, draws={"randomized.0": draws.sort().values.double()})
-    found = hosts[case.config("encoding")](case, pos)
-    yield "coordinates", {"positions": pos.coords[0, :, 0].long(), **found}
+    result = hosts[case.config("encoding")](case, pos)
+    yield "coordinates", {"positions": pos.coords[0, :, 0].long(), **result}
 
 
 def _sinusoid(case, pos):
@@ -61,8 +61,8 @@ def _offsets(case):
     for backend in ("reference", "sdpa"):
         q, k, v = torch.randn(3, 1, heads, n, 8, generator=torch.Generator().manual_seed(0)).unbind()
         out = vispe.attention(q, k, v, bias=encoding.bias(pos, 0), backend=backend)
-        wanted = (q @ k.mT * 8**-0.5 + dense).softmax(-1) @ v
-        case.agree(f"the output of {backend}", out, wanted)
+        expected = (q @ k.mT * 8**-0.5 + dense).softmax(-1) @ v
+        case.agree(f"the output of {backend}", out, expected)
 
 
 def _longer(draws, count):

@@ -40,10 +40,10 @@ def run(case):
 def _run(case, layer, grid):
     x = case.input("x").double().requires_grad_()
     y = layer(x, grid)
-    found = {"y": y}
+    result = {"y": y}
     if case.backward(cotangent=y):
-        found |= {"grad.x": x.grad, "grad.p": layer.pos_enc.places.weight.grad[0]}
+        result |= {"grad.x": x.grad, "grad.p": layer.pos_enc.places.weight.grad[0]}
         for ours, theirs in NAMES.items():
             for kind in ("weight", "bias"):
-                found[f"grad.{theirs}.{kind}"] = layer.get_parameter(f"{ours}.{kind}").grad
-    return {name: value for name, value in found.items() if name in case.output_names}
+                result[f"grad.{theirs}.{kind}"] = layer.get_parameter(f"{ours}.{kind}").grad
+    return {name: value for name, value in result.items() if name in case.output_names}

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.golden.adapters._rotary import asked, rotated
+from tests.golden.adapters._rotary import requested, rotated
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import create_scheme, rotation
 from vispe.multimodal.schemes.ppe import reference_rotation, reference_sections
@@ -24,15 +24,15 @@ def run(case):
         clusters=case.config("num_clusters"),
         epsilon=1e-6,
     )
-    found = {"merged_tokens": merged.tokens, "merged_position_ids": merged.ids[:, 0]}
-    found["effective_section"] = torch.tensor(reference_sections(sections, members))
+    result = {"merged_tokens": merged.tokens, "merged_position_ids": merged.ids[:, 0]}
+    result["effective_section"] = torch.tensor(reference_sections(sections, members))
     freqs = inverse_frequencies(case.config("head_dim"), case.config("rope_theta"))
     if "q" not in case.inputs:
-        yield "merged", asked(case, found)
+        yield "merged", requested(case, result)
         return
     yield (
         "reference",
-        asked(case, found | rotated(case, reference_rotation(merged.ids, freqs, sections, members))),
+        requested(case, result | rotated(case, reference_rotation(merged.ids, freqs, sections, members))),
     )
     if all(s % members == 0 for s in sections):  # there the scheme is what the reference does
         scheme = create_scheme("ppe", k=members, sections=sections)

@@ -17,13 +17,13 @@ def run(case):
             raise ValueError(f"x is {tuple(x.shape)}")
         encoding.zero_grad()
         y = getattr(encoding.transform(pos, 0), route)(x)
-        found = {"y": y}
+        result = {"y": y}
         if case.backward(cotangent=y):
-            found["grad.x"] = x.grad
-            found |= {
+            result["grad.x"] = x.grad
+            result |= {
                 f"grad.{name}_phase": getattr(encoding, f"{side}_{name}").grad for name in ("up", "down")
             }
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}
     if width % 4:  # too narrow for the rotation
         return
     # before a rotation of a sum, whichever comes first in it

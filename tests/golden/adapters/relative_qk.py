@@ -65,13 +65,13 @@ def _run(case, backend, axis):
     grid = vispe.Grid(shape)
     y = layer(x, grid)
     back = case.backward(cotangent=y)
-    found = {"y": y, "weights": _weights(layer, x, grid)}
+    result = {"y": y, "weights": _weights(layer, x, grid)}
     if back:
-        found["grad.x"] = x.grad
+        result["grad.x"] = x.grad
         for name, own in mine.items():
             grad = layer.get_parameter(own).grad
-            found[f"grad.{name}"] = grad.reshape(*sides, -1)[line] if name == TABLE else grad
-    return {name: value for name, value in found.items() if name in case.output_names}
+            result[f"grad.{name}"] = grad.reshape(*sides, -1)[line] if name == TABLE else grad
+    return {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _own(name):

@@ -36,11 +36,11 @@ def _axial(case):
     q, k = (case.input(name).requires_grad_() for name in "qk")
     rotated = turn.query(q), turn.key(k)
     scores = rotated[0] @ rotated[1].transpose(-1, -2)
-    found = {"cos": turn.cos[0, 0, prefix:], "sin": turn.sin[0, 0, prefix:], "scores": scores}
-    found |= {"q_rot": rotated[0], "k_rot": rotated[1]}
+    result = {"cos": turn.cos[0, 0, prefix:], "sin": turn.sin[0, 0, prefix:], "scores": scores}
+    result |= {"q_rot": rotated[0], "k_rot": rotated[1]}
     if case.backward(cotangent=scores):
-        found |= {"grad.q": q.grad, "grad.k": k.grad}
-    return _asked(case, found)
+        result |= {"grad.q": q.grad, "grad.k": k.grad}
+    return _asked(case, result)
 
 
 def _mixed(case):
@@ -49,27 +49,27 @@ def _mixed(case):
     options = {"temperature": case.config("theta", 10.0), "trainable": case.config("trainable", True)}
     pos = _grid(case, prefix).positions()
     q, k = (case.input(name).requires_grad_() for name in "qk")
-    loss, layers, found = torch.zeros(()), [], {}
+    loss, layers, result = torch.zeros(()), [], {}
     for layer, freqs in enumerate(case.param("freqs").unbind(1)):
         layers.append(_build(case, "rope_mixed", **options))
         layers[-1].load_state_dict({"freqs": freqs})
         turn = layers[-1].transform(pos, layer)
         rotated = turn.query(q), turn.key(k)
-        found |= {f"q_rot{layer}": rotated[0], f"k_rot{layer}": rotated[1]}
-        found.setdefault("cos", []).append(turn.cos[0, :, prefix:])
-        found.setdefault("sin", []).append(turn.sin[0, :, prefix:])
+        result |= {f"q_rot{layer}": rotated[0], f"k_rot{layer}": rotated[1]}
+        result.setdefault("cos", []).append(turn.cos[0, :, prefix:])
+        result.setdefault("sin", []).append(turn.sin[0, :, prefix:])
         if "cotangent" in case.inputs:
             scores = rotated[0] @ rotated[1].transpose(-1, -2)
             loss = loss + (scores * case.input("cotangent")[layer]).sum()
     if len(layers) != case.config("depth", len(layers)):
         raise ValueError("the frequencies are not for so many layers")
-    found |= {name: torch.stack(found[name]) for name in ("cos", "sin")}
+    result |= {name: torch.stack(result[name]) for name in ("cos", "sin")}
     if loss.requires_grad:
         loss.backward()
-        found |= {"grad.q": q.grad, "grad.k": k.grad}
+        result |= {"grad.q": q.grad, "grad.k": k.grad}
         if layers[0].freqs.grad is not None:
-            found["grad.freqs"] = torch.stack([e.freqs.grad for e in layers], 1)
-    return _asked(case, found)
+            result["grad.freqs"] = torch.stack([e.freqs.grad for e in layers], 1)
+    return _asked(case, result)
 
 
 def _dinov3(case):
@@ -93,19 +93,19 @@ def _dinov3(case):
     prefix = case.config("num_prefix_tokens", 0)
     pos = encoding.prepare(_grid(case, prefix).positions(), draws=draws)
     turn = encoding.transform(pos, 0)
-    found = {name: getattr(turn, name)[0, 0, prefix:].repeat(1, 2) for name in ("cos", "sin")}
-    found["periods"] = encoding.periods()
+    result = {name: getattr(turn, name)[0, 0, prefix:].repeat(1, 2) for name in ("cos", "sin")}
+    result["periods"] = encoding.periods()
     if "q" in case.inputs:
         q, k = (case.input(name).requires_grad_() for name in "qk")
-        found |= {"q_rot": turn.query(q), "k_rot": turn.key(k)}
-        found["scores"] = found["q_rot"] @ found["k_rot"].transpose(-1, -2)
-        if case.backward(cotangent=found["scores"]):
-            found |= {"grad.q": q.grad, "grad.k": k.grad}
-    return _asked(case, found)
+        result |= {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        result["scores"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2)
+        if case.backward(cotangent=result["scores"]):
+            result |= {"grad.q": q.grad, "grad.k": k.grad}
+    return _asked(case, result)
 
 
-def _asked(case, found):
-    return {name: value for name, value in found.items() if name in case.output_names}
+def _asked(case, result):
+    return {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _attention(case, kind):
@@ -142,21 +142,21 @@ def _attention(case, kind):
     attn = model.blocks[0].attn
     attn.load_state_dict({**weights, **own})
     model.double()
-    seen = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    recorded = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
     model(torch.zeros(2, 3, *grid.shape).double())  # what the model hands to its attention
-    yield "timm", _run_layer(case, attn, lambda x: attn(x, attn_mask=seen["attn_mask"]))
+    yield "timm", _run_layer(case, attn, lambda x: attn(x, attn_mask=recorded["attn_mask"]))
 
 
 def _run_layer(case, layer, forward):
     layer.zero_grad()
     x = case.input("x").double().requires_grad_()
     y = forward(x)
-    found = {"y": y}
+    result = {"y": y}
     if case.backward(cotangent=y):
-        found["grad.x"] = x.grad
+        result["grad.x"] = x.grad
     for name, parameter in layer.named_parameters():
         if parameter.grad is not None:
             grad = parameter.grad[:, None] if name == "pos_enc.freqs" else parameter.grad
-            found[f"grad.{name.removeprefix('pos_enc.')}"] = grad
-    return _asked(case, found)
+            result[f"grad.{name.removeprefix('pos_enc.')}"] = grad
+    return _asked(case, result)

@@ -114,8 +114,8 @@ def _ntk(case):
     return _asked(case, inv_freq=freqs, ntk_base=base, **_tables(case, freqs))
 
 
-def _asked(case, **found):
-    return {name: value for name, value in found.items() if name in case.output_names}
+def _asked(case, **result):
+    return {name: value for name, value in result.items() if name in case.output_names}
 
 
 ROUTES = {

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._turned import turned
+from tests.golden.adapters._rotated import rotated
 
 
 def run(case):
@@ -31,7 +31,7 @@ def run(case):
     routes["coordinates"] = coordinates
     for route, where in routes.items():
         encoding.zero_grad()
-        outputs = turned(case, encoding.transform(where, 0), torch.float64)
+        outputs = rotated(case, encoding.transform(where, 0), torch.float64)
         outputs["rotation"] = encoding.rotations(where)[0, :, prefix:]
         if "grad.q" in outputs:
             outputs["grad.freqs"] = encoding.freqs.grad

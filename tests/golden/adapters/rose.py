@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._rotary import asked
+from tests.golden.adapters._rotary import requested
 
 STARTS = {"log": "log", "rope": "rope"}  # every other name starts as the identity
 SCALES = ("scale_a", "scale_b", "scale_c", "scale_d")
@@ -32,15 +32,15 @@ def _run(case):
     ).double()
     if encoding.rotary_heads != case.config("rotary_heads", encoding.rotary_heads):
         raise ValueError("rotary_heads is not that of the ratio")
-    found = {"initial_freqs": encoding.freqs.detach().clone()}
-    given = {name: case.param(name).double() for name in ("freqs", *SCALES) if name in case.params}
-    encoding.load_state_dict({**encoding.state_dict(), **given})
-    found |= _rotated(case, encoding, heads)
-    return asked(case, found)
+    result = {"initial_freqs": encoding.freqs.detach().clone()}
+    inputs = {name: case.param(name).double() for name in ("freqs", *SCALES) if name in case.params}
+    encoding.load_state_dict({**encoding.state_dict(), **inputs})
+    result |= _rotated(case, encoding, heads)
+    return requested(case, result)
 
 
 def _rotated(case, encoding, heads):
-    sides, found = {}, {}
+    sides, result = {}, {}
     for name in "qk":
         pos = _positions(case.config(f"{name}_grid"), case.config(f"{name}_spacing"))
         sides[name] = case.input(name).double().requires_grad_()
@@ -49,14 +49,14 @@ def _rotated(case, encoding, heads):
         split = sides[name].unflatten(-1, (heads, -1)).transpose(1, 2)
         transform = encoding.transform(pos, 0)
         rotated = (transform.query if name == "q" else transform.key)(split)
-        found[f"{name}_positions"] = encoding.scaled_coords(pos)[0]
-        found[f"{name}_rot"] = rotated.transpose(1, 2)
+        result[f"{name}_positions"] = encoding.scaled_coords(pos)[0]
+        result[f"{name}_rot"] = rotated.transpose(1, 2)
         sides[f"{name}_rot"] = rotated
-    found["scores"] = sides["q_rot"] @ sides["k_rot"].mT
-    if case.backward(cotangent=found["scores"]):
+    result["scores"] = sides["q_rot"] @ sides["k_rot"].mT
+    if case.backward(cotangent=result["scores"]):
         parameters = {**dict(encoding.named_parameters()), "q": sides["q"], "k": sides["k"]}
-        found |= {f"grad.{name}": p.grad for name, p in parameters.items() if p.grad is not None}
-    return found
+        result |= {f"grad.{name}": p.grad for name, p in parameters.items() if p.grad is not None}
+    return result
 
 
 def _positions(shape, spacing):

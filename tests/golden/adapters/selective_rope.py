@@ -39,7 +39,7 @@ class _Transform(torch.nn.Module):
 def run(case):
     heads, width, dim = case.config("H"), case.config("D"), case.config("model_dim")
     length, full = case.config("N"), "phi_proj.scalar" in case.params
-    # what a case has says what was asked for; its words must agree
+    # the arrays of a case determine the request; its description must agree
     if case.config("phi_parametrization", "full-rank" if full else "low-rank").startswith("full") != full:
         raise ValueError("the parametrization is not that of the parameters")
     rank = 16 if full else case.param("phi_proj.0.weight").shape[0]
@@ -95,18 +95,18 @@ def run(case):
     q, k, x = (case.input(name).double().requires_grad_() for name in "qkx")
     if q.shape != (case.config("B"), length, heads, width):
         raise ValueError(f"q is {tuple(q.shape)}")
-    given = {"gate_proj.weight": maps[1] @ maps[0], "gate_proj.bias": maps[2]} if low else {}
-    turn = functional_call(_Transform(encoding), {f"encoding.{k}": v for k, v in given.items()}, (pos, x))
-    turned = turn.query(q.transpose(1, 2)), turn.key(k.transpose(1, 2))
-    found = {"q_rot": turned[0].transpose(1, 2), "k_rot": turned[1].transpose(1, 2)}
-    found["scores"] = turned[0] @ turned[1].mT
-    if case.backward(cotangent=found["scores"]):
-        found |= {"grad.q": q.grad, "grad.k": k.grad, "grad.x": x.grad}
-        found |= {f"grad.{name}": value.grad for name, value in zip(LOW, maps, strict=False)}
+    inputs = {"gate_proj.weight": maps[1] @ maps[0], "gate_proj.bias": maps[2]} if low else {}
+    turn = functional_call(_Transform(encoding), {f"encoding.{k}": v for k, v in inputs.items()}, (pos, x))
+    rotated = turn.query(q.transpose(1, 2)), turn.key(k.transpose(1, 2))
+    actual = {"q_rot": rotated[0].transpose(1, 2), "k_rot": rotated[1].transpose(1, 2)}
+    actual["scores"] = rotated[0] @ rotated[1].mT
+    if case.backward(cotangent=actual["scores"]):
+        actual |= {"grad.q": q.grad, "grad.k": k.grad, "grad.x": x.grad}
+        actual |= {f"grad.{name}": value.grad for name, value in zip(LOW, maps, strict=False)}
         for theirs in case.params - set(LOW if low else ()):
-            own, given = encoding.get_parameter(NAMES[theirs]), case.param(theirs)
-            found[f"grad.{theirs}"] = own.grad.sum_to_size(_shared(given, own).shape).reshape(given.shape)
-    yield "scan", {name: value for name, value in found.items() if name in case.output_names}
+            own, inputs = encoding.get_parameter(NAMES[theirs]), case.param(theirs)
+            actual[f"grad.{theirs}"] = own.grad.sum_to_size(_shared(inputs, own).shape).reshape(inputs.shape)
+    yield "scan", {name: value for name, value in actual.items() if name in case.output_names}
     outs = [
         vispe.attention(*(t.transpose(1, 2) for t in (q, k, q)), transform=turn, is_causal=True, backend=b)
         for b in ("reference", "sdpa")
@@ -114,9 +114,9 @@ def run(case):
     case.agree("the outputs of the backends", *outs)
 
 
-def _shared(given, own):
+def _shared(inputs, own):
     """Return a parameter in the shape of ours, or one that broadcasts to it where heads or pairs share values."""
-    if given.numel() == own.numel():
-        return given.reshape(own.shape)
+    if inputs.numel() == own.numel():
+        return inputs.reshape(own.shape)
     heads, pairs = own.shape
-    return given.reshape({pairs: (1, pairs), heads: (heads, 1), 1: (1, 1)}[given.numel()])
+    return inputs.reshape({pairs: (1, pairs), heads: (heads, 1), 1: (1, 1)}[inputs.numel()])

@@ -51,14 +51,14 @@ def _encoder(case):
     digits, real = digits_of(positions, count, base)
     pe = encoder(positions)
     case.backward(cotangent=pe)
-    found = {
+    result = {
         "digits": digits,
         "pad_mask": real,
         "attn_mask": may_attend(real, direction, hide, last),
         "pe": pe,
         **{f"grad.{name}": p.grad for name, p in encoder.named_parameters()},
     }
-    yield "encoder", {name: value for name, value in found.items() if name in case.output_names}
+    yield "encoder", {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _losses(case):
@@ -88,10 +88,10 @@ def _losses(case):
     contrastive.backward()
     transferred.backward()
     grads = {"pivot": pivot, "candidates": candidates, "main": main, "transfer": transfer}
-    found = {"contrastive": contrastive, "transfer": transferred}
+    result = {"contrastive": contrastive, "transfer": transferred}
     for name, value in grads.items():
-        found[f"grad.{name}"] = torch.zeros_like(value) if value.grad is None else value.grad
-    yield "losses", {name: value for name, value in found.items() if name in case.output_names}
+        result[f"grad.{name}"] = torch.zeros_like(value) if value.grad is None else value.grad
+    yield "losses", {name: value for name, value in result.items() if name in case.output_names}
 
 
 def _attention(case):
@@ -132,10 +132,10 @@ def _attention(case):
     _load(attn, weights)
     _load(encoding, {name.removeprefix("pos_enc."): value for name, value in own.items()})
     model.double()
-    seen = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    recorded = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
     model(torch.zeros(1, 3, 1, n).double())
-    context = seen["attn_mask"]
+    context = recorded["attn_mask"]
 
     def forward(x, pos):
         mine = type(context)(pos, context.encodings, context.mask, context.is_causal)
@@ -158,8 +158,8 @@ def _run_layer(case, layer, encoding, forward):
     pos = vispe.Grid((1, x.shape[1])).positions().replace(attrs={"seqpe": PerToken(pe, (1,))})
     y = forward(x, pos)
     case.backward(cotangent=y)
-    found = {"y": y, "grad.x": x.grad, "grad.pe": pe.grad}
+    result = {"y": y, "grad.x": x.grad, "grad.pe": pe.grad}
     for name, parameter in (*layer.named_parameters(), *encoding.named_parameters()):
         name = name.removeprefix("pos_enc.").replace("pe_qk.0", "pe_qk")
-        found[f"grad.{name}"] = parameter.grad
-    return {name: value for name, value in found.items() if name in case.output_names}
+        result[f"grad.{name}"] = parameter.grad
+    return {name: value for name, value in result.items() if name in case.output_names}

@@ -18,7 +18,7 @@ def run(case):
     order = order.expand(x.shape)
     inputs, targets = inputs_and_targets(x, order)
     yield "tokens", {"order": order, "inputs": inputs, "targets": targets}
-    # the same by positions: each of them says where it is, and where the next one is
+    # the same by positions: each entry has its own position and that of the next
     pos = reorder_positions(vispe.Grid((x.shape[1],)).positions(), order)
     here, after = pos.index, pos.attrs[TARGET_CELL].values
     inputs, targets = (x.gather(1, cells[:, :-1].expand(len(x), -1)) for cells in (here, after))

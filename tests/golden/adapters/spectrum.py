@@ -10,20 +10,20 @@ def run(case):
     if what == "alpha_req":
         x = case.input("x")
         shares = eigenspectrum(x)
-        found = {
+        result = {
             "eigenspectrum": shares.numpy(),
             "alpha": np.array([alpha_req(shares, case.config("first"), case.config("last"))]),
             "rankme": np.array([rankme(x)]),
         }
     elif what == "stable_rank":
-        found = {"stable_rank": np.array([stable_rank(case.input("x"))])}
+        result = {"stable_rank": np.array([stable_rank(case.input("x"))])}
     else:
         table = case.input("table")
         similarity, wide = width(table, case.config("threshold"))
         rows = table[case.input("rows")]
-        found = {
+        result = {
             "similarity": similarity.numpy(),
             "width": np.array([wide]),
             "stable_rank": np.array([stable_rank(rows)]),
         }
-    yield what, {name: value for name, value in found.items() if name in case.output_names}
+    yield what, {name: value for name, value in result.items() if name in case.output_names}

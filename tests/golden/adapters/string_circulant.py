@@ -12,7 +12,7 @@ import vispe
 
 def run(case):
     heads, width, grid = case.config("H"), case.config("D"), case.config("grid")
-    size, places = case.config("block"), case.input("pos").double()
+    size, positions = case.config("block"), case.input("pos").double()
     if case.input("q").shape != (case.config("B"), heads, math.prod(grid), width):
         raise ValueError("the tokens are not those of the configuration")
     encoding = vispe.create_encoding(
@@ -22,18 +22,18 @@ def run(case):
     count = (size - 1) // 2
     encoding.load_state_dict({"odd": coeffs[..., 1 : count + 1] - coeffs[..., size - count :].flip(-1)})
     of_grid = vispe.Grid(tuple(grid)).positions()
-    routes = {"positions": vispe.Positions(places)}
-    if torch.equal(of_grid.coords[0].double(), places):
+    routes = {"positions": vispe.Positions(positions)}
+    if torch.equal(of_grid.coords[0].double(), positions):
         routes["grid"] = of_grid
     for route, pos in routes.items():
         encoding.zero_grad()
         q, k = (case.input(name).double().requires_grad_() for name in "qk")
         turn = encoding.transform(pos, 0)
-        found = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
-        found["scores"] = found["q_rot"] @ found["k_rot"].transpose(-1, -2)
-        if case.backward(cotangent=found["scores"]):
+        result = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        result["scores"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2)
+        if case.backward(cotangent=result["scores"]):
             spread = torch.zeros_like(coeffs)
             spread[..., 1 : count + 1] = encoding.odd.grad
             spread[..., size - count :] = -encoding.odd.grad.flip(-1)
-            found |= {"grad.q": q.grad, "grad.k": k.grad, "grad.coeffs": spread}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+            result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.coeffs": spread}
+        yield route, {name: value for name, value in result.items() if name in case.output_names}

@@ -24,9 +24,9 @@ def _bias(case, rel, axes, causal, count, far):
     ).double()
     with torch.no_grad():  # the last axis is the line; on others all tokens are level
         made.table.zero_()[-1] = case.param("table")
-    places = [torch.cat([torch.zeros(len(t), axes - 1), t[:, None].float()], 1) for t in (queries, keys)]
-    asked, read = (vispe.Positions(p) for p in places)
-    dense = made.bias(asked, 0).dense(asked, read)[0]
+    positions = [torch.cat([torch.zeros(len(t), axes - 1), t[:, None].float()], 1) for t in (queries, keys)]
+    requested, read = (vispe.Positions(p) for p in positions)
+    dense = made.bias(requested, 0).dense(requested, read)[0]
     case.backward(cotangent=dense)
-    found = {"bias": dense, "grad.table": None if made.table.grad is None else made.table.grad[-1]}
-    return {name: value for name, value in found.items() if name in case.output_names}
+    result = {"bias": dense, "grad.table": None if made.table.grad is None else made.table.grad[-1]}
+    return {name: value for name, value in result.items() if name in case.output_names}

@@ -27,7 +27,7 @@ def _run(case, bias, backend):
     q, k, v = (case.input(name).double().requires_grad_() for name in "qkv")
     causal = case.config("causal")
     y = vispe.attention(q, k, v, bias=bias, is_causal=causal, backend=backend)
-    found = {"y": y, "logits": bias.dense(q=q, k=k)}
+    result = {"y": y, "logits": bias.dense(q=q, k=k)}
     if case.backward(cotangent=y):
-        found |= {f"grad.{name}": x.grad for name, x in zip("qkv", (q, k, v), strict=True)}
-    return {name: value for name, value in found.items() if name in case.output_names}
+        result |= {f"grad.{name}": x.grad for name, x in zip("qkv", (q, k, v), strict=True)}
+    return {name: value for name, value in result.items() if name in case.output_names}

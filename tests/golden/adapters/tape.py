@@ -46,7 +46,7 @@ def run(case):
             state["qkv.weight"] = torch.cat([case.param(f"{i}.{name}") for name in PROJECTIONS])
             state["state_gain"] = case.param(f"{i}.{MIX}").double().sum(1)
             block.double().load_state_dict(state)
-        # the places in float64: one token after another on a line
+        # the positions in float64: one token after another on a line
         line = torch.arange(tokens, dtype=torch.float64)[None, :, None]
         yield backend, _run(case, blocks, tape_state(vispe.Positions(line), **start))
 
@@ -55,14 +55,16 @@ def _run(case, blocks, state):
     first = x = case.input("x").double().requires_grad_()
     for block in blocks:
         x, state = block(x, state)
-    found = {"y": x, "state": state}
+    result = {"y": x, "state": state}
     if case.backward(cotangent=x, cotangent_state=state):
-        found["grad.x"] = first.grad
+        result["grad.x"] = first.grad
         for i, block in enumerate(blocks):
             for ours, theirs in NAMES.items():
-                found[f"grad.{i}.{theirs}"] = block.get_parameter(ours).grad
+                result[f"grad.{i}.{theirs}"] = block.get_parameter(ours).grad
             grads = block.qkv.weight.grad.chunk(3)
-            found |= {f"grad.{i}.{name}": grad for name, grad in zip(PROJECTIONS, grads, strict=True)}
-            # every entry of a row counts alike
-            found[f"grad.{i}.{MIX}"] = block.state_gain.grad[:, None].expand(block.num_heads, block.num_heads)
-    return {name: value for name, value in found.items() if name in case.output_names}
+            result |= {f"grad.{i}.{name}": grad for name, grad in zip(PROJECTIONS, grads, strict=True)}
+            # every entry of a row counts equally
+            result[f"grad.{i}.{MIX}"] = block.state_gain.grad[:, None].expand(
+                block.num_heads, block.num_heads
+            )
+    return {name: value for name, value in result.items() if name in case.output_names}

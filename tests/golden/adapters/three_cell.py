@@ -12,16 +12,16 @@ def run(case):
         yield "labels", {"labels": dataset.labels(cells, case.config("grid"))}
         return
     case.ignore("printed_decimals", "the tolerance allows for it")
-    found = dataset.score(case.input("logits"), case.input("labels"), case.config("threshold", 0.5))
+    result = dataset.score(case.input("logits"), case.input("labels"), case.config("threshold", 0.5))
     yield (
         "score",
         {
             "percent_distance_orientation_area_vectorsum": [
-                found.distance,
-                found.orientation,
-                found.area,
-                found.vector_sum,
+                result.distance,
+                result.orientation,
+                result.area,
+                result.vector_sum,
             ],
-            "percent_average": found.average,
+            "percent_average": result.average,
         },
     )

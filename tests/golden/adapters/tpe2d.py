@@ -30,14 +30,14 @@ def run(case):
         zeros = {
             name: torch.zeros_like(p) for name, p in layer.state_dict().items() if name.endswith(".bias")
         }
-        given = {ours: case.param(theirs) for ours, theirs in named.items() if theirs in case.params}
-        layer.load_state_dict({**zeros, **given})
+        inputs = {ours: case.param(theirs) for ours, theirs in named.items() if theirs in case.params}
+        layer.load_state_dict({**zeros, **inputs})
         layer.double()
         x = case.input("x").double().requires_grad_()
         y = layer(x, vispe.Grid(shape))
-        found = {"y": y}
+        result = {"y": y}
         if case.backward(cotangent=y):
-            found["grad.x"] = x.grad
+            result["grad.x"] = x.grad
             grads = dict(layer.named_parameters())
-            found |= {f"grad.{theirs}": grads[ours].grad for ours, theirs in named.items() if ours in grads}
-        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+            result |= {f"grad.{theirs}": grads[ours].grad for ours, theirs in named.items() if ours in grads}
+        yield backend, {name: value for name, value in result.items() if name in case.output_names}

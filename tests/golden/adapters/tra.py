@@ -1,4 +1,4 @@
-"""Golden cases of TRA: a causal attention layer whose logits are kept, faded or removed."""
+"""Golden cases of TRA: a causal attention layer whose logits are unchanged, reduced or removed."""
 
 import torch
 
@@ -28,6 +28,6 @@ def run(case):
         x = case.input("x").double().requires_grad_()
         y = layer(x, vispe.Grid((length,)), attn_mask=torch.ones(length, length, dtype=torch.bool).tril())
         case.backward(cotangent=y)
-        found = {"y": y, "grad.x": x.grad}
-        found |= {f"grad.{name}": layer.get_parameter(_name(name)).grad for name in case.params}
-        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+        result = {"y": y, "grad.x": x.grad}
+        result |= {f"grad.{name}": layer.get_parameter(_name(name)).grad for name in case.params}
+        yield backend, {name: value for name, value in result.items() if name in case.output_names}

@@ -28,8 +28,8 @@ def _run(case, pos, backend, clamp):
     if q.shape != (case.config("B"), heads, pos.tokens, width):
         raise ValueError(f"queries of shape {tuple(q.shape)}")
     y = attend(q, k, v, made.parts(), pos, 0, backend=backend)
-    found = {"y": y, "weights": weights_of(calls_of(q, k, v, made.parts(), pos, 0))}
+    result = {"y": y, "weights": weights_of(calls_of(q, k, v, made.parts(), pos, 0))}
     if case.backward(cotangent=y):
-        found |= {"grad.q": q.grad, "grad.k": k.grad, "grad.v": v.grad}
-        found |= {f"grad.{name}": getattr(made, name).grad for name in case.params}
-    return {name: value for name, value in found.items() if name in case.output_names}
+        result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.v": v.grad}
+        result |= {f"grad.{name}": getattr(made, name).grad for name in case.params}
+    return {name: value for name, value in result.items() if name in case.output_names}

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.golden.adapters._rotary import asked, turned
+from tests.golden.adapters._rotary import requested, transformed
 from vispe.multimodal import Image, Stream, create_scheme
 
 DELTAS = {"max": "max", "ceil(max)": "ceil"}  # conventions of the package
@@ -13,7 +13,7 @@ def run(case):
 
 
 def _authors(case):
-    case.ignore("num_heads", "heads are all rotated alike")
+    case.ignore("num_heads", "all heads have the same rotation")
     case.ignore("random_stride_set", "what the strides were drawn from; they are given")
     for name in ("image_start_id", "image_end_id"):
         case.ignore(name, "markers are text")
@@ -32,10 +32,10 @@ def _authors(case):
     if stride is None and draws is None:
         raise ValueError(f"a case of {version} without strides")
     ids = coordinates.ids.float()  # as the reference hands them on
-    found = turned(case, ids, scheme.allocation(case.config("head_dim") // 2))
+    result = transformed(case, ids, scheme.allocation(case.config("head_dim") // 2))
     steps = case.outputs.get("decode_position_ids", torch.empty(0)).size
-    found |= {"position_ids": ids[0, 0], "decode_position_ids": coordinates.decode(int(steps))[0, 0]}
-    return asked(case, found)
+    result |= {"position_ids": ids[0, 0], "decode_position_ids": coordinates.decode(int(steps))[0, 0]}
+    return requested(case, result)
 
 
 def _package(case):
@@ -54,4 +54,4 @@ def _package(case):
     coordinates = scheme.coordinates(stream, padding=case.config("padding_position"))
     end, _, length = case.config("rope_delta_convention").partition("+1 - ")
     deltas = coordinates.delta(DELTAS[end.strip()], padded=length == "padded length")
-    return asked(case, {"position_ids": coordinates.ids.expand(3, -1, -1), "rope_deltas": deltas})
+    return requested(case, {"position_ids": coordinates.ids.expand(3, -1, -1), "rope_deltas": deltas})

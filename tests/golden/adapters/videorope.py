@@ -13,12 +13,12 @@ def run(case):
     if (
         variant == "tad_rope"
     ):  # the sum of two counts that both have padding; the delta is that of the frames alone
-        found = scheme.coordinates(stream, padding=2 * padding)
-        delta = found.delta() - (~found.mask).sum(1, keepdim=True)
+        result = scheme.coordinates(stream, padding=2 * padding)
+        delta = result.delta() - (~result.mask).sum(1, keepdim=True)
     else:
-        found = scheme.coordinates(stream, padding=padding)
-        delta = found.delta(*ends)
-    yield "float32", outputs(case, found, delta)
+        result = scheme.coordinates(stream, padding=padding)
+        delta = result.delta(*ends)
+    yield "float32", outputs(case, result, delta)
 
 
 def _videorope(case):
@@ -26,13 +26,13 @@ def _videorope(case):
 
 
 def _mrope(case):
-    case.ignore("temporal_scale", "frames are one step apart")
+    case.ignore("temporal_scale", "frames have a distance of one step")
     return create_scheme("mrope", sections=sections_of(case))
 
 
 def _one_axis(name):
     def scheme(case):
-        case.ignore("temporal_scale", "frames are one step apart")
+        case.ignore("temporal_scale", "frames have a distance of one step")
         case.ignore("mrope_section", "there is one axis")
         return create_scheme(name)
 

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from tests.golden.adapters._rotary import asked
+from tests.golden.adapters._rotary import requested
 
 PRESETS = {"repeat": "rope_axial.vjepa2", "interleave": "rope_axial.vjepa21"}
 SCHEDULES = {"index": "none", "interpolate": "align_corners", "snap": "rescale"}
@@ -32,14 +32,14 @@ def _run(case):
     q, k = (case.input(name).double().requires_grad_() for name in "qk")
     if q.shape[:2] != (case.config("batch", len(q)), heads):
         raise ValueError("the configuration is not that of q")
-    found = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
-    found["scores"] = found["q_rot"] @ found["k_rot"].mT
+    result = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
+    result["scores"] = result["q_rot"] @ result["k_rot"].mT
     # the first pair of each axis rotates by one radian per unit of the scaled coordinate
     first = torch.arange(3) * (width // 6)
-    found["positions"] = encoding.angles(pos)[:, 0, patches][..., first]
-    if case.backward(cotangent=found["scores"]):
-        found |= {"grad.q": q.grad, "grad.k": k.grad}
-    return asked(case, found)
+    result["positions"] = encoding.angles(pos)[:, 0, patches][..., first]
+    if case.backward(cotangent=result["scores"]):
+        result |= {"grad.q": q.grad, "grad.k": k.grad}
+    return requested(case, result)
 
 
 def _positions(case):

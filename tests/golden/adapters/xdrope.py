@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.golden.adapters._rotary import asked
+from tests.golden.adapters._rotary import requested
 from vispe.grid.frequencies import inverse_frequencies, ntk_base
 from vispe.multimodal import Stream, create_scheme, newline_images, rotation, tables
 
@@ -37,19 +37,19 @@ def run(case):
     case.backward(**{f"cotangent.{name}": y for name, y in rotated.items()})
     by_channel = len(axis) == q.shape[-1]
     cos, sin = (t if by_channel else t.tile(2) for t in tables(coordinates.ids, frequencies, axis))
-    found = {
+    result = {
         "position_ids": coordinates.ids,
         "rope_deltas": delta,
         "inv_freq": frequencies,
         "cos": cos,
         "sin": sin,
     }
-    found |= rotated | {"grad.q": q.grad, "grad.k": k.grad}
+    result |= rotated | {"grad.q": q.grad, "grad.k": k.grad}
     if "decode_position_ids" in case.output_names:
         count = case.outputs["decode_position_ids"].shape[-1]
         number = coordinates.mask.sum(1, keepdim=True) + torch.arange(count)
-        found["decode_position_ids"] = scheme.text(number + delta)
-    yield "float32", asked(case, found)
+        result["decode_position_ids"] = scheme.text(number + delta)
+    yield "float32", requested(case, result)
 
 
 def _base(case):

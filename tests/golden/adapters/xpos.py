@@ -20,12 +20,12 @@ def run(case):
     )
     offset = case.config("offset", 0)
     if "pos" in case.inputs:
-        places = case.input("pos").double() + offset
-        whole = places.max() + 1
+        positions = case.input("pos").double() + offset
+        whole = positions.max() + 1
     else:  # the last tokens of a sequence that is longer by the offset
-        places = torch.arange(length, dtype=torch.float64) + offset
+        positions = torch.arange(length, dtype=torch.float64) + offset
         whole = torch.tensor(float(length + offset), dtype=torch.float64)
-    routes = {"coordinates": vispe.Positions(places[:, None], extent=whole.reshape(1, 1))}
+    routes = {"coordinates": vispe.Positions(positions[:, None], extent=whole.reshape(1, 1))}
     if "pos" not in case.inputs:
         keep = torch.arange(offset, length + offset)[None]
         routes["grid"] = vispe.Grid((length + offset,)).positions().gather(keep)
@@ -34,13 +34,13 @@ def run(case):
         if q.shape != (case.config("B"), heads, length, width):
             raise ValueError(f"q is {tuple(q.shape)}")
         turn = encoding.transform(pos, 0)
-        found = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
-        found["scores"] = found["q_rot"] @ found["k_rot"].mT
-        if case.backward(cotangent=found["scores"]):
-            found |= {"grad.q": q.grad, "grad.k": k.grad}
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        actual = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        actual["scores"] = actual["q_rot"] @ actual["k_rot"].mT
+        if case.backward(cotangent=actual["scores"]):
+            actual |= {"grad.q": q.grad, "grad.k": k.grad}
+        yield route, {name: value for name, value in actual.items() if name in case.output_names}
     mask = torch.ones(length, length, dtype=torch.bool).tril()
-    wanted = (found["scores"] * width**-0.5).masked_fill(~mask, float("-inf")).softmax(-1) @ q
+    expected = (actual["scores"] * width**-0.5).masked_fill(~mask, float("-inf")).softmax(-1) @ q
     for backend in ("reference", "sdpa"):
         out = vispe.attention(q, k, q, transform=turn, is_causal=True, backend=backend)
-        case.agree(f"the output of {backend}", out, wanted)
+        case.agree(f"the output of {backend}", out, expected)

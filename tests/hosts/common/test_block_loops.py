@@ -225,7 +225,7 @@ def test_restored_models_are_stock(host):
 
 
 @cases("spec", ["alibi2d", "rope_mixed", "irpe", "learn+rpb"])
-def test_kept_patches_are_those_of_patch_dropout(spec):
+def test_stored_patches_are_those_of_patch_dropout(spec):
     model = tiny(pos_embed=spec, reg_tokens=2)
     keep = keep_of(5, 2, 15, model.num_prefix_tokens, 0.4)
     model.patch_drop = PatchDropout(0.4, model.num_prefix_tokens).train()

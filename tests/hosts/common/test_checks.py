@@ -17,7 +17,7 @@ from tests.hosts.helpers import EVERY
 from vispe.encodings.base import Additive, Mixing
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import create_encoding, encoding_class
-from vispe.errors import OptionError, UnsupportedCombination
+from vispe.errors import OptionError, UnsupportedCombination, counted
 
 HF = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
 HOSTS = {
@@ -43,7 +43,7 @@ def reason(name, host):
     if host in IN_ATTENTION and issubclass(cls, Additive | Mixing):
         return "outside attention"
     if axes not in cls.ndim:
-        return f"{name} supports {' or '.join(map(str, cls.ndim))} axes, got the {axes}-axis grid of "
+        return f"{name} supports {counted(' or '.join(map(str, cls.ndim)), 'axis')}, got the {axes}-axis grid of "
     if axes == 3 and name in ("dape", "positional_attention"):  # the encoding inside them is one of two axes
         return f"{name} supports 2 axes, got the 3-axis grid of "
     return "mixes tokens" if host == "naflex" and issubclass(cls, Mixing) else None

@@ -43,13 +43,13 @@ MODELS = {
 def test_a_model_has_the_same_family_before_and_after_a_conversion(name):
     make, family = MODELS[name]
     model = make()
-    found = family_of(model)
-    assert type(found).__name__ == family
+    result = family_of(model)
+    assert type(result).__name__ == family
     vispe.convert(model, "alibi2d")
-    assert family_of(model) is found
+    assert family_of(model) is result
     assert "alibi2d" in vispe.describe(model)
     vispe.restore(model)
-    assert family_of(model) is found
+    assert family_of(model) is result
     assert "without an encoding" in vispe.describe(model)
 
 

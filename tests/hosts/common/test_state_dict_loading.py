@@ -40,7 +40,7 @@ def made(spec, seed=0, **options):
 
 
 def named(spec):
-    """What a spec is called: with the ratio of irpe, which an encoding knows and a spec may leave out."""
+    """What a spec is called: with the ratio of irpe, which an encoding knows and a spec may omit."""
     full = spec.replace("irpe(on=qk)", "irpe(on=qk,ratio=1.9)")
     return re.escape(repr(re.sub(r"irpe(?!\()", "irpe(ratio=1.9)", full)))
 
@@ -64,7 +64,7 @@ def test_every_pair_of_encodings(source):
 
 
 @pytest.mark.parametrize("source", SPECS)
-def test_every_pair_of_encodings_where_no_spec_is_kept(source, caplog):
+def test_every_pair_of_encodings_where_no_spec_is_stored(source, caplog):
     theirs = made(source, 5)
     weights = dict(theirs.state_dict())
     of = {name for name in weights if "pos_enc." in name}
@@ -107,7 +107,7 @@ def test_junk_is_an_error(spec, name):
     stock = {k: v for k, v in stock.state_dict().items() if not k.startswith("rope.")}
     for weights, at in itertools.product((stock, ours.state_dict(), dict(ours.state_dict())), JUNK):
         if at == "rope" and name in ("eva", "naflex"):
-            continue  # of the stock model, whose own rope is left out
+            continue  # of the stock model, whose own rope is omitted
         key = f"{at}.JUNK"
         with pytest.raises(RuntimeError, match=key):
             ours.load_state_dict({**weights, key: torch.zeros(1)})
@@ -144,7 +144,7 @@ def test_every_family_of_timm(name):
 
 
 @cases("name", ["eva", "naflex"])
-def test_a_rope_that_was_kept_is_not_dropped(name):
+def test_a_rope_that_was_stored_is_not_dropped(name):
     mixed = {"eva": "vit_small_patch16_rope_mixed_224", "naflex": "naflexvit_base_patch16_gap"}[name]
     options = {"depth": 2, "embed_dim": 48, "num_heads": 4, "num_classes": 0}
     options |= {"img_size": 64} if name == "eva" else {"rope_type": "mixed"}

@@ -30,7 +30,7 @@ def tokens_of(tower, x):
 @cases("slopes", ["constant", "geometric"])
 def test_the_bias_of_every_layer_and_its_gradients(options, slopes):
     tower = tiny_tower(**options)
-    wanted = as_custom(tower, **options)
+    target = as_custom(tower, **options)
     slope = torch.ones(4) if slopes == "constant" else GEOMETRIC
     mask = (-slope[:, None, None] * dense(3, 5, 1))[None]
     vispe.convert(tower, f"alibi2d(slopes={slopes})")
@@ -38,9 +38,9 @@ def test_the_bias_of_every_layer_and_its_gradients(options, slopes):
         for block in tower.transformer.resblocks:
             block.attn.fused_attn = fused
         actual = tokens_of(tower, image())
-        expected = tower_oracle(wanted, image(), mask)
+        expected = tower_oracle(target, image(), mask)
         close(actual, expected)
-        theirs = grads(wanted, expected, WORD)
+        theirs = grads(target, expected, WORD)
         close(grads(tower, actual), theirs)
 
 
@@ -63,13 +63,13 @@ def test_learned_slopes_are_of_their_layer():
 
 def test_additive_encodings_spare_the_class_token():
     tower = tiny_tower()
-    wanted = as_custom(tower, table=True)
+    expected = as_custom(tower, table=True)
     source = vispe.create_encoding("learned", dim=32, grid=(3, 5))
-    wanted.positional_embedding.data = torch.cat([torch.zeros(1, 32), source.weight.data[0]])
+    expected.positional_embedding.data = torch.cat([torch.zeros(1, 32), source.weight.data[0]])
     vispe.convert(tower, source)
-    close(tower(image()), wanted(image()))
+    close(tower(image()), expected(image()))
     both = vispe.convert(tiny_tower(), [source, "alibi2d"])
-    close(tokens_of(both, image()), tower_oracle(wanted, image(), -dense(3, 5, 1)[None, None]))
+    close(tokens_of(both, image()), tower_oracle(expected, image(), -dense(3, 5, 1)[None, None]))
 
 
 def test_mixing_follows_its_blocks():
@@ -77,8 +77,8 @@ def test_mixing_follows_its_blocks():
     stock = vispe.restore(copy.deepcopy(tower))
     x = stock.transformer.resblocks[0](as_custom(stock)._embeds(image()))
     conv = tower.pos_enc.proj[0]
-    picture = x[:, 1:].transpose(1, 2).unflatten(2, (3, 5))
-    x = torch.cat([x[:, :1], (picture + conv(picture)).flatten(2).transpose(1, 2)], 1)
+    figure = x[:, 1:].transpose(1, 2).unflatten(2, (3, 5))
+    x = torch.cat([x[:, :1], (figure + conv(figure)).flatten(2).transpose(1, 2)], 1)
     close(tokens_of(tower, image()), stock.transformer.resblocks[1](x))
 
 
@@ -97,7 +97,7 @@ def test_other_image_sizes_have_the_grid_of_the_image(size):
     assert [tuple(f.shape) for f in actual] == [(2, 32, h, w)] * 2
 
 
-def test_a_kept_table_is_resampled_for_other_sizes_and_exact_for_its_own():
+def test_a_stored_table_is_resampled_for_other_sizes_and_exact_for_its_own():
     stock = tiny_tower()
     tower = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
     assert torch.equal(tower(image()), stock(image()))
@@ -115,7 +115,7 @@ def test_a_kept_table_is_resampled_for_other_sizes_and_exact_for_its_own():
 def test_zero_shot_logits_stay_for_encodings_without_effect():
     model = tiny_clip()
     with torch.no_grad():
-        wanted = model.get_logits(image(), words())
+        expected = model.get_logits(image(), words())
     for spec in ("none", "peg.retrofit", "alibi2d(slopes=learned)", "rope_mixed"):
         ours = vispe.convert(copy.deepcopy(model), spec, keep_abs=True)
         for name, p in ours.named_parameters():
@@ -124,10 +124,10 @@ def test_zero_shot_logits_stay_for_encodings_without_effect():
         with torch.no_grad():
             actual = ours.get_logits(image(), words())
         exact = spec in ("none", "peg.retrofit")
-        for f, w in zip(actual, wanted, strict=True):
+        for f, w in zip(actual, expected, strict=True):
             assert torch.equal(f, w) if exact else torch.allclose(f, w, rtol=1e-5, atol=1e-5)
     changed = vispe.convert(copy.deepcopy(model), "alibi2d", keep_abs=True).get_logits(image(), words())[0]
-    assert (changed - wanted[0]).abs().max() > 1e-3
+    assert (changed - expected[0]).abs().max() > 1e-3
 
 
 def test_the_text_tower_is_untouched():
@@ -141,16 +141,16 @@ def test_the_text_tower_is_untouched():
 
 def test_restore_gives_everything_back():
     stock = tiny_clip()
-    wanted, weights = stock.encode_image(image()), stock.state_dict()
+    expected, weights = stock.encode_image(image()), stock.state_dict()
     classes = {n: type(m) for n, m in stock.named_modules()}
     model = copy.deepcopy(stock)
     for spec in ("alibi2d", "learned", "alibi2d(slopes=learned)+sincos2d", "none"):
         vispe.convert(model, spec)  # one after the other, without restoring
-        assert not torch.equal(model.encode_image(image()), wanted)
+        assert not torch.equal(model.encode_image(image()), expected)
     vispe.convert(model.visual, "alibi2d(slopes=learned)")
     model.visual.transformer.resblocks[0].attn.fused_attn = False
     vispe.restore(model)
-    assert torch.equal(model.encode_image(image()), wanted)
+    assert torch.equal(model.encode_image(image()), expected)
     assert {n: type(m) for n, m in model.named_modules()} == classes
     assert set(model.state_dict()) == set(weights)
     assert all(
@@ -215,7 +215,7 @@ def test_released_slopes_load_by_name():
 @cases("spec", ["alibi2d(slopes=learned)", "learned", "sincos2d+alibi2d", "rope_mixed+peg"])
 def test_checkpointing_changes_no_gradient(options, spec):
     tower = vispe.convert(tiny_tower(**options), spec).train()
-    wanted = grads(tower, tower(image()), "-")
+    expected = grads(tower, tower(image()), "-")
     tower.set_grad_checkpointing()
     runs = []
     tower.transformer.resblocks[0].ln_1.register_forward_hook(lambda *_: runs.append(1))
@@ -223,7 +223,7 @@ def test_checkpointing_changes_no_gradient(options, spec):
     tower(image(1, 3, 40, 24))  # a grid of the same number of tokens in between
     actual = grads(tower, out, "-")
     assert len(runs) == 3, "the block ran again for the gradient"
-    assert all(torch.equal(actual[n], wanted[n]) for n in wanted)
+    assert all(torch.equal(actual[n], expected[n]) for n in expected)
 
 
 def test_patch_dropout_drops_the_coordinates_too():
@@ -247,9 +247,9 @@ def test_patch_dropout_draws_as_open_clip_does():
     ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True).train()
     stock.train()
     torch.manual_seed(2)
-    wanted = stock(image())
+    expected = stock(image())
     torch.manual_seed(2)
-    assert torch.equal(ours(image()), wanted)
+    assert torch.equal(ours(image()), expected)
 
 
 POOLS = [
@@ -267,13 +267,13 @@ POOLS = [
 def test_heads_pool_what_the_blocks_gave(options):
     stock = tiny_tower(output_tokens=True, **options)
     ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
-    for actual, wanted in zip(ours(image()), stock(image()), strict=True):
-        assert torch.equal(actual, wanted)
+    for actual, expected in zip(ours(image()), stock(image()), strict=True):
+        assert torch.equal(actual, expected)
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
     tokens = tower_oracle(as_custom(stock, **options), image(), -dense(3, 5, 1)[None, None])
     pooled, rest = stock._pool(tokens)
-    for actual, wanted in zip(ours(image()), (pooled @ stock.proj, rest), strict=True):
-        close(actual, wanted)
+    for actual, expected in zip(ours(image()), (pooled @ stock.proj, rest), strict=True):
+        close(actual, expected)
     assert type(ours.attn_pool) is type(stock.attn_pool)
 
 
@@ -288,10 +288,10 @@ def test_forward_intermediates_is_as_in_open_clip(indices, stop_early, fmt):
             "indices": indices, "stop_early": stop_early, "normalize_intermediates": only, "intermediates_only": only,
             "output_fmt": fmt, "output_extra_tokens": not only,
         }  # fmt: skip
-        wanted, actual = (m.forward_intermediates(image(), **arguments) for m in (stock, ours))
-        assert list(actual) == list(wanted)
-        for key in wanted:
-            pairs = zip(actual[key], wanted[key], strict=True)
+        expected, actual = (m.forward_intermediates(image(), **arguments) for m in (stock, ours))
+        assert list(actual) == list(expected)
+        for key in expected:
+            pairs = zip(actual[key], expected[key], strict=True)
             assert all(torch.equal(f, w) for f, w in pairs), key
 
 
@@ -314,9 +314,9 @@ def test_forward_intermediates_agrees_with_forward_and_refuses():
 @cases("spec", ["alibi2d(slopes=learned)", "learned+alibi2d", "none"])
 def test_copies_and_pickles(spec):
     model = vispe.convert(tiny_clip(), spec)
-    wanted = model.encode_image(image())
+    expected = model.encode_image(image())
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(copied.encode_image(image()), wanted)
+        assert torch.equal(copied.encode_image(image()), expected)
         assert isinstance(copied.visual, ConvertedClipTower)
         assert vispe.describe(copied) == vispe.describe(model)
         assert torch.equal(vispe.restore(copied).encode_image(image()), tiny_clip().encode_image(image()))
@@ -343,9 +343,9 @@ def test_lock_freezes_the_groups_of_open_clip_with_the_encodings_in_them(groups)
     stock, ours = tiny_clip(), vispe.convert(tiny_clip(), "learned+alibi2d(slopes=learned)")
     stock.lock_image_tower(groups)
     ours.lock_image_tower(groups)
-    wanted = {n: p.requires_grad for n, p in stock.named_parameters() if not n.endswith(f"visual.{WORD}")}
+    expected = {n: p.requires_grad for n, p in stock.named_parameters() if not n.endswith(f"visual.{WORD}")}
     actual = {n: p.requires_grad for n, p in ours.named_parameters() if "pos_enc" not in n}
-    assert actual == wanted
+    assert actual == expected
     assert ours.visual.positional_embedding is None
     assert ours.visual.pos_enc.weight.requires_grad == stock.visual.class_embedding.requires_grad
     for mine, theirs in zip(
@@ -367,12 +367,12 @@ def test_half_precision_casts_last():
     from open_clip.model import convert_weights_to_lp
 
     model = vispe.convert(tiny_clip(), "alibi2d(slopes=learned)")
-    wanted = model.encode_image(image())
+    expected = model.encode_image(image())
     convert_weights_to_lp(model, torch.bfloat16)
     assert model.visual.transformer.resblocks[0].attn.in_proj_weight.dtype == torch.bfloat16
     actual = model.encode_image(image().bfloat16())
     assert actual.dtype == torch.bfloat16
-    assert (actual.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
+    assert (actual.float() - expected).abs().max() < 0.05 * expected.abs().max()
     pure = vispe.convert(tiny_tower(), "learned+alibi2d").bfloat16()
     assert pure(image().bfloat16()).dtype == torch.bfloat16
 
@@ -413,19 +413,19 @@ def test_swapped_attention_needs_positions():
 
 def test_dropout_of_attention_acts_in_training_only():
     tower = vispe.convert(tiny_tower(block_type="custom"), "alibi2d")
-    wanted = tower(image())
+    expected = tower(image())
     for block in tower.transformer.resblocks:
         block.attn.attn_drop.p = 0.5
-    assert torch.equal(tower(image()), wanted)
-    assert not torch.equal(tower.train()(image()), wanted)
+    assert torch.equal(tower(image()), expected)
+    assert not torch.equal(tower.train()(image()), expected)
     assert isinstance(tower.patch_dropout, torch.nn.Identity | PatchDropout)
 
 
 @cases("spec", ["alibi2d", "rope_mixed", "irpe", "rpb"])
 @cases("average", [True, False])
-def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
+def test_weights_that_are_requested_are_those_of_float64(spec, average):
     tower = vispe.convert(tiny_tower(), spec)
-    wanted, actual = [], []
+    expected, actual = [], []
 
     def look(recorded) -> None:
         call = recorded.call
@@ -433,7 +433,7 @@ def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
         logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().transpose(-1, -2)
         bias = None if call.bias is None else call.bias.dense(q=call.q, k=call.k, scale=call.factor).double()
         maps = (logits if bias is None else logits + bias).softmax(-1).expand(2, -1, -1, -1)
-        wanted.append(maps.mean(1) if average else maps)
+        expected.append(maps.mean(1) if average else maps)
 
     def ask(module, args, kwargs):
         return args, {**kwargs, "need_weights": True, "average_attn_weights": average}
@@ -444,7 +444,7 @@ def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
         block.attn.register_forward_pre_hook(ask, with_kwargs=True)
         block.attn.register_forward_hook(lambda module, args, out: actual.append(out[1]))
     close(tower(image()), before)
-    for ours, exact in zip(actual, wanted, strict=True):
+    for ours, exact in zip(actual, expected, strict=True):
         close(ours.double(), exact, tol=1e-6)
 
 

@@ -60,7 +60,7 @@ def test_the_trunk_of_a_timm_tower_is_converted(cls):
         assert torch.equal(model.encode_image(x), stock.encode_image(x))
 
 
-def test_a_trunk_with_a_rotary_embedding_keeps_it_when_asked():
+def test_a_trunk_with_a_rotary_embedding_keeps_it_when_requested():
     stock = timm_clip(timm_model_name=EVA, image_size=224)
     x = image(1, 3, *stock.visual.image_size)
     expected = stock.visual.trunk(x)
@@ -218,7 +218,7 @@ def test_specs_that_do_not_fit_are_refused():
         tiny_clip(),
         "alibi",
         UnsupportedCombination,
-        "alibi supports 1 axes, got the 2-axis grid of VisionTransformer",
+        "alibi supports 1 axis, got the 2-axis grid of VisionTransformer",
     )
     refused(tiny_clip(), "alibi2d", UnsupportedCombination, "no rotary embedding to keep", keep_rope=True)
     refused(tiny_clip(), "rope+alibi2d", UnsupportedCombination, "no rotary embedding to keep")

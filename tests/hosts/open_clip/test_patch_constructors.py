@@ -118,8 +118,8 @@ def test_what_cannot_be_built_is_refused_when_the_name_is_made():
         ("tiny-resnet", "alibi2d", UnsupportedHost, "got tiny-resnet, whose tower is a ResNet"),
         ("tiny-convnext", "alibi2d", UnsupportedHost, "ConvNeXt"),
         ("tiny-own", "alibi3dd", vispe.VispeError, "alibi3dd"),
-        ("tiny-own", "alibi", vispe.VispeError, "alibi supports 1 axes, got the 2-axis grid"),
-        ("tiny-timm", "alibi", vispe.VispeError, "alibi supports 1 axes, got the 2-axis grid"),
+        ("tiny-own", "alibi", vispe.VispeError, "alibi supports 1 axis, got the 2-axis grid"),
+        ("tiny-timm", "alibi", vispe.VispeError, "alibi supports 1 axis, got the 2-axis grid"),
         ("tiny-done", "learned", OptionError, "with the encoding 'alibi2d'"),
         (
             "tiny-own",

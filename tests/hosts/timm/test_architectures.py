@@ -168,7 +168,7 @@ def test_the_learned_table_is_trained_like_timms_own():
 
 
 @cases("name", ["registers", "registers without entry", "distilled", "dynamic"])
-def test_keep_abs_keeps_the_table_beside_the_bias(name):
+def test_keep_abs_keeps_the_table_alongside_the_bias(name):
     stock = build(name)
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_abs=True)
     x = image()

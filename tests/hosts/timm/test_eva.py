@@ -1,4 +1,4 @@
-"""timm's Eva: its own table and rope are taken out, kept, and come back; a bias equals timm's own dense mask."""
+"""timm's Eva: its own table and rope are taken out, stored, and come back; a bias equals timm's own dense mask."""
 
 import copy
 import io

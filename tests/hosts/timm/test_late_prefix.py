@@ -45,7 +45,7 @@ def test_prefix_tokens_pass_by_the_first_blocks(prefix):
                                    model.forward_intermediates(x, intermediates_only=True)[1])  # fmt: skip
 
 
-def test_recomputed_traced_unfused_and_masked_alike():
+def test_recomputed_traced_unfused_and_masked_equally():
     model, x = built(), image()
     plain = model(x)
     model.set_grad_checkpointing()
@@ -67,7 +67,7 @@ def test_recomputed_traced_unfused_and_masked_alike():
     torch.testing.assert_close(model(x), plain)
 
 
-def test_dropped_patches_keep_their_places():
+def test_dropped_patches_keep_their_positions():
     model, x = built(patch_drop_rate=0.4).train(), image()
     model.patch_drop.ordered = True
     assert model(x).isfinite().all()

@@ -78,10 +78,10 @@ def test_packed_patches_equal_the_image_they_were_cut_from(spec):
     close(model({k: v[:, order] for k, v in batch.items()}), model(x))
 
 
-@cases("kept", ["learned", "factorized"])
+@cases("retained", ["learned", "factorized"])
 @cases("spec", SPECS[:-1])
-def test_restore_is_exact_and_stock_weights_load_strictly(spec, kept):
-    stock, batch = naflex(pos_embed=kept, rope_type="mixed"), pack(SIZES)
+def test_restore_is_exact_and_stock_weights_load_strictly(spec, retained):
+    stock, batch = naflex(pos_embed=retained, rope_type="mixed"), pack(SIZES)
     weights = copy.deepcopy(stock.state_dict())
     ours = vispe.convert(copy.deepcopy(stock), spec)
     assert not [n for n in ours.state_dict() if "pos_embed" in n or n.startswith("rope")]
@@ -110,7 +110,7 @@ def test_its_own_table_and_rope_stay_when_named(rope):
     assert all(p.grad is not None for n, p in both.named_parameters() if "fc_norm" not in n)
 
 
-def test_dropped_tokens_keep_their_places_and_their_padding():
+def test_dropped_tokens_keep_their_positions_and_their_padding():
     stock = naflex(pos_embed="none", patch_drop_rate=0.4)
     ours, batch = vispe.convert(copy.deepcopy(stock), "alibi2d").train(), pack(SIZES)
     torch.manual_seed(3)

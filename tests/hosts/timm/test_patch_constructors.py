@@ -92,7 +92,7 @@ def test_the_distilled_model_has_no_table_although_timm_always_makes_one():
 @cases(
     ("spec", "error", "text"),
     [
-        ("alibi", UnsupportedCombination, "alibi supports 1 axes, got the 2-axis grid of"),
+        ("alibi", UnsupportedCombination, "alibi supports 1 axis, got the 2-axis grid of"),
         ("alibi2", UnknownEncoding, "no encoding 'alibi2'.* Did you mean .*'alibi2d'"),
         ("lern", UnknownEncoding, "Did you mean 'learned'"),
         ("alibi2d.dinosaur", UnknownEncoding, "Did you mean 'alibi2d.dinosaw'"),

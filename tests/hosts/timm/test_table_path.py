@@ -38,7 +38,7 @@ def reasons(monkeypatch):
 
 
 class Comparisons(TorchDispatchMode):
-    """Counts comparisons of whole tensors (a learned table is asked for infinities, on CPU alone)."""
+    """Counts comparisons of whole tensors (a learned table with infinite entries, on CPU alone)."""
 
     def __init__(self):
         super().__init__()

@@ -1,7 +1,7 @@
-"""A stand-in for a serving engine: pages of keys and values, prompts in chunks, and prefixes that are kept.
+"""A stand-in for a serving engine: pages of keys and values, prompts in chunks, and prefixes that are stored.
 
 It does with positions what vLLM and SGLang do: it asks once for each request, keeps integers, adds the delta to
-the number of every token that is generated, and looks cosines and sines up in a table, turned before keys are kept.
+the number of every token that is generated, and looks cosines and sines up in a table, rotated before keys are stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 4  # tokens of a page
 
 
 class MRotaryEmbedding(nn.Module):
-    """What engines have: a table, and sections that say which axis a pair reads."""
+    """What engines have: a table, and sections with the axis of each pair."""
 
     def __init__(self, head_size: int, pairs: int, section: list[int]) -> None:
         super().__init__()
@@ -33,15 +33,15 @@ class MRotaryEmbedding(nn.Module):
         return axis
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.cos_sin_cache[positions]  # (3, tokens, 2 pairs)
+        result = self.cos_sin_cache[positions]  # (3, tokens, 2 pairs)
         pairs = self.rotary_dim // 2
         cos, sin = (
             torch.stack([part[axis, :, pair] for pair, axis in enumerate(self.axes().tolist())], -1)
-            for part in (found[..., :pairs], found[..., pairs:])
+            for part in (result[..., :pairs], result[..., pairs:])
         )
-        return self.turned(query, cos, sin), self.turned(key, cos, sin)
+        return self.rotated(query, cos, sin), self.rotated(key, cos, sin)
 
-    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads = x.view(len(x), -1, self.head_size)
         a, b = heads[..., : self.rotary_dim].chunk(2, -1)
         cos, sin = cos[:, None], sin[:, None]
@@ -75,14 +75,14 @@ class Engine(nn.Module):
         positions, delta = served.positions(ids, **grids)
         names = [
             (token, tuple(e.tolist())) for token, e in zip(ids, embeds, strict=True)
-        ]  # pictures count by value
-        kept: list[tuple[Tensor, Tensor]] = []
-        while (found := self.pages.get(tuple(names[: (len(kept) + 1) * BLOCK]))) is not None and self.room(
-            kept, ids
-        ):
-            kept.append(found)  # type: ignore[arg-type]
-        past = self.joined(kept)
-        at = len(kept) * BLOCK
+        ]  # images count by value
+        retained: list[tuple[Tensor, Tensor]] = []
+        while (
+            result := self.pages.get(tuple(names[: (len(retained) + 1) * BLOCK]))
+        ) is not None and self.room(retained, ids):
+            retained.append(result)  # type: ignore[arg-type]
+        past = self.joined(retained)
+        at = len(retained) * BLOCK
         hidden = embeds.new_zeros(0)
         while at < len(ids):
             end = min(at + self.chunk, len(ids))
@@ -97,15 +97,15 @@ class Engine(nn.Module):
             logits.append(self.head(hidden[-1]))
         return torch.stack(logits)
 
-    def room(self, kept: list[Any], ids: list[int]) -> bool:
+    def room(self, retained: list[Any], ids: list[int]) -> bool:
         """Whether one more page leaves a token to be computed."""
-        return (len(kept) + 1) * BLOCK < len(ids)
+        return (len(retained) + 1) * BLOCK < len(ids)
 
-    def joined(self, kept: list[Any]) -> list[tuple[Tensor, Tensor]] | None:
-        if not kept:
+    def joined(self, retained: list[Any]) -> list[tuple[Tensor, Tensor]] | None:
+        if not retained:
             return None
         return [
-            (torch.cat([page[n][0] for page in kept]), torch.cat([page[n][1] for page in kept]))
+            (torch.cat([page[n][0] for page in retained]), torch.cat([page[n][1] for page in retained]))
             for n in range(len(self.text.layers))
         ]
 
@@ -134,6 +134,6 @@ class Engine(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         width = self.rotary_emb.head_size
         query, key, value = (x.view(len(x), -1, width).transpose(0, 1)[None] for x in (q, k, v))
-        seen = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
-        out = scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
+        recorded = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+        out = scaled_dot_product_attention(query, key, value, attn_mask=recorded, enable_gqa=True)
         return out[0].transpose(0, 1).reshape(q.shape)

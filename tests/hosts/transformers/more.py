@@ -1,4 +1,4 @@
-"""Tiny models of the families beyond those of `tiny`, and a prompt with pictures for each, written down by hand."""
+"""Tiny models of the families beyond those of `tiny`, and a prompt with images for each, written down by hand."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ OMNI = tuple(family for family in CLASSES if "omni" in family)
 NEWLINES = tuple(family for family in CLASSES if family == "hunyuan_vl")  # rows end in a token of the image
 GRIDS = (*tuple(CLASSES)[:9], *OMNI, *NEWLINES)
 SIZED = ("mistral3", "lighton_ocr")
-BREAK = 296  # ends a row of a picture; END ends the last
+BREAK = 296  # ends a row of an image; END ends the last
 KINDS = ("gemma3", "gemma3n", "gemma4")  # layers have frequencies by their kind
-PACKED = ("gemma4", "minicpmv4_6", "molmo2")  # pictures come as patches in a row
+PACKED = ("gemma4", "minicpmv4_6", "molmo2")  # images come as patches in a row
 SLIDING = ("aya_vision", "cohere2_vision", *KINDS)  # some layers keep a window
 SIDES = {"gemma3n": 2, "got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direction of a tile, 3 in the others
 
@@ -145,7 +145,7 @@ def text_part(family: str) -> dict[str, Any]:
 
 
 def gemma_part(family: str) -> dict[str, Any]:
-    """Return what Gemma's language models have beside the others."""
+    """Return what Gemma's language models have alongside the others."""
     fast, slow = ({"rope_type": "default", "rope_theta": theta} for theta in (10.0, 100.0))
     if family == "gemma4":  # 4 of 16 pairs turn
         slow |= {"rope_type": "proportional", "partial_rotary_factor": 0.25}
@@ -219,12 +219,15 @@ def vision_part(family: str) -> dict[str, Any]:
         return VISION | rope | {"patch_size": PATCH, "image_size": 32, "model_type": "pixtral"}
     if family == "ovis2":
         return VISION | {"patch_size": PATCH, "image_size": 24, "hidden_stride": 2, "vocab_size": 40}
-    seen = VISION | {"patch_size": PATCH, "image_size": 12 if family in ("vipllava", "llava_next") else 24}
+    recorded = VISION | {
+        "patch_size": PATCH,
+        "image_size": 12 if family in ("vipllava", "llava_next") else 24,
+    }
     kinds = {"clip_vision_model": ("vipllava", "llava_next")}
     kinds["siglip_vision_model"] = ("gemma3", "aya_vision", "cohere2_vision", "deepseek_vl")
     kind = next((k for k, names in kinds.items() if family in names), None)
     head = {"vision_use_head": False} if kind == "siglip_vision_model" else {}
-    return seen | ({} if kind is None else {"model_type": kind}) | head
+    return recorded | ({} if kind is None else {"model_type": kind}) | head
 
 
 @functools.cache
@@ -281,39 +284,39 @@ class Prompt(NamedTuple):
 
 
 def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
-    """Return words, a picture, words, another picture (of another size where there are sizes) and a word."""
+    """Return words, an image, words, another image (of another size where there are sizes) and a word."""
     torch.manual_seed(seed)
     words = torch.randint(1, WORDS, (6,)).tolist()
     if family in NEWLINES:
-        pictures = [[Image(2, 4)], [Image(2, 3)]]
+        images = [[Image(2, 4)], [Image(2, 3)]]
     elif family in GRIDS:
-        pictures = [[Image(2, 3)], [Image(2, 2)]]
+        images = [[Image(2, 3)], [Image(2, 2)]]
     elif family == "molmo2":  # the small copy, whose rows end in a token, then the whole
-        pictures = [[Image(2, 3), Image(2, 4)], [Image(2, 3), Image(3, 3)]]
+        images = [[Image(2, 3), Image(2, 4)], [Image(2, 3), Image(3, 3)]]
     elif family in ("gemma4", "minicpmv4_6"):
-        pictures = [[Image(2, 3)], [Image(3, 2)]]
+        images = [[Image(2, 3)], [Image(3, 2)]]
     elif family in SIZED:  # rows of the first kind end in a token
         wide = int(family == "mistral3")
-        pictures = [[Image(2, 3 + wide)], [Image(3, 2 + wide)]]
+        images = [[Image(2, 3 + wide)], [Image(3, 2 + wide)]]
     elif family == "llava_next":  # the small copy, then two tiles whose rows end in a token
-        pictures = [[Image(3, 3), Image(3, 7)], [Image(3, 3), Image(6, 4)]]
+        images = [[Image(3, 3), Image(3, 7)], [Image(3, 3), Image(6, 4)]]
     else:
         side = SIDES.get(family, 3)
-        pictures = [[Image(side, side)], [Image(side, side)]]
+        images = [[Image(side, side)], [Image(side, side)]]
     ids, segments, around = words[:2], [Text(2)], 0
-    for number, blocks in enumerate(pictures):
+    for number, blocks in enumerate(images):
         count = sum(t * h * w for b in blocks for t, h, w, _ in b.parts())
-        placed = [IMAGE] * count
+        positioned = [IMAGE] * count
         if family == "molmo2":
             low, high = (([IMAGE] * (b.w - 1) + [BREAK]) * b.h for b in blocks)
-            placed = [*low, END, START, *high]
+            positioned = [*low, END, START, *high]
             blocks = [blocks[0], Text(2), blocks[1]]
         if family == "mistral3":
-            placed = ([IMAGE] * (blocks[0].w - 1) + [BREAK]) * blocks[0].h
-            placed[-1] = END
+            positioned = ([IMAGE] * (blocks[0].w - 1) + [BREAK]) * blocks[0].h
+            positioned[-1] = END
         if family in NEWLINES:  # with a token before and after the rows
-            placed, around = [IMAGE, *placed, IMAGE], 1
-        ids += [START, *placed, END, *words[2 + 2 * number : 4 + 2 * number]]
+            positioned, around = [IMAGE, *positioned, IMAGE], 1
+        ids += [START, *positioned, END, *words[2 + 2 * number : 4 + 2 * number]]
         segments += [Text(1 + around), *blocks, Text(3 + around)]
     inputs = {"input_ids": torch.tensor([ids])}
     if family in GRIDS:
@@ -322,7 +325,7 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         pixels = torch.randn(40, channels)
         inputs["pixel_values"] = pixels.reshape(40, 3, PATCH, PATCH) if family == "paddleocr_vl" else pixels
         inputs["image_grid_thw"] = torch.tensor(grids)
-    elif family == "molmo2":  # each token is the mean of four patches of the picture's crops
+    elif family == "molmo2":  # each token is the mean of four patches of the image's crops
         sizes = torch.tensor([[2, 2, 2, 3], [2, 2, 3, 2]])
         inputs |= {"pixel_values": torch.rand(2, 16, 3 * PATCH**2), "image_grids": sizes}
         inputs["image_token_pooling"] = torch.randint(0, 32, (20, 4))
@@ -332,10 +335,10 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         sizes = torch.tensor([[8, 12], [12, 8]])
         inputs |= {"pixel_values": torch.randn(1, 3, PATCH, 2 * 96 * PATCH), "target_sizes": sizes}
     elif family == "gemma4":  # patches of both images have a column and a row
-        places = [[[x, y] for y in range(h) for x in range(w)] for h, w in ((4, 6), (6, 4))]
+        positions = [[[x, y] for y in range(h) for x in range(w)] for h, w in ((4, 6), (6, 4))]
         inputs |= {
             "pixel_values": torch.rand(2, 24, 3 * PATCH**2),
-            "image_position_ids": torch.tensor(places),
+            "image_position_ids": torch.tensor(positions),
         }
     elif family in SIZED:
         sizes = [[16, 24], [24, 16]]

@@ -15,7 +15,7 @@ CHAT = (
 
 
 def llava_processor() -> Any:
-    """Return one for words w0 to w249, and pictures of 3 x 3 tokens."""
+    """Return one for words w0 to w249, and images of 3 x 3 tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"w{k}": k for k in range(250)} | {"<eos>": 250, "<image>": IMAGE}
@@ -25,7 +25,7 @@ def llava_processor() -> Any:
         tokenizer_object=plain, eos_token="<eos>", unk_token="w0", additional_special_tokens=["<image>"]
     )
     side = {"height": SIDE * PATCH, "width": SIDE * PATCH}
-    pictures = transformers.CLIPImageProcessor(size=side, crop_size=side, do_center_crop=False)
+    images = transformers.CLIPImageProcessor(size=side, crop_size=side, do_center_crop=False)
     return transformers.LlavaProcessor(
-        pictures, tokenizer, patch_size=PATCH, vision_feature_select_strategy="full", image_token="<image>"
+        images, tokenizer, patch_size=PATCH, vision_feature_select_strategy="full", image_token="<image>"
     )

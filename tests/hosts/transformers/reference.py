@@ -137,18 +137,18 @@ def looped(
         **first: more inputs for the prompt.
     """
     inputs = dict(batch.inputs) if mask else batch.without("attention_mask")
-    seen = batch.inputs.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    recorded = batch.inputs.get("attention_mask", torch.ones_like(batch["input_ids"]))
     if ids:
-        inputs["position_ids"] = (seen.cumsum(1) - 1).masked_fill(seen == 0, 0)
+        inputs["position_ids"] = (recorded.cumsum(1) - 1).masked_fill(recorded == 0, 0)
     out = model(**inputs, **first, use_cache=True)
-    logits = [last_valid(out.logits, seen)]
+    logits = [last_valid(out.logits, recorded)]
     tokens = logits[0].argmax(-1, keepdim=True)
     for _ in range(steps - 1):
-        seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
-        given = {"attention_mask": seen} if mask else {}
+        recorded = torch.cat([recorded, torch.ones_like(recorded[:, :1])], 1)
+        arguments = {"attention_mask": recorded} if mask else {}
         if ids:
-            given["position_ids"] = seen.sum(1, keepdim=True) - 1
-        out = model(input_ids=tokens[:, -1:], **{CACHE: out[CACHE]}, use_cache=True, **given)
+            arguments["position_ids"] = recorded.sum(1, keepdim=True) - 1
+        out = model(input_ids=tokens[:, -1:], **{CACHE: out[CACHE]}, use_cache=True, **arguments)
         logits.append(out.logits[:, -1])
         tokens = torch.cat([tokens, logits[-1].argmax(-1, keepdim=True)], 1)
     return tokens, torch.stack(logits, 1)
@@ -167,7 +167,7 @@ def generated(model: Any, batch: Batch, steps: int, **options: Any) -> tuple[Ten
     return out.sequences[:, batch["input_ids"].shape[1] :], torch.stack(out.logits, 1)
 
 
-def same(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
+def same(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
     """Assert the same tokens, and logits that agree to rounding."""
-    assert torch.equal(found[0], wanted[0])
-    torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-5)
+    assert torch.equal(actual[0], expected[0])
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Refusals of position schemes: each is true for the model, and says what to do."""
+"""Refusals of position schemes: each is true for the model, and has a remedy."""
 
 import pytest
 import torch

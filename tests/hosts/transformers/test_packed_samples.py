@@ -197,7 +197,7 @@ def test_images_that_meet_at_the_end_of_a_sample(family):
 
 @cases("attention", ["sdpa", "eager"])
 def test_layers_that_are_given_the_last_tokens_only(attention):
-    """Gemma 4: the last layers reuse keys of earlier ones, and masks are cut to the logits that are kept."""
+    """Gemma 4: the last layers reuse keys of earlier ones, and masks are cut to the logits that are stored."""
     kinds = ["sliding_attention", "full_attention"] * 3
     part = text_part("gemma4") | {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": kinds}
     config = transformers.Gemma4Config(

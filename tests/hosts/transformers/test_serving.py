@@ -1,4 +1,4 @@
-"""Schemes in serving engines: rows of the table are coordinates, and an engine says what the model says."""
+"""Schemes in serving engines: rows of the table are coordinates, and an engine returns the output of the model."""
 
 import json
 
@@ -31,7 +31,7 @@ LAYERED = [
     "videorope",
     "vrope",
     "xdrope",
-]  # no sections say which axis a pair reads
+]  # no sections with the axis of a pair
 
 
 def row(family, *items, seed=1):
@@ -106,17 +106,17 @@ def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
             actual = engine.serve(
                 served, sample["input_ids"][0].tolist(), embeds, tokens[0].tolist(), **grids
             )
-            placed = rounded(served, sample, grids, len(tokens[0])) if name in ROUNDED else {}
-            expected = model(**sample.with_tokens(tokens), **placed).logits[0, -4:]
+            positioned = rounded(served, sample, grids, len(tokens[0])) if name in ROUNDED else {}
+            expected = model(**sample.with_tokens(tokens), **positioned).logits[0, -4:]
         torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-4)
         counts.append((engine.computed - before, len(embeds) + 3))
-    # words before a picture, and the whole first prompt, were kept in pages and not computed again
+    # words before an image, and the whole first prompt, were stored in pages and not computed again
     assert counts[0][0] == counts[0][1]
     assert all(made <= all_ - 8 for made, all_ in counts[1:])
     assert counts[3][0] <= 3 + 4
 
 
-def test_pages_of_words_are_the_same_with_pictures_behind_them():
+def test_pages_of_words_are_the_same_with_images_behind_them():
     rows = TableRows.reaching(create_scheme("videorope"), 64, SMALL)
     with_picture, alone = rows.requests(
         Stream.of([[Text(4), Image(3, 5), Text(2)], [Text(9)]], padding="right")

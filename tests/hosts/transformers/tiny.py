@@ -20,7 +20,7 @@ QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = (*QWEN, "llava", "llava_onevision", "internvl")
 WITH_VIDEO = (*QWEN, "llava_onevision")
 PAD, WORDS, IMAGE, VIDEO, START, END = 0, 250, 290, 291, 292, 293  # words are 1 .. 249
-PATCH, SIDE = 4, 3  # pixels of a patch; tokens in each direction of a fixed-size picture
+PATCH, SIDE = 4, 3  # pixels of a patch; tokens in each direction of a fixed-size image
 SECONDS = 0.75  # between the frames of a video, where a model is told
 
 TEXT = {"intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 300, "head_dim": 32}
@@ -165,7 +165,7 @@ class _Writer:
         tokens.append(token)
         segments.append(Text(1))
 
-    def placed(self, token: int, *segments: Any) -> None:
+    def insert(self, token: int, *segments: Any) -> None:
         for segment in segments:
             self.rows[-1][0].extend([token] * sum(t * h * w for t, h, w, _ in segment.parts()))
             self.rows[-1][1].append(segment)
@@ -179,7 +179,7 @@ class _Writer:
             frames = 3
             self.frames.append(self.noise(frames, 3, SIDE * PATCH, SIDE * PATCH))
             half = (SIDE + 1) // 2
-            return self.placed(VIDEO, Video(frames, half, half), Video(1, 1, 1))
+            return self.insert(VIDEO, Video(frames, half, half), Video(1, 1, 1))
         if self.family == "internvl":
             rows, cols = (1, 2) if item == "wide" else (1, 1)
             size = 2 * SIDE * PATCH
@@ -188,19 +188,19 @@ class _Writer:
             self.tiles.append([rows, cols])
             if not item.startswith("bare"):
                 self.marker(START)
-            self.placed(IMAGE, *[Image(SIDE, SIDE)] * count)
+            self.insert(IMAGE, *[Image(SIDE, SIDE)] * count)
             return self.marker(END) if not item.startswith("bare") else None
         size = SIDE * PATCH
         if self.family == "llava":
             self.pixels.append(self.noise(1, 3, size, size))
-            return self.placed(IMAGE, Image(SIDE, SIDE))
+            return self.insert(IMAGE, Image(SIDE, SIDE))
         tall, cols = (size, 2 * size) if item == "wide" else (size, size)
         self.sizes.append([tall, cols])
         cut = (2 if item == "wide" else 1) if alone else 0
         self.pixels.append(self.noise(1 + cut, 3, size, size))
         if not alone:
-            return self.placed(IMAGE, Image(SIDE, SIDE), Image(1, 1))
-        return self.placed(IMAGE, Image(SIDE, SIDE), Image(SIDE, cut * SIDE + 1))
+            return self.insert(IMAGE, Image(SIDE, SIDE), Image(1, 1))
+        return self.insert(IMAGE, Image(SIDE, SIDE), Image(SIDE, cut * SIDE + 1))
 
     def qwen(self, item: str) -> None:
         t, h, w = {
@@ -229,7 +229,7 @@ class _Writer:
     def between(self, markers: list[int], token: int, segment: Any) -> None:
         for marker in markers:
             self.marker(marker)
-        self.placed(token, segment)
+        self.insert(token, segment)
         if markers:
             self.marker(END)
 
@@ -251,25 +251,25 @@ def batch(
         padding: on which side.
         seed: of words and pixels.
         mask: whether to give an attention mask.
-        counted: whether LLaVA-OneVision is told how many pictures there are; it cuts pictures that are alone.
+        counted: whether LLaVA-OneVision is told how many images there are; it cuts images that are alone.
     """
     w = _Writer(family, seed)
     for items in rows:
         w.rows.append(([], []))
-        pictures = [i for i in items if isinstance(i, str) and i != "video"]
-        w.counts.append(len(pictures))
+        images = [i for i in items if isinstance(i, str) and i != "video"]
+        w.counts.append(len(images))
         for item in items:
-            w.add(item, len(pictures) == 1 or not counted)
+            w.add(item, len(images) == 1 or not counted)
     length = max(len(tokens) for tokens, _ in w.rows)
     ids = torch.full((len(rows), length), PAD)
-    seen = torch.zeros(len(rows), length, dtype=torch.long)
+    recorded = torch.zeros(len(rows), length, dtype=torch.long)
     for row, (tokens, _) in enumerate(w.rows):
         where = slice(length - len(tokens), length) if padding == "left" else slice(0, len(tokens))
         ids[row, where] = torch.tensor(tokens)
-        seen[row, where] = 1
+        recorded[row, where] = 1
     inputs: dict[str, Any] = {"input_ids": ids}
     if mask:
-        inputs["attention_mask"] = seen
+        inputs["attention_mask"] = recorded
     if family in QWEN:
         inputs["mm_token_type_ids"] = (ids == IMAGE).long() + 2 * (ids == VIDEO).long()
         pixels = {"pixel_values": w.pixels, "pixel_values_videos": w.frames}

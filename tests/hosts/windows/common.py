@@ -140,13 +140,13 @@ def by_hand(model: nn.Module, slopes: list[Tensor]) -> nn.Module:
             attn.forward = whole
         elif hasattr(attn, "q_proj"):
 
-            def turned(hidden_states, position_embeddings, attn=attn, bias=bias):
+            def rotated(hidden_states, position_embeddings, attn=attn, bias=bias):
                 x = hidden_states.flatten(1, 2)
                 qkv = torch.cat([attn.q_proj(x), attn.k_proj(x), attn.v_proj(x)], -1)
                 out = _attention(qkv, len(bias(1, 1)), bias(*hidden_states.shape[1:3]))
                 return attn.o_proj(out).reshape(hidden_states.shape), None
 
-            attn.forward = turned
+            attn.forward = rotated
         else:
 
             def window(x=None, hidden_states=None, output_attentions=None, attn=attn, bias=bias):

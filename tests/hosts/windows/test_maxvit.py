@@ -75,7 +75,7 @@ def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
     before, state = model(x), {k: v.clone() for k, v in model.state_dict().items()}
     vispe.convert(model, SPEC)
     assert not torch.equal(model(x), before)
-    model.load_state_dict(state)  # strictly; the bias of the stock model has no place
+    model.load_state_dict(state)  # strictly; the bias of the stock model has no position
     converted = model(x)
     again = vispe.convert(build(name), SPEC)
     again.load_state_dict(model.state_dict())
@@ -86,7 +86,7 @@ def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
 
 
 @every
-def test_a_kept_bias_is_that_of_stock(name):
+def test_a_stored_bias_is_that_of_stock(name):
     model, x = build(name), image()
     before = model(x)
     vispe.convert(model, SPEC, keep_abs=True)

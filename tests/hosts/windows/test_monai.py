@@ -76,7 +76,7 @@ def spec_of(name):
 
 
 def far(*shape, prefix=0):
-    """Distances between all cells, by hand; tokens without a place are 0 away."""
+    """Distances between all cells, by hand; tokens without a position are 0 away."""
     cells = torch.cartesian_prod(*(torch.arange(n).double() for n in shape)).reshape(-1, len(shape))
     distance = torch.zeros(len(cells) + prefix, len(cells) + prefix, dtype=torch.float64)
     distance[prefix:, prefix:] = (cells[:, None] - cells).square().sum(-1).sqrt()
@@ -135,7 +135,7 @@ def test_a_model_is_converted_copied_restored_and_loaded_bit_by_bit(name):
     before, state = said(model, x), {k: v.clone() for k, v in model.state_dict().items()}
     vispe.convert(model, spec_of(name))
     assert not torch.equal(said(model, x), before)
-    model.load_state_dict(state)  # strictly; the tables of the stock model have no place
+    model.load_state_dict(state)  # strictly; the tables of the stock model have no position
     converted = said(model, x)
     assert torch.equal(said(copy.deepcopy(model), x), converted)
     again = vispe.convert(build(name), spec_of(name))
@@ -147,7 +147,7 @@ def test_a_model_is_converted_copied_restored_and_loaded_bit_by_bit(name):
 
 
 @every
-def test_kept_tables_are_those_of_stock(name):
+def test_stored_tables_are_those_of_stock(name):
     model, x = build(name), volume(name)
     before = said(model, x)
     vispe.convert(model, spec_of(name), keep_abs=True)
@@ -189,7 +189,7 @@ def test_a_whole_network_segments_with_an_encoding():
         assert out.isfinite().all()
 
 
-def test_kept_weights_made_the_output():
+def test_stored_weights_made_the_output():
     model = vispe.convert(build("vit_perceptron"), "alibi3d")
     model(volume("vit_perceptron"))
     shown = model.blocks[0].attn.att_mat

@@ -205,13 +205,13 @@ def test_sam_of_transformers_is_saved_and_loaded_and_shows_its_weights(tmp_path)
 
 
 @cases("name", MODELS)
-def test_what_has_no_place_is_refused_and_nothing_changes(name):
+def test_what_has_no_position_is_refused_and_nothing_changes(name):
     model = build(name)
     types, before = [type(m) for m in model.modules()], run(model, image(name))
     for spec, why in {
         "sincos2d": "outside attention",
         "peg": "outside attention",
-        "alibi": "1 axes",
+        "alibi": "1 axis",
     }.items():
         with pytest.raises(UnsupportedCombination, match=why):
             vispe.convert(model, spec)
@@ -296,7 +296,7 @@ def test_a_whole_sam_keeps_its_decoder(tmp_path):
 
 
 @cases("size", [64, 96, 112])
-def test_the_kept_table_of_torchvision_swin_is_that_of_stock(size):
+def test_the_stored_table_of_torchvision_swin_is_that_of_stock(size):
     """Maps that windows of 7 x 7 divide, and maps that are padded; float64, as trained weights amplify rounding."""
     torch.manual_seed(0)
     stock = shake(torchvision.models.swin_t()).eval().double()

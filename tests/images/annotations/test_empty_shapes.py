@@ -56,7 +56,7 @@ def test_empty_geometries(tmp_path, geometry):
     said = []
     np.testing.assert_array_equal(read_truth(path, (1, H, W), names=["bg", "ob"], note=said.append), EXPECTED)
     assert any("empty geometry" in text for text in said)
-    with pytest.raises(InputError, match=r"has 1 shape\(s\), all of them empty"):
+    with pytest.raises(InputError, match=r"has 1 shape, all of them empty"):
         read_labels(geojson(tmp_path, [feature(geometry)]), (1, H, W))
 
 

@@ -132,7 +132,7 @@ def test_shapes_without_a_class_and_ignored_ones_are_left_out_with_a_note(tmp_pa
     notes = read_labels(path, (1, H, W)).notes
     assert "1 shape(s) of a.geojson of the class Ignore*, which QuPath ignores, are not used." in notes
     assert "1 shape(s) of a.geojson have no class and are not used." in notes
-    with pytest.raises(InputError, match=r"1 shape\(s\), none with a class. Assign a classification"):
+    with pytest.raises(InputError, match=r"1 shape, none with a class. Assign a classification"):
         read_labels(geojson(path, feature("Point", [5, 5])), (1, H, W))
 
 

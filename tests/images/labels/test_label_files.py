@@ -344,7 +344,7 @@ def test_later_strokes_win_with_a_note(tmp_path):
     found = read_labels(path, SHAPE)
     assert found.values[0, 5, 10] == 2
     assert found.notes == (
-        "1 pixels of s.json are covered by strokes of different classes; the later stroke wins.",
+        "1 pixel of s.json is covered by strokes of different classes; the later stroke wins.",
     )
 
 

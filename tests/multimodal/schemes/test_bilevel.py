@@ -1,4 +1,4 @@
-"""Bilevel positions: sentences and pictures as segments, decoding from two numbers, packing and padding."""
+"""Bilevel positions: sentences and images as segments, decoding from two numbers, packing and padding."""
 
 import pytest
 import torch
@@ -23,20 +23,20 @@ def of_tokens(rows, mask=None, **options):
 
 
 def test_a_separator_belongs_to_the_segment_that_it_ends():
-    found = of_tokens([SENTENCES], train_length=3)
-    assert found.ids[0, 0].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3]
-    assert found.ids[1, 0].tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 2]
-    assert torch.equal(found.ids[1], found.ids[2])
-    assert found.decode(2)[:, 0].tolist() == [[3, 3], [2, 2], [2, 2]]  # the place is clipped
-    assert [x.item() for x in found.scheme.split(found.next)] == [3, 3]  # but counted
+    result = of_tokens([SENTENCES], train_length=3)
+    assert result.ids[0, 0].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3]
+    assert result.ids[1, 0].tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 2]
+    assert torch.equal(result.ids[1], result.ids[2])
+    assert result.decode(2)[:, 0].tolist() == [[3, 3], [2, 2], [2, 2]]  # the position is clipped
+    assert [x.item() for x in result.scheme.split(result.next)] == [3, 3]  # but counted
 
 
-def test_pictures_and_frames_are_segments():
+def test_images_and_frames_are_segments():
     stream = Stream.of([[Text(2), Image(1, 2), Text(2, boundary=True), Video(2, 2, 1), Text(1)]])
-    found = create_scheme("bilevel").coordinates(stream)
-    assert found.ids[0, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
-    assert found.ids[1, 0].tolist() == [0, 1, 0, 0, 0, 1, 0, 1, 0, 1, 0]
-    assert found.ids[2, 0].tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0]
+    result = create_scheme("bilevel").coordinates(stream)
+    assert result.ids[0, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert result.ids[1, 0].tolist() == [0, 1, 0, 0, 0, 1, 0, 1, 0, 1, 0]
+    assert result.ids[2, 0].tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0]
     tiles = create_scheme("bilevel").coordinates(Stream.of([[Image(1, 2, (1, 2), "last"), Text(1)]]))
     assert tiles.ids[0, 0].tolist() == [0, 0, 1, 1, 2, 2, 3]
 
@@ -51,20 +51,20 @@ def test_decoding_is_the_prefill(padding):
     rows = [f + p if padding == "left" else p + f for f, p in zip(fill, prompts, strict=True)]
     on = [[0 * x for x in f] + [1] * len(p) if padding == "left" else [1] * len(p) + f
           for f, p in zip(fill, prompts, strict=True)]  # fmt: skip
-    found = of_tokens(rows, torch.tensor(on), train_length=4)
+    result = of_tokens(rows, torch.tensor(on), train_length=4)
     ends = torch.tensor([written] * 3) == END
-    ids, counter = found.scheme.follow(found.next, ends)
+    ids, counter = result.scheme.follow(result.next, ends)
     for row, prompt in enumerate(prompts):
         whole = of_tokens([prompt + written], train_length=4)
         assert torch.equal(ids[:, row], whole.ids[:, 0, len(prompt) :])
         assert counter[row] == whole.next[0]
     # token by token, from nothing but the counter
-    at = found.next
+    at = result.next
     for step in range(len(written)):
-        one, at = found.scheme.follow(at, ends[:, step : step + 1])
+        one, at = result.scheme.follow(at, ends[:, step : step + 1])
         assert torch.equal(one[..., 0], ids[..., step])
-    plain, _ = found.scheme.follow(found.next, torch.zeros(3, 5, dtype=torch.bool))
-    assert torch.equal(plain, found.decode(5))
+    plain, _ = result.scheme.follow(result.next, torch.zeros(3, 5, dtype=torch.bool))
+    assert torch.equal(plain, result.decode(5))
 
 
 def test_attention_while_decoding_is_that_of_the_prefill():
@@ -73,27 +73,27 @@ def test_attention_while_decoding_is_that_of_the_prefill():
     whole = scheme.coordinates(Stream.of([[*segments, Text(4)]]))
     prompt = scheme.coordinates(Stream.of([segments]))
     ids = torch.cat([prompt.ids, prompt.decode(4)], 2)
-    wanted, found = (
+    expected, actual = (
         attention(*x, transform=rotation(i, inverse_frequencies(16), scheme.allocation(8)), is_causal=True)
         for i in (whole.ids, ids)
     )
-    assert torch.equal(found, wanted)
+    assert torch.equal(actual, expected)
 
 
-def test_packed_samples_start_anew():
+def test_packed_samples_start_again():
     packed = Stream.of([[[Text(2, boundary=True), Text(1)], [Text(1), Image(1, 1)]], [[Text(4)]]], "left")
     start = torch.tensor([2.0**26 + 5, 7.0], dtype=torch.float64)
-    found = create_scheme("bilevel").coordinates(packed, start=start)
-    assert found.ids[0].tolist() == [[1, 1, 2, 0, 1], [0, 0, 0, 0, 0]]
-    assert found.ids[1].tolist() == [[5, 6, 0, 0, 0], [0, 7, 8, 9, 10]]
-    assert [x.tolist() for x in found.scheme.split(found.next)] == [[2, 0], [0, 11]]
+    result = create_scheme("bilevel").coordinates(packed, start=start)
+    assert result.ids[0].tolist() == [[1, 1, 2, 0, 1], [0, 0, 0, 0, 0]]
+    assert result.ids[1].tolist() == [[5, 6, 0, 0, 0], [0, 7, 8, 9, 10]]
+    assert [x.tolist() for x in result.scheme.split(result.next)] == [[2, 0], [0, 11]]
 
 
 def test_shared_runs_start_where_the_prompt_ends():
     stream = Stream.of([[Text(2), Text(2, shared=True), Text(3, shared=True, boundary=True), Text(1)]])
-    found = create_scheme("bilevel").coordinates(stream)
-    assert found.ids[0, 0].tolist() == [0] * 8
-    assert found.ids[1, 0].tolist() == [0, 1, 2, 3, 2, 3, 4, 2]
+    result = create_scheme("bilevel").coordinates(stream)
+    assert result.ids[0, 0].tolist() == [0] * 8
+    assert result.ids[1, 0].tolist() == [0, 1, 2, 3, 2, 3, 4, 2]
 
 
 def test_boundaries_matter_to_this_scheme_alone():
@@ -106,7 +106,7 @@ def test_boundaries_matter_to_this_scheme_alone():
 
 @cases("rotate", ["inter", "intra", "both"])
 def test_what_turns(rotate):
-    """With 'inter' the order inside a segment turns nothing; with 'intra' all segments are turned alike."""
+    """With 'inter' the order inside a segment turns nothing; with 'intra' all segments are rotated equally."""
     scheme = create_scheme("bilevel", rotate=rotate)
     ids = of_tokens([SENTENCES]).ids
     turn = rotation(ids, inverse_frequencies(16), scheme.allocation(8))
@@ -115,8 +115,8 @@ def test_what_turns(rotate):
     same = torch.isclose(q[:, None], q).all(-1)
     inter, intra = ids[0, 0], ids[1, 0]
     of_inter, of_intra = inter[:, None] == inter, intra[:, None] == intra
-    wanted = {"inter": of_inter, "intra": of_intra, "both": of_inter & of_intra}[rotate]
-    assert torch.equal(same, wanted)
+    expected = {"inter": of_inter, "intra": of_intra, "both": of_inter & of_intra}[rotate]
+    assert torch.equal(same, expected)
     assert scheme.added == ((1, 2) if rotate == "inter" else ())
 
 
@@ -156,9 +156,9 @@ def test_what_is_refused():
             Stream.from_ids(types, image, boundaries=wrong)
     with pytest.raises(ShapeError, match=r"boundaries needs the shape \(1, 4\) of types, got \(4,\)"):
         Stream.from_ids(types, image, boundaries=torch.zeros(4))
-    found = of_tokens([SENTENCES])
-    with pytest.raises(ShapeError, match=r"boundaries needs the shape \(1, n\) for 1 counters, got \(2, 1\)"):
-        found.scheme.follow(found.next, torch.zeros(2, 1, dtype=torch.bool))
+    result = of_tokens([SENTENCES])
+    with pytest.raises(ShapeError, match=r"boundaries needs the shape \(1, n\) for 1 counter, got \(2, 1\)"):
+        result.scheme.follow(result.next, torch.zeros(2, 1, dtype=torch.bool))
     with pytest.raises(OptionError, match="factor=96 has no effect with slopes='learned'"):
         create_encoding("alibi(factor=96,slopes=learned)", num_heads=2)
     with pytest.raises(
@@ -166,6 +166,6 @@ def test_what_is_refused():
     ):
         create_encoding("alibi2d(factor=2,slopes=harmonic)", num_heads=2)
     with pytest.raises(OptionError, match=r"counter of bilevel has 2 numbers, .* got end='max'. Omit end"):
-        found.delta("max")
+        result.delta("max")
     with pytest.raises(UnsupportedCombination, match="needs a scheme with one counter, got bilevel with 2"):
-        sampled(found, create_encoding("randomized(reach=100)").eval())
+        sampled(result, create_encoding("randomized(reach=100)").eval())

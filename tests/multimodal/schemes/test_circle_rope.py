@@ -1,4 +1,4 @@
-"""Circle-RoPE, and the schemes that count rows and columns of every picture from 0."""
+"""Circle-RoPE, and the schemes that count rows and columns of every image from 0."""
 
 import math
 
@@ -17,9 +17,9 @@ RESET = {"omnirope": "mrope", "ilrope": "mrope_i"}
 
 
 def points(spec, h, w, start=0.0):
-    """Return the coordinates of one picture (3, h w), less the counter at its start."""
-    found = create_scheme(spec).coordinates(Stream.of([[Image(h, w)]]), start=torch.tensor([start]))
-    return found.ids[:, 0] - start
+    """Return the coordinates of one image (3, h w), less the counter at its start."""
+    result = create_scheme(spec).coordinates(Stream.of([[Image(h, w)]]), start=torch.tensor([start]))
+    return result.ids[:, 0] - start
 
 
 def distance_to_text(p):
@@ -31,13 +31,13 @@ def distance_to_text(p):
 @cases("radius", [10, 0.5, 3.25])
 @cases("alpha", [0, 0.3, 1])
 def test_all_patches_are_equally_far_from_every_text_token(size, radius, alpha):
-    found = points(f"circlerope(radius={radius},alpha={alpha})", *size, start=7.0)
+    result = points(f"circlerope(radius={radius},alpha={alpha})", *size, start=7.0)
     torch.testing.assert_close(
-        distance_to_text(found), torch.full((size[0] * size[1],), float(radius)).double()
+        distance_to_text(result), torch.full((size[0] * size[1],), float(radius)).double()
     )
-    torch.testing.assert_close(found.sum(0), torch.zeros(size[0] * size[1]).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(result.sum(0), torch.zeros(size[0] * size[1]).double(), rtol=0, atol=1e-12)
     for text in (-50.0, 0.0, 50.0):
-        far = (found - text).norm(dim=0)
+        far = (result - text).norm(dim=0)
         torch.testing.assert_close(far, far[:1].expand_as(far))
 
 
@@ -45,21 +45,21 @@ def test_all_patches_are_equally_far_from_every_text_token(size, radius, alpha):
 def test_patches_share_the_turn_in_raster_order_without_directions(size):
     """Patch k of n is k / n of a turn from the first; the first is where the counter of rows is highest."""
     n = size[0] * size[1]
-    found = points("circlerope(alpha=0,radius=2)", *size)
+    result = points("circlerope(alpha=0,radius=2)", *size)
     torch.testing.assert_close(
-        found[:, 0], torch.tensor([0, math.sqrt(2), -math.sqrt(2)], dtype=torch.float64)
+        result[:, 0], torch.tensor([0, math.sqrt(2), -math.sqrt(2)], dtype=torch.float64)
     )
-    cosines = found[:, 0] @ found / 4
+    cosines = result[:, 0] @ result / 4
     torch.testing.assert_close(cosines, (torch.arange(n).double() / n * 2 * math.pi).cos())
     if n > 2:
-        assert found[0, 1] > 0  # time first goes up
-        assert torch.unique(found.round(decimals=9), dim=1).shape[1] == n
+        assert result[0, 1] > 0  # time first goes up
+        assert torch.unique(result.round(decimals=9), dim=1).shape[1] == n
 
 
 def test_directions_alone_put_patches_on_one_point():
     """The smallest and the largest direction are the start and the end of the turn."""
-    found = points("circlerope(alpha=1)", 4, 7)
-    gaps = (found[:, :, None] - found[:, None]).norm(dim=0) + torch.eye(28)
+    result = points("circlerope(alpha=1)", 4, 7)
+    gaps = (result[:, :, None] - result[:, None]).norm(dim=0) + torch.eye(28)
     assert gaps.min() < 1e-9
     mixed = points("circlerope(alpha=0.5)", 4, 7)
     assert ((mixed[:, :, None] - mixed[:, None]).norm(dim=0) + torch.eye(28)).min() > 1e-3
@@ -67,17 +67,17 @@ def test_directions_alone_put_patches_on_one_point():
 
 def test_directions_by_hand():
     """Of 2 x 2 patches: -135, -45, 135 and 45 degrees, stretched to 0, 120, 360 and 240."""
-    found = points("circlerope(alpha=1,radius=6)", 2, 2)
-    cosines = found[:, :1].T @ found / 36
+    result = points("circlerope(alpha=1,radius=6)", 2, 2)
+    cosines = result[:, :1].T @ result / 36
     torch.testing.assert_close(cosines[0], torch.tensor([1, -0.5, 1, -0.5], dtype=torch.float64))
-    assert found[0, 1] > 0 > found[0, 3]
+    assert result[0, 1] > 0 > result[0, 3]
 
 
 def test_directions_from_the_first_patch():
     """Of 2 x 2 patches: 0 (of the patch itself), 0, 90 and 45 degrees, stretched to 0, 0, 360 and 180."""
-    found = points("circlerope(alpha=1,radius=6,move_to_origin=false)", 2, 2)
+    result = points("circlerope(alpha=1,radius=6,move_to_origin=false)", 2, 2)
     torch.testing.assert_close(
-        (found[:, :1].T @ found / 36)[0], torch.tensor([1, 1, 1, -1], dtype=torch.float64)
+        (result[:, :1].T @ result / 36)[0], torch.tensor([1, 1, 1, -1], dtype=torch.float64)
     )
 
 
@@ -85,16 +85,16 @@ def test_directions_from_the_first_patch():
 @cases("origin", ["true", "false"])
 def test_the_grid_itself_laid_flat_keeps_its_distances(size, origin):
     h, w = size
-    found = points(f"circlerope(blend=1,move_to_origin={origin})", h, w)
-    torch.testing.assert_close(found.sum(0), torch.zeros(h * w).double(), rtol=0, atol=1e-12)
+    result = points(f"circlerope(blend=1,move_to_origin={origin})", h, w)
+    torch.testing.assert_close(result.sum(0), torch.zeros(h * w).double(), rtol=0, atol=1e-12)
     y, x = torch.meshgrid(torch.arange(h).double(), torch.arange(w).double(), indexing="ij")
     flat = torch.stack([y.flatten(), x.flatten()])
-    gaps = [(p[:, :, None] - p[:, None]).norm(dim=0) for p in (found, flat)]
+    gaps = [(p[:, :, None] - p[:, None]).norm(dim=0) for p in (result, flat)]
     torch.testing.assert_close(*gaps)
     if origin == "true":
-        torch.testing.assert_close(found.mean(1), torch.zeros(3).double(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(result.mean(1), torch.zeros(3).double(), rtol=0, atol=1e-12)
     else:
-        torch.testing.assert_close(found[:, 0], torch.zeros(3).double(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(result[:, 0], torch.zeros(3).double(), rtol=0, atol=1e-12)
 
 
 @cases("blend", [0.25, 0.6])
@@ -106,15 +106,15 @@ def test_blends_are_between_the_circle_and_the_grid(blend):
 def test_a_radius_that_grows_with_the_grid():
     """Half the longer side, less half a patch; the whole of it where directions start at the first patch."""
     for h, w in SIZES[1:]:
-        found = points("circlerope(radius=2,relative=true)", h, w)
-        assert distance_to_text(found).max().item() == pytest.approx(max(h, w) - 1)
-        found = points("circlerope(radius=2,relative=true,move_to_origin=false)", h, w)
-        assert distance_to_text(found).max().item() == pytest.approx(2 * (max(h, w) - 1))
+        result = points("circlerope(radius=2,relative=true)", h, w)
+        assert distance_to_text(result).max().item() == pytest.approx(max(h, w) - 1)
+        result = points("circlerope(radius=2,relative=true,move_to_origin=false)", h, w)
+        assert distance_to_text(result).max().item() == pytest.approx(2 * (max(h, w) - 1))
     assert points("circlerope(relative=true)", 1, 1).tolist() == [[0], [0], [0]]
 
 
 @cases("offset", [0, 2.5])
-def test_pictures_lifted_above_the_counter(offset):
+def test_images_lifted_above_the_counter(offset):
     low, lifted = points("circlerope", 4, 7), points(f"circlerope(offset={offset})", 4, 7)
     torch.testing.assert_close(lifted - low, (-low.min() + offset).expand(3, 28))
     assert lifted.min().item() == pytest.approx(offset)
@@ -125,11 +125,13 @@ def test_pictures_lifted_above_the_counter(offset):
 def test_text_goes_on_one_step_after_the_largest_coordinate(options):
     scheme = create_scheme(f"circlerope{options}")
     stream = Stream.of([[Text(4), Image(4, 7), Text(2), Video(2, 3, 3), Text(2)]])
-    found = scheme.coordinates(stream).ids[:, 0]
+    result = scheme.coordinates(stream).ids[:, 0]
     for first, last in ((4, 32), (34, 52)):
-        after = found[:, first:last].max() + 1
-        torch.testing.assert_close(found[:, last : last + 2], (after + torch.arange(2).double()).expand(3, 2))
-    assert found[0, 32].item() % 1 != 0
+        after = result[:, first:last].max() + 1
+        torch.testing.assert_close(
+            result[:, last : last + 2], (after + torch.arange(2).double()).expand(3, 2)
+        )
+    assert result[0, 32].item() % 1 != 0
 
 
 @cases("options", ["radius=10", "radius=3,blend=0.3,offset=0", "alpha=1,relative=true"])
@@ -149,11 +151,11 @@ def test_points_in_the_precision_of_the_authors_code(options):
 
 def test_frames_are_circles_behind_each_other():
     spec = "circlerope(stride=1.5)"
-    found = create_scheme(spec).coordinates(Stream.of([[Text(2), Video(3, 3, 4), Text(1)]]))
-    frames = found.ids[:, 0, 2:38].reshape(3, 3, 12)
+    result = create_scheme(spec).coordinates(Stream.of([[Text(2), Video(3, 3, 4), Text(1)]]))
+    frames = result.ids[:, 0, 2:38].reshape(3, 3, 12)
     for f in range(3):
         torch.testing.assert_close(frames[:, f], points(spec, 3, 4) + 2 + 1.5 * f)
-    assert found.next.item() == pytest.approx(frames.max().item() + 2)
+    assert result.next.item() == pytest.approx(frames.max().item() + 2)
 
 
 @cases("spec", ["circlerope", "circlerope(blend=0.3,relative=true)", "ilrope", "omnirope(text_axes=time)"])
@@ -164,12 +166,12 @@ def test_padding_and_neighbours_do_not_matter(spec):
     for padding in ("left", "right"):
         stream = Stream.of([ROW, OTHER], padding, 70)
         for _ in range(2):
-            found = scheme.coordinates(stream, padding=1)
+            result = scheme.coordinates(stream, padding=1)
             for row in range(2):
                 torch.testing.assert_close(
-                    found.ids[:, row, stream.mask[row]], alone[row], rtol=0, atol=1e-12
+                    result.ids[:, row, stream.mask[row]], alone[row], rtol=0, atol=1e-12
                 )
-            assert (found.ids.movedim(0, -1)[~stream.mask] == 1).all()
+            assert (result.ids.movedim(0, -1)[~stream.mask] == 1).all()
     packed = scheme.coordinates(Stream.of([[ROW, OTHER]])).ids[:, 0]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
 
@@ -205,34 +207,34 @@ def test_text_alone_is_plain_rotary_embedding(name):
 def test_gradients_of_rotated_queries_and_keys(spec, heads):
     """Full tensors against complex numbers in float64; a gradient turns back by the angle."""
     scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
-    found = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
+    actual = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     freqs, axis = inverse_frequencies(32, 1e4), scheme.allocation(16)
-    turn = rotation(found.ids, freqs, axis)
-    angle = torch.stack([found.ids[a] * freqs[pair].double() for pair, a in enumerate(axis.tolist())], -1)
+    turn = rotation(actual.ids, freqs, axis)
+    angle = torch.stack([actual.ids[a] * freqs[pair].double() for pair, a in enumerate(axis.tolist())], -1)
     for method, h in zip((turn.query, turn.key), heads, strict=True):
-        x, cotangent = (torch.randn(2, h, found.mask.shape[1], 32, generator=generator) for _ in range(2))
+        x, cotangent = (torch.randn(2, h, actual.mask.shape[1], 32, generator=generator) for _ in range(2))
         x.requires_grad_()
         y = method(x)
         (grad,) = torch.autograd.grad(y, x, cotangent)
         for got, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
             a, b = value.double().chunk(2, -1)
             unit = torch.polar(torch.ones_like(angle), sign * angle)[:, None]
-            wanted = torch.complex(a, b) * unit
+            expected = torch.complex(a, b) * unit
             torch.testing.assert_close(
-                got.double(), torch.cat([wanted.real, wanted.imag], -1), rtol=0, atol=2e-5
+                got.double(), torch.cat([expected.real, expected.imag], -1), rtol=0, atol=2e-5
             )
 
 
 @cases("name", RESET)
-def test_every_picture_has_the_same_rows_and_columns(name):
+def test_every_image_has_the_same_rows_and_columns(name):
     """Wherever it stands; time alone moves on."""
     stream = Stream.of([[Text(3), Image(3, 5), Text(40), Image(3, 5), Text(1)]])
-    found = create_scheme(name).coordinates(stream).ids[:, 0]
+    result = create_scheme(name).coordinates(stream).ids[:, 0]
     y, x = torch.meshgrid(torch.arange(3).double(), torch.arange(5).double(), indexing="ij")
     for first, time in ((3, 3), (58, 48)):
-        assert torch.equal(found[1:, first : first + 15], torch.stack([y.flatten(), x.flatten()]))
-        assert (found[0, first : first + 15] == time).all()
-    assert found[:, 18].tolist() == [8, 8, 8]  # the longest side after the start
+        assert torch.equal(result[1:, first : first + 15], torch.stack([y.flatten(), x.flatten()]))
+        assert (result[0, first : first + 15] == time).all()
+    assert result[:, 18].tolist() == [8, 8, 8]  # the longest side after the start
 
 
 @cases(("name", "plain"), RESET.items())
@@ -255,13 +257,13 @@ def test_axes_take_turns_in_one_and_are_chunks_in_the_other():
 
 @cases("name", RESET)
 def test_text_on_the_axis_of_time_alone(name):
-    found = create_scheme(name, text_axes="time").coordinates(Stream.of([[Text(2), Image(2, 3), Text(2)]]))
-    assert found.ids[:, 0].tolist() == [
+    result = create_scheme(name, text_axes="time").coordinates(Stream.of([[Text(2), Image(2, 3), Text(2)]]))
+    assert result.ids[:, 0].tolist() == [
         [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],
         [0, 0, 0, 0, 0, 1, 1, 1, 0, 0],
         [0, 0, 0, 1, 2, 0, 1, 2, 0, 0],
     ]
-    assert found.decode(2).tolist() == [[[7, 8]], [[0, 0]], [[0, 0]]]
+    assert result.decode(2).tolist() == [[[7, 8]], [[0, 0]], [[0, 0]]]
 
 
 @cases(

@@ -45,7 +45,7 @@ def test_one_start_for_each_group():
     coordinates = create_scheme("group_pe(phi=[10,20])").coordinates(stream, padding=-1)
     assert coordinates.ids[0].tolist() == [[0, 1, 20, 21, 10, 22], [-1, -1, -1, -1, -1, 10]]
     with pytest.raises(
-        UnsupportedCombination, match=r"phi=\[5\] has starts for 1 groups .* but the stream has a group 2"
+        UnsupportedCombination, match=r"phi=\[5\] has starts for 1 group .* but the stream has a group 2"
     ):
         create_scheme("group_pe(phi=[5])").coordinates(stream)
     for phi in (-1, True, (), (0, "a"), float("nan"), None):
@@ -149,7 +149,7 @@ def test_one_after_the_other():
 
 
 def test_wrong_pairs_are_refused():
-    with pytest.raises(InputError, match="Every source needs a target, got 2 sources and 1 targets"):
+    with pytest.raises(InputError, match="Every source needs a target, got 2 sources and 1 target"):
         streamed([[1], [1]], [[1]], **PAIRS)
     with pytest.raises(OptionError, match=r"must be integers of 0 or more, got \[3, -1, 1\]"):
         streamed([[-1]], [[1]], **PAIRS)

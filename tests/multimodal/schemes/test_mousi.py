@@ -1,4 +1,4 @@
-"""MouSi: what a picture costs, and what is lost when all its tokens are at one place."""
+"""MouSi: what an image costs, and what is lost when all its tokens are at one position."""
 
 import pytest
 import torch
@@ -41,12 +41,12 @@ def test_frames_and_tiles():
 def test_text_alone_is_counted():
     stream = Stream.of([[Text(5)], [Text(9)]], padding="left")
     for share in ("all", "row"):
-        found, want = (create_scheme(n).coordinates(stream) for n in (f"mousi(share={share})", "rope1d"))
-        assert torch.equal(found.ids, want.ids)
+        result, want = (create_scheme(n).coordinates(stream) for n in (f"mousi(share={share})", "rope1d"))
+        assert torch.equal(result.ids, want.ids)
 
 
 @cases(("share", "same"), [("all", True), ("row", False)])
-def test_the_order_inside_a_shared_picture_is_lost_without_a_causal_mask(share, same):
+def test_the_order_inside_a_shared_image_is_lost_without_a_causal_mask(share, same):
     stream, scheme = Stream.of([[Text(3), Image(3, 4), Text(2)]]), create_scheme("mousi", share=share)
     turn = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))
     x = torch.randn(3, 1, 2, 17, 8, dtype=torch.float64)

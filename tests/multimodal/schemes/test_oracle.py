@@ -30,35 +30,35 @@ quick = settings(
     phases=[Phase.explicit, Phase.generate],  # streams are small; making them smaller takes minutes
 )
 NAMES = sorted(OPTIONS)
-ROUNDED = {"circlerope", "v2pe"}  # schemes whose coordinates are no fractions of powers of two
+ROUNDED = {"circlerope", "v2pe"}  # schemes whose coordinates are not multiples of powers of two
 
 
-def check(name, found, wanted):
-    assert found.shape == wanted.shape
-    assert found.dtype == torch.float64
+def check(name, actual, expected):
+    assert actual.shape == expected.shape
+    assert actual.dtype == torch.float64
     if name in ROUNDED:
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
     else:
-        assert torch.equal(found, wanted), (found - wanted).abs().max()
+        assert torch.equal(actual, expected), (actual - expected).abs().max()
 
 
 def compare(scheme, stream, rows, start=None, padding=0, **how):
     """Check coordinates, what comes next, and the tokens that are decoded."""
     rule = oracle.rule_for(scheme)
     at = None if start is None else torch.tensor(start, dtype=torch.float64)
-    found = scheme.coordinates(stream, start=at, padding=padding, **how)
-    draws = None if found.draws is None else found.draws.tolist()
+    actual = scheme.coordinates(stream, start=at, padding=padding, **how)
+    draws = None if actual.draws is None else actual.draws.tolist()
     tokens, following = oracle.walk(rule, rows, start, draws)
     assert scheme.axes == rule.axes
-    check(scheme.name, found.ids, oracle.spread(tokens, stream.mask, rule.axes, padding))
-    check(scheme.name, found.next, torch.tensor([float(f) for f in following], dtype=torch.float64))
+    check(scheme.name, actual.ids, oracle.spread(tokens, stream.mask, rule.axes, padding))
+    check(scheme.name, actual.next, torch.tensor([float(f) for f in following], dtype=torch.float64))
     decoded = [[rule.text(f + i * rule.step) for i in range(3)] for f in following]
     every = torch.ones(len(rows), 3, dtype=torch.bool)
-    check(scheme.name, found.decode(3), oracle.spread(decoded, every, rule.axes))
+    check(scheme.name, actual.decode(3), oracle.spread(decoded, every, rule.axes))
     lengths = [len(row) for row in tokens]
-    wanted = [[float(f - n * rule.step)] for f, n in zip(following, lengths, strict=True)]
-    check(scheme.name, found.delta(), torch.tensor(wanted, dtype=torch.float64))
-    return found
+    expected = [[float(f - n * rule.step)] for f, n in zip(following, lengths, strict=True)]
+    check(scheme.name, actual.delta(), torch.tensor(expected, dtype=torch.float64))
+    return actual
 
 
 def as_types(rows):
@@ -80,9 +80,9 @@ def test_by_hand(name, data):
     stream = Stream.of(rows, padding=side)
     start = [data.draw(st.integers(0, 400)) for _ in rows] if data.draw(st.booleans()) else None
     training = data.draw(st.booleans())
-    found = compare(scheme, stream, rows, start, data.draw(st.sampled_from([0, 1, -7.5])), training=training)
+    result = compare(scheme, stream, rows, start, data.draw(st.sampled_from([0, 1, -7.5])), training=training)
     other = Stream.of(rows, side, stream.shape[1] + 3)  # a second call, of another size, with the same draws
-    compare(scheme, other, rows, draws=found.draws)
+    compare(scheme, other, rows, draws=result.draws)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,14 +17,14 @@ MIXED = [[Text(4), Image(3, 4), Text(2), Video(2, 2, 3), Text(1)], [Text(3), Ima
 
 def walk(tokens, labels, ids, members, axes, weights, epsilon):
     """Return merged tokens and positions of one sample, found cluster by cluster."""
-    out, places, held = [], [], len(ids) // axes
+    out, positions, held = [], [], len(ids) // axes
     for cluster in range(max(labels) + 1):
         own = [n for n, label in enumerate(labels) if label == cluster]
         total = sum(weights[n] for n in own) + epsilon
         out.append(sum(weights[n] * tokens[n] for n in own) / total)
         picks = [own[len(own) - 1 - p % len(own)] for p in range(members // held)]
-        places.append([ids[row, n] for row in range(len(ids)) for n in picks])
-    return torch.stack(out), torch.tensor(places, dtype=torch.float64).T
+        positions.append([ids[row, n] for row in range(len(ids)) for n in picks])
+    return torch.stack(out), torch.tensor(positions, dtype=torch.float64).T
 
 
 @cases("epsilon", [0.0, 1e-6, 0.5])
@@ -38,15 +38,17 @@ def test_merging_against_a_walk_over_clusters(members, held, axes, epsilon):
         [torch.cat([torch.randperm(6), torch.randint(6, (24,))])[torch.randperm(30)] for _ in range(2)]
     )
     weights = torch.rand(2, 30, dtype=torch.float64) + 0.1
-    for given in (None, weights):
-        merged = merge_tokens(tokens, labels, ids, members=members, axes=axes, weights=given, epsilon=epsilon)
-        used = torch.ones(2, 30, dtype=torch.float64) if given is None else given
+    for arguments in (None, weights):
+        merged = merge_tokens(
+            tokens, labels, ids, members=members, axes=axes, weights=arguments, epsilon=epsilon
+        )
+        used = torch.ones(2, 30, dtype=torch.float64) if arguments is None else arguments
         for n in range(2):
-            mean, places = walk(
+            mean, positions = walk(
                 tokens[n], labels[n].tolist(), ids[:, n], members, axes, used[n].tolist(), epsilon
             )
             torch.testing.assert_close(merged.tokens[n], mean, rtol=1e-12, atol=1e-12)
-            assert torch.equal(merged.ids[:, n], places)
+            assert torch.equal(merged.ids[:, n], positions)
             total = torch.zeros(6, dtype=torch.float64).index_add_(0, labels[n], used[n])
             torch.testing.assert_close(merged.weight[n], total)
         assert bool(merged.mask.all())
@@ -72,7 +74,7 @@ def test_merging_in_stages_keeps_positions_and_means():
     assert second.weight.tolist() == [[6, 6]]
     for axis in range(
         3
-    ):  # for each place that was kept, the last cluster of the stage before and the one before it
+    ):  # for each position that was stored, the last cluster of the stage before and the one before it
         rows = second.ids[4 * axis : 4 * axis + 4, 0, 1] - 12 * axis
         assert rows.tolist() == [11, 9, 10, 8]
     same = merge_tokens(first.tokens, torch.arange(6)[None] // 3, first.ids, members=2)
@@ -150,11 +152,11 @@ def test_what_is_not_merged_is_as_by_mrope(k, options):
         want = plain.coordinates(stream)
         for bands in ("chunked", "interleaved"):
             scheme = create_scheme("ppe", k=k, bands=bands, axes_in_turn=in_turn, **options)
-            found = scheme.coordinates(stream)
-            assert torch.equal(found.ids, want.ids.repeat_interleave(k, 0))
-            assert torch.equal(found.decode(3), want.decode(3).repeat_interleave(k, 0))
-            turned = [angles(c.ids, freqs, s.allocation(16)) for c, s in ((found, scheme), (want, plain))]
-            assert torch.equal(*turned)
+            result = scheme.coordinates(stream)
+            assert torch.equal(result.ids, want.ids.repeat_interleave(k, 0))
+            assert torch.equal(result.decode(3), want.decode(3).repeat_interleave(k, 0))
+            rotated = [angles(c.ids, freqs, s.allocation(16)) for c, s in ((result, scheme), (want, plain))]
+            assert torch.equal(*rotated)
 
 
 @cases("k", KS)
@@ -198,8 +200,8 @@ def test_a_sequence_is_merged_and_goes_on():
     assert merged.decode(1)[..., 0].tolist() == [[6, 5]] * 6
     turn = rotation(merged.ids, inverse_frequencies(16), scheme.allocation(8))
     q = torch.randn(2, 1, 5, 16)
-    seen = merged.mask[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
-    assert attention(q, q, q, transform=turn, attn_mask=seen).shape == q.shape
+    recorded = merged.mask[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert attention(q, q, q, transform=turn, attn_mask=recorded).shape == q.shape
     with pytest.raises(
         InputError, match=r"needs unmerged tokens, got merged ones. Use merge_tokens to merge them again"
     ):

@@ -1,4 +1,4 @@
-"""PyPE: rings of pictures of any shape, what they cost, and that no side of a picture is favoured."""
+"""PyPE: rings of images of any shape, what they cost, and that no side of an image is favoured."""
 
 import torch
 
@@ -8,8 +8,8 @@ from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 
 def rings(h, w, **options):
     """Return the ring of every token of an image (h, w), and how far the text after it is."""
-    found = create_scheme("pype", **options).coordinates(Stream.of([[Text(7), Image(h, w), Text(1)]]))
-    return (found.ids[0, 0, 7:-1] - 7).view(h, w).long(), int(found.ids[0, 0, -1]) - 7
+    result = create_scheme("pype", **options).coordinates(Stream.of([[Text(7), Image(h, w), Text(1)]]))
+    return (result.ids[0, 0, 7:-1] - 7).view(h, w).long(), int(result.ids[0, 0, -1]) - 7
 
 
 def test_rings_by_hand():
@@ -32,18 +32,18 @@ def test_rings_by_hand():
 @cases("limit", [None, 1, 3, 99])
 @cases(("h", "w"), [(1, 1), (1, 9), (2, 7), (24, 24), (24, 36), (13, 5)])
 def test_a_square_of_symmetries(h, w, limit):
-    found, cost = rings(h, w, rings=limit)
-    for other in (found.flip(0), found.flip(1), rings(w, h, rings=limit)[0].T):
-        assert torch.equal(found, other)
-    assert found.unique().tolist() == list(range(cost))
+    result, cost = rings(h, w, rings=limit)
+    for other in (result.flip(0), result.flip(1), rings(w, h, rings=limit)[0].T):
+        assert torch.equal(result, other)
+    assert result.unique().tolist() == list(range(cost))
     assert cost == min((min(h, w) + 1) // 2, limit or 99)
-    neighbours = torch.cat([found.diff(dim=0).flatten(), found.diff(dim=1).flatten()])
+    neighbours = torch.cat([result.diff(dim=0).flatten(), result.diff(dim=1).flatten()])
     assert set(neighbours.abs().tolist()) <= {0, 1}
 
 
 def test_frames_tiles_and_what_follows():
     stream = Stream.of([[Video(2, 3, 3), Image(1, 2, (1, 2), "last"), Text(1)], [Text(3)]], padding="left")
-    found = create_scheme("pype").coordinates(stream)
+    result = create_scheme("pype").coordinates(stream)
     first = [0] * 4 + [1] + [0] * 4
-    assert found.ids[0, 0].tolist() == [*first, *(2 + r for r in first), 4, 4, 5, 5, 6, 6, 7]
-    assert found.decode(2)[0].tolist() == [[8, 9], [3, 4]]
+    assert result.ids[0, 0].tolist() == [*first, *(2 + r for r in first), 4, 4, 5, 5, 6, 6, 7]
+    assert result.decode(2)[0].tolist() == [[8, 9], [3, 4]]

@@ -22,7 +22,7 @@ def image_ids(image, before=5, **options):
 
 
 def canvas(image):
-    """Return (row, column) of the thumbnail for each token of the whole picture in its place."""
+    """Return (row, column) of the thumbnail for each token of the whole image, at its position."""
     rows, cols = image.tiles
     tiles = image_ids(image)[0][: rows * cols] if image.thumbnail == "last" else image_ids(image)[0][1:]
     whole = tiles.unflatten(0, (rows, cols)).unflatten(-1, (image.h, image.w)).transpose(1, 2)
@@ -52,14 +52,14 @@ def test_the_reference_takes_tiles_in_another_order():
     assert torch.equal(theirs[-1], ours[-1])
 
 
-@cases("place", ["first", "last"])
+@cases("location", ["first", "last"])
 @cases(
     ("h", "w", "tiles"), [(16, 16, (2, 3)), (4, 6, (2, 3)), (3, 5, (4, 2)), (1, 7, (1, 3)), (5, 5, (1, 1))]
 )
-def test_an_image_costs_its_thumbnail(h, w, tiles, place):
-    image = Image(h, w, tiles, place)
+def test_an_image_costs_its_thumbnail(h, w, tiles, location):
+    image = Image(h, w, tiles, location)
     ids, coordinates = image_ids(image)
-    small = ids[-1] if place == "last" else ids[0]
+    small = ids[-1] if location == "last" else ids[0]
     assert small.tolist() == list(range(h * w))
     assert (int(ids.min()), int(ids.max())) == (0, h * w - 1)
     assert coordinates.ids[0, 0, -2:].tolist() == [5 + h * w, 6 + h * w]
@@ -72,10 +72,10 @@ def test_cells_are_hit_equally_often_where_tiles_divide_the_thumbnail(h, w, tile
     assert torch.equal(ids.flatten().bincount(), torch.full((h * w,), tiles[0] * tiles[1]))
 
 
-@cases("place", ["first", "last"])
+@cases("location", ["first", "last"])
 @cases(("h", "w", "tiles"), [(16, 16, (3, 2)), (5, 3, (2, 3)), (2, 7, (5, 1))])
-def test_positions_painted_back_make_one_picture(h, w, tiles, place):
-    rows, cols = canvas(Image(h, w, tiles, place))
+def test_positions_painted_back_make_one_image(h, w, tiles, location):
+    rows, cols = canvas(Image(h, w, tiles, location))
     assert torch.equal(rows, rows[:, :1].expand_as(rows))
     assert torch.equal(cols, cols[:1].expand_as(cols))
     for along, side in ((rows[:, 0], h), (cols[0], w)):
@@ -93,8 +93,8 @@ def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w
     for row in range(down):
         for column in range(across):
             part += 1
-            for number, found in enumerate(ids[part].tolist()):
-                # middles in units of half a token of the full picture, in which thumbnail tokens are 2 * tiles wide
+            for number, result in enumerate(ids[part].tolist()):
+                # middles in units of half a token of the full image, in which thumbnail tokens are 2 * tiles wide
                 y, x = 2 * (row * h + number // w) + 1, 2 * (column * w + number % w) + 1
                 under = [
                     k
@@ -102,19 +102,19 @@ def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w
                     if 2 * down * (k // w) <= y < 2 * down * (k // w + 1)
                     and 2 * across * (k % w) <= x < 2 * across * (k % w + 1)
                 ]
-                assert under == [found]
+                assert under == [result]
 
 
 def test_without_tiles_everything_stands_in_line():
     stream = Stream.of(
         [[Text(2), Image(3, 4), Text(1), Video(2, 2, 3)], [Image(2, 2), Text(4)]], padding="left"
     )
-    found, want = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
-    assert torch.equal(found.ids, want.ids)
-    assert torch.equal(found.next, want.next)
+    result, want = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
+    assert torch.equal(result.ids, want.ids)
+    assert torch.equal(result.next, want.next)
 
 
-def test_media_ids_are_those_of_pictures():
+def test_media_ids_are_those_of_images():
     rows = [[Text(2), Image(2, 3, (1, 2), "last"), Text(1), Image(2, 2)], [Text(3), Image(1, 2), Text(9)]]
     stream = Stream.of(rows, padding="left")
     coordinates = create_scheme("rope_dhr").coordinates(stream)

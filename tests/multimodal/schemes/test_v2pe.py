@@ -53,17 +53,17 @@ def test_worked_example():
     assert ids[-4:].tolist() == [25, 26, 27, 28]
 
 
-def test_a_picture_may_span_the_stride_as_a_whole():
+def test_an_image_may_span_the_stride_as_a_whole():
     stream = Stream.of([[Text(1), Image(2, 3, (2, 2), "first"), Text(1), Video(3, 2, 2), Text(1)]])
-    tile, picture = (line(stream, stride=2, per=per)[0] for per in ("tile", "picture"))
+    tile, image = (line(stream, stride=2, per=per)[0] for per in ("tile", "picture"))
     torch.testing.assert_close(tile[1:31], torch.arange(1, 31).double() / 3, rtol=1e-15, atol=0)
-    torch.testing.assert_close(picture[1:31], torch.arange(1, 31).double() / 15, rtol=1e-15, atol=0)
-    assert (tile[31], picture[31]) == (11, 3)
-    torch.testing.assert_close(picture[32:44], 3 + torch.arange(1, 13).double() / 2, rtol=1e-15, atol=0)
-    assert picture[44] == 10  # each frame spans 2
+    torch.testing.assert_close(image[1:31], torch.arange(1, 31).double() / 15, rtol=1e-15, atol=0)
+    assert (tile[31], image[31]) == (11, 3)
+    torch.testing.assert_close(image[32:44], 3 + torch.arange(1, 13).double() / 2, rtol=1e-15, atol=0)
+    assert image[44] == 10  # each frame spans 2
 
 
-def test_frames_are_alike_whether_text_stands_between_them_or_not():
+def test_frames_are_equally_whether_text_stands_between_them_or_not():
     together, apart = Stream.of([[Video(3, 2, 2)]]), Stream.of([[Video(1, 2, 2)] * 3])
     for per in ("tile", "picture"):
         assert torch.equal(line(together, stride=2, per=per)[0], line(apart, stride=2, per=per)[0])
@@ -152,13 +152,13 @@ def test_the_largest_stride_that_fits():
 def test_scheme_and_text_are_one():
     scheme = create_scheme("v2pe(stride=1/3,per=picture,train_strides=[1,1/2])")
     assert create_scheme(str(scheme)) == scheme
-    given = create_scheme("v2pe", stride=Fraction(1, 3), train_strides=(Fraction(1, 2), 4))
-    assert json.loads(json.dumps(given.options())) == {
+    arguments = create_scheme("v2pe", stride=Fraction(1, 3), train_strides=(Fraction(1, 2), 4))
+    assert json.loads(json.dumps(arguments.options())) == {
         "stride": "1/3",
         "per": "tile",
         "train_strides": ["1/2", 4],
     }
-    assert create_scheme(str(given)) == given
+    assert create_scheme(str(arguments)) == arguments
     bad = "A stride of v2pe must be a number above 0"
     for stride in (0, -1, True, float("nan"), float("inf"), "1/0", "wide", None):
         with pytest.raises(OptionError, match=bad):

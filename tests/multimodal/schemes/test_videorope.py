@@ -20,35 +20,35 @@ def ids(scheme, *rows, **how):
     return create_scheme(scheme).coordinates(Stream.of(rows), **how).ids
 
 
-def rows_of(found, axis, row=0):
-    return found[axis, row].tolist()
+def rows_of(result, axis, row=0):
+    return result[axis, row].tolist()
 
 
 def test_frames_of_videorope_by_hand():
-    """Three text tokens and a marker, then three frames of 3 x 4, two steps apart, then a marker."""
-    found = ids("videorope", [Text(4), Video(3, 3, 4), Text(1)])
-    assert rows_of(found, 0) == [0, 1, 2, 3] + [4] * 12 + [6] * 12 + [8] * 12 + [9]
+    """Three text tokens and a marker, then three frames of 3 x 4 at intervals of two steps, then a marker."""
+    result = ids("videorope", [Text(4), Video(3, 3, 4), Text(1)])
+    assert rows_of(result, 0) == [0, 1, 2, 3] + [4] * 12 + [6] * 12 + [8] * 12 + [9]
     first = [3] * 4 + [4] * 4 + [5] * 4
-    assert rows_of(found, 1)[4:40] == first + [h + 2 for h in first] + [h + 4 for h in first]
-    assert rows_of(found, 2)[4:40] == [3, 4, 5, 6] * 3 + [5, 6, 7, 8] * 3 + [7, 8, 9, 10] * 3
-    assert found[:, 0, -1].tolist() == [9, 9, 9]
+    assert rows_of(result, 1)[4:40] == first + [h + 2 for h in first] + [h + 4 for h in first]
+    assert rows_of(result, 2)[4:40] == [3, 4, 5, 6] * 3 + [5, 6, 7, 8] * 3 + [7, 8, 9, 10] * 3
+    assert result[:, 0, -1].tolist() == [9, 9, 9]
 
 
 def test_frames_of_hope_by_hand():
     """A marker, five frames of 2 x 3 at three quarters of a step, a marker."""
-    found = ids("hope_vlm(scale=0.75)", [Text(1), Video(5, 2, 3), Text(1)])
-    assert rows_of(found, 0) == [0] + [1 + 0.75 * f for f in range(5) for _ in range(6)] + [5]
-    assert rows_of(found, 1)[1:13] == [1, 1, 1, 2, 2, 2, 1.75, 1.75, 1.75, 2.75, 2.75, 2.75]
-    assert rows_of(found, 2)[1:13] == [0, 1, 2, 0, 1, 2, 0.75, 1.75, 2.75, 0.75, 1.75, 2.75]
+    result = ids("hope_vlm(scale=0.75)", [Text(1), Video(5, 2, 3), Text(1)])
+    assert rows_of(result, 0) == [0] + [1 + 0.75 * f for f in range(5) for _ in range(6)] + [5]
+    assert rows_of(result, 1)[1:13] == [1, 1, 1, 2, 2, 2, 1.75, 1.75, 1.75, 2.75, 2.75, 2.75]
+    assert rows_of(result, 2)[1:13] == [0, 1, 2, 0, 1, 2, 0.75, 1.75, 2.75, 0.75, 1.75, 2.75]
 
 
 def test_tokens_of_tad_rope_by_hand():
-    found = create_scheme("tad_rope").coordinates(
+    result = create_scheme("tad_rope").coordinates(
         Stream.of([[Text(2), Video(2, 1, 3), Text(2), Image(1, 2), Text(1)]])
     )
-    assert found.ids.tolist() == [[[0, 2, 4, 5, 6, 8, 9, 10, 12, 14, 16, 17, 19]]]
-    assert found.decode(2).tolist() == [[[21, 23]]]
-    assert 2 * 13 + found.delta().item() == 21
+    assert result.ids.tolist() == [[[0, 2, 4, 5, 6, 8, 9, 10, 12, 14, 16, 17, 19]]]
+    assert result.decode(2).tolist() == [[[21, 23]]]
+    assert 2 * 13 + result.delta().item() == 21
 
 
 @cases(
@@ -78,7 +78,7 @@ def test_time_has_the_lowest_frequencies(sections, axes):
         ((2, 0, 0), "tt"),
     ],
 )
-def test_the_layout_of_the_package_is_one_pair_beside(sections, axes):
+def test_the_layout_of_the_package_is_one_pair_alongside(sections, axes):
     options = {"sections": sections, "layout": "package"}
     assert "".join("thw"[a] for a in create_scheme("videorope", **options).allocation(len(axes))) == axes
     still = create_scheme("hope_vlm", **options).allocation(len(axes))
@@ -102,8 +102,8 @@ def test_text_alone_is_plain_rotary_embedding(pairs, layout):
         stream = Stream.of([[Text(200)], [Text(7)]], padding=padding)
         for name in DIAGONAL:
             scheme = create_scheme(name, layout=layout)
-            found = scheme.coordinates(stream, start=torch.tensor([700, 700]))
-            cos, sin = tables(found.ids, freqs, scheme.allocation(pairs))
+            result = scheme.coordinates(stream, start=torch.tensor([700, 700]))
+            cos, sin = tables(result.ids, freqs, scheme.allocation(pairs))
             assert cos.dtype == torch.float32
             moving = scheme.allocation(pairs) != ZERO
             for row, n in ((0, 200), (1, 7)):
@@ -119,8 +119,10 @@ def test_text_alone_is_plain_rotary_embedding(pairs, layout):
 @cases("size", [(1, 1), (3, 5), (5, 3), (7, 1)])
 def test_the_middle_of_odd_frames_is_on_the_diagonal(size, name, centre):
     h, w = size
-    found = create_scheme(name, centre=centre, scale=1.25).coordinates(Stream.of([[Text(9), Video(3, h, w)]]))
-    frames = found.ids[:, 0, 9:].reshape(3, 3, h, w)
+    result = create_scheme(name, centre=centre, scale=1.25).coordinates(
+        Stream.of([[Text(9), Video(3, h, w)]])
+    )
+    frames = result.ids[:, 0, 9:].reshape(3, 3, h, w)
     middle = frames[:, :, h // 2, w // 2]
     assert torch.equal(middle, (9 + 1.25 * torch.arange(3).double()).expand(3, 3))
     mirrored = frames[1:].flip(2, 3)
@@ -139,19 +141,19 @@ def test_the_middle_of_even_frames():
 @cases("centre", ["floor", "exact"])
 def test_an_image_is_the_centred_grid_whatever_the_scale(name, centre):
     row = [Text(2), Image(4, 3), Text(2)]
-    found = [ids(f"{name}(scale={scale},centre={centre})", row) for scale in (0.5, 3)]
-    assert torch.equal(*found)
-    assert torch.equal(found[0], ids(f"{name}(centre={centre})", [Text(2), Video(1, 4, 3), Text(2)]))
+    result = [ids(f"{name}(scale={scale},centre={centre})", row) for scale in (0.5, 3)]
+    assert torch.equal(*result)
+    assert torch.equal(result[0], ids(f"{name}(centre={centre})", [Text(2), Video(1, 4, 3), Text(2)]))
     y, x = torch.meshgrid(torch.arange(4.0), torch.arange(3.0), indexing="ij")
     middle = (1, 1) if centre == "floor" else (1.5, 1)
     grid = torch.stack([torch.zeros(4, 3), y - middle[0], x - middle[1]]).double().flatten(1) + 2
-    assert torch.equal(found[0][:, 0, 2:14], grid)
+    assert torch.equal(result[0][:, 0, 2:14], grid)
 
 
-def test_coordinates_below_zero_are_kept():
-    found = ids("videorope", [Image(5, 7), Text(1)])
-    assert found[:, 0].amin(1).tolist() == [0, -2, -3]
-    assert found[:, 0, -1].tolist() == [1, 1, 1]
+def test_coordinates_below_zero_are_stored():
+    result = ids("videorope", [Image(5, 7), Text(1)])
+    assert result[:, 0].amin(1).tolist() == [0, -2, -3]
+    assert result[:, 0, -1].tolist() == [1, 1, 1]
 
 
 @cases("centre", ["floor", "exact"])
@@ -160,18 +162,18 @@ def test_coordinates_below_zero_are_kept():
 def test_text_goes_on_after_the_time_or_after_everything(size, name, centre):
     for after in ("time", "max"):
         scheme = create_scheme(name, after=after, centre=centre, scale=1.5)
-        found = scheme.coordinates(Stream.of([[Text(3), Video(*size), Text(2)]]))
-        block = found.ids[:, 0, 3:-2]
+        result = scheme.coordinates(Stream.of([[Text(3), Video(*size), Text(2)]]))
+        block = result.ids[:, 0, 3:-2]
         end = block[0].max() if after == "time" else block.max()
-        assert torch.equal(found.ids[:, 0, -2:], (end + torch.tensor([1.0, 2.0])).expand(3, 2))
-    assert (found.ids[:, 0, -2] > block.amax(1)).all()
+        assert torch.equal(result.ids[:, 0, -2:], (end + torch.tensor([1.0, 2.0])).expand(3, 2))
+    assert (result.ids[:, 0, -2] > block.amax(1)).all()
 
 
 def test_seconds_between_frames():
     rows = [[Video(3, 1, 1, seconds=0.25), Text(1), Video(2, 1, 1), Text(1), Image(1, 1)]]
-    found = ids("videorope(tokens_per_second=2,scale=4)", *rows)
-    assert rows_of(found, 0) == [0, 0.5, 1, 2, 3, 7, 8, 9]
-    assert torch.equal(found, ids("hope_vlm(tokens_per_second=2,scale=4)", *rows))
+    result = ids("videorope(tokens_per_second=2,scale=4)", *rows)
+    assert rows_of(result, 0) == [0, 0.5, 1, 2, 3, 7, 8, 9]
+    assert torch.equal(result, ids("hope_vlm(tokens_per_second=2,scale=4)", *rows))
 
 
 @cases("name", [*DIAGONAL, "tad_rope"])
@@ -183,10 +185,10 @@ def test_padding_and_neighbours_do_not_matter(name):
         for length in (None, 200):
             stream = Stream.of([ROW, OTHER], padding, length)
             for _ in range(2):
-                found = scheme.coordinates(stream, padding=-3)
+                result = scheme.coordinates(stream, padding=-3)
                 for row in range(2):
-                    assert torch.equal(found.ids[:, row, stream.mask[row]], alone[row])
-                assert (found.ids.movedim(0, -1)[~stream.mask] == -3).all()
+                    assert torch.equal(result.ids[:, row, stream.mask[row]], alone[row])
+                assert (result.ids.movedim(0, -1)[~stream.mask] == -3).all()
     packed = scheme.coordinates(Stream.of([[ROW, OTHER]])).ids[:, 0]
     assert torch.equal(packed, torch.cat(alone, 1))
 
@@ -211,42 +213,42 @@ def test_decoding_goes_on_where_the_text_ends(spec):
 
 
 def test_hope_does_not_turn_its_last_channels():
-    """Cosine 1 and sine 0 for text and pictures alike; these channels of queries and keys stay to the bit."""
+    """Cosine 1 and sine 0 for text and images equally; these channels of queries and keys stay to the bit."""
     scheme = create_scheme("hope_vlm(sections=[4,6,6],scale=0.75)")
-    found = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
+    result = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     axis, freqs = scheme.allocation(16), inverse_frequencies(32, 1e4)
-    cos, sin = tables(found.ids, freqs, axis)
+    cos, sin = tables(result.ids, freqs, axis)
     assert (cos[..., 12:] == 1).all()
     assert (sin[..., 12:] == 0).all()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, found.ids.shape[-1], 32, generator=generator)
-    turned = rotation(found.ids, freqs, axis).query(x)
+    x = torch.randn(2, 3, result.ids.shape[-1], 32, generator=generator)
+    rotated = rotation(result.ids, freqs, axis).query(x)
     for part in (slice(12, 16), slice(28, 32)):
-        assert torch.equal(turned[..., part], x[..., part])
-    assert ((turned - x).abs().amax((0, 1, 2))[:12] > 0).all()
+        assert torch.equal(rotated[..., part], x[..., part])
+    assert ((rotated - x).abs().amax((0, 1, 2))[:12] > 0).all()
     video = create_scheme("videorope(sections=[4,6,6],scale=0.75)")
     other = tables(video.coordinates(Stream.of([ROW, OTHER], "left")).ids, freqs, video.allocation(16))
     assert torch.equal(cos[..., :12], other[0][..., :12])
     assert torch.equal(sin[..., :12], other[1][..., :12])
 
 
-def scales_of(found):
-    """Return what was drawn for each picture."""
-    return found.draws[Stream.of([ROW, OTHER, ROW]).blocks.visual].tolist()
+def scales_of(result):
+    """Return what was drawn for each image."""
+    return result.draws[Stream.of([ROW, OTHER, ROW]).blocks.visual].tolist()
 
 
-def test_hope_draws_one_scale_for_each_picture_in_order():
+def test_hope_draws_one_scale_for_each_image_in_order():
     scheme, stream = create_scheme("hope_vlm"), Stream.of([ROW, OTHER, ROW])
-    found = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(3))
+    actual = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(3))
     generator = torch.Generator().manual_seed(3)
-    wanted = torch.tensor(scheme.train_scales)[torch.randint(5, (6,), generator=generator)]
-    assert scales_of(found) == wanted.tolist()
-    assert len(set(wanted.tolist())) > 1
+    expected = torch.tensor(scheme.train_scales)[torch.randint(5, (6,), generator=generator)]
+    assert scales_of(actual) == expected.tolist()
+    assert len(set(expected.tolist())) > 1
     more = Stream.of([[Text(1), *ROW, Text(9)], OTHER, ROW], "left")  # text and padding draw nothing
     again = scheme.coordinates(more, training=True, generator=torch.Generator().manual_seed(3))
-    assert again.draws[more.blocks.visual].tolist() == wanted.tolist()
-    for row, scale in ((0, wanted[1]), (2, wanted[5])):
-        times = found.ids[0, row, 20:56].reshape(3, 12)
+    assert again.draws[more.blocks.visual].tolist() == expected.tolist()
+    for row, scale in ((0, expected[1]), (2, expected[5])):
+        times = actual.ids[0, row, 20:56].reshape(3, 12)
         assert torch.equal(times, (6 + scale.double() * torch.arange(3))[:, None].expand(3, 12))
 
 
@@ -263,10 +265,10 @@ def test_hope_draws_from_the_generator_that_is_passed_and_from_no_other():
 
 def test_hope_repeats_what_was_drawn():
     scheme, stream = create_scheme("hope_vlm(train_scales=[0.5,1.5])"), Stream.of([ROW, OTHER, ROW])
-    found = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(1))
-    again = scheme.coordinates(stream, training=True, draws=found.draws)
-    assert torch.equal(found.ids, again.ids)
-    assert torch.equal(found.next, again.next)
+    result = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(1))
+    again = scheme.coordinates(stream, training=True, draws=result.draws)
+    assert torch.equal(result.ids, again.ids)
+    assert torch.equal(result.next, again.next)
     with pytest.raises(ShapeError, match="one value for each of 14 blocks, got \\(6,\\)"):
         scheme.coordinates(stream, draws=torch.ones(6))
 
@@ -274,8 +276,8 @@ def test_hope_repeats_what_was_drawn():
 @cases("name", [*DIAGONAL, "tad_rope"])
 def test_nothing_is_drawn_where_nothing_is_random(name):
     scheme, stream, before = create_scheme(name), Stream.of([ROW, OTHER]), torch.get_rng_state()
-    found = scheme.coordinates(stream, training=name != "hope_vlm")
-    assert found.draws is None
+    result = scheme.coordinates(stream, training=name != "hope_vlm")
+    assert result.draws is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -294,24 +296,24 @@ def test_the_scale_changes_videos_only():
 def test_gradients_of_rotated_queries_and_keys(spec, heads, layout):
     """Full tensors against complex numbers in float64; a gradient turns back by the angle."""
     scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
-    found = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
+    actual = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     freqs, axis = inverse_frequencies(16, 1e4), scheme.allocation(8)
-    turn = rotation(found.ids, freqs, axis, layout=layout)
-    angle = torch.zeros(*found.mask.shape, 8, dtype=torch.float64)
+    turn = rotation(actual.ids, freqs, axis, layout=layout)
+    angle = torch.zeros(*actual.mask.shape, 8, dtype=torch.float64)
     for pair, a in enumerate(axis.tolist()):
         if a != ZERO:
-            angle[..., pair] = found.ids[a] * freqs[pair].double()
+            angle[..., pair] = actual.ids[a] * freqs[pair].double()
     for method, h in zip((turn.query, turn.key), heads, strict=True):
-        x, cotangent = (torch.randn(2, h, found.mask.shape[1], 16, generator=generator) for _ in range(2))
+        x, cotangent = (torch.randn(2, h, actual.mask.shape[1], 16, generator=generator) for _ in range(2))
         x.requires_grad_()
         y = method(x)
         (grad,) = torch.autograd.grad(y, x, cotangent)
         for got, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
-            wanted = turned(value.double(), sign * angle[:, None], layout)
-            torch.testing.assert_close(got.double(), wanted, rtol=0, atol=2e-5)
+            expected = rotated(value.double(), sign * angle[:, None], layout)
+            torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-5)
 
 
-def turned(x, angle, layout):
+def rotated(x, angle, layout):
     """Rotate by complex multiplication."""
     shape = (2, 8) if layout == "half" else (8, 2)
     parts = x.unflatten(-1, shape)
@@ -329,8 +331,8 @@ def test_scores_depend_on_distances_only():
     q, k = (torch.randn(1, 1, 60, 32, dtype=torch.float64, generator=generator) for _ in range(2))
     scores = []
     for start in (0, 1000):
-        found = scheme.coordinates(Stream.of([ROW]), start=torch.tensor([start]))
-        turn = rotation(found.ids, freqs, axis)
+        result = scheme.coordinates(Stream.of([ROW]), start=torch.tensor([start]))
+        turn = rotation(result.ids, freqs, axis)
         scores.append(turn.query(q) @ turn.key(k).mT)
     torch.testing.assert_close(*scores, rtol=0, atol=math.sqrt(32) * 2e-3)  # tables are in float32
 

@@ -29,7 +29,7 @@ def test_worked_example():
 
 
 @cases(("t", "h", "w"), [(1, 3, 5), (3, 4, 2), (2, 1, 6), (1, 1, 1), (2, 5, 5)])
-def test_mirrored_pictures_exchange_axes(t, h, w):
+def test_mirrored_images_exchange_axes(t, h, w):
     ids = ids_of(Video(t, h, w))[0].unflatten(-1, (t, h, w))
     assert torch.equal(ids.flip(-1), ids[[1, 0, 3, 2]])
     assert torch.equal(ids.flip(-2), ids[[2, 3, 0, 1]])
@@ -64,11 +64,11 @@ def test_frames_may_be_closer():
 @cases("pairs", [4, 7, 16, 33])
 def test_text_turns_as_by_one_position(pairs):
     stream, freqs = Stream.of([[Text(50)], [Text(9)]], padding="left"), inverse_frequencies(2 * pairs, 1e6)
-    found, want = (
+    result, want = (
         angles(s.coordinates(stream).ids, freqs, s.allocation(pairs))
         for s in (create_scheme("vrope"), create_scheme("rope1d"))
     )
-    assert torch.equal(found, want)
+    assert torch.equal(result, want)
 
 
 def test_pairs_take_the_axes_in_turn():

@@ -36,7 +36,7 @@ def axis_of_channel(channel, sections, layout):
     raise AssertionError(channel)
 
 
-def turned(x, ids, sections, layout, theta=10000.0):
+def rotated(x, ids, sections, layout, theta=10000.0):
     """Return queries (b, h, s, d) rotated channel by channel in Python floats."""
     out, width = torch.zeros_like(x), x.shape[-1]
     for b, h, s in torch.cartesian_prod(*(torch.arange(n) for n in x.shape[:3])).tolist():
@@ -57,26 +57,26 @@ def test_rotation_is_that_of_the_formula(sections, layout):
     ids = scheme.coordinates(stream).ids
     q, k = (torch.randn(2, h, stream.shape[1], 16, dtype=torch.float64) for h in (2, 1))
     turn = rotation(ids, inverse_frequencies(16), scheme.allocation(8))
-    torch.testing.assert_close(turn.query(q), turned(q, ids, sections, layout), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(turn.key(k), turned(k, ids, sections, layout), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(turn.query(q), rotated(q, ids, sections, layout), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(turn.key(k), rotated(k, ids, sections, layout), rtol=1e-6, atol=1e-6)
 
 
 def test_coordinates_of_an_example():
     rows = [[Text(2), Image(1, 3), Text(1), Image(2, 2)], [Text(1), Video(2, 1, 1)]]
-    found = create_scheme("xdrope").coordinates(Stream.of(rows)).ids
-    assert found[:, 0].tolist() == [
+    result = create_scheme("xdrope").coordinates(Stream.of(rows)).ids
+    assert result[:, 0].tolist() == [
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
         [0, 1, 0, 1, 2, 5, 0, 1, 0, 1],
         [0, 1, 0, 0, 0, 5, 0, 0, 1, 1],
         [0, 1, 0, 0, 0, 5, 1, 1, 1, 1],
     ]
-    assert found[3, 1, :3].tolist() == [0, 0, 1]
+    assert result[3, 1, :3].tolist() == [0, 0, 1]
     counted = create_scheme("xdrope(image_index=batch)").coordinates(Stream.of(rows))
     assert counted.ids[3, 1, :3].tolist() == [0, 2, 3]
     assert counted.next.tolist() == [10, 3]
     assert counted.delta("max").tolist() == [[0], [1]]  # the image index 3 is above the third token
     three = create_scheme("xdrope(sections=[2,3,3])").coordinates(Stream.of(rows)).ids
-    assert torch.equal(three, found[1:])
+    assert torch.equal(three, result[1:])
 
 
 @cases("align", ["start", "end"])
@@ -150,7 +150,7 @@ def test_images_of_a_processor():
         (
             [0, 1, 1, 0],
             [[1, 2, 4]],
-            r"Sample 0, token 1 .*: 2 adjacent .* 1 rows of 3 tokens .* 3 in total, or 5",
+            r"Sample 0, token 1 .*: 2 adjacent .* 1 row of 3 tokens .* 3 in total, or 5",
         ),
         ([0, 1, 1, 0], [], "2 adjacent image placeholders exceed the image grids"),
         ([0, 1, 1, 1], [[2, 2, 4]], r"must have one frame, and at least 2 rows and columns, got \[2, 2, 4\]"),
@@ -220,10 +220,10 @@ def test_coordinates_and_tables_are_those_of_transformers(sections):
             types, grids, mask = random_batch(generator, merge)
             theirs, deltas = model.get_rope_index(types, types, grids if len(grids) else None, mask)
             changed, images = newline_images(types, grids, merge=merge, mask=mask)
-            found = scheme.coordinates(Stream.from_ids(changed, images, mask=mask))
-            assert torch.equal(found.ids, theirs.double())
-            assert torch.equal(found.delta("max"), deltas.double())
+            result = scheme.coordinates(Stream.from_ids(changed, images, mask=mask))
+            assert torch.equal(result.ids, theirs.double())
+            assert torch.equal(result.delta("max"), deltas.double())
             cos, sin = rotary(torch.zeros(1), theirs)
-            angle = angles(found.ids, frequencies, scheme.allocation(8))
+            angle = angles(result.ids, frequencies, scheme.allocation(8))
             torch.testing.assert_close(angle.cos(), cos, rtol=0, atol=0)
             torch.testing.assert_close(angle.sin(), sin, rtol=0, atol=0)

@@ -30,7 +30,7 @@ quick = settings(
 NAMES = sorted(OPTIONS)
 
 
-def picture(mask):
+def image(mask):
     """Return a mask (s, s) as lines of ``x`` and ``.``."""
     return ["".join("x" if m else "." for m in row) for row in mask.tolist()]
 
@@ -39,18 +39,18 @@ def test_packed_samples_do_not_see_each_other():
     mask = Stream.of([[[Text(2)], [Image(1, 2), Text(1)]]], "left", 6).attention_mask()
     assert mask.shape == (1, 1, 6, 6)
     assert mask.dtype == torch.bool
-    assert picture(mask[0, 0]) == ["......", ".x....", ".xx...", "...x..", "...xx.", "...xxx"]
+    assert image(mask[0, 0]) == ["......", ".x....", ".xx...", "...x..", "...xx.", "...xxx"]
 
 
 def test_shared_runs_see_what_came_before_and_themselves():
     mask = Stream.of([[Text(1), Text(2, shared=True), Text(1, shared=True), Text(1)]]).attention_mask()
-    assert picture(mask[0, 0]) == ["x....", "xx...", "xxx..", "x..x.", "x...x"]
+    assert image(mask[0, 0]) == ["x....", "xx...", "xxx..", "x..x.", "x...x"]
 
 
-def test_a_shared_run_after_a_picture_and_inside_a_packed_row():
+def test_a_shared_run_after_an_image_and_inside_a_packed_row():
     rows = [[[Text(1), Text(1, shared=True)], [Image(1, 2), Text(1, shared=True), Text(1, shared=True)]]]
     mask = Stream.of(rows).attention_mask()
-    assert picture(mask[0, 0]) == ["x.....", "xx....", "..x...", "..xx..", "..xxx.", "..xx.x"]
+    assert image(mask[0, 0]) == ["x.....", "xx....", "..x...", "..xx..", "..xxx.", "..xx.x"]
 
 
 @settings(quick, max_examples=15)
@@ -58,7 +58,7 @@ def test_a_shared_run_after_a_picture_and_inside_a_packed_row():
 def test_attention_mask_pair_by_pair(data):
     rows = data.draw(batches((*EVERY, shared), largest=3))
     stream = Stream.of(rows, data.draw(st.sampled_from(["left", "right"])))
-    assert torch.equal(stream.attention_mask(), oracle.seen(rows, stream.mask))
+    assert torch.equal(stream.attention_mask(), oracle.visible(rows, stream.mask))
 
 
 @settings(quick, max_examples=15)
@@ -67,7 +67,7 @@ def test_attention_mask_with_padding_inside(data):
     rows = [[joined(d) for d in row] if is_packed(row) else joined(row) for row in data.draw(batches(EVERY))]
     mask = data.draw(masks(rows))
     stream = Stream.from_ids(**ids_of(rows, mask, as_tensors=False))
-    assert torch.equal(stream.attention_mask(), oracle.seen(rows, mask))
+    assert torch.equal(stream.attention_mask(), oracle.visible(rows, mask))
 
 
 def pieces_of(ids, mask, rows):
@@ -109,8 +109,10 @@ SAMPLES = [
 ]
 
 
-def attend(q, k, v, turned, mask):
-    return torch.nn.functional.scaled_dot_product_attention(turned.query(q), turned.key(k), v, attn_mask=mask)
+def attend(q, k, v, rotated, mask):
+    return torch.nn.functional.scaled_dot_product_attention(
+        rotated.query(q), rotated.key(k), v, attn_mask=mask
+    )
 
 
 @cases("name", NAMES)
@@ -123,19 +125,19 @@ def test_attention_over_packed_rows_is_that_of_samples_alone(name):
     n = stream.shape[1]
     q, k, v = (torch.randn(1, 4, n, 2 * pairs, dtype=torch.float64, requires_grad=True) for _ in range(3))
     cotangent = torch.randn(1, 4, n, 2 * pairs, dtype=torch.float64)
-    turned = rotation(scheme.coordinates(stream).ids, frequencies, axis)
-    packed = attend(q, k, v, turned, stream.attention_mask())
+    rotated = rotation(scheme.coordinates(stream).ids, frequencies, axis)
+    packed = attend(q, k, v, rotated, stream.attention_mask())
     grads = torch.autograd.grad(packed, (q, k, v), cotangent)
     at = 0
     for sample in SAMPLES:
         own = Stream.of([sample])
         here = slice(at, at + own.shape[1])
         at += own.shape[1]
-        turned = rotation(scheme.coordinates(own).ids, frequencies, axis)
-        given = [x[:, :, here].detach().requires_grad_() for x in (q, k, v)]
-        wanted = attend(*given, turned, own.attention_mask())
-        torch.testing.assert_close(packed[:, :, here], wanted, rtol=0, atol=1e-6)
-        alone = torch.autograd.grad(wanted, given, cotangent[:, :, here])
+        rotated = rotation(scheme.coordinates(own).ids, frequencies, axis)
+        arguments = [x[:, :, here].detach().requires_grad_() for x in (q, k, v)]
+        expected = attend(*arguments, rotated, own.attention_mask())
+        torch.testing.assert_close(packed[:, :, here], expected, rtol=0, atol=1e-6)
+        alone = torch.autograd.grad(expected, arguments, cotangent[:, :, here])
         for a, b in zip(grads, alone, strict=True):
             torch.testing.assert_close(a[:, :, here], b, rtol=0, atol=1e-5)
     assert at == n
@@ -151,19 +153,19 @@ def test_answers_that_share_a_start_do_not_move_each_other():
     outs = []
     for order in ((0, 1), (1, 0)):
         stream = Stream.of([[*question, *(answers[i] for i in order)]])
-        places = [torch.arange(11, 14), torch.arange(14, 19)]
-        moved = torch.cat([torch.arange(11), *(places[i] for i in order)])
-        turned = rotation(scheme.coordinates(stream).ids, frequencies, axis)
+        positions = [torch.arange(11, 14), torch.arange(14, 19)]
+        moved = torch.cat([torch.arange(11), *(positions[i] for i in order)])
+        rotated = rotation(scheme.coordinates(stream).ids, frequencies, axis)
         out = torch.empty_like(x[0])
-        out[:, :, moved] = attend(*x[:, :, :, moved], turned, stream.attention_mask())
+        out[:, :, moved] = attend(*x[:, :, :, moved], rotated, stream.attention_mask())
         outs.append(out)
     torch.testing.assert_close(outs[0], outs[1])
-    for i, places in enumerate((slice(11, 14), slice(14, 19))):
+    for i, positions in enumerate((slice(11, 14), slice(14, 19))):
         alone = Stream.of([[*question, Text(answers[i].tokens)]])
-        here = torch.cat([torch.arange(11), torch.arange(places.start, places.stop)])
-        turned = rotation(scheme.coordinates(alone).ids, frequencies, axis)
-        wanted = attend(*x[:, :, :, here], turned, alone.attention_mask())
-        torch.testing.assert_close(outs[0][:, :, here], wanted)
+        here = torch.cat([torch.arange(11), torch.arange(positions.start, positions.stop)])
+        rotated = rotation(scheme.coordinates(alone).ids, frequencies, axis)
+        expected = attend(*x[:, :, :, here], rotated, alone.attention_mask())
+        torch.testing.assert_close(outs[0][:, :, here], expected)
 
 
 def test_what_follows_a_shared_run_starts_where_it_starts():

@@ -19,54 +19,54 @@ def coordinates(name, *segments, **options):
 
 @cases("name", SCHEMES)
 def test_members_are_where_they_would_be_alone(name):
-    found = coordinates(name, Text(3), Parallel(PICTURES), Text(2))
-    alone = [coordinates(name, Text(3), picture) for picture in PICTURES]
-    parts = found.ids[0:, 0].split([3, 15, 8, 3, 2], 1)
+    result = coordinates(name, Text(3), Parallel(PICTURES), Text(2))
+    alone = [coordinates(name, Text(3), image) for image in PICTURES]
+    parts = result.ids[0:, 0].split([3, 15, 8, 3, 2], 1)
     for part, one in zip(parts[1:4], alone, strict=True):
         torch.testing.assert_close(part, one.ids[:, 0, 3:], rtol=0, atol=1e-9)
     assert coordinates(name, Text(3), Parallel(PICTURES)).next == max(one.next for one in alone)
     torch.testing.assert_close(
-        found.ids[:, :, -1:], coordinates(name, Text(3), Parallel(PICTURES), Text(1)).decode(1)
+        result.ids[:, :, -1:], coordinates(name, Text(3), Parallel(PICTURES), Text(1)).decode(1)
     )
 
 
 @cases("name", ["rope1d", "mrope_i", "v2pe"])
 def test_members_that_end_together_leave_room_for_all(name):
-    found = coordinates(name, Text(3), Parallel(PICTURES, see="all", align="end"), Text(2))
-    costs = [float(coordinates(name, picture).next) for picture in PICTURES]
+    result = coordinates(name, Text(3), Parallel(PICTURES, see="all", align="end"), Text(2))
+    costs = [float(coordinates(name, image).next) for image in PICTURES]
     assert coordinates(name, Text(3), Parallel(PICTURES, align="end")).next == 3 + sum(costs)
-    for part, picture, cost in zip(
-        found.ids[:, 0].split([3, 15, 8, 3, 2], 1)[1:4], PICTURES, costs, strict=True
+    for part, image, cost in zip(
+        result.ids[:, 0].split([3, 15, 8, 3, 2], 1)[1:4], PICTURES, costs, strict=True
     ):
         start = 3 + sum(costs) - cost
-        torch.testing.assert_close(part, coordinates(name, picture, start=torch.tensor([start])).ids[:, 0])
-    assert found.extent is not None
-    assert found.extent[0].tolist() == [0] * 3 + [costs[0]] * 15 + [costs[1]] * 8 + [costs[2]] * 3 + [0] * 2
+        torch.testing.assert_close(part, coordinates(name, image, start=torch.tensor([start])).ids[:, 0])
+    assert result.extent is not None
+    assert result.extent[0].tolist() == [0] * 3 + [costs[0]] * 15 + [costs[1]] * 8 + [costs[2]] * 3 + [0] * 2
 
 
-def seen(*segments, padding="right", length=None):
+def visible(*segments, padding="right", length=None):
     return Stream.of([list(segments)], padding, length).attention_mask()[0, 0]
 
 
 def test_sources_see_themselves_the_target_them_and_the_query_all():
-    mask = seen(Text(2), Parallel([Text(2), [Text(1), Image(1, 2)]], target=Text(2)), Text(1))
+    mask = visible(Text(2), Parallel([Text(2), [Text(1), Image(1, 2)]], target=Text(2)), Text(1))
     causal = torch.ones(10, 10, dtype=torch.bool).tril()
-    wanted = torch.zeros(10, 10, dtype=torch.bool)
+    expected = torch.zeros(10, 10, dtype=torch.bool)
     for rows, columns in ((slice(0, 2), slice(0, 2)), (slice(2, 4), slice(2, 4)), (slice(4, 7), slice(4, 7)),
                           (slice(7, 9), slice(2, 9)), (slice(9, 10), slice(0, 10))):  # fmt: skip
-        wanted[rows, columns] = True
-    assert torch.equal(mask, wanted & causal)
+        expected[rows, columns] = True
+    assert torch.equal(mask, expected & causal)
 
 
 def test_members_that_see_all_see_each_other_in_both_directions():
-    mask = seen(Text(2), Parallel([Text(2), Text(3)], see="all"), Text(1))
-    wanted = torch.ones(8, 8, dtype=torch.bool).tril()
-    wanted[2:4, 4:7] = True
-    assert torch.equal(mask, wanted)
+    mask = visible(Text(2), Parallel([Text(2), Text(3)], see="all"), Text(1))
+    expected = torch.ones(8, 8, dtype=torch.bool).tril()
+    expected[2:4, 4:7] = True
+    assert torch.equal(mask, expected)
 
 
 def test_without_sets_the_mask_is_as_before():
-    assert torch.equal(seen(Text(2), Image(2, 2)), torch.ones(6, 6, dtype=torch.bool).tril())
+    assert torch.equal(visible(Text(2), Image(2, 2)), torch.ones(6, 6, dtype=torch.bool).tril())
     assert Stream.of([[Text(3)]]).blocks.parallel is None
 
 
@@ -77,13 +77,13 @@ def test_rows_padded_and_packed_are_those_of_each_alone(name, padding):
     two = [Parallel([Image(3, 2), Text(1), Image(1, 4)]), Text(3)]
     three = [Text(4)]
     stream = Stream.of([[one, two], two, three], padding)
-    found, mask = create_scheme(name).coordinates(stream), stream.attention_mask()
+    actual, mask = create_scheme(name).coordinates(stream), stream.attention_mask()
     singles = [Stream.of([row]) for row in (one, two, three)]
     for row, parts in ((0, (0, 1)), (1, (1,)), (2, (2,))):
         valid = stream.mask[row]
-        wanted = [create_scheme(name).coordinates(singles[p]) for p in parts]
-        assert torch.equal(found.ids[:, row, valid], torch.cat([w.ids[:, 0] for w in wanted], 1))
-        assert found.next[row] == wanted[-1].next
+        expected = [create_scheme(name).coordinates(singles[p]) for p in parts]
+        assert torch.equal(actual.ids[:, row, valid], torch.cat([w.ids[:, 0] for w in expected], 1))
+        assert actual.next[row] == expected[-1].next
         blocks = torch.block_diag(*(singles[p].attention_mask()[0, 0].float() for p in parts)).bool()
         assert torch.equal(mask[row, 0][valid][:, valid], blocks)
         assert not mask[row, 0][~valid].any()
@@ -114,9 +114,9 @@ def test_streams_by_hand_and_from_ids_agree():
         types, [Image(2, 2), Image(1, 2)], mask=mask, members=members, see="all", align="end"
     )
     assert torch.equal(hand.attention_mask(), ids.attention_mask())
-    found = [create_scheme("mrope").coordinates(s) for s in (hand, ids)]
-    assert torch.equal(found[0].ids, found[1].ids)
-    assert torch.equal(found[0].next, found[1].next)
+    result = [create_scheme("mrope").coordinates(s) for s in (hand, ids)]
+    assert torch.equal(result[0].ids, result[1].ids)
+    assert torch.equal(result[0].next, result[1].next)
 
 
 def test_decoding_goes_on_as_the_prompt_would():

@@ -1,4 +1,4 @@
-"""Text that names cells of pictures, and the ids of two tasks."""
+"""Text that names cells of images, and the ids of two tasks."""
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def test_text_has_the_coordinates_of_the_cells_that_it_names(name):
     segments = [Text(2), Image(3, 4), Text(1), Text(3, cells=cells, of=0), Text(2)]
     plain = [*segments[:3], Text(3), Text(2)]
     for padding, shift in (("left", 5), ("right", 0)):
-        found, counted = (
+        result, counted = (
             ids_of(name, row, [Text(25)], padding=padding)[:, 0, shift:] for row in (segments, plain)
         )
         for k, (row, column) in enumerate(cells):
-            assert torch.equal(found[:, 15 + k], found[:, 2 + 4 * row + column])
+            assert torch.equal(result[:, 15 + k], result[:, 2 + 4 * row + column])
         others = torch.tensor([*range(15), 18, 19])  # what comes before and after is where it would be
-        assert torch.equal(found[:, others], counted[:, others])
+        assert torch.equal(result[:, others], counted[:, others])
     here, there = (create_scheme(name).coordinates(Stream.of([row])) for row in (segments, plain))
     assert torch.equal(here.next, there.next)
 
@@ -42,10 +42,10 @@ def test_logits_between_coupled_tokens_and_their_cells_are_those_of_offset_0(nam
     scheme = create_scheme(name)
     turn = rotation(ids_of(name, segments), inverse_frequencies(32), scheme.allocation(16, 2))
     q, k = torch.randn(2, 1, 2, 21, 32, dtype=torch.float64)
-    turned, plain = turn.query(q) @ turn.key(k).mT, q @ k.mT
+    rotated, plain = turn.query(q) @ turn.key(k).mT, q @ k.mT
     for token, cell in ((17, 5 + 1), (18, 5 + 11), (19, 5 + 4)):
-        torch.testing.assert_close(turned[..., token, cell], plain[..., token, cell], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(turned[..., cell, token], plain[..., cell, token], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(rotated[..., token, cell], plain[..., token, cell], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(rotated[..., cell, token], plain[..., cell, token], rtol=1e-6, atol=1e-6)
 
 
 def test_a_box_is_its_middle():
@@ -56,12 +56,12 @@ def test_a_box_is_its_middle():
     assert ids_of("rope1d", [Image(3, 4), Text(4, cells=boxes)])[0, 0, 12:].tolist() == [5, 3, 2.5, 6.5]
 
 
-def test_one_cell_for_all_tokens_and_several_pictures():
+def test_one_cell_for_all_tokens_and_several_images():
     first, second = Image(2, 2), Image(2, 3)
     for of in (1, second):
         ids = ids_of("mrope", [first, second, Text(2, cells=[(1, 2)], of=of)])
         assert ids[:, 0, 10:].tolist() == [[2, 2], [3, 3], [4, 4]]
-    # each packed sample has pictures of its own, and text may come before its picture
+    # each packed sample has images of its own, and text may come before its image
     packed = [[Image(1, 1), Text(1)], [Text(1, cells=[(0, 1)]), Image(1, 2)]]
     assert ids_of("mrope", packed)[:, 0, 2].tolist() == [1, 1, 2]
     twice = Image(2, 2)
@@ -132,16 +132,16 @@ WRONG = {
 
 @cases(("message", "kind"), WRONG)
 def test_what_is_refused(message, kind):
-    pictures, options = WRONG[message, kind]
+    images, options = WRONG[message, kind]
     with pytest.raises(kind, match=message):
-        Stream.of([[*pictures, Text(3, **options)]])
+        Stream.of([[*images, Text(3, **options)]])
 
 
 def test_on_the_command_line():
     text = "image:2x3 text:2#1. text:3@1,2 image:4x4 text:1@0,0,3,3of1"
-    wanted = [Image(2, 3), Text(2, group=1, boundary=True), Text(3, cells=((1, 2),)), Image(4, 4),
+    expected = [Image(2, 3), Text(2, group=1, boundary=True), Text(3, cells=((1, 2),)), Image(4, 4),
               Text(1, cells=((0, 0, 3, 3),), of=1)]  # fmt: skip
-    assert parse_segments(text) == wanted
+    assert parse_segments(text) == expected
     with pytest.raises(
         OptionError, match=r"'text:2@1' of the stream cannot be read\. .* text:2@1,3 names row 1"
     ):

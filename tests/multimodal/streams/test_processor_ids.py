@@ -31,62 +31,62 @@ def test_text_alone():
 
 
 def test_grids_in_patches_are_divided_by_merge():
-    found = Stream.from_ids(types("t" + "i" * 6 + "tt"), grids([1, 6, 9]), merge=3)
-    same(found, Stream.of([[Text(1), Image(2, 3), Text(2)]]))
+    result = Stream.from_ids(types("t" + "i" * 6 + "tt"), grids([1, 6, 9]), merge=3)
+    same(result, Stream.of([[Text(1), Image(2, 3), Text(2)]]))
 
 
 def test_images_next_to_each_other_are_told_apart_by_their_grids():
-    found = Stream.from_ids(types("iiiiiiii"), grids([1, 2, 3], [1, 2, 1]))
-    same(found, Stream.of([[Image(2, 3), Image(2, 1)]]))
-    assert found.blocks.picture.tolist() == [0, 1]
-    assert found.blocks.ends.tolist() == [True, True]
+    result = Stream.from_ids(types("iiiiiiii"), grids([1, 2, 3], [1, 2, 1]))
+    same(result, Stream.of([[Image(2, 3), Image(2, 1)]]))
+    assert result.blocks.picture.tolist() == [0, 1]
+    assert result.blocks.ends.tolist() == [True, True]
 
 
 def test_image_and_video_next_to_each_other():
-    found = Stream.from_ids(
+    result = Stream.from_ids(
         types("vviiiv"), grids([1, 1, 3]), grids([2, 1, 1], [1, 1, 1]), seconds=[0.5, 2.0]
     )
-    same(found, Stream.of([[Video(2, 1, 1, 0.5), Image(1, 3), Video(1, 1, 1, 2.0)]]))
-    assert found.blocks.picture.tolist() == [0, 1, 2]  # in the order of the sequence
+    same(result, Stream.of([[Video(2, 1, 1, 0.5), Image(1, 3), Video(1, 1, 1, 2.0)]]))
+    assert result.blocks.picture.tolist() == [0, 1, 2]  # in the order of the sequence
 
 
 def test_grids_are_used_in_the_order_of_the_rows():
-    found = Stream.from_ids(types("tiitt", "ttttt", "iiiit"), grids([1, 1, 2], [1, 2, 2]))
+    result = Stream.from_ids(types("tiitt", "ttttt", "iiiit"), grids([1, 1, 2], [1, 2, 2]))
     rows = [[Text(1), Image(1, 2), Text(2)], [Text(5)], [Image(2, 2), Text(1)]]
-    same(found, Stream.of(rows))
+    same(result, Stream.of(rows))
 
 
 @cases("side", ["left", "right"])
 def test_padding(side):
     rows = [[Text(2), Image(1, 2), Text(1)], [Image(1, 1), Text(1)]]
     short = "ittvi" if side == "right" else "tviit"  # what padding holds is not read
-    wanted = Stream.of(rows, side)
-    found = Stream.from_ids(types("ttiit", short), grids([1, 1, 2], [1, 1, 1]), mask=wanted.mask.long())
-    same(found, wanted)
+    expected = Stream.of(rows, side)
+    actual = Stream.from_ids(types("ttiit", short), grids([1, 1, 2], [1, 1, 1]), mask=expected.mask.long())
+    same(actual, expected)
 
 
-def test_padding_inside_a_picture_and_between_texts():
+def test_padding_inside_an_image_and_between_texts():
     mask = torch.tensor([[1, 0, 1, 1, 0, 1, 1, 0, 1]])
-    found = Stream.from_ids(types("tttiiiitt"), grids([1, 3, 1]), mask=mask)
-    assert found.blocks.tokens.tolist() == [2, 3, 1]
-    assert torch.equal(found.mask, mask.bool())
-    ids = create_scheme("mrope").coordinates(found, padding=-9).ids
+    result = Stream.from_ids(types("tttiiiitt"), grids([1, 3, 1]), mask=mask)
+    assert result.blocks.tokens.tolist() == [2, 3, 1]
+    assert torch.equal(result.mask, mask.bool())
+    ids = create_scheme("mrope").coordinates(result, padding=-9).ids
     assert ids[1, 0].tolist() == [0, -9, 1, 2, -9, 3, 4, -9, 5]
 
 
 def test_a_row_that_is_all_padding():
     mask = torch.tensor([[0, 0, 0], [1, 1, 1], [0, 0, 0]]).bool()
-    found = Stream.from_ids(types("ttt", "tii", "ivt"), grids([1, 1, 2]), mask=mask)
-    assert found.lengths.tolist() == [0, 3, 0]
-    assert found.blocks.sample.tolist() == [1, 1]
-    coordinates = create_scheme("mrope").coordinates(found, start=torch.tensor([7, 1, 5]))
+    result = Stream.from_ids(types("ttt", "tii", "ivt"), grids([1, 1, 2]), mask=mask)
+    assert result.lengths.tolist() == [0, 3, 0]
+    assert result.blocks.sample.tolist() == [1, 1]
+    coordinates = create_scheme("mrope").coordinates(result, start=torch.tensor([7, 1, 5]))
     assert coordinates.next.tolist() == [7, 4, 5]
 
 
 def test_packed_samples():
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 2]])
-    found = Stream.from_ids(types("tiiiitt"), grids([1, 1, 2], [1, 2, 1]), documents=documents)
-    same(found, Stream.of([[[Text(1), Image(1, 2)], [Image(2, 1), Text(1)], [Text(1)]]]))
+    result = Stream.from_ids(types("tiiiitt"), grids([1, 1, 2], [1, 2, 1]), documents=documents)
+    same(result, Stream.of([[[Text(1), Image(1, 2)], [Image(2, 1), Text(1)], [Text(1)]]]))
 
 
 def test_samples_may_be_counted_from_any_number():
@@ -106,28 +106,28 @@ def test_samples_may_be_counted_from_any_number():
 
 def test_groups_part_texts():
     groups = torch.tensor([[0, 0, 1, 1, 1, 0]])
-    found = Stream.from_ids(types("tttttt"), groups=groups)
-    same(found, Stream.of([[Text(2), Text(3, group=1), Text(1)]]))
+    result = Stream.from_ids(types("tttttt"), groups=groups)
+    same(result, Stream.of([[Text(2), Text(3, group=1), Text(1)]]))
 
 
 def test_segments_instead_of_grids():
     images = [Image(1, 2, (2, 1), "last"), Image(2, 1)]
-    found = Stream.from_ids(types("t" + "i" * 6 + "t", "iivvvvtt"), images, [Video(2, 2, 1, 0.25)], merge=2)
-    same(found, Stream.of([[Text(1), images[0], Text(1)], [images[1], Video(2, 2, 1, 0.25), Text(2)]]))
+    result = Stream.from_ids(types("t" + "i" * 6 + "t", "iivvvvtt"), images, [Video(2, 2, 1, 0.25)], merge=2)
+    same(result, Stream.of([[Text(1), images[0], Text(1)], [images[1], Video(2, 2, 1, 0.25), Text(2)]]))
 
 
-def test_tiles_with_text_between_them_are_one_picture():
-    found = Stream.from_ids(types("iitiit"), [Image(1, 2, (1, 2))])
-    assert found.blocks.picture.tolist() == [0, -1, 0, -1]
-    assert found.blocks.tile[found.blocks.visual].tolist() == [[0, 0, 1, 2], [0, 1, 1, 2]]
+def test_tiles_with_text_between_them_are_one_image():
+    result = Stream.from_ids(types("iitiit"), [Image(1, 2, (1, 2))])
+    assert result.blocks.picture.tolist() == [0, -1, 0, -1]
+    assert result.blocks.tile[result.blocks.visual].tolist() == [[0, 0, 1, 2], [0, 1, 1, 2]]
 
 
 def test_frames_apart():
-    found = Stream.from_ids(
+    result = Stream.from_ids(
         types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2, seconds=torch.tensor([0.5]), separate_frames=True
     )
     frame = Video(1, 1, 2, 0.5)
-    same(found, Stream.of([[Text(1), frame, Text(1), frame, Text(1)]]))
+    same(result, Stream.of([[Text(1), frame, Text(1), frame, Text(1)]]))
     with pytest.raises(InputError, match=r"Sample 0, segment 1: 2 video .* or pass separate_frames=True"):
         Stream.from_ids(types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2)
 
@@ -135,29 +135,31 @@ def test_frames_apart():
 @cases("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
 def test_dtypes_do_not_matter_and_results_are_int64(dtype):
     mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
-    given = (types("tiivvt").to(dtype), grids([1, 2, 4]).to(dtype), grids([2, 2, 2]).to(dtype))
+    arguments = (types("tiivvt").to(dtype), grids([1, 2, 4]).to(dtype), grids([2, 2, 2]).to(dtype))
     more = {"documents": torch.zeros(1, 6, dtype=dtype), "groups": torch.zeros(1, 6, dtype=dtype)}
-    found = Stream.from_ids(*given, mask=mask.to(dtype), merge=2, **more)
-    same(found, Stream.of([[Text(1), Image(1, 2), Video(2, 1, 1)]], length=6))
-    assert {getattr(found.blocks, f).dtype for f in FIELDS[:-1]} == {torch.int64}
-    assert found.blocks.seconds.dtype == torch.float64
-    assert {found.mask.dtype, found.blocks.shared.dtype} == {torch.bool}
-    assert not found.blocks.shared.any()
-    assert create_scheme("mrope").coordinates(found).ids.dtype == torch.float64
+    result = Stream.from_ids(*arguments, mask=mask.to(dtype), merge=2, **more)
+    same(result, Stream.of([[Text(1), Image(1, 2), Video(2, 1, 1)]], length=6))
+    assert {getattr(result.blocks, f).dtype for f in FIELDS[:-1]} == {torch.int64}
+    assert result.blocks.seconds.dtype == torch.float64
+    assert {result.mask.dtype, result.blocks.shared.dtype} == {torch.bool}
+    assert not result.blocks.shared.any()
+    assert create_scheme("mrope").coordinates(result).ids.dtype == torch.float64
 
 
 @pytest.mark.gpu
 def test_stays_on_the_device():
     rows = [[Text(3), Image(2, 3), Video(2, 1, 2, 0.5)], [Text(4)]]
-    wanted = Stream.of(rows)
+    expected = Stream.of(rows)
     clock = torch.tensor([0.5])
     kinds = types("ttt" + "i" * 6 + "vvvv", "t" * 13).cuda()
-    found = Stream.from_ids(kinds, grids([1, 2, 3]), grids([2, 1, 2]), mask=wanted.mask.cuda(), seconds=clock)
-    assert {getattr(found.blocks, f).device.type for f in (*FIELDS, "seconds")} == {"cuda"}
-    assert found.mask.device.type == "cuda"
+    actual = Stream.from_ids(
+        kinds, grids([1, 2, 3]), grids([2, 1, 2]), mask=expected.mask.cuda(), seconds=clock
+    )
+    assert {getattr(actual.blocks, f).device.type for f in (*FIELDS, "seconds")} == {"cuda"}
+    assert actual.mask.device.type == "cuda"
     for name in ("mrope", "vrope", "v2pe", "hope_vlm", "circlerope", "ppe"):
         scheme = create_scheme(name)
-        ours, theirs = scheme.coordinates(found), scheme.coordinates(wanted)
+        ours, theirs = scheme.coordinates(actual), scheme.coordinates(expected)
         assert ours.ids.device.type == ours.next.device.type == "cuda"
         torch.testing.assert_close(ours.ids.cpu(), theirs.ids, rtol=0, atol=1e-9)
         torch.testing.assert_close(ours.decode(2).cpu(), theirs.decode(2), rtol=0, atol=1e-9)
@@ -174,10 +176,10 @@ def test_a_second_call_knows_nothing_of_the_first():
 
 
 def test_arguments_are_not_changed():
-    given = {"types": types("tiit"), "images": grids([1, 2, 4]), "mask": torch.tensor([[1, 1, 1, 0]])}
-    kept = {k: v.clone() for k, v in given.items()}
-    Stream.from_ids(**given, merge=2)
-    assert all(torch.equal(given[k], kept[k]) for k in given)
+    arguments = {"types": types("tiit"), "images": grids([1, 2, 4]), "mask": torch.tensor([[1, 1, 1, 0]])}
+    retained = {k: v.clone() for k, v in arguments.items()}
+    Stream.from_ids(**arguments, merge=2)
+    assert all(torch.equal(arguments[k], retained[k]) for k in arguments)
 
 
 WRONG = {
@@ -212,11 +214,11 @@ def test_placeholders_that_do_not_fit_their_grids(case, kind):
 @cases("others", [False, True])
 def test_placeholders_without_any_grids(kind, others):
     """Also where there are grids of the other kind."""
-    given = {"videos" if kind == "i" else "images": grids([1, 1, 1])} if others else {}
+    arguments = {"videos" if kind == "i" else "images": grids([1, 1, 1])} if others else {}
     row = f"t{kind}{kind}t" + (("v" if kind == "i" else "i") if others else "t")
     name = "image" if kind == "i" else "video"
     with pytest.raises(InputError, match=f"Sample 0, segment 1: 2 {name} placeholders exceed"):
-        Stream.from_ids(types(row), **given)
+        Stream.from_ids(types(row), **arguments)
 
 
 def test_the_right_sample_is_named():
@@ -228,7 +230,7 @@ def test_the_right_sample_is_named():
         Stream.from_ids(types("tiit", "iitt"), grids([1, 1, 2], [1, 1, 3]))
 
 
-def test_a_picture_across_samples_is_an_error():
+def test_an_image_across_samples_is_an_error():
     with pytest.raises(InputError, match="Sample 0, segment 0: 1 image"):
         Stream.from_ids(types("ii"), grids([1, 1, 2]), documents=torch.tensor([[0, 1]]))
     with pytest.raises(InputError, match="Sample 0, segment 1: 1 image"):
@@ -251,16 +253,16 @@ SHAPES = {
     ),
     "seconds": (
         {"videos": grids([1, 1, 2]), "seconds": [1.0, 2.0]},
-        r"one value for each of 1 videos, got \(2,\)",
+        r"one value for each of 1 video, got \(2,\)",
     ),
 }
 
 
 @cases("case", SHAPES)
 def test_wrong_shapes(case):
-    given, message = SHAPES[case]
+    arguments, message = SHAPES[case]
     with pytest.raises(ShapeError, match=message):
-        Stream.from_ids(**{"types": types("tvvt"), **given})
+        Stream.from_ids(**{"types": types("tvvt"), **arguments})
 
 
 VALUES = {
@@ -286,7 +288,7 @@ VALUES = {
     "seconds of no video": (
         {"videos": None, "seconds": [1.0]}, OptionError, "seconds has no effect with a list of videos"
     ),
-    "frames of a Video apart": (
+    "separate frames of a Video": (
         {"videos": [Video(2, 1, 1)], "separate_frames": True}, OptionError, "Pass a Video with t=1 for each frame",
     ),
     "a video among images": ({"images": [Video(1, 1, 2)]}, InputError, r"or a Image for each, got Video\("),
@@ -296,15 +298,15 @@ VALUES = {
 
 @cases("case", VALUES)
 def test_wrong_values(case):
-    given, error, message = VALUES[case]
+    arguments, error, message = VALUES[case]
     with pytest.raises(error, match=message):
-        Stream.from_ids(**{"types": types("tvvt"), "videos": grids([1, 1, 2]), **given})
+        Stream.from_ids(**{"types": types("tvvt"), "videos": grids([1, 1, 2]), **arguments})
 
 
 def test_samples_of_padding_may_have_any_number():
     mask = torch.tensor([[0, 1, 1]])
-    found = Stream.from_ids(types("ttt"), mask=mask, documents=torch.tensor([[-1, 0, 1]]))
-    assert found.blocks.document.tolist() == [0, 1]
+    result = Stream.from_ids(types("ttt"), mask=mask, documents=torch.tensor([[-1, 0, 1]]))
+    assert result.blocks.document.tolist() == [0, 1]
 
 
 HAND = {

@@ -66,7 +66,7 @@ def test_the_number_of_groups_is_found_and_gives_what_asking_for_it_gives(method
     if count == 2:
         assert facts["chosen_by"] == "silhouette"
         assert chosen.note().startswith(f"K = 2 chosen: it has the largest silhouette {scores}")
-        assert "; grey levels have 2 peak(s); use cluster=K for another number." in chosen.note()
+        assert "; grey levels have 2 peaks; use cluster=K for another number." in chosen.note()
     else:
         assert facts["chosen_by"] == "grey peaks"
         start = f"K = {count} chosen: grey levels have {count} peaks; the silhouette is largest for {count} {scores}"
@@ -285,7 +285,7 @@ def test_the_picture_of_the_choice_is_no_image_of_a_later_run(folder, monkeypatc
     (folder / "own").mkdir()
     (folder / "clusters.png").rename(folder / "own" / "clusters.png")
     assert main(["apply", "model.vispe", "own", "-o", "other"]) == 2
-    assert "own/clusters.png has 3 channel(s)" in " ".join(capsys.readouterr().err.split())
+    assert "own/clusters.png has 3 channels," in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_picture_of_the_choice_is_not_overwritten_and_comes_only_with_a_choice(folder, capsys):

@@ -5,7 +5,8 @@ import torch
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.model.prediction import most_probable, predict_page
+from vispe.segment.model.prediction import predict_page
+from vispe.segment.model.uncertainty import most_probable
 from vispe.segment.types import PostProcessing
 
 
@@ -83,7 +84,7 @@ def test_of_equal_classes_the_first_one_wins(classes):
 def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
     prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
     whole = most_probable(prob, valid)
-    monkeypatch.setattr("vispe.segment.model.prediction._PIXELS", 7)
+    monkeypatch.setattr("vispe.segment.model.uncertainty._PIXELS", 7)
     for found, wanted in zip(most_probable(prob, valid), whole, strict=True):
         np.testing.assert_array_equal(found, wanted)
 

@@ -156,13 +156,13 @@ def test_results_beside_stores_are_no_images(tmp_path):
 
 
 CLAIMS = {
-    "pages": ({"shape": (10**9, 64, 64), "chunks": (1, 64, 64)}, "zyx", "1000000000 pages of 1 channels"),
+    "pages": ({"shape": (10**9, 64, 64), "chunks": (1, 64, 64)}, "zyx", "1000000000 pages of 1 channel"),
     "more pages": (
         {"shape": (10**6, 10**6, 64, 64), "chunks": (1, 1, 64, 64)},
         "tzyx",
         "1000000000000 pages",
     ),
-    "channels": ({"shape": (10**8, 64, 64), "chunks": (1, 64, 64)}, "cyx", "1 pages of 100000000 channels"),
+    "channels": ({"shape": (10**8, 64, 64), "chunks": (1, 64, 64)}, "cyx", "1 page of 100000000 channels"),
     "a chunk": (
         {"shape": (32768, 32768), "chunks": (32768, 32768)},
         "yx",

@@ -122,7 +122,7 @@ def test_errors_of_folders(tmp_path):
         FolderSource(tmp_path, skip_damaged=True)
     tifffile.imwrite(tmp_path / "two.tif", STACK, photometric="minisblack")
     (tmp_path / "two.tif").rename(tmp_path / "one.png")
-    with pytest.raises(InputError, match=r"one.png: expected 1 pages .*, got 3. Use the suffix .tif"):
+    with pytest.raises(InputError, match=r"one.png: expected 1 page .*, got 3. Use the suffix .tif"):
         FolderSource(tmp_path)[0]
 
 

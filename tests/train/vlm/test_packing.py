@@ -141,7 +141,7 @@ def test_samples_that_cannot_be_joined_are_refused():
     first, second = samples_of("llava")[1:3]
     padded = first.inputs | {"attention_mask": first.inputs["attention_mask"].clone()}
     padded["attention_mask"][0, 0] = 0
-    with pytest.raises(InputError, match=r"one row .* without padding, got sample 1 with 1 rows"):
+    with pytest.raises(InputError, match=r"one row .* without padding, got sample 1 with 1 row"):
         Packing(model, 400)([second, OrderedPrompt(padded, (), first.answer)])
     two = {k: torch.cat([v, v]) for k, v in first.inputs.items()}
     with pytest.raises(InputError, match="got sample 0 with 2 rows"):

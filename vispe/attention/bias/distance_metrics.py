@@ -8,7 +8,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Grid, Positions
 
 Metric = Literal["euclidean", "manhattan", "chebyshev", "squared"]
@@ -105,7 +105,7 @@ def largest(
         if shape is None or len(shape) != extent.shape[-1]:
             raise OptionError(
                 f"normalize='reference' needs the grid shape of the training resolution, got {shape} for "
-                f"{extent.shape[-1]} axes. Pass reference=[h, w] or Grid(..., reference=(h, w))."
+                f"{counted(extent.shape[-1], 'axis')}. Pass reference=[h, w] or Grid(..., reference=(h, w))."
             )
         cells = extent.new_tensor(shape)[None]
     # extent / cell may be off an integer by rounding, which floor below would turn into a missing cell

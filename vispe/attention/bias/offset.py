@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import check_floating, no_infinity, readable
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import Grid, Positions
 
 
@@ -85,8 +85,8 @@ class OffsetBias(Bias):
         check_floating("OffsetBias", values=values)
         if values.ndim != 2 or values.shape[1] != flat.shape[0]:
             raise ShapeError(
-                f"OffsetBias: function must return (heads or 1, {flat.shape[0]}) for {flat.shape[0]} offsets, got "
-                f"{tuple(values.shape)}. Add a leading axis for heads."
+                f"OffsetBias: function must return (heads or 1, {flat.shape[0]}) for "
+                f"{counted(flat.shape[0], 'offset')}, got {tuple(values.shape)}. Add a leading axis for heads."
             )
         return values.reshape(values.shape[0], *offset.shape[:-1])
 

@@ -12,7 +12,7 @@ from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.distance_metrics import Metric, Normalize, Reference, check_rule, distances, offsets
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import check_floating, no_infinity, readable
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import Grid, Positions
 
 
@@ -90,8 +90,8 @@ class RadialBias(Bias):
         check_floating("RadialBias", values=values)
         if values.ndim != 2 or values.shape[1] != distance.numel():
             raise ShapeError(
-                f"RadialBias: function must return (heads or 1, {distance.numel()}) for {distance.numel()} distances, "
-                f"got {tuple(values.shape)}. Add a leading axis for heads."
+                f"RadialBias: function must return (heads or 1, {distance.numel()}) for "
+                f"{counted(distance.numel(), 'distance')}, got {tuple(values.shape)}. Add a leading axis for heads."
             )
         return values.reshape(values.shape[0], *distance.shape)
 

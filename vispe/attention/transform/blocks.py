@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.attention.precision import check_floating, exact_product
 from vispe.attention.transform.abstract_transform import Transform
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 
 
 class BlockTransform(Transform):
@@ -73,7 +73,8 @@ def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:
     blocks, s = matrices.shape[-3], matrices.shape[-1]
     if blocks * s > x.shape[-1]:
         raise ShapeError(
-            f"BlockTransform covers {blocks * s} channels, but head_dim is {x.shape[-1]}. Use fewer or smaller blocks."
+            f"BlockTransform covers {counted(blocks * s, 'channel')}, but head_dim is {x.shape[-1]}. Use fewer or "
+            "smaller blocks."
         )
     # (b, h, n, d) -> (b, h, n, blocks, s)
     covered = x[..., : blocks * s].reshape(*x.shape[:-1], blocks, s)

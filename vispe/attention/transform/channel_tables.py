@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import widened
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 
 
 class ChannelTables(Transform):
@@ -52,7 +52,8 @@ class ChannelTables(Transform):
         channels = self.cos.shape[-1]
         if channels > x.shape[-1]:
             raise ShapeError(
-                f"ChannelTables has tables for {channels} channels, but head_dim is {x.shape[-1]}. Use at most as many."
+                f"ChannelTables has tables for {counted(channels, 'channel')}, but head_dim is {x.shape[-1]}. Use at "
+                "most as many."
             )
         wide, rest = widened(x[..., :channels], self.cos), x[..., channels:]
         swapped = torch.stack([-wide[..., 1::2], wide[..., 0::2]], -1).flatten(-2)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vispe.attention.precision import check_floating
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import widened
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 
 Magnitude = Literal["softplus"] | None
 
@@ -83,7 +83,7 @@ class Expand(Transform):
         width = self.cos.shape[-1]
         if width > x.shape[-1]:
             raise ShapeError(
-                f"Expand has {width} angles, but head_dim is {x.shape[-1]}. Use at most that many."
+                f"Expand has {counted(width, 'angle')}, but head_dim is {x.shape[-1]}. Use at most that many."
             )
         # computed in the dtype of the tables or better, rounded once at the end
         wide, rest = widened(x[..., :width], self.cos), x[..., width:]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vispe.attention.precision import exact_product
 from vispe.attention.transform.abstract_transform import Transform
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 
 
 class HeadLinear(Transform):
@@ -50,8 +50,8 @@ def _multiplied(matrices: Tensor | None, x: Tensor, what: str) -> Tensor:
     heads, (count, width, _) = x.shape[1], matrices.shape
     if x.shape[-1] != width or heads % count:
         raise ShapeError(
-            f"HeadLinear has matrices for {count} heads of {width} channels, got {what} with {heads} heads of "
-            f"{x.shape[-1]} channels. Use one matrix for each key head."
+            f"HeadLinear has matrices for {counted(count, 'head')} of {counted(width, 'channel')}, got {what} with "
+            f"{counted(heads, 'head')} of {counted(x.shape[-1], 'channel')}. Use one matrix for each key head."
         )
     matrices = matrices if heads == count else matrices.repeat_interleave(heads // count, 0)
     return exact_product(x, matrices.mT).to(x.dtype)

@@ -14,7 +14,7 @@ from vispe.attention.backend_selection import selected
 from vispe.attention.precision import check_floating, differentiation_unsupported_reason
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import widened
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels then run on the CPU, for tests
 
@@ -150,7 +150,8 @@ class PairRotation(Transform):
         pairs = self.cos.shape[-1]
         if 2 * pairs > x.shape[-1]:
             raise ShapeError(
-                f"PairRotation has {pairs} pairs of channels, but head_dim is {x.shape[-1]}. Use at most half as many."
+                f"PairRotation has {counted(pairs, 'pair')} of channels, but head_dim is {x.shape[-1]}. Use at most "
+                "half as many."
             )
         if self._fused(x):
             from vispe.attention.backends.triton.rotary.op import rotate_pairs

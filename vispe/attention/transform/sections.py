@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.transform.abstract_transform import Transform
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 
 
 class Sections(Transform):
@@ -65,7 +65,8 @@ class Sections(Transform):
         rest = x.shape[-1] - covered
         if rest < 0:
             raise ShapeError(
-                f"Sections covers {covered} channels, but head_dim is {x.shape[-1]}. Use fewer or smaller sections."
+                f"Sections covers {counted(covered, 'channel')}, but head_dim is {x.shape[-1]}. Use fewer or smaller "
+                "sections."
             )
         parts: list[tuple[Transform, Tensor]] = []
         start = 0

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from vispe.errors import InputError, is_integer
+from vispe.errors import InputError, counted, is_integer
 
 if TYPE_CHECKING:
     from vispe.backbones.vision_model import VisionModel
@@ -123,7 +123,9 @@ def _checked_options(folder: str | Path, options: Any) -> dict[str, Any]:
     # a transformer block has at least three square matrices of its width
     large = all(map(is_integer, size)) and 3 * math.prod(size) > stored and max(size) > 1
     if large or not all(abs(number) <= _LARGEST for number in numbers):
-        raise InputError(f"{card}: a teacher with {options} is larger than {WEIGHTS} ({stored} values).")
+        raise InputError(
+            f"{card}: a teacher with {options} is larger than {WEIGHTS} ({counted(stored, 'value')})."
+        )
     return options
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from vispe.errors import EncodingMismatch, OptionError
+from vispe.errors import EncodingMismatch, OptionError, counted
 from vispe.options import check_per_axis
 
 _logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def trained_grid(
         old = next(grid for grid in sides if size(grid) >= entries)
     if size(old) != entries or len(old) != len(ours):
         raise EncodingMismatch(
-            f"{name} has {entries} entries, but its model has the grid {ours}, which needs {size(ours)}. The "
+            f"{name} has {counted(entries, 'entry')}, but its model has the grid {ours}, which needs {size(ours)}. The "
             "checkpoint does not record its grid, and no grid of equal sides has this many entries. Build the model "
             "for the image size that it was trained with, load the checkpoint, and call set_input_size."
         )

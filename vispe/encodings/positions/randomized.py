@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.positions.unit_range import ReachSampler
 from vispe.encodings.registry import register
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.options import PositiveInt
 
 
@@ -70,6 +70,6 @@ class Randomized(ReachSampler):
     def _check(self, cells: int) -> None:
         if cells > self.reach:
             raise ShapeError(
-                f"{self.name}(reach={self.reach}) cannot assign distinct positions to {cells} cells. Use a longer "
-                f"reach."
+                f"{self.name}(reach={self.reach}) cannot assign distinct positions to {counted(cells, 'cell')}. Use "
+                f"a longer reach."
             )

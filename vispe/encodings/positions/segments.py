@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.options import PositiveInt
 
 
@@ -69,6 +69,6 @@ class Segments(Sampler):
     def _free_cells(self, cells: int) -> int:
         if cells > self.canvas:
             raise ShapeError(
-                f"segments(canvas={self.canvas}) has no room for {cells} cells. Use a longer canvas."
+                f"segments(canvas={self.canvas}) has no room for {counted(cells, 'cell')}. Use a longer canvas."
             )
         return self.canvas - cells

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.options import NonNegativeInt, PositiveInt
 
 
@@ -61,7 +61,7 @@ class Shift(Sampler):
             first, last = self.curriculum
             if last > free:
                 raise ShapeError(
-                    f"shift(reach={self.reach}) has room for {free} cells beyond {cells}, but its "
+                    f"shift(reach={self.reach}) has room for {counted(free, 'cell')} beyond {cells}, but its "
                     f"curriculum ends at "
                     f"{last}. Use a longer reach."
                 )
@@ -83,5 +83,7 @@ class Shift(Sampler):
 
     def _free_cells(self, cells: int) -> int:
         if cells > self.reach:
-            raise ShapeError(f"shift(reach={self.reach}) has no room for {cells} cells. Use a longer reach.")
+            raise ShapeError(
+                f"shift(reach={self.reach}) has no room for {counted(cells, 'cell')}. Use a longer reach."
+            )
         return self.reach - cells

@@ -13,7 +13,7 @@ from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
 
 
 def band_mask(ranks: Tensor, share: float) -> Tensor:
@@ -86,8 +86,8 @@ def _without_pairs(transform: Transform, mask: Tensor) -> Transform:
     heads, pairs = transform.cos.shape[1], transform.cos.shape[-1]
     if mask.shape[-1] != pairs or (mask.ndim == 2 and heads > 1 and len(mask) != heads):
         raise ShapeError(
-            f"unrotated: mask must be (pairs,), (h, pairs) or (layers, h, pairs) for {heads} heads with {pairs} pairs, "
-            f"got {tuple(mask.shape)} for a layer. Use the shape of `band_ranks`."
+            f"unrotated: mask must be (pairs,), (h, pairs) or (layers, h, pairs) for {counted(heads, 'head')} with "
+            f"{counted(pairs, 'pair')}, got {tuple(mask.shape)} for a layer. Use the shape of `band_ranks`."
         )
     unrotated_pairs = (mask if mask.ndim == 1 else mask[:, None]).to(transform.cos.device)
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.evaluate.attention.head_health import PATTERNS, HeadHealth
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
 from vispe.report.html_page import Page
@@ -217,10 +218,10 @@ def _footnote(result: HeadHealth) -> str:
     )
     numbered = len(result.paths) <= 16
     marks = "Numbers: % of attention on the strongest token" if numbered else "Letters: the sink"
-    images = f"{result.images} image{'s' if result.images > 1 else ''}"
     dotted = "  Dotted: the bias alone." if np.isfinite(result.bias_profile).any() else ""
     return (
-        f"{images}, {h}x{w} patches.  Sink: one token receives over {100 * t.sink:.0f} % of a head's attention; dead: "
-        f"over {100 * t.dead:.0f} %; local: over {100 * t.local:.0f} % stays within 3x3 patches.\n{marks} ({letters}). "
-        f" Profiles: one line per head, coloured by class; one scale for all layers.{dotted}"
+        f"{counted(result.images, 'image')}, {h}x{w} patches.  Sink: one token receives over {100 * t.sink:.0f} % of "
+        f"a head's attention; dead: over {100 * t.dead:.0f} %; local: over {100 * t.local:.0f} % stays within 3x3 "
+        f"patches.\n{marks} ({letters}).  Profiles: one line per head, coloured by class; one scale for all "
+        f"layers.{dotted}"
     )

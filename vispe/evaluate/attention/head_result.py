@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.report.html_page import Tone
 from vispe.report.result import Result
 from vispe.report.table import json_entries
@@ -126,10 +126,12 @@ class HeadHealth(Result):
         """Verdict in one sentence: collapsed heads by the kind of their sink."""
         total, kinds = self.pattern.size, [self.sink_kind(*head) for head in self.heads("sink", "dead")]
         if not kinds:
-            return f"none of {total} heads collapses onto one token"
+            return f"none of {counted(total, 'head')} collapses onto one token"
         words = ", ".join(f"{kinds.count(k)} onto {_a(k)}" for k in dict.fromkeys(kinds))
         dead = len(self.heads("dead"))
-        return f"{len(kinds)} of {total} heads collapse onto one token ({words}; {dead} of them dead)"
+        return (
+            f"{len(kinds)} of {counted(total, 'head')} collapse onto one token ({words}; {dead} of them dead)"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -141,7 +143,8 @@ class HeadHealth(Result):
             )
         moving = int(((self.pattern < 2) & (self.peak_mass > self.thresholds.sink)).sum())
         if moving:
-            notes.append(f"{moving} more heads collapse in every image, but onto different tokens.")
+            verb = "collapses" if moving == 1 else "collapse"
+            notes.append(f"{counted(moving, 'more head')} {verb} in every image, but onto different tokens.")
         return tuple(notes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.evaluate.measure.base import Measure, Outcome
 from vispe.evaluate.measure.verdict import Judgement, Verdict, bounds, draws
 from vispe.report.html_page import Tone
@@ -56,14 +56,14 @@ class Finding:
     @classmethod
     def of(cls, measure: Measure, own: Outcome, others: dict[str, Outcome], judged: Judgement) -> Finding:
         """Return the finding of a measure from the outcomes of its runs."""
-        counted = own.control | {v: o.value for v, o in others.items() if v in measure.controls}
+        controls = own.control | {v: o.value for v, o in others.items() if v in measure.controls}
         return cls(
             *(measure.name, measure.family, measure.asks, measure.number, measure.misleads),
             own.value,
             judged.interval,
             judged.margin,
             own.control | {view: o.value for view, o in others.items()},
-            max((c for c in counted.values() if np.isfinite(c)), default=0.0),
+            max((c for c in controls.values() if np.isfinite(c)), default=0.0),
             judged.verdict,
             measure.limit,
             own,
@@ -114,7 +114,7 @@ class Audit(Result):
         rest = f"; {open_} not decided" if open_ else ""
         if not yes:
             return f"{len(self.findings)} measures found no effect of positions{rest}"
-        return f"{len(yes)} of {len(self.findings)} questions are answered yes ({', '.join(yes)}){rest}"
+        return f"{len(yes)} of {counted(len(self.findings), 'question')} are answered yes ({', '.join(yes)}){rest}"
 
     @property
     def tone(self) -> Tone:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.evaluate.audit.findings import Audit, Comparison, Finding
 from vispe.evaluate.measure.base import FAMILIES
 from vispe.report.figure_style import (
@@ -66,8 +67,8 @@ def audit_page(audit: Audit, figure: Figure, against: Comparison | None = None) 
     overview = Section(
         "",
         *map(Note, audit.notes),
-        f"{audit.images} image(s). The verdict is yes if the 95 % interval of the number minus its largest control is "
-        "above the limit, no if it is below, and not decided otherwise.",
+        f"{counted(audit.images, 'image')}. The verdict is yes if the 95 % interval of the number minus its largest "
+        "control is above the limit, no if it is below, and not decided otherwise.",
         Rows(rows, (0, 1, 2, 3, 4), quiet),
         Drawing(
             figure,

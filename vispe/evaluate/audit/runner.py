@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vispe.backbones.attention_recorder import LayerAttention
 from vispe.backbones.distributed import Processes
-from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
+from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost, counted
 from vispe.evaluate.audit.findings import Audit, Finding
 from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.measure.audited_model import AuditedModel
@@ -129,7 +129,7 @@ def _runs(
             other = audited.reinitialized(seed) if view == "random" else audited.without()
             runs.append(AuditRun(view, other, requested_by))
             if other.unchanged:  # a model that keeps trained parameters is not a valid control
-                parameters = f"{len(other.unchanged)} parameters, such as {other.unchanged[0]}"
+                parameters = f"{counted(len(other.unchanged), 'parameter')}, such as {other.unchanged[0]}"
                 missing[f"{view} of {parameters}"] = (
                     "they have no initialiser, so the control has trained values"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.errors import UnsupportedHost
+from vispe.errors import UnsupportedHost, counted
 from vispe.evaluate.measure.base import Accumulator
 from vispe.evaluate.measure.perturbed_runs import ORIGINAL, CommonStep, PerturbedRuns
 
@@ -20,7 +20,9 @@ def step_or_refusal(acc: Accumulator, runs: PerturbedRuns, least: int = 2) -> Co
     try:
         step = runs.step()
         if min(step.grid) < least:
-            raise UnsupportedHost(f"it needs at least {least} patches per side, but images have {step.grid}")
+            raise UnsupportedHost(
+                f"it needs at least {counted(least, 'patch')} per side, but images have {step.grid}"
+            )
     except UnsupportedHost as error:
         acc.note(refused=str(error))
         return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from vispe.errors import ShapeError, UnsupportedHost
+from vispe.errors import ShapeError, UnsupportedHost, counted
 from vispe.evaluate.attention.head_statistics import by_distance, by_offset, pairs
 from vispe.evaluate.behaviour.rolls import raise_if_refused, shuffled, step_or_refusal
 from vispe.evaluate.measure.audited_model import AuditedModel
@@ -34,8 +34,8 @@ def profile(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """
     if x.ndim != 2 or len(x) != np.prod(shape):
         raise ShapeError(
-            f"profile: x must have {np.prod(shape)} tokens for shape={shape}, got {tuple(x.shape)}. Remove prefix "
-            "tokens."
+            f"profile: x must have {counted(np.prod(shape), 'token')} for shape={shape}, got {tuple(x.shape)}. "
+            "Remove prefix tokens."
         )
     x = x - x.mean(0)
     x = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)

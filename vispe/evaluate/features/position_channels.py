@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.evaluate.behaviour.rolls import raise_if_refused
 from vispe.evaluate.features.position_probe import TARGET, step_for
 from vispe.evaluate.measure.audited_model import AuditedModel
@@ -87,16 +87,16 @@ def search(
     layers, tokens, width = hidden.shape
     if tokens < max(window, degree + 2):
         raise OptionError(
-            f"search: at least {max(window, degree + 2)} tokens are needed, got {tokens} after skip={skip}. Use longer "
-            "sequences or a smaller skip."
+            f"search: needs at least {counted(max(window, degree + 2), 'token')}, got {tokens} after "
+            f"skip={skip}. Use longer sequences or a smaller skip."
         )
     each = [[hidden[i, :, c] for c in range(width)] for i in range(layers)]
     codes = np.array([[monotone(curve, degree) for curve in row] for row in each])
     rough = np.array([[roughness(curve, window, polyorder) for curve in row] for row in each])
-    counted = slice(layers_from, layers_to if layers_to < 0 else min(layers_to, layers))
-    agreeing = np.maximum((codes[counted] == 1).sum(0), (codes[counted] == 2).sum(0))
+    span = slice(layers_from, layers_to if layers_to < 0 else min(layers_to, layers))
+    agreeing = np.maximum((codes[span] == 1).sum(0), (codes[span] == 2).sum(0))
     chosen = np.flatnonzero(agreeing > layers // 4)
-    return codes, rough, agreeing, chosen[np.argsort(rough[counted].min(0)[chosen], kind="stable")]
+    return codes, rough, agreeing, chosen[np.argsort(rough[span].min(0)[chosen], kind="stable")]
 
 
 def surface(shape: tuple[int, int]) -> Tensor:
@@ -156,7 +156,7 @@ class PositionalChannels(Measure):
         """Add the maps to the sum of their group, and the R² of single channels in the linear probe."""
         h, w = maps.shape[-2:]
         if min(h, w) < 2 * BLOCK:
-            acc.note(refused=f"channels need at least {2 * BLOCK} patches per side, got {h}x{w}")
+            acc.note(refused=f"channels need at least {counted(2 * BLOCK, 'patch')} per side, got {h}x{w}")
             return
         acc.note(group=acc.number % GROUPS, grid=(h, w))
         acc.add("maps", (maps - maps.mean((1, 2), keepdim=True)).float(), groups=True)

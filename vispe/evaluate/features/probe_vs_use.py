@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
@@ -50,8 +50,8 @@ def probe_hits(x: Tensor, labels: Tensor, groups: Tensor, *, folds: int = 5, see
     names = groups.unique()
     if not 2 <= folds <= len(names):
         raise OptionError(
-            f"probe_hits: folds must be in 2 to the number of groups, got {folds} for {len(names)} groups. Use fewer "
-            "folds or more groups."
+            f"probe_hits: folds must be in 2 to the number of groups, got {folds} for "
+            f"{counted(len(names), 'group')}. Use fewer folds or more groups."
         )
     order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
     hits = np.zeros(len(x))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 
@@ -60,8 +60,8 @@ def alpha_req(shares: Tensor, first: int, last: int) -> float:
     """
     if not 0 <= first < last < len(shares):
         raise OptionError(
-            f"alpha_req: ranks {first} to {last} need a spectrum of more than {last} entries, got {len(shares)}. Use a "
-            "smaller last rank."
+            f"alpha_req: ranks {first} to {last} need a spectrum of more than {counted(last, 'entry')}, got "
+            f"{len(shares)}. Use a smaller last rank."
         )
     rank = torch.arange(first + 1, last + 2, dtype=torch.float64)
     line = torch.stack([-rank.log(), torch.ones_like(rank)], 1)

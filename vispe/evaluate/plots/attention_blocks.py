@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.errors import ShapeError, require
+from vispe.errors import ShapeError, counted, require
 from vispe.multimodal import Stream
 from vispe.multimodal.streams.parallel_segments import MEMBER, SET
 from vispe.report.figure_style import GREY, INK
@@ -39,7 +39,7 @@ def plot_blocks(stream: Stream, ax: Axes | None = None) -> Axes:
 
     if len(stream.mask) != 1:
         raise ShapeError(
-            f"plot_blocks: stream must be a single sequence, got {len(stream.mask)} rows. Pass one row."
+            f"plot_blocks: stream must be a single sequence, got {counted(len(stream.mask), 'row')}. Pass one row."
         )
     if ax is None:
         ax = pyplot.figure(figsize=(4, 4), dpi=130).add_subplot()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from vispe.errors import OptionError, ShapeError, require
+from vispe.errors import OptionError, ShapeError, counted, require
 from vispe.multimodal import Scheme, Stream, create_scheme
 from vispe.multimodal.streams.segments import IMAGE, THUMBNAIL, Segment
 from vispe.multimodal.streams.stream_text import parse_segments
@@ -112,7 +112,7 @@ def _described(stream: Described) -> Stream:
         stream = Stream.of([list(stream)])
     if len(stream.mask) != 1:
         raise ShapeError(
-            f"plot_positions: stream must be a single sequence, got {len(stream.mask)} rows. Pass one row."
+            f"plot_positions: stream must be a single sequence, got {counted(len(stream.mask), 'row')}. Pass one row."
         )
     return stream
 

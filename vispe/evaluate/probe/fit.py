@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 
 Features = np.ndarray | Tensor
 Regressor = Literal["ridge", "linear"]
@@ -240,7 +240,7 @@ def _prepare(feats: Features, mask: Features, fit: Fit):
         )
     if n_infinite:
         raise InputError(
-            f"fit_probe: feats must be finite, got {n_infinite} infinite values. Fix the features."
+            f"fit_probe: feats must be finite, got {counted(n_infinite, 'infinite value')}. Fix the features."
         )
     x = np.nan_to_num(x)
     if fit.standardize:

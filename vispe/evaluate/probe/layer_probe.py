@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vispe.backbones.batching import checked_maps
 from vispe.backbones.vision_model import VisionModel
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.evaluate.probe.feature_sources import check_images, patch_pixels
 from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.splits import POSITIONS, Trials, cell
@@ -59,9 +59,8 @@ class LayerProbe(Result):
             return f"cannot be judged: {self.targets[0]} is constant on a grid {self.grids[0]}"
         best, last = int(curve.argmax()), len(curve) - 1
         if curve[best] < 0.1:
-            return (
-                f"no linear position after any of {len(curve)} blocks: held-out R² at most {curve[best]:.2f}"
-            )
+            blocks = counted(len(curve), "block")
+            return f"no linear position after any of {blocks}: held-out R² at most {curve[best]:.2f}"
         first = int(np.flatnonzero(curve >= max(0.1, curve[best] / 2))[0])
         parts = [f"position can be read from block {first} on (held-out R² {curve[first]:.2f})"]
         if best not in (first, last):

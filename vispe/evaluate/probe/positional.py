@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.probe.feature_sources import Source, each_features
 from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
 from vispe.evaluate.probe.splits import check_sampled, follower, mixed, same_region
@@ -110,7 +110,7 @@ class ProbeResult(Result):
         notes = []
         if self.n_samples < 16:
             notes.append(
-                f"Only {self.n_samples} training patches, which is few; use larger images or a smaller step."
+                f"Only {counted(self.n_samples, 'training patch')}, which is few; use larger images or a smaller step."
             )
         if np.median(self.rows[-1].r2_heldout) > 0.1:
             notes.append("Random noise can be predicted too, so the scores are invalid.")

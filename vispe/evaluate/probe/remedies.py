@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction, features_of
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.evaluate.probe.feature_sources import feature_function
 from vispe.evaluate.probe.group_averages import transform_averages
 from vispe.evaluate.probe.rasa.fit import NULL, Rasa
@@ -162,9 +162,9 @@ class RasaRows:
         if averages is not None:
             self.projections["d4_rasa"] = fitted(averages, rounds)
         count = {"rasa_mixed": "images of several kinds"}
-        others = f"{len(maps)} other image{'s' * (len(maps) != 1)}"
+        others = counted(len(maps), "other image")
         self.details = {
-            key: f"{one.rounds} rounds, fitted on {count.get(key, others)}"
+            key: f"{counted(one.rounds, 'round')}, fitted on {count.get(key, others)}"
             for key, one in self.projections.items()
             if not isinstance(one, str)
         }
@@ -205,7 +205,9 @@ def fitted(maps: Sequence[Tensor | str], rounds: int | None, published: bool = F
     # at least one direction has to remain
     rounds = min(rounds, (rank - 1) // 2)
     if rounds < 1:
-        return f"needs at least 1 round and features that vary in 3 directions, got {rank} directions"
+        return (
+            f"needs at least 1 round and features that vary in 3 directions, got {counted(rank, 'direction')}"
+        )
     rasa = Rasa(rounds, standardize=not published, alpha=0.0 if published else ALPHA)
     try:
         return rasa.fit([one.movedim(0, -1) for one in maps]).projection_

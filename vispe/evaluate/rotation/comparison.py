@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batching import batches
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 
 CHUNK = 1 << 22
@@ -72,7 +72,7 @@ def poses_of(elements: Sequence[Element], what: str) -> list[Element]:
 def label_of(elements: Sequence[Element]) -> str:
     """Return the name of the mean over poses: 'D4' for all of them."""
     poses = set(elements) - {IDENTITY}
-    return "D4" if poses == set(D4) - {IDENTITY} else f"mean of {len(poses)} poses"
+    return "D4" if poses == set(D4) - {IDENTITY} else f"mean of {counted(len(poses), 'pose')}"
 
 
 def shuffled(maps: Tensor, rng: np.random.Generator) -> Tensor:
@@ -232,7 +232,7 @@ def _tokens(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor
     if valid.shape != first.shape[1:] or not valid.any():
         raise ShapeError(
             f"compare: valid must be a non-empty mask {tuple(first.shape[1:])}, got {tuple(valid.shape)} with "
-            f"{int(valid.sum())} positions. Use a larger image or a smaller margin."
+            f"{counted(int(valid.sum()), 'position')}. Use a larger image or a smaller margin."
         )
     chosen = valid.flatten().to(f.device)
     return f[:, chosen], g[:, chosen]

@@ -9,7 +9,7 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, Segmenter, features_of
 from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel, reinitialized_copy
-from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
+from vispe.errors import InputError, OptionError, ShapeError, UnknownName, counted, did_you_mean
 from vispe.evaluate.rotation.distributed import Piece, filled
 from vispe.evaluate.rotation.figures.examples import Shown, example_labels, example_maps, rescale_to_rgb
 from vispe.evaluate.rotation.metrics import measure_step
@@ -78,7 +78,7 @@ def measure(
         images: (c, H, W) each, floating point, normalised for f; iterated more than once.
         segmenter: image (c, H, W) -> labels (H, W), 1 to K and 0 for no data; None trains one if there are truths.
         truths: labels (H, W) of each image, 1 to K and 0 for ignored pixels.
-        n_classes: K; required with `segmenter`, otherwise counted in the truths.
+        n_classes: K; by default that of `segmenter`, the number of `names`, or the maximum of `truths`.
         names: names of the classes; 'class 1' ... by default.
         image_names: 'image 0' ... by default.
         metrics: names of `vispe.evaluate.rotation.plan.GROUPS`; all applicable ones by default.
@@ -116,11 +116,11 @@ def measure(
     if len(images) == 0:
         raise InputError("measure: no images, got an empty sequence. Pass at least one image.")
     image_names = [f"image {k}" for k in range(len(images))] if image_names is None else list(image_names)
-    for word, values in (("names", image_names), ("truths", truths)):
+    for word, values in (("image_names", image_names), ("truths", truths)):
         if values is not None and len(values) != len(images):
             raise InputError(
-                f"measure: {word} must have one entry per image, got {len(values)} for {len(images)} images. Pass one "
-                "for each, in order."
+                f"measure: `{word}` must have one entry per image, got {len(values)} for "
+                f"{counted(len(images), 'image')}. Pass one for each, in order."
             )
     groups, skipped = _groups(metrics, quick, f, segmenter, truths)
     if f is not None:
@@ -225,7 +225,9 @@ def _fingerprint(
         ]
     windows = random_crops((images[int(n)] for n in numbers), (h, w), each, seed=plan.seed)
     pattern = fingerprint(f, windows, batch_size=plan.batch_size)
-    return pattern, [f"The fingerprint is the mean of {len(numbers) * each} windows of {h} x {w} px."]
+    return pattern, [
+        f"The fingerprint is the mean of {counted(len(numbers) * each, 'window')} of {h} x {w} px."
+    ]
 
 
 def _examples(
@@ -291,8 +293,7 @@ def _inferred_patch(f: FeatureFunction, image: Tensor, size: int | None) -> int:
     if high % h or wide % w or high // h != wide // w:
         raise ShapeError(
             f"measure: patch_size cannot be inferred, got {(h, w)} cells for an image of {(high, wide)} px. Pass "
-            "patch_size, the "
-            "pixels per cell."
+            "`patch_size`, the pixels per cell."
         )
     return high // h
 
@@ -305,14 +306,17 @@ def _class_count(
 ) -> int | None:
     known = n_classes or getattr(segmenter, "n_classes", None) or (len(names) if names else None)
     if names is not None and known != len(names):
-        raise OptionError(f"measure: names must have {known} entries, got {len(names)}. Pass one per class.")
+        raise OptionError(
+            f"measure: `names` must have {counted(known, 'entry')}, got {len(names)}. Pass one per class."
+        )
     if known is not None:
         return int(known)
     if truths is not None:
         return int(max(np.max(np.asarray(truth)) for truth in truths))
     if segmenter is not None:
         raise OptionError(
-            "measure: the number of classes of the segmenter is unknown. Pass n_classes or names."
+            "measure: the number of classes of the segmenter is unknown, got neither names nor truths. Pass `names`, "
+            "one per class, or `truths`."
         )
     return None
 
@@ -321,7 +325,7 @@ def _angles(angles: Sequence[float] | None, quick: bool) -> tuple[float, ...]:
     if angles is None:
         return QUICK_ANGLES if quick else tuple(float(a) for a in ANGLES)
     if not angles or not all(np.isfinite(angles)):
-        raise OptionError(f"measure: angles must be finite degrees, got {list(angles)}. Pass at least one.")
+        raise OptionError(f"measure: `angles` must be finite degrees, got {list(angles)}. Pass at least one.")
     return tuple(dict.fromkeys(float(a) for a in angles))
 
 

@@ -138,7 +138,7 @@ class ImageBatch:
                 raise InputError(
                     f"measure: the model accepts only images of {plan.size} x {plan.size} px, got "
                     f"{image.shape[-2]} x {image.shape[-1]} px for image {numbers[k]}. Use larger images, or another "
-                    "img_size."
+                    "`img_size`."
                 )
             step.fitted.append(fitted)
             step.notes += [f"Images of {image.shape[-2]} x {image.shape[-1]} px: {note}"] if note else []
@@ -163,7 +163,7 @@ def center_crop(image: Tensor, patch_size: int | None, size: int | None) -> tupl
     shape = tuple(image.shape[-2:])
     if patch_size is not None and min(*shape, size or patch_size) < patch_size:
         raise ShapeError(
-            f"measure: images must have at least one patch of {patch_size} px, got {shape} px with size={size}. Use "
+            f"measure: images must have at least one patch of {patch_size} px, got {shape} px with `size={size}`. Use "
             "larger images."
         )
     remarks = []
@@ -215,6 +215,6 @@ def truth_of_image(truths: Sequence[object], number: int, image: Tensor) -> np.n
     """
     if number >= len(truths):
         raise InputError(
-            f"measure: truths must have one entry per image, got {len(truths)} and image {number}. Pass one for each."
+            f"measure: `truths` must have one entry per image, got {len(truths)} and image {number}. Pass one for each."
         )
     return checked_labels(truths[number], tuple(image.shape[-2:]), f"The truth of image {number} has")

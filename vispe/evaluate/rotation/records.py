@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.errors import ShapeError, UnknownName
+from vispe.errors import ShapeError, UnknownName, counted
 from vispe.evaluate.rotation.record_key import D4_MEAN, FULL, POSITION_CODE, UNMOVED, Key
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 from vispe.report.result import Result
@@ -197,8 +197,8 @@ class RotationResult(Result):
         wrong = next((r for r in self.rows if len(r.values) != len(self.images)), None)
         if wrong is not None:
             raise ShapeError(
-                f"RotationResult: {wrong.transform} {wrong.metric} must have {len(self.images)} values, one per image, "
-                f"got {len(wrong.values)}. Pass one name per image."
+                f"RotationResult: {wrong.transform} {wrong.metric} must have {counted(len(self.images), 'value')}, "
+                f"one per image, got {len(wrong.values)}. Pass one name per image."
             )
 
     def find(self, transform: str, metric: str, part: str = FULL) -> Measurement | None:
@@ -286,7 +286,7 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
 
 def _cells(row: Measurement, seed: int) -> list[str]:
     summary, effect = row.summary(seed), row.effect(seed)
-    ends = interval(summary.interval) or f"{summary.n} images: none"
+    ends = interval(summary.interval) or f"{counted(summary.n, 'image')}: none"
     cells = [row.transform, METRICS[row.metric].title, row.part + (" (control)" if row.control else "")]
     cells += [number(summary.mean), number(summary.median), number(summary.worst), ends]
     return [*cells, number(row.floor_mean), number(effect and effect.mean)]

@@ -22,7 +22,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vispe.encodings.base import Encoding, Mixing
-from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
 from vispe.experimental.measures.saliency_attention import RelevanceContext, RelevanceSums, Rule
 from vispe.experimental.measures.saliency_rules import split_ratio
 from vispe.hosts.timm.attention import STOCK, VispeAttention
@@ -197,7 +197,8 @@ class BackwardPass:
         self.patches = out.detach().flatten(1, -2)
         if self.patches.shape[1] != self.sums.grid[0] * self.sums.grid[1]:
             raise ShapeError(
-                f"relevance: {self.patches.shape[1]} patches do not form the grid {self.sums.grid}. Pass full images."
+                f"relevance: patches must form the grid {self.sums.grid}, got "
+                f"{counted(self.patches.shape[1], 'patch')}. Pass complete images."
             )
 
     def _begin(self, module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batching import batches
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.rotation.metrics.lie_derivative import moved
 from vispe.evaluate.rotation.record_key import Key
 from vispe.evaluate.rotation.records import Measurement
@@ -127,7 +127,7 @@ def _logits(classifier: Classifier, images: Tensor) -> Tensor:
         logits = classifier(images)
     if logits.ndim != 2 or len(logits) != len(images):
         raise ShapeError(
-            f"classifier: logits must be (b, k) for {len(images)} images, got {tuple(logits.shape)}. Return one row "
-            "per image."
+            f"classifier: logits must be (b, k) for {counted(len(images), 'image')}, got {tuple(logits.shape)}. "
+            "Return one row per image."
         )
     return logits.double()

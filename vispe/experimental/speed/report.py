@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from vispe.errors import counted
 from vispe.experimental.speed.cases import MODES, is_forward
 from vispe.experimental.speed.targets import OURS, SDPA
 from vispe.report.table import text_table
@@ -102,9 +103,13 @@ def _failures(group: list[Row]) -> list[str]:
 def _about(state: dict[str, Any]) -> str:
     facts = state["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    name = f"{facts['cpu']}, {facts['threads']} threads" if facts["device"] == "cpu" else facts["device"]
+    name = (
+        f"{facts['cpu']}, {counted(facts['threads'], 'thread')}"
+        if facts["device"] == "cpu"
+        else facts["device"]
+    )
     passed = sum(c["passed"] for c in state["checks"])
-    return f"{name}; {versions}; {passed} of {len(state['checks'])} checks passed"
+    return f"{name}; {versions}; {passed} of {counted(len(state['checks']), 'check')} passed"
 
 
 def _cells(row: Row, best: float | None, own: float | None) -> tuple[str, ...]:

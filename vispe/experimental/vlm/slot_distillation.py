@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.backbones.distributed import Processes
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def slot_distillation(
     kl = divergence(student, teacher, student_mask, teacher_mask, temperature)
     if slots.shape != kl.shape or slots.is_floating_point():
         raise ShapeError(
-            f"slots must be {len(kl)} integers, one per sample, got {tuple(slots.shape)} {slots.dtype}."
+            f"slots must be {counted(len(kl), 'integer')}, one per sample, got {tuple(slots.shape)} {slots.dtype}."
         )
     processes = processes or Processes()
     parts = processes.joined((kl.detach().cpu(), slots.cpu()))

@@ -18,7 +18,7 @@ from torch import Tensor
 from vispe.encodings.base import Encoding
 from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec
 from vispe.encodings.spec import spec_to_text
-from vispe.errors import InputError, OptionError, VispeError, did_you_mean
+from vispe.errors import InputError, OptionError, VispeError, counted, did_you_mean
 
 _QKV = r"blocks\.(\d+)\.attn\.qkv\.weight"
 _QK = r"blocks\.(\d+)\.attn\.qk\.weight"  # ConViT, with a separate v
@@ -129,9 +129,9 @@ def convert_weights(
     if result is None:
         name, tensor = next(iter(facts.entries.items()))
         raise InputError(
-            f"No published {kind} encoding of a model with width {facts.dim}, {facts.depth} blocks and {facts.heads} "
-            f"heads has these weights ({problem}), got {facts.root}{name} of shape {tuple(tensor.shape)}. Pass the "
-            "encoding as `spec`."
+            f"No published {kind} encoding of a model with width {facts.dim}, {counted(facts.depth, 'block')} and "
+            f"{counted(facts.heads, 'head')} has these weights ({problem}), got {facts.root}{name} of shape "
+            f"{tuple(tensor.shape)}. Pass the encoding as `spec`."
         )
     return Converted(result.weights, kind, tuple(fits), result.renamed, result.dropped, tuple(notes))
 
@@ -204,7 +204,7 @@ def _facts(weights: Mapping[str, Tensor], kind: str, num_heads: int | None) -> t
                 f"The number of heads cannot be inferred from the weights, got the width {dim}. Pass `num_heads`."
             )
         heads = dim // 64
-        notes.append(f"{heads} heads, of 64 channels each, as in the published models")
+        notes.append(f"{counted(heads, 'head')}, of 64 channels each, as in the published models")
     if kind == "convit":
         has_bias = any(name.endswith(".attn.qk.bias") for name in weights)
         notes.append(

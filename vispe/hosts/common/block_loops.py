@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vispe.attention.bias.windows import WindowMask
 from vispe.encodings.base import Encoding, Mixing
 from vispe.encodings.parts.preparation import prepare
-from vispe.errors import InputError, ShapeError, UnsupportedCombination, UnsupportedHost
+from vispe.errors import InputError, ShapeError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context, HostState
@@ -67,8 +67,9 @@ class LoopPositions(Context):
             prefix = pos.grid.prefix if pos.grid else 0
             raise ShapeError(
                 f"vispe.positions_for: the positions are those of {pos.coords.shape[0]} x {pos.tokens} tokens "
-                f"({prefix} prefix tokens and {pos.tokens - prefix} patches), got tokens {tuple(x.shape)}. Pass the "
-                "patches that remain as index=, and the number of class, register and prompt tokens as prefix=."
+                f"({counted(prefix, 'prefix token')} and {counted(pos.tokens - prefix, 'patch')}), got tokens "
+                f"{tuple(x.shape)}. Pass the patches that remain as index=, and the number of class, register and "
+                "prompt tokens as prefix=."
             )
 
 
@@ -207,8 +208,8 @@ def _converted(model: nn.Module) -> Any:
     if len(parts) != 1:
         advice = "Convert it first; vispe.convert(model, 'learn') keeps its own absolute table"
         raise UnsupportedHost(
-            f"vispe.positions_for: {type(model).__name__} contains {len(parts)} models converted by vispe, and one is "
-            f"needed. {'Pass the one whose blocks you call' if parts else advice}."
+            f"vispe.positions_for: {type(model).__name__} contains {counted(len(parts), 'model')} converted by "
+            f"vispe, and one is needed. {'Pass the one whose blocks you call' if parts else advice}."
         )
     return parts[0]
 

@@ -14,7 +14,7 @@ from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.parts.rotary.rope import BaseTooSmall, RopeBase
-from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
 
 EXAMPLES = {
@@ -46,8 +46,8 @@ def check_term(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> None:
 
 def _other_axes(name: str, ndim: Sequence[int], axes: int, stock: type[nn.Module]) -> str:
     return (
-        f"{name} supports {' or '.join(map(str, ndim))} axes, got the {axes}-axis grid of {stock.__name__}. Use an "
-        f"encoding for {axes} axes, such as {EXAMPLES[axes]}."
+        f"{name} supports {counted(' or '.join(map(str, ndim)), 'axis')}, got the {axes}-axis grid of "
+        f"{stock.__name__}. Use an encoding for {counted(axes, 'axis')}, such as {EXAMPLES[axes]}."
     )
 
 
@@ -55,8 +55,8 @@ def check_outside(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> Non
     """Raise `UnsupportedCombination` if an encoding acts outside attention, for hosts that only replace layers."""
     if issubclass(cls, Sampler):
         raise UnsupportedCombination(
-            f"{cls.name} samples positions for one grid of all tokens, which {stock.__name__} does not have. Use a "
-            f"plain timm ViT or Eva, as in '{cls.name}+{cls.reader}'."
+            f"{cls.name} samples positions for one grid of all tokens, which {stock.__name__} does not "
+            f"have. Use a plain timm ViT or Eva, as in '{cls.name}+{cls.reader}'."
         )
     if issubclass(cls, Additive | Mixing) or not (issubclass(cls, Biased | Rotary) or cls.name == "none"):
         raise UnsupportedCombination(
@@ -165,8 +165,9 @@ def copy_weights(encoding: Encoding, source: Encoding, host: str) -> None:
     theirs, ours = source.state_dict(), encoding.state_dict()
     if differing := sorted(set(theirs) ^ set(ours)):
         raise UnsupportedCombination(
-            f"{source.name}: this {host} needs {len(ours)} weights, got {len(theirs)} ({differing[0]} exists in only "
-            f"one of them). Create the encoding for this {host}, or pass its spec to initialise new weights."
+            f"{source.name}: this {host} needs {counted(len(ours), 'weight')}, got {len(theirs)} ({differing[0]} "
+            f"exists in only one of them). Create the encoding for this {host}, or pass its spec to initialise new "
+            "weights."
         )
     for name, value in ours.items():
         if theirs[name].shape != value.shape:
@@ -195,7 +196,9 @@ def feature_blocks(depth: int, indices: int | list[int] | None, host: str = "mod
     else:
         take = [i + depth if i < 0 else i for i in indices]
     if not take or min(take) < 0 or max(take) >= depth:
-        raise OptionError(f"indices must select some of the {depth} blocks of the {host}, got {indices}.")
+        raise OptionError(
+            f"indices must select some of the {counted(depth, 'block')} of the {host}, got {indices}."
+        )
     return set(take), max(take)
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.rotary.head_basis import HeadBasis, describe_bases
 from vispe.encodings.registry import create_encoding, encoding_class
-from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.errors import UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.common.checks import (
     attach,
     base_too_small,
@@ -186,14 +186,16 @@ def describe_model(model: Any, family: HostFamily) -> str:
     if family.has_rope(model) or state.rope:
         lines.append(f"  own rotary embedding: {'in use' if state.keep_rope else 'taken out'}")
     if model.pos_enc is not None:
-        lines.append(f"  pos_enc: {model.pos_enc.name}, {_count([model.pos_enc])} parameters")
+        lines.append(f"  pos_enc: {model.pos_enc.name}, {counted(_count([model.pos_enc]), 'parameter')}")
     acting = [e for _, encoding in model._vispe_paths() for e in encoding.parts()]
     inside = family.always_inside or any(isinstance(e, Biased | Rotary) for e in acting)
     layers: list[Any] = [m for _, _, m in family.attentions(model)] if inside else []
     of_layers = [m.pos_enc for m in layers if m.pos_enc is not None]
     if of_layers:
         name, count = of_layers[0].name, _count(of_layers)
-        lines.append(f"  {len(of_layers)} attention layers with their own: {name}, {count} parameters")
+        lines.append(
+            f"  {counted(len(of_layers), 'attention layer')} with their own: {name}, {counted(count, 'parameter')}"
+        )
     parts = [part for e in (model.pos_enc, *of_layers[:1]) if e is not None for part in e.parts()]
     shape = family.facts(model, list(family.attentions(model)))["grid"]
     notes = [
@@ -205,7 +207,7 @@ def describe_model(model: Any, family: HostFamily) -> str:
     lines += [f"  {note}" for note in notes]
     if layers:
         backend = backend_text(all(m.fused_attn for m in layers), family.unfused)
-        lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
+        lines.append(f"  {counted(len(layers), 'attention layer')} swapped; backend {backend}")
     return "\n".join(lines)
 
 

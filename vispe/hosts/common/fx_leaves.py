@@ -24,7 +24,7 @@ from vispe.encodings.base import Additive, Encoding, Mixing
 from vispe.encodings.compose import bias_of, multi_softmax_of
 from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.encodings.parts.preparation import prepare
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import Grid, Positions
 from vispe.hosts.common.position_cache import PositionCache
 
@@ -95,14 +95,14 @@ def positions(
     advice = "Build the model with dynamic_img_size=True or call set_input_size."
     if tokens != grid.patches:
         raise ShapeError(
-            f"The patch embedding must return tokens of the grid {grid.shape}, got {tokens} tokens for an image of "
-            f"{size} pixels. {advice}"
+            f"The patch embedding must return tokens of the grid {grid.shape}, got {counted(tokens, 'token')} for an "
+            f"image of {size} pixels. {advice}"
         )
     patches = grid.shape if embed is None else tuple(embed.dynamic_feat_size(size))
     if patches != grid.shape:
         raise ShapeError(
-            f"The image must have the patches of the grid {grid.shape}, got {patches} patches for {size} pixels. "
-            f"{advice}"
+            f"The image must have the patches of the grid {grid.shape}, got {counted(patches, 'patch')} for {size} "
+            f"pixels. {advice}"
         )
     pos = (cache or PositionCache())(grid, image)
     return prepare(encodings, pos, batch=image.shape[0])

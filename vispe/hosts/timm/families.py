@@ -16,7 +16,7 @@ from torch import nn
 
 from vispe.encodings.base import Additive, Biased, Encoding
 from vispe.encodings.registry import encoding_class
-from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.errors import UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
 from vispe.hosts.common.checks import table_like, with_training_grid
 from vispe.hosts.common.context import HostState
@@ -79,7 +79,7 @@ class _Timm(HostFamily):
 
     def grid_text(self, model: Any) -> str:
         tokens = model.num_prefix_tokens
-        return f"{self.grid(model)}, trained at {model.vispe.reference}, {tokens} prefix tokens"
+        return f"{self.grid(model)}, trained at {model.vispe.reference}, {counted(tokens, 'prefix token')}"
 
     def has_absolute_table(self, model: Any) -> bool:
         return model.pos_embed is not None

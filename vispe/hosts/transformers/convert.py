@@ -10,11 +10,11 @@ from torch import nn
 
 from vispe.encodings.metadata import list_encodings
 from vispe.encodings.registry import Spec
-from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
+from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, counted, did_you_mean
 from vispe.hosts.transformers.diagnosis import names_of, names_scheme, refusal
+from vispe.hosts.transformers.language.conversion_record import describe_vlm
 from vispe.hosts.transformers.language.convert import (
     convert_vlm,
-    describe_vlm,
     is_vision_language_model,
     restore_vlm,
 )
@@ -95,7 +95,8 @@ def convert_named(model: nn.Module) -> None:
     new = _convert_missing(model)
     if new:
         warnings.warn(
-            f"{new} weights of the encoding were initialised, not loaded. Load saved ones with vispe.from_pretrained.",
+            f"{counted(new, 'weight')} of the encoding {'was' if new == 1 else 'were'} initialised, not loaded. Load "
+            "saved ones with vispe.from_pretrained.",
             UserWarning,
             stacklevel=3,
         )

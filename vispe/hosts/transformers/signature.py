@@ -8,6 +8,8 @@ from functools import wraps
 from types import FunctionType
 from typing import Any
 
+from vispe.errors import counted
+
 
 def copy_signatures(cls: type, *names: str, **extra: Any) -> None:
     """Set the signatures of methods of a dynamic subclass to those of the stock class.
@@ -48,7 +50,7 @@ def by_name(
         TypeError: there are more positional arguments than `owner` takes, or one is passed twice.
     """
     if len(args) > len(order):
-        raise TypeError(f"{owner} takes {len(order)} positional arguments, got {len(args)}.")
+        raise TypeError(f"{owner} takes {counted(len(order), 'positional argument')}, got {len(args)}.")
     return dict(**dict(zip(order, args, strict=False)), **kwargs)
 
 

@@ -17,7 +17,7 @@ from vispe.encodings.attention_layer import attend
 from vispe.encodings.base import Encoding
 from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.registry import encoding_class
-from vispe.errors import UnsupportedHost
+from vispe.errors import UnsupportedHost, counted
 from vispe.grid import Grid
 from vispe.hosts.common.checks import check_outside, table_like
 from vispe.hosts.common.context import HostState
@@ -128,7 +128,7 @@ class _Windows(HostFamily):
 
     def grid_text(self, model: Any) -> str:
         grids = dict.fromkeys(grid_of(model, m) for _, _, m in attentions(model))
-        return f"of each window: {', '.join(map(str, grids))}, {prefix_of(model)} prefix tokens"
+        return f"of each window: {', '.join(map(str, grids))}, {counted(prefix_of(model), 'prefix token')}"
 
     def has_absolute_table(self, model: Any) -> bool:
         return any(_has(holder, name) for _, holder, name in _tables(model))

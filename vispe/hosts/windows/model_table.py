@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from vispe.errors import UnsupportedHost
+from vispe.errors import UnsupportedHost, counted
 from vispe.hosts.common.layer_access import plain_class, state_path
 from vispe.hosts.transformers.subclasses import stock_of
 from vispe.hosts.windows.attention import SiteAttention
@@ -147,8 +147,9 @@ def _of_monai(model: Any) -> tuple[int, ...]:
     side = round(float(patches.n_patches) ** (1 / axes))
     if side**axes != patches.n_patches:
         raise UnsupportedHost(
-            f"MONAI's {type(model).__name__} stores only the number of patches, so its grid of {axes} axes must have "
-            f"equal sides, got {patches.n_patches} patches. Use equal sides, or UNETR, which stores its grid."
+            f"MONAI's {type(model).__name__} stores only the number of patches, so its grid of "
+            f"{counted(axes, 'axis')} must have equal sides, got {counted(patches.n_patches, 'patch')}. Use equal "
+            "sides, or UNETR, which stores its grid."
         )
     return (side,) * axes
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.errors import ShapeError, UnsupportedCombination, counted
 from vispe.hosts.windows.attention import SiteAttention, split
 
 
@@ -59,8 +59,8 @@ class VolumeWindowAttention(SiteAttention):
         tokens, shape = x.shape[1], self.vispe_shape or tuple(self.window_size)
         if math.prod(shape) != tokens:
             raise ShapeError(
-                f"MONAI's window attention: the windows must have the shape {tuple(shape)}, got {tokens} tokens. Call "
-                "the model from one thread at a time."
+                f"MONAI's window attention: the windows must have the shape {tuple(shape)}, got "
+                f"{counted(tokens, 'token')}. Call the model from one thread at a time."
             )
         bias = self.vispe_host_bias(tokens) if self.vispe_grid.keep else None
         dropout = self.attn_drop.p if self.training else 0.0

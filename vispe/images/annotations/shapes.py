@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.images.annotations.rasterize import fill
 from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
 from vispe.images.orientation import oriented
@@ -174,8 +174,8 @@ def painted(
         n_covered += len(pixels)
         if n_covered > most:
             raise InputError(
-                f"{path}: the total area of its {len(shapes)} shapes exceeds {most / 1e6:.0f} million pixels. Remove "
-                "overlapping shapes."
+                f"{path}: the total area of its {counted(len(shapes), 'shape')} exceeds {most / 1e6:.0f} million "
+                "pixels. Remove overlapping shapes."
             )
         covered_pixels.append((each, pixels + page * h * w))
     notes = []
@@ -211,4 +211,8 @@ def overlapping(path: Path, drawn: Sequence[tuple[int, np.ndarray]]) -> Iterator
         by_class = [np.unique(np.concatenate([p for c, p in drawn if c == k])) for k in classes]
         n_overlapping = int((np.unique(np.concatenate(by_class), return_counts=True)[1] > 1).sum())
     if n_overlapping:
-        yield f"{n_overlapping} pixels of {path.name} are covered by shapes of different classes; the smaller wins."
+        verb = "is" if n_overlapping == 1 else "are"
+        yield (
+            f"{counted(n_overlapping, 'pixel')} of {path.name} {verb} covered by shapes of different classes; the "
+            "smaller wins."
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from vispe.errors import InputError, require
+from vispe.errors import InputError, counted, require
 from vispe.images.formats.decoded_image import (
     BROKEN,
     PILLOW_FORMATS,
@@ -88,7 +88,9 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, 
             frame = largest_frame(image)
             if getattr(image, "n_frames", 1) > 1 and image.format == "MPO":
                 which = "first" if frame == 0 else f"largest (number {frame + 1})"
-                notes.append(f"{path.name} holds {image.n_frames} images: only the {which} is used.")
+                notes.append(
+                    f"{path.name} holds {counted(image.n_frames, 'image')}: only the {which} is used."
+                )
             _check_claim(path, image, magic, size)
             if image.format == "PNG":
                 notes += png_damage(path)
@@ -132,7 +134,9 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
     notes: list[str] = []
     file_format = "JPEG" if image.format == "MPO" else str(image.format)
     if file_format in ("PNG", "GIF", "WEBP") and getattr(image, "n_frames", 1) > 1:
-        notes.append(f"{path.name} is animated: only the first of its {image.n_frames} frames is used.")
+        notes.append(
+            f"{path.name} is animated: only the first of its {counted(image.n_frames, 'frame')} is used."
+        )
     if image.mode == "CMYK":
         notes.append("CMYK colours were converted to RGB.")
         image = _as_rgb(image)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.images.orientation import oriented, oriented_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
@@ -162,7 +162,7 @@ def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
         )
     if len(axes) != len(shape):
         raise InputError(
-            f"{path}: axes must have {len(shape)} letters for the shape {times(shape)}, got {axes!r}."
+            f"{path}: axes must have {counted(len(shape), 'letter')} for the shape {times(shape)}, got {axes!r}."
         )
     return axes
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.images.formats.units import microns
 
 PLANES = 1_000_000
@@ -37,7 +37,9 @@ def check_page_list(path: Path) -> list[str]:
         visited: set[int] = set()
         while page_offset := _number(stream.read(struct.calcsize(offset)), offset):
             if page_offset in visited:
-                raise InputError(f"{path} is damaged: its page list is cyclic after {len(visited)} pages.")
+                raise InputError(
+                    f"{path} is damaged: its page list is cyclic after {counted(len(visited), 'page')}."
+                )
             visited.add(page_offset)
             stream.seek(page_offset)
             entries = _number(stream.read(struct.calcsize(count)), count)

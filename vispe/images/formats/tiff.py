@@ -11,7 +11,7 @@ import numpy as np
 import tifffile
 from PIL import Image, TiffImagePlugin  # noqa: F401 - registers the TIFF format with Image.open
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.images.formats.decoded_image import (
     BROKEN,
     Decoded,
@@ -66,11 +66,13 @@ def _read(
         shapes = ", ".join(times(s.shape) for s in series)
         chosen = "first" if number == 0 else f"largest ({times(first.shape)})"
         notes.append(
-            f"{path.name} contains {len(series)} separate images ({shapes}); only the {chosen} is used."
+            f"{path.name} contains {counted(len(series), 'separate image')} ({shapes}); only the {chosen} is used."
         )
     check_pixels(path, first.shape)
     if len(first.levels) > 1:
-        notes.append(f"{path.name} contains {len(first.levels)} pyramid levels; only the largest is used.")
+        notes.append(
+            f"{path.name} contains {counted(len(first.levels), 'pyramid level')}; only the largest is used."
+        )
     _check_complete(path, tif, first, messages)
     page = first.keyframe
     _check_claim(path, first, size)
@@ -98,13 +100,15 @@ def _read(
         alpha = " with alpha" if has_alpha(page) else ""
         stack = letters.replace("S", "Z").replace("Q", "T")
         notes.append(
-            f"{path.name}: its {planes} planes are read as one colour image{alpha}; if they are slices of a stack, set "
-            f"`axes={stack}`."
+            f"{path.name}: its {counted(planes, 'plane')} are read as one colour image{alpha}; if they are slices of "
+            f"a stack, set `axes={stack}`."
         )
     page_axes = count_axes(letters, axes, array.shape)
     if len(page_axes) > 1 and axes is None:
         sizes = " x ".join(f"{a}={n}" for a, n in page_axes)
-        notes.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in page_axes])} pages.")
+        notes.append(
+            f"{path.name}: the axes {sizes} are read as {counted(np.prod([n for _, n in page_axes]), 'page')}."
+        )
     resolution = tiff_resolution(page)
     pixel_size = tiff_pixel_size(tif, resolution, number)
     return Decoded(
@@ -140,8 +144,8 @@ def _check_complete(
     missing = sum(p is None for p in pages)
     if missing:
         raise InputError(
-            f"{path}: {missing} of {len(pages)} planes of the OME metadata are missing. Copy the other files of a "
-            "multi-file dataset into the same folder, or export a single file."
+            f"{path}: {missing} of {counted(len(pages), 'plane')} of the OME metadata are missing. Copy the other "
+            "files of a multi-file dataset into the same folder, or export a single file."
         )
     if series.dataoffset is not None:
         end = series.dataoffset + series.nbytes

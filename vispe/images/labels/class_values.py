@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.images.paths import check_file
 
 Level = tuple[int, ...]
@@ -120,11 +120,11 @@ def named_classes(
         InputError: more than `most` distinct levels, or fewer than two classes.
     """
     distinct = sorted(set().union(*levels))
-    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
+    where = str(paths[0]) if len(paths) == 1 else f"the {counted(len(paths), 'label file')}"
     if len(distinct) > most:
         raise InputError(
-            f"{where}: max_classes={most}, got {len(distinct)} distinct values ({describe(distinct)}). Draw without "
-            "anti-aliasing (a pencil, not a brush) or increase `max_classes`."
+            f"{where}: max_classes={most}, got {counted(len(distinct), 'distinct value')} ({describe(distinct)}). "
+            "Draw without anti-aliasing (a pencil, not a brush) or increase `max_classes`."
         )
     classes_of, names, colors, notes = assign(where, distinct, naming, dense)
     present = {classes_of[level] for level in distinct}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.images.annotations.shapes import Shape
 from vispe.images.formats.decode import decode
 from vispe.images.formats.decoded_image import Decoded
@@ -195,14 +195,15 @@ def _read_levels(
     fraction = len(labelled) / max(codes.size, 1)
     if len(present) > max_classes and fraction > _PAINTED and not dense:
         raise InputError(
-            f"{path}: max_classes={max_classes}, got {len(present)} distinct values on {100 * fraction:.0f} % of the "
-            "pixels, probably a copy of the image with labels drawn onto it. Draw them on an empty layer (black or "
-            "transparent) of the same size and save that layer alone, or, if these are labels, increase `max_classes`."
+            f"{path}: max_classes={max_classes}, got {counted(len(present), 'distinct value')} on "
+            f"{100 * fraction:.0f} % of the pixels, probably a copy of the image with labels drawn onto it. Draw "
+            "them on an empty layer (black or transparent) of the same size and save that layer alone, or, if these "
+            "are labels, increase `max_classes`."
         )
     if len(present) > max(max_classes, 1000):
         raise InputError(
-            f"{path}: max_classes={max_classes}, got {len(present)} distinct values, probably a photograph or an "
-            "anti-aliased drawing. Draw without anti-aliasing (a pencil, not a brush)."
+            f"{path}: max_classes={max_classes}, got {counted(len(present), 'distinct value')}, probably a "
+            "photograph or an anti-aliased drawing. Draw without anti-aliasing (a pencil, not a brush)."
         )
     index = np.zeros(codes.shape, np.int32)
     index.ravel()[labelled] = np.searchsorted(present, drawn) + 1
@@ -325,11 +326,12 @@ def check_pages(
         )
     if in_file[0] not in (1, z):
         raise InputError(
-            f"{path}: the {what} {plural} {in_file[0]} pages, but the image has {z}. Numbers of pages must be equal."
+            f"{path}: the {what} {plural} {counted(in_file[0], 'page')}, but the image has {z}. Numbers of pages "
+            "must be equal."
         )
     if in_file[0] != 1 and page is not None:
         raise OptionError(
-            f"{path}: {option} needs a single page, got {option}={page} and {z} pages. Omit `{option}`."
+            f"{path}: {option} needs a single page, got {option}={page} and {counted(z, 'page')}. Omit `{option}`."
         )
     if in_file[0] == 1 and page is None and z > 1:
         raise InputError(
@@ -347,5 +349,7 @@ def thin_classes(path: Path, classes: np.ndarray, names: Sequence[str]) -> list[
         if count == 0:
             notes.append(f"class {name!r} has no labelled pixels in {path.name}; it remains a class.")
         elif count < MIN_PIXELS_PER_CLASS:
-            notes.append(f"class {name!r} has only {count} labelled pixels in {path.name}; label more of it.")
+            notes.append(
+                f"class {name!r} has only {counted(count, 'labelled pixel')} in {path.name}; label more of it."
+            )
     return notes

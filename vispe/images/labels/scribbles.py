@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from skimage.draw import disk
 
-from vispe.errors import InputError, did_you_mean, is_integer
+from vispe.errors import InputError, counted, did_you_mean, is_integer
 from vispe.images.labels.class_values import Level, Naming, class_number, load_json
 
 KEYS = ("class", "width", "points", "page")
@@ -106,10 +106,13 @@ def rasterized(
 
 def overlap_note(path: Path, pixels: int) -> list[str]:
     """Return a note on the number of pixels under strokes of different classes; [] if there are none."""
-    note = (
-        f"{pixels} pixels of {path.name} are covered by strokes of different classes; the later stroke wins."
-    )
-    return [note] if pixels else []
+    if not pixels:
+        return []
+    verb = "is" if pixels == 1 else "are"
+    return [
+        f"{counted(pixels, 'pixel')} of {path.name} {verb} covered by strokes of different classes; the later stroke "
+        "wins."
+    ]
 
 
 def check_work(where: str, strokes: Iterable[Stroke], h: int, w: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError, did_you_mean
+from vispe.errors import InputError, counted, did_you_mean
 from vispe.images.annotations.annotation_files import holds_shapes, read_shapes
 from vispe.images.annotations.shapes import Color, Shape, overlapping, painted
 from vispe.images.file_search import natural
@@ -87,8 +87,8 @@ def _classed(path: Path, shapes: Sequence[Shape]) -> tuple[list[Shape], list[str
         notes.append(f"{empty} shape(s) of {path.name} have an empty geometry and are not used.")
     if count and not shapes:
         raise InputError(
-            f"{path} has {count} shape(s), all of them empty: coordinates are neither lists of parts nor pairs of "
-            "numbers (x, y). Export them again."
+            f"{path} has {counted(count, 'shape')}, all of them empty: coordinates are neither lists of parts nor "
+            "pairs of numbers (x, y). Export them again."
         )
     ignored = [s for s in shapes if s.name is not None and s.name.endswith("*")]
     with_class = [s for s in shapes if (s.name or s.group) and s not in ignored]
@@ -101,8 +101,8 @@ def _classed(path: Path, shapes: Sequence[Shape]) -> tuple[list[Shape], list[str
         notes.append(f"{n_without_class} shape(s) of {path.name} have no class and are not used.")
     if not with_class:
         raise InputError(
-            f"{path} has {len(shapes)} shape(s), none with a class. Assign a classification in QuPath, a group or a "
-            "name such as pore-1 in ImageJ, or a category in COCO."
+            f"{path} has {counted(len(shapes), 'shape')}, none with a class. Assign a classification in QuPath, a "
+            "group or a name such as pore-1 in ImageJ, or a category in COCO."
         )
     return with_class, notes
 

@@ -8,7 +8,7 @@ most of the image.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.images.labels.class_values import Level, Naming
 
 _MARKERS = {255, 65_535, (1 << 31) - 1, (1 << 32) - 1}
@@ -97,5 +97,5 @@ def find_void_jointly(
     for counts, _ in parts:
         for level, count in counts.items():
             pixels[level] = pixels.get(level, 0) + count
-    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
+    where = str(paths[0]) if len(paths) == 1 else f"the {counted(len(paths), 'label file')}"
     return find_void(where, pixels, sum(empty for _, empty in parts), naming, dense)

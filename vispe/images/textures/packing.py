@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.errors import OptionError, require
+from vispe.errors import OptionError, counted, require
 
 _TRIES = 1 << 14  # candidate positions per disc
 
@@ -65,8 +65,8 @@ def packed(rng: np.random.Generator, radii: np.ndarray, period: tuple[int, int],
         if not free.any():
             area = np.square(radii).cumsum() * np.pi / (period[0] * period[1])
             raise OptionError(
-                f"the discs do not fit: coverage {area[-1]:.3g} with gaps of {gap:g} pixels was requested, "
-                f"{area[i - 1]:.3g} was reached. Reduce the coverage or the gaps."
+                f"the discs do not fit: coverage {area[-1]:.3g} with gaps of {counted(f'{gap:g}', 'pixel')} was "
+                f"requested, {area[i - 1]:.3g} was reached. Reduce the coverage or the gaps."
             )
         centres[i] = candidates[free.argmax()]
     return centres

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.images.textures.checks import Fractions, Seed, Size, both, cumulated, frozen, smooth
 from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, Raster, Waves, fine, plane_quantiles, ring_waves
@@ -174,7 +174,8 @@ def layered(
         greys = np.array(levels, dtype=np.float64)
     if len(greys) != len(heights) + 1:
         raise OptionError(
-            f"layered: levels must have {len(heights) + 1} entries for {len(heights)} interfaces, got {len(greys)}."
+            f"layered: levels must have {counted(len(heights) + 1, 'entry')} for "
+            f"{counted(len(heights), 'interface')}, got {len(greys)}."
         )
     waves = None
     if waviness:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.images.textures.checks import frozen
 
 DETAIL = 4.0  # pixels; wavelength of the fine field that is added to grey levels
@@ -158,7 +158,9 @@ def ring_waves(
         step = 2 * np.pi / np.array(period)
         vectors = np.rint(vectors / step) * step
         if not vectors.any(1).all():
-            raise OptionError(f"wavelength must not exceed the period {period}, got {max(rings):g} pixels.")
+            raise OptionError(
+                f"wavelength must not exceed the period {period}, got {counted(f'{max(rings):g}', 'pixel')}."
+            )
     n = len(vectors)
     # the variance of a cosine of amplitude a is a²/2, and the variances of n waves add
     amplitude = deviation * np.sqrt(2.0 / n)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
@@ -158,7 +158,7 @@ class Bilevel(Scheme):
         """
         if boundaries.ndim != 2 or counter.shape != boundaries.shape[:1]:
             raise ShapeError(
-                f"boundaries needs the shape ({len(counter)}, n) for {len(counter)} counters, got "
+                f"boundaries needs the shape ({len(counter)}, n) for {counted(len(counter), 'counter')}, got "
                 f"{tuple(boundaries.shape)}."
             )
         begin, place = (x[:, None] for x in self.split(counter))

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from vispe.errors import UnsupportedCombination
+from vispe.errors import UnsupportedCombination, counted
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.schemes.mrope import RoPE1D
 from vispe.multimodal.streams.attention_blocks import Blocks
@@ -49,8 +49,8 @@ class GroupPE(RoPE1D):
         largest = int(blocks.group.max())
         if largest > len(self.phi):
             raise UnsupportedCombination(
-                f"phi={list(self.phi)} has starts for {len(self.phi)} groups after the first, but the stream has a "
-                f"group {largest}. Pass {largest} numbers, or one for all."
+                f"phi={list(self.phi)} has starts for {counted(len(self.phi), 'group')} after the first, but the "
+                f"stream has a group {largest}. Pass {counted(largest, 'number')}, or one for all."
             )
         starts = torch.tensor((0.0, *self.phi), dtype=torch.float64, device=blocks.group.device)
         return starts[blocks.group]

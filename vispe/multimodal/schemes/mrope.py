@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
@@ -180,8 +180,8 @@ class MHRoPE(MRoPE):
         """Return one axis for each key head (kv_heads, pairs)."""
         if self.sections is None and kv_heads < 3:
             raise OptionError(
-                f"mhrope needs a key head for each of time, rows and columns, got {kv_heads} key heads. Set sections, "
-                "or use mrope_i."
+                f"mhrope needs a key head for each of time, rows and columns, got {counted(kv_heads, 'key head')}. "
+                "Set sections, or use mrope_i."
             )
         sections = self.sections or sections_for(kv_heads, None, self.share)
         return allocation.multi_head(sections, kv_heads, pairs)

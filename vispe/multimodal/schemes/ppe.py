@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.transform.pairs import PairRotation
-from vispe.errors import InputError, ShapeError
+from vispe.errors import InputError, ShapeError, counted
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.rotary import HalvesRotation, tables
@@ -105,7 +105,7 @@ class PPE(MRoPE):
             InputError: the tokens are already merged.
         """
         if len(coordinates.ids) != self.axes:
-            raise ShapeError(f"{self} needs {self.axes} coordinates, got {len(coordinates.ids)}.")
+            raise ShapeError(f"{self} needs {counted(self.axes, 'coordinate')}, got {len(coordinates.ids)}.")
         once = coordinates.ids[:: self.k]
         if not torch.equal(once.repeat_interleave(self.k, 0), coordinates.ids):
             raise InputError(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
@@ -138,8 +138,8 @@ def v2pe_stride_for(
         if used <= context:
             return stride
     raise InputError(
-        f"The stream needs {used:g} positions with the smallest stride, {min(strides, key=_value)}, but the context "
-        f"has {context:g}. Shorten the text, omit images, or allow smaller strides."
+        f"The stream needs {counted(f'{used:g}', 'position')} with the smallest stride, {min(strides, key=_value)}, "
+        f"but the context has {context:g}. Shorten the text, omit images, or allow smaller strides."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
@@ -119,8 +119,8 @@ class XDRoPE(Scheme):
             sections = (pairs - 3 * (pairs // 4), *[pairs // 4] * 3)
         elif sum(sections) != pairs:
             raise OptionError(
-                f"sections={list(sections)} add up to {sum(sections)}, but a head has {pairs} pairs of channels. Use "
-                "sections that add up to it."
+                f"sections={list(sections)} add up to {sum(sections)}, but a head has {counted(pairs, 'pair')} of "
+                "channels. Use sections that add up to it."
             )
         if self.layout == "paired":
             return allocation.chunked(sections)
@@ -178,7 +178,7 @@ def _merged_sizes(grids: Tensor | None, merge: int) -> list[tuple[int, int]]:
     wrong = (grids[:, 0] != 1) | (grids[:, 1:] < merge).any(1)
     if bool(wrong.any()):
         raise InputError(
-            f"newline_images: grids must have one frame, and at least {merge} rows and columns, got "
+            f"newline_images: grids must have one frame, and at least {counted(merge, 'row')} and columns, got "
             f"{listed(grids[wrong][0])}. Pass image_grid_thw of the processor."
         )
     return [(h // merge, w // merge + 1) for _, h, w in listed(grids)]
@@ -221,11 +221,11 @@ def _images_of_run(length: int, tokens: Sequence[int]) -> tuple[int, bool]:
 
 def _mismatch(row: int, first: int, length: int, sizes: Sequence[tuple[int, int]]) -> str:
     """Return the message for a run of placeholders that does not match the next grid."""
-    where = f"Sample {row}, token {first} (without padding): {length} adjacent image placeholders"
+    where = f"Sample {row}, token {first} (without padding): {counted(length, 'adjacent image placeholder')}"
     if not sizes:
         return f"{where} exceed the image grids. Pass the grid of every image."
     h, w = sizes[0]
     return (
-        f"{where}, but the next image has {h} rows of {w} tokens with their newlines, {h * w} in total, or {h * w + 2} "
-        "with two boundary tokens. Check the order of the grids and the merge size."
+        f"{where}, but the next image has {counted(h, 'row')} of {counted(w, 'token')} with their newlines, {h * w} "
+        f"in total, or {h * w + 2} with two boundary tokens. Check the order of the grids and the merge size."
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
-from vispe.errors import InputError, ShapeError
+from vispe.errors import InputError, ShapeError, counted
 from vispe.multimodal.serving.table import RotaryTable
 
 ENGINE = "MRotaryEmbedding"  # class of vLLM and SGLang that supports sections of axes
@@ -37,7 +37,9 @@ class TableRotary(nn.Module):
         self.layout: Layout = layout
         self.rotary_dim = table.cache.shape[1]
         if self.rotary_dim > head_size:
-            raise ShapeError(f"The table rotates {self.rotary_dim} channels, but a head has {head_size}.")
+            raise ShapeError(
+                f"The table rotates {counted(self.rotary_dim, 'channel')}, but a head has {head_size}."
+            )
         self.cos_sin_cache: Tensor
         self.axis_of_pair: Tensor
         self.register_buffer("cos_sin_cache", table.cache, persistent=False)
@@ -105,8 +107,8 @@ def _fitted(layer: Any, table: RotaryTable, path: str) -> nn.Module:
     """Return a layer with the table: the layer itself if its kernel supports the table, else a new layer."""
     if layer.rotary_dim != table.cache.shape[1]:
         raise ShapeError(
-            f"{path} rotates {layer.rotary_dim} channels, but the table {table.cache.shape[1]}. Build the table "
-            f"from the "
+            f"{path} rotates {counted(layer.rotary_dim, 'channel')}, but the table {table.cache.shape[1]}. Build the "
+            f"table from the "
             "frequencies of this model."
         )
     device = layer.cos_sin_cache.device

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, UnsupportedCombination
+from vispe.errors import InputError, OptionError, UnsupportedCombination, counted
 from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.segments import Image, Text, Video
 from vispe.multimodal.streams.token_stream import Stream
@@ -158,8 +158,8 @@ class TableRows:
         distance = float((fine - number).abs().max()) / self.parts if fine.numel() else 0.0
         if distance > NEAR and not self.nearest:
             raise InputError(
-                f"{self.scheme} gives coordinates up to {distance:.3g} steps from the nearest of {self.parts} "
-                f"parts. Set parts to a common denominator, or use nearest=True."
+                f"{self.scheme} gives coordinates up to {counted(f'{distance:.3g}', 'step')} from the nearest of "
+                f"{counted(self.parts, 'part')}. Set parts to a common denominator, or use nearest=True."
             )
         place = (number / self.parts).floor()
         low, high = (int(place.min()), int(place.max())) if fine.numel() else (0, 0)

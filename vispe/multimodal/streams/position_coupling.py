@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, is_integer
+from vispe.errors import InputError, OptionError, counted, is_integer
 from vispe.multimodal.streams.segments import Image, Text, Video
 
 Picture = tuple[Image | Video, int]  # an image or video of a sample, and the index of its first token
@@ -78,7 +78,7 @@ def _middle(image: Image | Video, cell: Sequence[int]) -> list[int]:
     frame, box = (cell[0], cell[1:]) if is_video else (0, cell)
     top, left, bottom, right = (*box, *box)[:4]
     if frame >= (image.t if is_video else 1) or not (top <= bottom < rows and left <= right < columns):
-        frames = f"{image.t} frames of " if is_video else ""
+        frames = f"{counted(image.t, 'frame')} of " if is_video else ""
         raise InputError(
             f"The cell {tuple(cell)} is outside of {image}, which has {frames}{rows} x {columns} tokens. Cells "
             f"are {form} counted from 0, both ends included."

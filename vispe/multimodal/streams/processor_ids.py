@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError, is_integer
+from vispe.errors import InputError, OptionError, ShapeError, counted, is_integer
 from vispe.multimodal.streams.attention_blocks import Blocks, check_same_shape
 from vispe.multimodal.streams.parallel_segments import ALL, SELF, Align, Parallel, See
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Text, Video
@@ -206,7 +206,7 @@ def _grids(supplied: object, merge: int, seconds: object, apart: bool, kind: str
         clock = torch.as_tensor(seconds, dtype=torch.float64, device=size.device)
         if clock.shape != (len(size),):
             raise ShapeError(
-                f"seconds needs one value for each of {len(size)} videos, got {tuple(clock.shape)}."
+                f"seconds needs one value for each of {counted(len(size), 'video')}, got {tuple(clock.shape)}."
             )
         if bool(((clock <= 0) | clock.isinf()).any()):
             raise InputError(f"seconds must be above 0, got {listed(clock)}.")
@@ -252,8 +252,8 @@ def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: T
     """Return the message for the segment and sample that do not match their grid."""
     if not bool(wrong.any()):
         return (
-            f"There are grids for {grids} images, tiles, frames or videos, but placeholders for only {len(used)}. "
-            "Pass only the grids of the sequences, in order."
+            f"There are grids for {counted(grids, 'image')}, tiles, frames or videos, but placeholders for only "
+            f"{len(used)}. Pass only the grids of the sequences, in order."
         )
     m = int(wrong.nonzero()[0, 0])
     about = torch.stack([blocks.kind, blocks.sample, blocks.document])

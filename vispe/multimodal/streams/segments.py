@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vispe.errors import OptionError, is_integer
+from vispe.errors import OptionError, counted, is_integer
 from vispe.options import Interval, NonNegativeInt, PositiveFloat, PositiveInt, check_options
 
 TEXT, IMAGE, VIDEO = 0, 1, 2  # numbers of `mm_token_type_ids` of Hugging Face processors
@@ -69,7 +69,8 @@ class Text:
             raise OptionError(f"Text(of={self.of!r}) needs cells, got None. Pass cells=[(row, column)].")
         if self.cells is not None and len(self.cells) not in (1, self.tokens):
             raise OptionError(
-                f"Text of {self.tokens} tokens needs a cell for each of them, or one for all, got {len(self.cells)}."
+                f"Text of {counted(self.tokens, 'token')} needs a cell for each of them, or one for all, got "
+                f"{len(self.cells)}."
             )
 
 

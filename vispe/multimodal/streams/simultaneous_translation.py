@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, is_integer
+from vispe.errors import InputError, OptionError, counted, is_integer
 from vispe.multimodal.streams.segments import Text
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.multimodal.streams.torch_typing import listed
@@ -123,7 +123,7 @@ def streamed(
     sources, targets = _words(source, source_prompt, end), _words(target, target_prompt, end)
     if len(sources) != len(targets):
         raise InputError(
-            f"Every source needs a target, got {len(sources)} sources and {len(targets)} targets."
+            f"Every source needs a target, got {counted(len(sources), 'source')} and {counted(len(targets), 'target')}."
         )
     group = TARGET if mode == "streaming" else SOURCE
     pairs = list(zip(sources, targets, strict=True))

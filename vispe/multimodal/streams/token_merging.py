@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError, is_integer
+from vispe.errors import InputError, OptionError, ShapeError, counted, is_integer
 from vispe.multimodal.streams.torch_typing import unfolded
 
 
@@ -126,6 +126,7 @@ def _check(
         )
     if not is_integer(members) or members < 1 or len(ids) % axes or members * axes % len(ids):
         raise OptionError(
-            f"members={members!r} positions of {axes} coordinates cannot be made of the {len(ids)} rows of ids; let "
-            f"members be a multiple of the positions that a token has, {len(ids) / axes:g}."
+            f"members={members!r} positions of {counted(axes, 'coordinate')} cannot be made of the "
+            f"{counted(len(ids), 'row')} of ids; let members be a multiple of the positions that a token has, "
+            f"{len(ids) / axes:g}."
         )

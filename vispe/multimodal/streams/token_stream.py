@@ -10,7 +10,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.parallel_segments import OUTSIDE, Align, Parallel, See, apply_set_rules
 from vispe.multimodal.streams.position_coupling import Picture, coupled_tokens
@@ -120,7 +120,7 @@ class Stream:
         longest = max(totals) if length is None else length
         if longest < max(totals):
             raise InputError(
-                f"Row {totals.index(max(totals))} has {max(totals)} tokens, more than length={length}."
+                f"Row {totals.index(max(totals))} has {counted(max(totals), 'token')}, more than length={length}."
             )
         place, counts = torch.arange(longest), torch.tensor(totals)[:, None]
         mask = place >= longest - counts if padding == "left" else place < counts

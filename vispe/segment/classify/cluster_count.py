@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vispe.errors import counted
+
 CHOICES = range(2, 9)
 """Numbers of clusters considered by `'auto'`."""
 
@@ -59,9 +61,11 @@ class Choice:
         scores = ", ".join(f"{k}: {value:.3f}" for k, value in self.silhouette.items())
         best, peaks = _largest(self.silhouette), len(self.peaks)
         if self.by == "silhouette":
-            why = f"it has the largest silhouette ({scores}); grey levels have {peaks} peak(s)"
+            why = f"it has the largest silhouette ({scores}); grey levels have {counted(peaks, 'peak')}"
         else:
-            why = f"grey levels have {peaks} peaks; the silhouette is largest for {best} ({scores})"
+            why = (
+                f"grey levels have {counted(peaks, 'peak')}; the silhouette is largest for {best} ({scores})"
+            )
         return f"K = {self.n_classes} chosen: {why}; use cluster=K for another number."
 
 

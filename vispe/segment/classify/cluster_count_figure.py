@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.segment.classify.cluster_count import Choice
 
 NAME = "clusters.png"
@@ -22,10 +23,9 @@ def plot_choice(choice: Choice) -> np.ndarray:
     right.plot(choice.levels, choice.density, color="#0072B2")
     for level in choice.peaks:
         right.axvline(level, color="#D55E00", linewidth=1)
-    count = len(choice.peaks)
     right.set(
         xlabel="grey level",
-        title=f"grey levels: {count} peak{'' if count == 1 else 's'}",
+        title=f"grey levels: {counted(len(choice.peaks), 'peak')}",
         yticks=[],
         xlim=(0, 1),
     )

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, did_you_mean, require
+from vispe.errors import InputError, OptionError, counted, did_you_mean, require
 from vispe.segment.classify.class_prior import tempered
 from vispe.segment.classify.trees import TREES, Trees
 
@@ -291,8 +291,8 @@ def _stored(state: Mapping[str, np.ndarray], n_classes: int) -> Linear:
     if not (classes_valid and classes[0] >= 1 and classes[-1] <= n_classes and finite):
         shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(_LINEAR, arrays, strict=True))
         raise InputError(
-            f"the arrays of a logistic classifier for {n_classes} classes are inconsistent ({shapes}) or not finite. "
-            "Train it again."
+            f"the arrays of a logistic classifier for {counted(n_classes, 'class')} are inconsistent ({shapes}) or "
+            "not finite. Train it again."
         )
     parts = (torch.from_numpy(a.astype(np.float32)) for a in (mean, weight, bias))
     return Linear(*parts, torch.from_numpy(classes))

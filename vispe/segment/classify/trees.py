@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 
 TREES = 32
 """Number of trees: 100 gain less than 0.002 mean IoU more on public micrographs, in three times the time."""
@@ -94,7 +94,8 @@ class Trees:
         trees = cls(**{name: np.array(value) for name, value in arrays.items()})
         if not trees._is_consistent(n_classes):
             raise InputError(
-                f"the arrays of an ensemble for {n_classes} classes are inconsistent or not finite. Train it again."
+                f"the arrays of an ensemble for {counted(n_classes, 'class')} are inconsistent or not finite. Train "
+                "it again."
             )
         return trees
 

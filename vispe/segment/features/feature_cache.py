@@ -14,7 +14,8 @@ from vispe.segment.classify.pixel_classifier import Linear
 from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.filters import Filters
 from vispe.segment.features.micro_features import DenseMaps
-from vispe.segment.features.pixel_features import BLOCK, Features, PreparedPage
+from vispe.segment.features.pixel_features import BLOCK, Features
+from vispe.segment.features.prepared_page import PreparedPage
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.features.token_features import TokenMaps

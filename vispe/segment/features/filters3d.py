@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.images.read import Micrograph
 from vispe.segment.features.filters import Axis, Filters, smooth_rows, smoothing
 from vispe.segment.features.tiles import Region
@@ -55,7 +55,7 @@ class Stack:
         if "Z" not in letters and (len(axes) > 1 or letters[0] not in "IQ"):
             reason = f"its page axes are {' and '.join(letters)}"
             if letters == ["T"]:
-                reason = f"it is a time series of {len(pages)} frames"
+                reason = f"it is a time series of {counted(len(pages), 'frame')}"
             raise InputError(
                 f"{image.path} has no Z axis ({reason}), which 3D filters need. {advice}, or specify the axes, for "
                 "example axes=ZYX."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vispe.segment.classify.out_of_distribution import FeatureDistribution, feature_sums
-from vispe.segment.features.pixel_features import PreparedPage
+from vispe.segment.features.prepared_page import PreparedPage
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import STEP, Region, common, grid_points
 

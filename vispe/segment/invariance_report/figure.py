@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.report import figure_style
 from vispe.report.figure_style import GREY, INK
 from vispe.segment.invariance_report.result import MILD
@@ -94,7 +95,7 @@ def _map(ax: Axes, trust: InvarianceReport, figure: Figure) -> None:
         disagreement = np.fmax.reduceat(disagreement, np.arange(0, length, stride), axis)
     image = ax.imshow(disagreement, cmap="Oranges", vmin=0, vmax=0.5, interpolation="auto")
     ax.set_facecolor("#C9D0D6")
-    subtitle = f"fraction of the {poses} poses that predict another class than the majority"
+    subtitle = f"fraction of the {counted(poses, 'pose')} that predict another class than the majority"
     figure_style.figure_title(ax, "Disagreement of poses", subtitle)
     bar = figure.colorbar(image, ax=ax, location="right", fraction=0.045, pad=0.02, shrink=0.9,
                           extend="max" if len(trust.names) > 2 else "neither")  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vispe.backbones.batching import checked_labels
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.segment.invariance_report.poses import (
     REPEAT,
     Move,
@@ -88,7 +88,7 @@ def measure_invariance(
     if len(small_shifts) < len(set(shifts) - {(0, 0)}):
         h, w = valid.shape
         notes.append(
-            f"{len(set(shifts)) - len(small_shifts)} of {len(set(shifts))} shifts are too large for "
+            f"{len(set(shifts)) - len(small_shifts)} of {counted(len(set(shifts)), 'shift')} are too large for "
             f"{h} x {w} px and were skipped."
         )
     moves: list[Move] = [SquareSymmetry(g) for g in D4 if g != IDENTITY] + [

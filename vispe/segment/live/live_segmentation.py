@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vispe.backbones.hub import downloads
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment.classify.calibration import concatenate_ids, label_scribbles
@@ -218,7 +218,9 @@ class Live:
                 )
             data = self.image.valid[number].ravel()[indices]
             if not data.all():
-                self._note(f"{(~data).sum()} labelled pixels of page {number} have no data and are ignored.")
+                ignored = int((~data).sum())
+                verbs = "has no data and is" if ignored == 1 else "have no data and are"
+                self._note(f"{counted(ignored, 'labelled pixel')} of page {number} {verbs} ignored.")
             self._drawn[number] = indices[data], classes[data]
 
     @property
@@ -398,44 +400,6 @@ class Live:
                 self._watch(text)
 
 
-def micrograph(array: np.ndarray, axes: str | None = None, name: str = "image") -> Micrograph:
-    """Create an image from an array.
-
-    Args:
-        array: grey levels of any real number type; bool becomes 0 and 255.
-        axes: a letter for each dimension: Y and X, C for channels, all others are pages. None: 'YX' for two
-            dimensions.
-        name: name in messages.
-
-    Raises:
-        ShapeError: axes that do not match the array, or an array without pixels.
-        InputError: a non-numeric array, or one without data.
-    """
-    array = np.asarray(array)
-    axes = "YX" if axes is None else axes.upper()
-    if (
-        len(axes) != array.ndim
-        or len(set(axes)) != len(axes)
-        or not {"Y", "X"} <= set(axes)
-        or not array.size
-    ):
-        raise ShapeError(
-            f"axes={axes} must have one letter per dimension, with Y and X, for an array of shape {array.shape}."
-        )
-    if array.dtype.kind not in "buif":
-        raise InputError(f"{name} has dtype {array.dtype} instead of grey levels. Convert it to numbers.")
-    if array.dtype.kind == "b":
-        array = array.astype(np.uint8) * np.uint8(255)
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    order = [axes.index(a) for a in axes if a not in "YXC"] + [axes.index(a) for a in "YXC" if a in axes]
-    pages = array.transpose(order)
-    pages = pages if "C" in axes else pages[..., None]
-    image = Micrograph(Path(name), np.ascontiguousarray(pages.reshape(-1, *pages.shape[-3:])))
-    if not image.valid.any():
-        raise InputError(f"{name} has no data: all pixels are NaN or infinite.")
-    return image
-
-
 def _pixel_features(model: Model) -> FeatureConfig:
     """Return the features of a model; InputError for a text model, which cannot learn from labels."""
     if not isinstance(model.features, FeatureConfig):
@@ -449,6 +413,6 @@ def _check_channels(image: Micrograph, model: Model) -> None:
     """Raise InputError if the image and the training images differ in their number of channels."""
     if model.channels not in (None, image.channels):
         raise InputError(
-            f"{image.path} has {image.channels} channel(s), but the model was trained with {model.channels}. "
+            f"{image.path} has {counted(image.channels, 'channel')}, but the model was trained with {model.channels}. "
             "Select other channels or another model."
         )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.files import check_writable, write_json
 from vispe.images.labels.label_files import read_label_set
 from vispe.images.read import Micrograph, read_image
@@ -115,8 +115,8 @@ def suggest_file(
         note(f"the suggestions are on page {page} of {image.n_pages} (from 0). Select another with page.")
     if len(suggestions) < count:
         note(
-            f"{len(suggestions)} of {count} locations found: no other is far enough from scribbles and pixels without "
-            "data."
+            f"{len(suggestions)} of {counted(count, 'location')} found: no other is far enough from scribbles and "
+            "pixels without data."
         )
     grey, _ = live.normalized()
     out.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.images.formats.size_limits import RATIO, machine_memory
 from vispe.images.labels.class_values import LONGEST, has_controls, unique
 from vispe.images.normalize import MODES
@@ -81,7 +81,7 @@ def _check_texts(path: Path, value: object, where: str, depth: int = 0) -> None:
     if depth > _DEPTH:
         problem = f"is nested more than {_DEPTH} deep"
     elif isinstance(value, str) and len(value) > _TEXT:
-        problem = f"is a string of {len(value)} characters, more than {_TEXT}"
+        problem = f"is a string of {counted(len(value), 'character')}, more than {_TEXT}"
     elif isinstance(value, int) and abs(value) >= 1 << 63:
         problem = "is a number beyond 2^63"
     elif isinstance(value, float) and not math.isfinite(value):
@@ -122,7 +122,7 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
     valid = colors is None or _is_list(
         colors, count, lambda c: _is_list(c, 3, lambda v: _is_integer(v, 0, 255))
     )
-    require("colors", valid, f"{count} colours of three integers from 0 to 255, or null")
+    require("colors", valid, f"{counted(count, 'colour')} of three integers from 0 to 255, or null")
     require("normalize", card.get("normalize") in MODES, " or ".join(MODES))
     require("clip", _is_list(clip, 2, _is_finite) and 0 <= clip[0] < clip[1] <= 100, "two percentiles")
     require("channels", channels is None or _is_integer(channels, 1, 10_000), "a number of channels")

@@ -29,15 +29,16 @@ from vispe.segment.classify.guided_filter import clean
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import PixelClassifier, predict_in_chunks
 from vispe.segment.features.filters3d import Stack
-from vispe.segment.features.pixel_features import BLOCK, Features, PreparedPage
+from vispe.segment.features.pixel_features import BLOCK, Features
+from vispe.segment.features.prepared_page import PreparedPage
 from vispe.segment.features.sample_grid import FeatureGrid, offsets
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import Blend, Region, common
 from vispe.segment.model.model_file import Model
+from vispe.segment.model.uncertainty import most_probable
 from vispe.segment.types import Areas, PostProcessing, Prediction
 
 _T = TypeVar("_T")
-_PIXELS = 1 << 17  # pixels per chunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,28 +272,6 @@ def _planes(features: np.ndarray, classifier: PixelClassifier | PixelClusters) -
     if planes is not None:
         return planes(features)
     return predict_in_chunks(features, classifier.n_classes, classifier.probabilities)
-
-
-def most_probable(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most probable class (the first of equal ones) and the uncertainty of each pixel (h, w)."""
-    labels = np.empty(valid.shape, np.uint8)
-    uncertainty = np.empty(valid.shape, np.float32)
-    # bands of rows bound the temporary arrays
-    rows = max(_PIXELS // valid.shape[1], 1)
-    for top in range(0, len(valid), rows):
-        part, valid_rows = prob[:, top : top + rows], valid[top : top + rows]
-        # running maximum and runner-up over the classes, without sorting (K, rows, w)
-        largest, label = part[0].copy(), np.ones(valid_rows.shape, np.uint8)
-        second = np.full(valid_rows.shape, -np.inf, np.float32)
-        for k in range(1, len(part)):
-            np.maximum(second, np.minimum(largest, part[k]), out=second)
-            label[part[k] > largest] = k + 1
-            np.maximum(largest, part[k], out=largest)
-        unsure = 1 - (largest - second)
-        if not valid_rows.all():
-            label[~valid_rows], unsure[~valid_rows] = 0, np.nan
-        labels[top : top + rows], uncertainty[top : top + rows] = label, unsure
-    return labels, uncertainty
 
 
 def within_memory(features: Features, work: Callable[[], _T], note: Callable[[str], None]) -> _T:

@@ -10,7 +10,7 @@ import numpy as np
 from vispe.errors import InputError, require
 from vispe.images.formats.decoded_image import times
 from vispe.images.read import Micrograph
-from vispe.segment.live.live_segmentation import micrograph
+from vispe.segment.live.array_image import micrograph
 from vispe.segment.overlays import PALETTE, Color
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.files import atomic_path, csv_cell
 from vispe.images.annotations.object_files import ANNOTATION_ENDINGS, write_objects
 from vispe.images.annotations.shapes import Color
@@ -111,8 +111,8 @@ def notes(
     out = []
     if objects.small:
         out.append(
-            f"{name}: {objects.small} objects of fewer than {options.min_area} pixels were excluded. Use "
-            "object_min_area=0 to include all."
+            f"{name}: {counted(objects.small, 'object')} of fewer than {counted(options.min_area, 'pixel')} "
+            f"{'was' if objects.small == 1 else 'were'} excluded. Use object_min_area=0 to include all."
         )
     if pixel is not None and spacing is None:
         out.append(f"the slice distance of {name} is unknown: volumes are in voxels only.")

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 
 _PATIENCE = 20  # connection timeout in seconds
 
@@ -48,8 +48,8 @@ def run_on_cluster(
                 yield
         except KilledWorker as error:
             raise InputError(
-                f"a block was abandoned after killing {error.allowed_failures + 1} workers, probably out of memory. "
-                "Reduce memory and run the same command again."
+                f"a block was abandoned after killing {counted(error.allowed_failures + 1, 'worker')}, probably out "
+                "of memory. Reduce memory and run the same command again."
             ) from error
         finally:
             client.cancel([future for future in futures if not future.done()])

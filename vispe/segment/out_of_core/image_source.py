@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.errors import InputError, require
+from vispe.errors import InputError, counted, require
 from vispe.images.formats.decoded_image import BROKEN, check_pixels, checked_axes, damaged, times, to_pages
 from vispe.images.formats.size_limits import amount, check_size
 from vispe.images.formats.units import micron_factor, seconds
@@ -243,8 +243,8 @@ def _check_counts(path: Path, array: Any, axes: str, pages: int, channels: int) 
     """
     if pages > MOST_PAGES or channels > MOST_CHANNELS:
         raise InputError(
-            f"{path} declares {pages} pages of {channels} channels, but at most {MOST_PAGES} and {MOST_CHANNELS} "
-            "are supported. Split it."
+            f"{path} declares {counted(pages, 'page')} of {counted(channels, 'channel')}, but at most {MOST_PAGES} "
+            f"and {MOST_CHANNELS} are supported. Split it."
         )
     itemsize = np.dtype(array.dtype).itemsize
     size = math.prod(min(n, c) for n, c in zip(array.shape, array.chunks, strict=True)) * itemsize
@@ -294,7 +294,7 @@ def _image_of(path: Path, group: Any, ome: Mapping[str, Any]) -> Any:
             f"{path} contains no image (no multiscales in its metadata). Pass the path of the array inside, with axes."
         )
     if len(series) > 1:
-        listed = f"{len(series)} images ({', '.join(series[:5])})"
+        listed = f"{counted(len(series), 'image')} ({', '.join(series[:5])})"
         raise InputError(f"{path} contains {listed}. Pass one of them, such as {path}/{series[0]}.")
     return group[series[0]]
 
@@ -317,7 +317,9 @@ def _multiscale(path: Path, group: Any, ome: Mapping[str, Any]) -> tuple[Any, di
     version = "0.5" if array.metadata.zarr_format == 3 else "0.4"
     notes = []
     if len(ome["multiscales"]) > 1:
-        notes.append(f"{path.name} contains {len(ome['multiscales'])} multiscale images; the first is used.")
+        notes.append(
+            f"{path.name} contains {counted(len(ome['multiscales']), 'multiscale image')}; the first is used."
+        )
     letters = _letters([axis["name"] for axis in axes], array.ndim, axes)
     facts = {"version": version, "axes": letters, "details": details, "names": names if all(names) else ()}
     return array, facts, notes
@@ -395,7 +397,7 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     if planes:
         stack = axes.replace("S", "Z").replace("Q", "T")
         notes.append(
-            f"{path.name}: its {planes} planes are read as one colour image; if they are slices of a stack, use axes="
-            f"{stack}."
+            f"{path.name}: its {counted(planes, 'plane')} are read as one colour image; if they are slices of a "
+            f"stack, use axes={stack}."
         )
     return array, {"version": "0.5", "axes": axes, "details": details, "names": names, "tag": tag}, notes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.images.normalize import grey_range, type_top
 from vispe.segment.out_of_core.image_source import OutOfCoreImage, valid_pixels
 
@@ -39,7 +39,7 @@ def find_limits(
     Raises:
         InputError: no page has data, or values are out of range with mode 'none'.
     """
-    counted = [0]
+    n_valid = [0]
     step_fraction = 1 / (image.n_pages * max(-(-image.shape[0] // rows) * -(-image.shape[1] // rows), 1))
 
     def values(pages: Iterable[int], first: bool) -> Iterable[np.ndarray]:
@@ -47,7 +47,7 @@ def find_limits(
             for piece in image.strips(page, rows):
                 valid = valid_pixels(piece)
                 if first:
-                    counted[0] += int(valid.sum())
+                    n_valid[0] += int(valid.sum())
                     step(step_fraction)
                 flat = piece.reshape(-1) if valid.all() else piece[valid].reshape(-1)
                 yield flat.astype(np.float32) if flat.dtype == np.float16 else flat
@@ -72,15 +72,17 @@ def find_limits(
             )
             out += [limits] * len(group)
     pixels = image.n_pages * image.shape[0] * image.shape[1]
-    if not counted[0]:
+    if not n_valid[0]:
         raise InputError(f"{image.path} has no data: all {pixels} pixels are NaN or infinite.")
-    if counted[0] < pixels:
-        n_missing, percent = pixels - counted[0], 100 * (1 - counted[0] / pixels)
+    if n_valid[0] < pixels:
+        n_missing, percent = pixels - n_valid[0], 100 * (1 - n_valid[0] / pixels)
+        verb = "is" if n_missing == 1 else "are"
         notes.insert(
             0,
-            f"{n_missing} pixels ({percent:.2g} %) of {image.path.name} are NaN or infinite: treated as no data.",
+            f"{counted(n_missing, 'pixel')} ({percent:.2g} %) of {image.path.name} {verb} NaN or infinite: treated as "
+            "no data.",
         )
-    return out, counted[0], notes
+    return out, n_valid[0], notes
 
 
 def percentiles(

@@ -181,3 +181,9 @@ def _amount(size: int) -> str:
         if size >= factor:
             return f"{np.ceil(10 * size / factor) / 10:g} {unit}"
     return f"{size} bytes"
+
+
+def page_bytes(classes: int, channels: int) -> dict[str, int]:
+    """Return the approximate bytes per pixel of options that need a complete page, in addition to the block."""
+    prediction = 4 * (classes + 2 * channels) + 8
+    return {"min_area": 48, "clean": 96, "materials": 64, "trust": 3 * prediction + 48}

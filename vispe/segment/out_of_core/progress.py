@@ -10,6 +10,7 @@ import os
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,23 @@ def write_small(path: Path, content: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(content))
     temporary.replace(path)
+
+
+def has_blocks(work: Path) -> bool:
+    """Whether a block of a job is done."""
+    return next((work / DONE).glob("*.json"), None) is not None
+
+
+def create_results(job: Job, image: OutOfCoreImage, n_classes: int) -> None:
+    """Create the empty arrays of a result, and store its job."""
+    work = Path(job.work)
+    remove(work / "store", work)
+    for name in (DONE, SETTLED):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    create_raw(work, image, n_classes, job.chunk)
+    zarr_store.create(work / "store", image, n_classes, job.chunk)
+    height, width = (-(-n // job.reduction) for n in image.shape)
+    side = job.chunk // job.reduction
+    shape, chunks = (height, width, image.channels), (side, side, image.channels)
+    create_array(work / "picture", shape, chunks)
+    write_small(work / "job.json", asdict(job))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.images.annotations.shapes import Shape
 from vispe.images.labels.class_values import Level, Naming, named_classes, read_names
 from vispe.images.labels.label_files import check_pages, decoded_labels, label_codes, thin_classes, unpacked
@@ -162,8 +162,8 @@ def _from_store(path: Path, image: OutOfCoreImage, page: int | None) -> tuple[Pi
     first = check_pages(path, (count, *stored.shape), (image.n_pages, *image.shape), page)
     if stored.channels != 1 or stored.dtype.kind == "f":
         raise InputError(
-            f"{path} has {stored.channels} channel(s) of {stored.dtype}, but labels in a store must be integers of one "
-            "channel."
+            f"{path} has {counted(stored.channels, 'channel')} of {stored.dtype}, but labels in a store must be "
+            "integers of one channel."
         )
 
     def pieces() -> Pieces:

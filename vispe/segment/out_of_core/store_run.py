@@ -4,11 +4,11 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vispe.errors import InputError, OptionError, VispeError, require
+from vispe.errors import InputError, OptionError, VispeError, counted, require
 from vispe.files import remove
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region, blocks
@@ -31,7 +31,7 @@ from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.intensity_limits import Limits, find_limits
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import PageWindow, StorePages
-from vispe.segment.out_of_core.memory_plan import DEFAULT, MemoryPlan, make_plan, parse_memory
+from vispe.segment.out_of_core.memory_plan import DEFAULT, MemoryPlan, make_plan, page_bytes, parse_memory
 from vispe.segment.out_of_core.scribbles import match_store_labels, read_scribbles
 from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_page, summary
 from vispe.segment.run import request as requests
@@ -141,7 +141,7 @@ class OutOfCoreRun(Run):
 
     def _discard(self) -> None:
         """Remove the files of a run without a finished block."""
-        if any(_has_blocks(self._work(image)) for image in self.images):
+        if any(progress.has_blocks(self._work(image)) for image in self.images):
             return
         for image in self.images:
             self._remove_partial(image)
@@ -150,7 +150,7 @@ class OutOfCoreRun(Run):
     def fail(self, image: BatchImage, error: VispeError | OSError) -> None:
         """Skip an image after an error; re-raise if it is the only one."""
         super().fail(image, error)
-        if image.path in self.sources and not _has_blocks(self._work(image)):
+        if image.path in self.sources and not progress.has_blocks(self._work(image)):
             self._remove_partial(image)
 
     def pages(self, image: BatchImage, features: Features | None) -> StorePages:
@@ -280,7 +280,9 @@ class OutOfCoreRun(Run):
         work = Path(job.work)
         remaining = [(page, r) for page, r in total if not progress.is_finished(work, page, r, job.chunk)]
         if len(remaining) < len(total):
-            self.note(f"{path.name}: {len(total) - len(remaining)} of {len(total)} blocks are already done.")
+            self.note(
+                f"{path.name}: {len(total) - len(remaining)} of {counted(len(total), 'block')} are already done."
+            )
         self.watch.start(f"segmenting {path.name}", 1)
         self.watch.step(1 - len(remaining) / len(total))
         for _ in self._run(run_block, job, remaining):
@@ -316,7 +318,7 @@ class OutOfCoreRun(Run):
             "materials": self.request.materials,
             "trust": self.request.trust,
         }
-        sizes = _page_bytes(classes, channels)
+        sizes = page_bytes(classes, channels)
         complete = {name: sizes[name] for name, used in needed.items() if used}
         plan_options = {"chunk": chunk, "parts": 16 if self.request.scheduler else 1, "complete": complete}
         plan = make_plan(image, features, model, pieces, self.post.smooth, self.memory, **plan_options)
@@ -343,7 +345,7 @@ class OutOfCoreRun(Run):
             threads=plan.threads,
         )
         if chunk is None:
-            _create(job, image, len(model.names))
+            progress.create_results(job, image, len(model.names))
         return job, plan
 
     def _run(
@@ -398,28 +400,3 @@ def check_request(request: Request) -> None:
             f"{name} is not supported for images processed in blocks. Crop a part, save it as a TIFF file, run "
             f"vispe segment on it{continuation}."
         )
-
-
-def _page_bytes(classes: int, channels: int) -> dict[str, int]:
-    """Return the approximate bytes per pixel of options that need a complete page, in addition to the block."""
-    prediction = 4 * (classes + 2 * channels) + 8
-    return {"min_area": 48, "clean": 96, "materials": 64, "trust": 3 * prediction + 48}
-
-
-def _has_blocks(work: Path) -> bool:
-    return next((work / progress.DONE).glob("*.json"), None) is not None
-
-
-def _create(job: Job, image: OutOfCoreImage, n_classes: int) -> None:
-    """Create the empty arrays of a result, and store its job."""
-    work = Path(job.work)
-    remove(work / "store", work)
-    for name in (progress.DONE, progress.SETTLED):
-        (work / name).mkdir(parents=True, exist_ok=True)
-    progress.create_raw(work, image, n_classes, job.chunk)
-    zarr_store.create(work / "store", image, n_classes, job.chunk)
-    height, width = (-(-n // job.reduction) for n in image.shape)
-    side = job.chunk // job.reduction
-    shape, chunks = (height, width, image.channels), (side, side, image.channels)
-    progress.create_array(work / "picture", shape, chunks)
-    progress.write_small(work / "job.json", asdict(job))

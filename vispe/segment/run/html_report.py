@@ -9,6 +9,7 @@ from typing import Any
 
 from PIL import Image
 
+from vispe.errors import counted
 from vispe.files import atomic_path
 from vispe.report.html_page import Page, Tone
 from vispe.segment.classify.fractions import estimate_words, map_words
@@ -73,7 +74,7 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
 
 
 def _named(images: Sequence[Mapping[str, Any]]) -> str:
-    return Path(images[0]["image"]).name if len(images) == 1 else f"{len(images)} images"
+    return Path(images[0]["image"]).name if len(images) == 1 else counted(len(images), "image")
 
 
 def _verdict(report: Mapping[str, Any]) -> tuple[str, Tone]:
@@ -100,7 +101,7 @@ def _verdict(report: Mapping[str, Any]) -> tuple[str, Tone]:
         text += "; objects: " + ", ".join(f"{n} {name}" for name, n in counts.items())
     flagged = sum(bool((r.get("domain") or {}).get("differs")) for r in images)
     if flagged:
-        which = "it differs" if len(images) == 1 else f"{flagged} of {len(images)} images differ"
+        which = "it differs" if len(images) == 1 else f"{flagged} of {counted(len(images), 'image')} differ"
         return f"{text}. Check the result: {which} from the training images.", "bad"
     if report["failures"]:
         return f"{text}. {len(report['failures'])} image(s) were skipped.", "mild"
@@ -177,7 +178,9 @@ def _figures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> N
     """Add the overlays of the first images, and maps of image regions that differ from the training images."""
     page.section("Result")
     if len(images) > SHOWN:
-        page.text(f"The first {SHOWN} of {len(images)} images; the others are in the folder.", soft=True)
+        page.text(
+            f"The first {SHOWN} of {counted(len(images), 'image')}; the others are in the folder.", soft=True
+        )
     for record in images[:SHOWN]:
         files, name = record["files"], Path(record["image"]).name
         for kind, words in (

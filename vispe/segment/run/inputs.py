@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.images.annotations.annotation_files import ENDINGS
 from vispe.images.file_search import find_images
 from vispe.images.formats.decode import decode
@@ -100,7 +100,9 @@ def single_mask(reading: ReadOptions) -> Path | None:
     """
     files = find_files(reading.mask)
     if len(files) > 1:
-        raise OptionError(f"mask matches {len(files)} files, but there is one image. Pass one mask.")
+        raise OptionError(
+            f"mask matches {counted(len(files), 'file')}, but there is one image. Pass one mask."
+        )
     return files[0] if files else None
 
 
@@ -167,8 +169,8 @@ def infer_axes(images: Sequence[BatchImage], reading: ReadOptions, note: Callabl
             if shape[0] == planes or (stored_planes(partner) == planes and _numbers(partner)):
                 image.axes = "ZYX"
                 note(
-                    f"{image.path.name} is read as a stack of {planes} slices, because {partner.name} has as many "
-                    "pages. If its planes are colours, use axes=CYX."
+                    f"{image.path.name} is read as a stack of {counted(planes, 'slice')}, because {partner.name} has "
+                    "as many pages. If its planes are colours, use axes=CYX."
                 )
                 break
 

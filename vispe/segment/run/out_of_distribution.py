@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.images.read import Micrograph
 from vispe.images.write import write_png
 from vispe.segment.classify.out_of_distribution import FeatureDistribution, fit_distribution
@@ -67,7 +68,7 @@ def ood_warning(name: str, record: dict[str, Any] | None, shown: str | None) -> 
     what = f"{name} differs"
     if len(record["pages"]) > 1:
         listed = ", ".join(map(str, flagged[:5])) + (", ..." if len(flagged) > 5 else "")
-        what = f"{len(flagged)} of the {len(record['pages'])} pages of {name} (from 0: {listed}) differ"
+        what = f"{len(flagged)} of the {counted(len(record['pages']), 'page')} of {name} (from 0: {listed}) differ"
     hint = "no map is available for images processed in blocks" if shown is None else f"see {shown}"
     return [
         f"{what} from the training images: score {record['score']:.2g}, limit 1 ({hint}). Its classes may be wrong. "

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vispe.errors import InputError, OptionError, VispeError
+from vispe.errors import InputError, OptionError, VispeError, counted
 from vispe.files import check_writable
 from vispe.images.write import write_png
 from vispe.segment.classify import cluster_count_figure
@@ -316,6 +316,6 @@ def check_channels(path: Path, channels: int, model: Model) -> None:
     """Raise InputError if an image and the training images of a model differ in their number of channels."""
     if model.channels not in (None, channels):
         raise InputError(
-            f"{path} has {channels} channel(s), but the model was trained with {model.channels}. Select channels with "
-            "channel."
+            f"{path} has {counted(channels, 'channel')}, but the model was trained with {model.channels}. Select "
+            "channels with channel."
         )

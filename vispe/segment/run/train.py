@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.segment.classify.calibration import calibration_note, concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.clustering import SAMPLE, PixelClusters
@@ -137,8 +137,9 @@ def _gather(
                 out.scribbles.append(label_scribbles(selected, out.classes[-1], pages.shape))
         if n_without_data:
             why = "".join(f" {text}" for text in pages.exclusions)
+            verbs = "has no data and is" if n_without_data == 1 else "have no data and are"
             run.note(
-                f"{n_without_data} labelled pixels of {image.path.name} have no data and are ignored.{why}"
+                f"{counted(n_without_data, 'labelled pixel')} of {image.path.name} {verbs} ignored.{why}"
             )
         run.watch.step(1)
     if not out.features:

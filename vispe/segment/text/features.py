@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vispe.backbones.device import choose_device
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.segment.features.pixel_features import BLOCK
 from vispe.segment.features.tiles import blocks, fingerprint, tiles, window
 from vispe.segment.features.token_features import model_inputs, padded_page
@@ -235,5 +235,6 @@ def _check_length(tokenize: object, sentences: list[str]) -> None:
         length = len(encode(sentence)) + 2
         if length > limit:
             raise OptionError(
-                f"the prompt {sentence[:60]!r} has {length} tokens, but the text tower supports {limit}. Shorten it."
+                f"the prompt {sentence[:60]!r} has {counted(length, 'token')}, but the text tower supports {limit}. "
+                "Shorten it."
             )

@@ -19,7 +19,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vispe.encodings.base import Biased
-from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.errors import UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.common.context import Context
 from vispe.hosts.convert import convert
 from vispe.hosts.open_clip.attention import stock_type
@@ -50,7 +50,7 @@ class Tower(ABC):
     ) -> None:
         if patch_size[0] != patch_size[1]:
             raise UnsupportedHost(
-                f"The image tower has patches of {patch_size} pixels, but square patches are required."
+                f"The image tower has patches of {counted(patch_size, 'pixel')}, but square patches are required."
             )
         self.visual, self.readout = visual, readout
         self.patch_size, self.size = int(patch_size[0]), (int(size[0]), int(size[1]))

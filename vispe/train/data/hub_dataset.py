@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.backbones.hub import check_download
-from vispe.errors import InputError, MissingExtra, did_you_mean
+from vispe.errors import InputError, MissingExtra, counted, did_you_mean
 from vispe.train.data.dataset import Source, check_not_empty, digest, index
 from vispe.train.data.image_reading import Reading, as_tensor, first_line
 
@@ -151,7 +151,7 @@ def _column(features: Mapping[str, Any], names: Sequence[str], column: str | Non
         return images[0]
     if column is None:
         raise InputError(
-            f"hub={where} has {len(images)} image columns. Set `column` to one of {', '.join(names)}."
+            f"hub={where} has {counted(len(images), 'image column')}. Set `column` to one of {', '.join(names)}."
         )
     if column not in names:
         hint = did_you_mean(column, names)

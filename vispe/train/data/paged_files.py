@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.train.data.dataset import Source, check_not_empty, index, shorten
 from vispe.train.data.image_reading import Reading, as_tensor
 
@@ -46,7 +46,7 @@ class PageSource(Source):
         self._ends = np.cumsum(pages, dtype=np.int64)
         self._last: tuple[int, np.ndarray] | None = None
         if damaged:
-            count = "1 damaged file is" if len(damaged) == 1 else f"{len(damaged)} damaged files are"
+            count = f"{counted(len(damaged), 'damaged file')} {'is' if len(damaged) == 1 else 'are'}"
             names, reasons = zip(*damaged, strict=True)
             warnings.warn(f"{count} skipped: {shorten(names)}; the first: {reasons[0]}", stacklevel=3)
         check_not_empty(len(self), shorten(self._where))
@@ -108,7 +108,7 @@ def check_page_count(pages: np.ndarray, count: int, label: str) -> np.ndarray:
     """
     if len(pages) != count:
         raise InputError(
-            f"{label}: expected {count} pages from its header and suffix, got {len(pages)}. Use the suffix .tif for "
-            "stacks."
+            f"{label}: expected {counted(count, 'page')} from its header and suffix, got {len(pages)}. Use the "
+            "suffix .tif for stacks."
         )
     return pages

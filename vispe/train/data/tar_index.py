@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.files import atomic_path
 from vispe.images.file_search import natural
 from vispe.images.formats.decoded_image import SUFFIXES
@@ -186,7 +186,9 @@ def _with_damage(path: Path, member: Member, reading: Reading) -> Member:
         if not member.pages:
             damage = member.damage
         elif count != member.pages:
-            damage = f"{label}: expected {member.pages} pages from its header and suffix, got {count}."
+            damage = (
+                f"{label}: expected {counted(member.pages, 'page')} from its header and suffix, got {count}."
+            )
     except InputError as error:
         damage = str(error)
     return replace(member, damage=damage)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
 
 
@@ -108,8 +108,8 @@ def window_patches(
     squares = fit[0] * fit[1]
     if not 0 < count <= squares:
         raise OptionError(
-            f"segments: at most {squares} windows of length={length} fit into a grid of {shape} without overlap, got "
-            f"count={count}. Use fewer or smaller windows, or larger images."
+            f"segments: at most {counted(squares, 'window')} of length={length} fit into a grid of {shape} without "
+            f"overlap, got count={count}. Use fewer or smaller windows, or larger images."
         )
     # the offset distributes the remainder of the grid, so that every patch can be drawn
     top, left = (int(generator.integers(n % length + 1)) for n in shape)

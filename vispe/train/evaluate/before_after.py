@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction, features_of
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 from vispe.evaluate.probe.feature_sources import feature_function
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.rotation.evaluation import measure
@@ -181,7 +181,9 @@ def evaluate(
     if not len(images):
         remarks.append("No images: similarity and rank were measured on synthetic textures.")
     if amount.rotation and len(content) > MAX_ROTATED:
-        remarks.append(f"The first {MAX_ROTATED} of {len(content)} images were rotated and mirrored.")
+        remarks.append(
+            f"The first {MAX_ROTATED} of {counted(len(content), 'image')} were rotated and mirrored."
+        )
     return RetrofitReport(
         subject,
         **{key: ModelMeasurements(**sides[key], rank=similarity.rank[key]) for key in SIDES},

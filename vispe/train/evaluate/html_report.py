@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.evaluate.rotation.report import HEADLINES
 from vispe.evaluate.rotation.verdict import SCALE
 from vispe.report.html_page import Page
@@ -151,7 +152,9 @@ def _masks(report: RetrofitReport) -> Section | None:
     if scores.pooled:
         rows.append(_row("other masks, all pixels pooled", *(scores.pooled[name] for name in names)))
     figure = Drawing(masks_figure(report), "Each dot is an image, lines are means over images.")
-    budget = Note(f"{scores.budget} labelled pixels per class; classes: {', '.join(report.classes)}.")
+    budget = Note(
+        f"{counted(scores.budget, 'labelled pixel')} per class; classes: {', '.join(report.classes)}."
+    )
     return Section("Linear segmentation", _MASKS, figure, Rows(rows), budget)
 
 

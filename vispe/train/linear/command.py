@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from vispe.backbones.device import choose_device
 from vispe.backbones.vision_model import VisionModel
-from vispe.errors import OptionError, VispeError
+from vispe.errors import OptionError, VispeError, counted
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.files import atomic_path, write_json
 from vispe.hosts.convert import convert
@@ -126,6 +126,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     ious = ", ".join("-" if v is None else f"{v:.3f}" for v in metrics["iou"])
     miou = "-" if metrics["miou"] is None else f"{metrics['miou']:.4f}"
-    sys.stdout.write(f"mIoU {miou} on {len(metrics['images'])} images (by class: {ious})\n")
+    sys.stdout.write(f"mIoU {miou} on {counted(len(metrics['images']), 'image')} (by class: {ious})\n")
     sys.stderr.write(f"\nwritten: {Path(task.out) / 'metrics.json'}\n")
     return 0

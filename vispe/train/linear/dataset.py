@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.images.file_search import find_images
 from vispe.images.sequences import FileImages, FileMasks
 from vispe.symmetry.d4 import D4
@@ -134,7 +134,8 @@ def split(count: int, every: int) -> tuple[list[int], list[int]]:
     validation = list(range(every - 1, count, every))
     if every < 2 or not validation:
         raise OptionError(
-            f"val_every={every} splits {count} images into {count - len(validation)} for training and "
-            f"{len(validation)} for validation, but both need 1 or more. Set `val_images`, or another `val_every`."
+            f"val_every={every} splits {counted(count, 'image')} into {count - len(validation)} for "
+            f"training and {len(validation)} for validation, but both need 1 or more. Set `val_images`, or another "
+            "`val_every`."
         )
     return sorted({*range(count)} - {*validation}), validation

@@ -11,7 +11,9 @@ from vispe.backbones.distributed import POSITIONS, Processes
 from vispe.encodings.positions import set_progress
 from vispe.train.linear.dataset import IGNORE, Part, batch_at
 from vispe.train.linear.model import LinearSegmenter
+from vispe.train.linear.optimizer import create_optimizer, set_lr_factor
 from vispe.train.linear.task import LinearTask
+from vispe.train.lr_schedule import cosine_factors
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.training_log import Log
 
@@ -32,18 +34,16 @@ def train(
         folder: output folder of this task.
         progress: called after every training step.
     """
-    optimizer = _optimizer(task, model)
+    optimizer = create_optimizer(task, model)
     first = 0
     if (state := folder.load()) is not None:
         first, weights, moment = state
         model.load_state_dict(weights["model"], strict=model.tune)
         optimizer.load_state_dict(moment["optimizer"])
     log = Log(folder.log, first)
-    # cosine schedule to 0 for all learning rates
-    factors = (0.5 + 0.5 * torch.cos(torch.pi * (torch.arange(task.steps + 1) / task.steps))).tolist()
+    factors = cosine_factors(task.steps)
     for step in range(first, task.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = group["rate"] * factors[step]
+        set_lr_factor(optimizer, factors[step])
         set_progress(model, step / task.steps, seed=Processes().seed(task.seed, step, POSITIONS))
         images, masks = batch_at(
             part, step, batch=task.batch_size, size=task.img_size, poses=task.poses, seed=task.seed
@@ -65,12 +65,3 @@ def train(
             folder.save(done, {"model": model.trained_state_dict()}, {"optimizer": optimizer.state_dict()})
         progress(done, value)
     set_progress(model, 1.0)
-
-
-def _optimizer(task: LinearTask, model: LinearSegmenter) -> torch.optim.Optimizer:
-    """Return AdamW with separate learning rates for the linear head and a fine-tuned backbone."""
-    head = [p for name, p in model.named_parameters() if not name.startswith("backbone.")]
-    groups = [{"params": head, "rate": task.lr}]
-    if model.tune:
-        groups.append({"params": list(model.backbone.parameters()), "rate": task.backbone_lr})
-    return torch.optim.AdamW(groups, lr=task.lr, weight_decay=task.weight_decay)

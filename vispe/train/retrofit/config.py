@@ -1,10 +1,10 @@
 """Config of a retrofit: nested dataclasses, read from YAML by the command."""
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from vispe.train.data.augmentation import Augment
+from vispe.train.lr_schedule import Schedule, scheduled_lr
 
 FREE = (
     "out",
@@ -103,7 +103,7 @@ class Stage:
     epochs: float | None = None
     batch_size: int = 256
     lr: float = 1e-4
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     warmup_steps: int = 0
     crops: int | None = None
 
@@ -115,13 +115,7 @@ class Stage:
 
     def rate_at(self, step: int, steps: int) -> float:
         """Return the learning rate of step `step` (from 0) of `steps`."""
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / (self.warmup_steps + 1)
-        if self.schedule == "constant":
-            return self.lr
-        # half a cosine over the steps after the warm-up
-        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
-        return self.lr * (0.5 + 0.5 * math.cos(math.pi * done))
+        return scheduled_lr(step, steps, lr=self.lr, schedule=self.schedule, warmup_steps=self.warmup_steps)
 
 
 @dataclass(frozen=True)

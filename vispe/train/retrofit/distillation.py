@@ -16,7 +16,7 @@ from vispe.backbones.batching import FeatureFunction
 from vispe.backbones.device import flush_denormals
 from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.hosts.convert import describe
 from vispe.train.data import Batches, Source, from_config
 from vispe.train.evaluate.model_pair import ModelPair
@@ -96,7 +96,8 @@ def _run(
     for k, stage in enumerate(config.stages):
         if stage.batch_size % processes.count:
             raise OptionError(
-                f"stages[{k}].batch_size must be a multiple of the {processes.count} processes, got {stage.batch_size}."
+                f"stages[{k}].batch_size must be a multiple of the {counted(processes.count, 'process')}, got "
+                f"{stage.batch_size}."
             )
     folder = RunFolder(Path(config.out))
     folder.check(config.identity(), config.force, partly=True)
@@ -184,8 +185,8 @@ def make_plan(
         steps = stage.updates(len(batches))
         if stage.warmup_steps >= steps:
             raise OptionError(
-                f"stages[{k}].warmup_steps must be below the {steps} steps of its epochs over {len(batches)} images, "
-                f"got {stage.warmup_steps}."
+                f"stages[{k}].warmup_steps must be below the {counted(steps, 'step')} of its epochs over "
+                f"{counted(len(batches), 'image')}, got {stage.warmup_steps}."
             )
         plan.append(StagePlan(replace(stage, steps=steps, epochs=None), first, steps, batches))
         first += steps
@@ -213,7 +214,7 @@ def _make_crops(
 
         def report(ready: int, count: int, start: float = start, every: int = 16 * size) -> None:
             if ready % every == 0 or ready == count:
-                say(f"features of {ready} of {count} windows, {time.perf_counter() - start:.0f} s")
+                say(f"features of {ready} of {counted(count, 'window')}, {time.perf_counter() - start:.0f} s")
 
         grid = (teacher.channels, teacher.patch_size)
         crops.make(

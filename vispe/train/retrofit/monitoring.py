@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.backbones.model_access import final_tokens
 from vispe.backbones.vision_model import VisionModel
+from vispe.errors import counted
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
 from vispe.train.evaluate.probe_images import Noise, Settings, Textures, probe_step
@@ -145,7 +146,7 @@ def verdict(report: Mapping[str, Any], data: Mapping[str, Any], blank: int, chan
         before, blanked, after = (_number(scores[side]["lr+ud"]) for side in SIDES)
         lines.append(
             f"position decoded from {kind} (held-out R²; 1: perfectly, 0 or less: not at all): {before} before, "
-            f"{blanked} with {blank} of {channels} channels ablated, {after} after"
+            f"{blanked} with {blank} of {counted(channels, 'channel')} ablated, {after} after"
         )
     rank_ratio = None if not data["rank_target"] else (data["rank"] or 0.0) / data["rank_target"]
     lines.append(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vispe.errors import InputError, OptionError, VispeError, require
+from vispe.errors import InputError, OptionError, VispeError, counted, require
 from vispe.files import write_json
 from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(json.dumps(results) + "\n")
     else:
         sys.stdout.write(
-            f"accuracy on {results['held_out']} held-out prompts: {results['before']:.3f} before, "
+            f"accuracy on {counted(results['held_out'], 'held-out prompt')}: {results['before']:.3f} before, "
             f"{results['after']:.3f} after\n"
         )
     return 0

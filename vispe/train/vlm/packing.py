@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.hosts.transformers.language.convert import model_inside
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
@@ -107,8 +107,8 @@ class Packing:
         for k in sorted(range(len(lengths)), key=lambda k: -lengths[k]):
             if lengths[k] > self.length:
                 raise InputError(
-                    f"Packing: samples must have at most length={self.length} tokens, got {lengths[k]}. Increase "
-                    "`length`, or reduce the images."
+                    f"Packing: samples must have at most length={self.length}, got {lengths[k]}. "
+                    "Increase `length`, or reduce the images."
                 )
             row_index = next((r for r, left in enumerate(free) if left >= lengths[k]), len(rows))
             if row_index == len(rows):
@@ -125,7 +125,7 @@ def _check_sample(number: int, sample: OrderedPrompt) -> None:
     mask = sample.inputs.get("attention_mask")
     if rows != 1 or (mask is not None and not bool((mask == 1).all())):
         raise InputError(
-            f"Packing: samples must be one row (1, s) without padding, got sample {number} with {rows} rows"
+            f"Packing: samples must be one row (1, s) without padding, got sample {number} with {counted(rows, 'row')}"
             f"{'' if mask is None else f' and an attention_mask with the sum {int(mask.sum())} of {mask.numel()}'}. "
             "Split the batch, and remove padding."
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +79,8 @@ class Prompt:
     def __post_init__(self) -> None:
         if not self.items or not len(self.answer.tokens):
             raise OptionError(
-                f"Prompt: needs one or more items and an answer, got {len(self.items)} items and an answer of "
-                f"{len(self.answer.tokens)} tokens."
+                f"Prompt: needs one or more items and an answer, got {counted(len(self.items), 'item')} and an "
+                f"answer of {counted(len(self.answer.tokens), 'token')}."
             )
 
     def arranged(self, order: Iterable[int], device: torch.device | str = "cpu") -> OrderedPrompt:
@@ -92,7 +92,9 @@ class Prompt:
         """
         order = [int(k) for k in order]
         if sorted(order) != list(range(len(self.items))):
-            raise OptionError(f"Prompt: order must be a permutation of {len(self.items)} items, got {order}.")
+            raise OptionError(
+                f"Prompt: order must be a permutation of {counted(len(self.items), 'item')}, got {order}."
+            )
         pieces = [p for p in (self.before, *(self.items[k] for k in order), self.after, self.answer) if p]
         first = self.before is not None
         bounds = torch.tensor([len(p.tokens) for p in pieces]).cumsum(0).tolist()

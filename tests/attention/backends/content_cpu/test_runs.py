@@ -43,11 +43,11 @@ def test_attention_on_two_grids(spec, prefix, dtype, threads, monkeypatch):
         with torch.no_grad():
             bias = encoding.bias(pos, 0)
             assert runs_of(bias) is not None
-            found = [attention(q, k, v, bias=bias) for _ in range(2)]
+            actual = [attention(q, k, v, bias=bias) for _ in range(2)]
             exact = (t.double() for t in (q, k, v))
-            wanted = attention(*exact, bias=bias, backend="reference")
-        assert torch.equal(*found)
-        assert (found[0] - wanted).abs().max() < {torch.float32: 5e-6, torch.bfloat16: 6e-2}[dtype]
+            expected = attention(*exact, bias=bias, backend="reference")
+        assert torch.equal(*actual)
+        assert (actual[0] - expected).abs().max() < {torch.float32: 5e-6, torch.bfloat16: 6e-2}[dtype]
 
 
 def test_shared_heads_of_keys():
@@ -56,9 +56,9 @@ def test_shared_heads_of_keys():
     k, v = k[:, :2], v[:, :2]
     with torch.no_grad():
         bias = made("irpe", 32, 4).bias(pos, 0)
-        found = attention(q, k, v, bias=bias, enable_gqa=True)
-        wanted = attention(q, k, v, bias=bias, enable_gqa=True, backend="reference")
-    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+        actual = attention(q, k, v, bias=bias, enable_gqa=True)
+        expected = attention(q, k, v, bias=bias, enable_gqa=True, backend="reference")
+    torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6)
 
 
 @cases("prefix", [0, 1, 5])
@@ -93,14 +93,14 @@ def test_other_options_on_the_same_positions():
     with torch.no_grad():
         for spec in ("irpe", "irpe(ratio=1.5)", "irpe(prefix_buckets=3)", "irpe(on=qk)", "irpe"):
             bias = made(spec).bias(pos, 0)
-            found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
-            torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+            actual, expected = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
+            torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6)
 
 
 def test_what_is_done_by_hand(monkeypatch):
     """With one thread all dtypes, but half precision where the processor has units for it; nothing with several."""
-    asked = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-    for threads, units, kind, wanted in [
+    requested = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+    for threads, units, kind, expected in [
         (1, False, "AVX512", [True] * 4),
         (1, False, "AVX2", [True] * 4),
         (1, True, "AVX512", [True, True, False, False]),
@@ -110,4 +110,4 @@ def test_what_is_done_by_hand(monkeypatch):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda of=units: of)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda of=kind: of)
-        assert [BY_HAND(dtype) for dtype in asked] == wanted
+        assert [BY_HAND(dtype) for dtype in requested] == expected

@@ -1,4 +1,4 @@
-"""Tables with a vector for every offset, whose windows are shifted into place: which are, and against the reference."""
+"""Tables with a vector for every offset, whose windows are shifted: which are, and against the reference."""
 
 import pytest
 import torch
@@ -45,10 +45,10 @@ def test_attention_on_two_grids(shapes, prefix, spec, threads, dtype, monkeypatc
         with torch.no_grad():
             bias = encoding.bias(pos, 0)
             assert windows_of(bias) is not None
-            found = [attention(q, k, v, bias=bias) for _ in range(2)]
-            wanted = attention(*(t.double() for t in (q, k, v)), bias=bias, backend="reference")
-        assert torch.equal(*found)
-        assert (found[0] - wanted).abs().max() < {torch.bfloat16: 6e-2}.get(dtype, 5e-6)
+            actual = [attention(q, k, v, bias=bias) for _ in range(2)]
+            expected = attention(*(t.double() for t in (q, k, v)), bias=bias, backend="reference")
+        assert torch.equal(*actual)
+        assert (actual[0] - expected).abs().max() < {torch.bfloat16: 6e-2}.get(dtype, 5e-6)
 
 
 @cases("prefix", [0, 1, 5])
@@ -75,20 +75,20 @@ def test_heads_that_share_keys():
     k, v = k[:, :2], v[:, :2]
     with torch.no_grad():
         bias = encoding.bias(pos, 0)
-        found = attention(q, k, v, bias=bias, enable_gqa=True)
-        wanted = attention(q, k, v, bias=bias, enable_gqa=True, backend="reference")
-    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+        actual = attention(q, k, v, bias=bias, enable_gqa=True)
+        expected = attention(q, k, v, bias=bias, enable_gqa=True, backend="reference")
+    torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6)
 
 
 @cases("spec", ["shaw(method=key_query)", "shaw(clip=[2,2])", "shaw(clip=[9,3])"])
 def test_with_other_ways(spec):
-    """A term that keys read is looked up beside windows; clipped tables are small, or have repeated offsets."""
+    """A term that keys read is looked up alongside windows; clipped tables are small, or have repeated offsets."""
     encoding, pos = made(spec, (7, 9)), Grid((7, 9), 2).positions()
     q, k, v = torch.randn(3, 2, 3, pos.tokens, 8)
     with torch.no_grad():
         bias = encoding.bias(pos, 0)
-        found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        actual, expected = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 def test_where_windows_are_not_taken(monkeypatch):
@@ -116,5 +116,5 @@ def test_tables_of_two_grids():
     q, k, v = torch.randn(3, 2, 3, 61, 8)
     with torch.no_grad():
         for bias in (SumBias(biases), SumBias([biases[0], biases[0]])):
-            found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
-            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+            actual, expected = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)

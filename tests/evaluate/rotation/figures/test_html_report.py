@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from tests.evaluate.rotation import rows as made
 from tests.evaluate.rotation.rows import NAN, POSES, report, row
+from vispe.errors import counted
 from vispe.evaluate.rotation.figures.html_report import HEAD, rotation_page
 from vispe.evaluate.rotation.records import METRICS
 
@@ -56,7 +57,7 @@ def test_a_section_appears_with_its_rows_alone(name, figures):
     short = ["Summary"] if report(**SECTIONS[name]).headlines else []
     assert sections(text) == [*short, name, *ALWAYS]
     assert text.count("<img ") == figures
-    assert f"All {len(SECTIONS[name]['rows'])} rows" in text
+    assert f"All {counted(len(SECTIONS[name]['rows']), 'row')}" in text
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -143,7 +144,7 @@ def test_remedy_and_verdict_of_labels():
     text = html(rows=[*made.label_rows(), *made.pose_rows()])
     said = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
     assert f'<p class="verdict plain">{said}; accuracy: 50.0 points' in text
-    assert '<p class="verdict plain">0 rows were measured</p>' in html()
+    assert '<p class="verdict plain">0 rows measured</p>' in html()
 
 
 def test_words_of_users_are_no_markup():

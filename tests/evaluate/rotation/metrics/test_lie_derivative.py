@@ -141,7 +141,7 @@ def test_scores_that_do_not_move_do_not_change():
     ]
     with pytest.raises(OptionError, match="share in"):
         score_changes(corner, images, share=2)
-    with pytest.raises(ShapeError, match=r"logits must be \(b, k\) for 1 images"):
+    with pytest.raises(ShapeError, match=r"logits must be \(b, k\) for 1 image,"):
         argmax_consistency(raw_intensity, images)
     with pytest.raises(OptionError, match="rolls must have a value other than 0"):
         argmax_consistency(corner, images, rolls=[0])

@@ -232,7 +232,7 @@ def test_a_saved_model_is_a_segmenter(tmp_path):
     rows = consistency(s, [x], 2, elements=D4[:2])
     assert row(rows, "identity", "miou", control=True).values == 1
     assert row(rows, "mean of 1 poses", "miou").values > 0.98  # filters have no direction
-    with pytest.raises(ShapeError, match=r"must have 1 channel\(s\), as in training, got \(3, 32, 40\)"):
+    with pytest.raises(ShapeError, match=r"must have 1 channel, as in training, got \(3, 32, 40\)"):
         s(x.expand(3, -1, -1))
 
 

@@ -57,10 +57,10 @@ def test_a_converted_assistant_of_a_stock_model(family):
 
 
 @partly(2)
-@cases("kept", ["grids", "types", "nothing"])
+@cases("retained", ["grids", "types", "nothing"])
 @cases("spec", SPECS)
 @cases("family", FAMILIES)
-def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
+def test_generation_goes_on_with_what_was_given_before(family, spec, retained):
     """A loop that keeps its inputs, but for the pixels, and the cache of the turn before."""
     model = converted(family, named(family, spec))
     sample = batch(family, [2, "image", 3], [3, "image", 4, "wide", 2])
@@ -68,8 +68,8 @@ def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
     first = model.generate(**sample.inputs, **SETTINGS | {"max_new_tokens": 3}, return_dict_in_generate=True)
     longer = sample.with_tokens(first.sequences[:, sample["input_ids"].shape[1] :])
     dropped = {"pixel_values", "image_sizes", "batch_num_images"}
-    dropped |= {"image_grid_thw"} if kept != "grids" else set()
-    dropped |= {"mm_token_type_ids"} if kept == "nothing" else set()
+    dropped |= {"image_grid_thw"} if retained != "grids" else set()
+    dropped |= {"mm_token_type_ids"} if retained == "nothing" else set()
     rest = {k: v for k, v in longer.items() if k not in dropped}
     said = model.generate(**rest, **{CACHE: first[CACHE]}, **SETTINGS | {"max_new_tokens": 3})
     assert torch.equal(said, expected)
@@ -80,7 +80,7 @@ def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
 @partly(1)
 @cases("spec", SPECS)
 @cases("family", FAMILIES)
-def test_ordinary_ids_may_be_given_with_pictures(family, spec):
+def test_ordinary_ids_may_be_given_with_images(family, spec):
     model, sample = (
         converted(family, named(family, spec)),
         batch(family, [2, "image", 3], [3, "image", 4, "wide", 2]),
@@ -92,7 +92,7 @@ def test_ordinary_ids_may_be_given_with_pictures(family, spec):
 
 
 @cases("family", QWEN)
-def test_new_pictures_without_their_grids_are_missed(family):
+def test_new_images_without_their_grids_are_missed(family):
     """Placeholders among the new tokens are counted against the grids, cache or not."""
     model, sample = converted(family, "mrope_i"), batch(family, [2, "image", 3])
     first = model.generate(**sample.inputs, max_new_tokens=2, return_dict_in_generate=True)
@@ -104,7 +104,7 @@ def test_new_pictures_without_their_grids_are_missed(family):
 
 @cases("family", FAMILIES)
 def test_embeddings_are_gone_on_from(family):
-    """A prompt as embeddings, its pictures found by theirs: the same words as from tokens."""
+    """A prompt as embeddings, its images found by theirs: the same words as from tokens."""
     model, sample = converted(family, "v2pe(stride=4)"), batch(family, [3, "image", 4, "wide", 2])
     embeds = model.get_input_embeddings()(sample["input_ids"])
     expected = model.generate(**sample.inputs, **SETTINGS)[:, sample["input_ids"].shape[1] :]

@@ -1,4 +1,4 @@
-"""Compiled prompts with pictures: coordinates are one operator, with no more pieces than the stock model has."""
+"""Compiled prompts with images: coordinates are one operator, with no more pieces than the stock model has."""
 
 import copy
 import gc
@@ -103,7 +103,7 @@ def test_a_compiled_prompt():
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen3_vl", "internvl"])
 def test_no_more_pieces_than_stock(family, cache):
-    """Breaks and compilations again of prompts with a picture and without, another size after the first.
+    """Breaks and compilations again of prompts with an image and without, another size after the first.
 
     With the default limit the stock qwen3_vl gives compiling up where ours goes on.
     """

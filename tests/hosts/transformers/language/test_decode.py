@@ -62,7 +62,7 @@ def test_beam_search(family, spec):
 
 @cases("family", FAMILIES)
 def test_beam_search_of_a_batch(family):
-    """Rows of different offsets change places all the time: each is scored as it would be from nothing."""
+    """Rows of different offsets change positions all the time: each is scored as it would be from nothing."""
     model, sample = converted(family, "mrope_i"), batch(family, *ROWS)
     out = model.generate(
         **sample.inputs,
@@ -105,8 +105,8 @@ def test_rows_of_a_cache_may_move(family, change):
 @partly(2)
 @cases("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
 @cases("family", FAMILIES)
-def test_a_conversation_goes_on_with_another_picture(family, spec):
-    """A cache of one picture and an answer is continued with a second picture, as if all had come at once."""
+def test_a_conversation_goes_on_with_another_image(family, spec):
+    """A cache of one image and an answer is continued with a second image, as if all had come at once."""
     model = converted(family, spec)
     whole = batch(family, [3, "image", 4, "wide", 5], counted=False)
     parts, at = load_images(family, whole), cut_of(whole)
@@ -142,15 +142,15 @@ def looped_from(model, sample, cache, logits):
 
 
 def cut_of(whole):
-    """A place between the two pictures: two words after the first of them."""
+    """A position between the two images: two words after the first of them."""
     words = (whole["input_ids"][0] < WORDS).long()
-    pictures = (words[1:] < words[:-1]).nonzero()[:, 0]
-    start = int(pictures[0]) + 1
+    images = (words[1:] < words[:-1]).nonzero()[:, 0]
+    start = int(images[0]) + 1
     return start + int(words[start:].argmax()) + 2
 
 
 def load_images(family, whole):
-    """The inputs of the first picture, and those of the second."""
+    """The inputs of the first image, and those of the second."""
     parts: tuple[dict, dict] = {}, {}
     for name in ("pixel_values", "image_grid_thw", "image_sizes"):
         if name in whole.inputs:
@@ -162,14 +162,14 @@ def load_images(family, whole):
 
 @partly(2)
 @cases("counted", [True, False], ids=["ids", "no ids"])
-@cases("picture", [False, True], ids=["text", "picture"])
+@cases("image", [False, True], ids=["text", "image"])
 @cases("family", FAMILIES)
 @cases("spec", ["mrope_i", "bilevel"])
-def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, counted, spec):
+def test_rows_of_a_conversation_may_be_padded_between_turns(family, image, counted, spec):
     """Padding between the turns counts for nothing, whether ids or the mask say so."""
     model = converted(family, spec)
     first = batch(family, [3, "image", 4], [6], counted=False)
-    turn = batch(family, [2], [1, "wide", 3] if picture else [5], seed=8, counted=False)
+    turn = batch(family, [2], [1, "wide", 3] if image else [5], seed=8, counted=False)
     out = prefilled(model, first)
     length = turn["input_ids"].shape[1]
     recorded = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
@@ -182,9 +182,9 @@ def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, cou
     whole["input_ids"] = torch.cat([first["input_ids"], turn["input_ids"], word], 1)
     if family in QWEN:
         whole["mm_token_type_ids"] = (whole["input_ids"] == IMAGE).long()
-    pictures = ("pixel_values", "image_grid_thw", "image_sizes")
-    sample = {n: turn[n] for n in pictures if n in turn.inputs}
-    for name in pictures:
+    images = ("pixel_values", "image_grid_thw", "image_sizes")
+    sample = {n: turn[n] for n in images if n in turn.inputs}
+    for name in images:
         if name in first.inputs:
             whole[name] = joined(*(t[name] for t in (first, turn) if name in t.inputs))
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_the_cache_has_the_name_of_the_host_and_that_of_before(family):
 
 
 def joined(*parts):
-    """Pixels or grids of several calls as one; pictures of fewer tiles are filled up."""
+    """Pixels or grids of several calls as one; images of fewer tiles are filled up."""
     if parts[0].ndim < 5:
         return torch.cat(parts)
     most = max(p.shape[1] for p in parts)
@@ -240,8 +240,8 @@ def test_a_cache_is_cropped_inside_the_text(family):
 
 
 @cases("family", FAMILIES)
-def test_a_cache_is_cropped_before_a_picture(family):
-    """It is refused: text would be placed after the picture that is gone. The cache of before is right."""
+def test_a_cache_is_cropped_before_an_image(family):
+    """It is refused: text would be placed after the image that is gone. The cache of before is right."""
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
     at = cut_of(sample)
     cache = prefilled(model, sample)[CACHE]

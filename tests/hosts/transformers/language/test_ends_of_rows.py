@@ -1,4 +1,4 @@
-"""Pictures of any size whose rows end in tokens that no configuration names (Pixtral)."""
+"""Images of any size whose rows end in tokens that no configuration names (Pixtral)."""
 
 import copy
 
@@ -43,7 +43,7 @@ def test_rows_without_such_tokens_are_taken_too():
     torch.testing.assert_close(logits(model, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_picture_of_one_row_ends_in_a_word():
+def test_an_image_of_one_row_ends_in_a_word():
     line = {"input_ids": torch.tensor([[5, IMAGE, IMAGE, IMAGE, BREAK, 6]])}
     line |= {"pixel_values": torch.randn(1, 3, 8, 24), "image_sizes": torch.tensor([[8, 24]])}
     model = converted("mistral3", "vrope")
@@ -87,9 +87,10 @@ def test_pixtral_inside_llava_ends_its_rows_too():
 
 def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
     for family in SIZED:
-        sample, model, seen = prompt(family).inputs, stock(family), []
+        sample, model, recorded = prompt(family).inputs, stock(family), []
         hook = language_model_of(model.model).layers[0].register_forward_pre_hook(
-            lambda _, args, kw, seen=seen: seen.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
+            lambda _, args, kw, recorded=recorded: recorded.append(args[0] if args else kw["hidden_states"]),
+            with_kwargs=True,
         )  # fmt: skip
         placeholders = sample["input_ids"][0] == IMAGE
         logits(model, sample)
@@ -99,18 +100,18 @@ def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
                 other = sample["pixel_values"].clone()
                 other[0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 3 * torch.randn(3, 8, 8)
                 logits(model, sample | {"pixel_values": other})
-                changed.append(int((seen[-1] - seen[0])[0].norm(dim=-1)[placeholders][:6].argmax()))
+                changed.append(int((recorded[-1] - recorded[0])[0].norm(dim=-1)[placeholders][:6].argmax()))
         hook.remove()
         assert changed == list(range(6))
 
 
-def run_on(place):
+def run_on(position):
     """Return Mistral 3's prompt with a placeholder at a token, and the sample, token and length of its run."""
     inputs = dict(prompt("mistral3").inputs)
     inputs["input_ids"] = inputs["input_ids"].clone()
     tokens = inputs["input_ids"][0]
-    tokens[place] = IMAGE
-    first = last = place % len(tokens)
+    tokens[position] = IMAGE
+    first = last = position % len(tokens)
     while first and tokens[first - 1] == IMAGE:
         first -= 1
     while last + 1 < len(tokens) and tokens[last + 1] == IMAGE:
@@ -118,10 +119,10 @@ def run_on(place):
     return inputs, first, last - first + 1
 
 
-@cases("place", [0, 11, -1])
-def test_the_run_that_is_odd_is_named(place):
+@cases("position", [0, 11, -1])
+def test_the_run_that_is_odd_is_named(position):
     """A model may say the token of an image, before, between or behind its images."""
-    inputs, token, count = run_on(place)
+    inputs, token, count = run_on(position)
     with pytest.raises(InputError, match=f"Sample 0, token {token} .*: {count} adjacent image placeholders"):
         converted("mistral3", "vrope")(**inputs)
 

@@ -90,7 +90,7 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     assert torch.equal(actual[sample.stream.mask], expected[sample.stream.mask])
     prompt = batch(
         family, [7], [3, "image", 4, "wide", 2]
-    )  # of pictures without frames all rules of decoding agree
+    )  # of images without frames all rules of decoding agree
     actual, expected = (
         m.generate(**prompt.inputs, max_new_tokens=4, do_sample=False) for m in (model, stock(family))
     )
@@ -116,8 +116,8 @@ def test_coordinates_can_be_given(family, scheme):
 
 
 @cases("family", FAMILIES)
-def test_pictures_may_touch(family):
-    """Without a token between them; the stock Qwen models take them for one picture and fail."""
+def test_images_may_touch(family):
+    """Without a token between them; the stock Qwen models take them for one image and fail."""
     sample = batch(family, [2, "bare", "barewide", 3] if family in QWEN else [2, "image", "wide", 3])
     model = converted(family, "mrope_i")
     with torch.no_grad():
@@ -144,7 +144,7 @@ def test_tiles_and_thumbnails_can_be_named():
 
 @cases("family", FAMILIES)
 def test_embeddings_instead_of_tokens(family):
-    """Pictures are where the types say, or where the embedding is that of their token."""
+    """Images are where the types say, or where the embedding is that of their token."""
     sample = everything(family)
     model = converted(family, "mrope_i")
     types = (sample["input_ids"] == IMAGE).long() + 2 * (sample["input_ids"] == VIDEO).long()

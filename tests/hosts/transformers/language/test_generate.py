@@ -31,7 +31,7 @@ PROMPTS = {
 
 
 def prompt(family, kind, padding="left"):
-    """A batch; families without markers have none to leave out."""
+    """A batch; families without markers have none to omit."""
     rows = [[("image" if i == "bare" and family not in QWEN else i) for i in row] for row in PROMPTS[kind]]
     return batch(family, *rows, padding=padding)
 
@@ -76,7 +76,7 @@ def test_rows_padded_on_the_right(family, spec):
 
 
 @cases("family", FAMILIES)
-def test_text_beside_pictures_decodes_as_the_stock_does_alone(family):
+def test_text_alongside_images_decodes_as_the_stock_does_alone(family):
     sample = prompt(family, "mixed")
     alone = batch(family, [7])
     alone.inputs["input_ids"] = sample["input_ids"][:1, -7:]
@@ -103,7 +103,7 @@ def test_coordinates_of_the_prompt_are_gone_on_from(family, spec):
 
 @cases("family", FAMILIES)
 def test_a_mask_of_four_dimensions(family):
-    """With a mask that says nothing about counting, the cache knows how many tokens of each row are padding."""
+    """With a mask that does not determine the count, the cache knows how many tokens of each row are padding."""
     model, sample = converted(family, "mrope_i"), prompt(family, "mixed")
     expected = recomputed(model, sample, 3)
     with torch.no_grad():

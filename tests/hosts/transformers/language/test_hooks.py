@@ -11,7 +11,7 @@ from vispe.errors import UnsupportedHost
 from vispe.hosts.transformers.language.rope_in_attention import LateRotation
 
 accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
-pytestmark = [  # LLaVA-OneVision has a parameter beside its modules, and the CPU is no device to be offloaded to
+pytestmark = [  # LLaVA-OneVision has a parameter alongside its modules, and nothing is offloaded to the CPU
     pytest.mark.filterwarnings("ignore:The following device_map keys do not match:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*does not encode text:UserWarning"),
 ]
@@ -75,7 +75,7 @@ def test_every_part_that_is_exchanged_is_looked_at(family, inside):
 
 @cases("family", ["qwen2_vl", "llava"])
 def test_hooks_that_hide_nothing_stay(family, tmp_path):
-    """Weights kept on the disk are fetched by hooks of the modules that hold them."""
+    """Weights stored on the disk are fetched by hooks of the modules that hold them."""
     sample = batch(family, [7], [3, "image", 4, "wide", 2])
     model = accelerate.disk_offload(copy_of(family), tmp_path, execution_device="cpu")
     actual = logits(vispe.convert(model, SPEC), sample)

@@ -12,7 +12,7 @@ from tests.hosts.transformers.language.test_more_families import converted, logi
 from tests.hosts.transformers.more import CLASSES, KINDS, prompt, stock, text_part, vision_part
 from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
 from vispe.errors import InputError, UnsupportedHost
-from vispe.hosts.transformers.language.convert import describe_vlm
+from vispe.hosts.transformers.language.conversion_record import describe_vlm
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.rotary_detection import kinds_of, rotaries_of
 from vispe.multimodal import Stream, Text, Video, create_scheme
@@ -64,8 +64,8 @@ def test_every_kind_of_layers_has_its_own_angles(family, spec):
 
 
 @kinds
-def test_pictures_see_themselves_whole_as_before(family):
-    """Gemma's pictures attend both ways; the masks for that are made of ordinary ids."""
+def test_images_see_themselves_whole_as_before(family):
+    """Gemma's images attend both ways; the masks for that are made of ordinary ids."""
     inputs = dict(prompt(family).inputs)
     types = (inputs["input_ids"] == IMAGE).long()
     if family == "gemma3":
@@ -184,7 +184,7 @@ def test_layers_share_keys_and_key_heads_of_their_own():
     assert torch.equal(logits(model, longer)[:, -4:].argmax(-1), said[:, -4:])
 
 
-def test_frames_of_gemma_4_are_pictures_with_words_between():
+def test_frames_of_gemma_4_are_images_with_words_between():
     inputs = dict(prompt("gemma4").inputs)
     inputs.pop("pixel_values"), inputs.pop("image_position_ids")
     positions = torch.tensor([[[x, y] for y in range(4) for x in range(6)]] * 2)
@@ -214,7 +214,7 @@ def test_images_whose_sizes_are_missing_are_named():
 
 
 def by_layer(old):
-    """Return the forward of a rotary embedding that is asked by the number of a layer, or by keyword for its kind."""
+    """Return the forward of a rotary embedding called with the index of a layer, or a keyword for its kind."""
 
     def forward(self, x, position_ids, layer_idx=None, layer_type=None):
         assert layer_idx is None or isinstance(layer_idx, int)
@@ -226,7 +226,7 @@ def by_layer(old):
 
 @kinds
 @cases("grouped", [False, True])
-def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch):
+def test_rotary_embeddings_that_are_requested_by_layer(family, grouped, monkeypatch):
     """As on the development branch of transformers: (x, position_ids, layer_idx, layer_type)."""
     expected = logits(converted(family, "vrope"), prompt(family).inputs)
     model = copy.deepcopy(stock(family))
@@ -244,7 +244,7 @@ def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch)
 
 
 def test_groups_of_layers_with_names_of_their_own():
-    """Only the number of a layer says which group it is in."""
+    """Only the index of a layer determines its group."""
 
     class Rotary(torch.nn.Module):
         def __init__(self):

@@ -110,7 +110,7 @@ def test_decoding_is_that_without_a_cache(family, kind, late):
 
 
 def test_beams_keep_the_counters_of_their_rows():
-    """Rows of different counters change places all the time: each is scored as it would be from nothing."""
+    """Rows of different counters change positions all the time: each is scored as it would be from nothing."""
     model, sample = (
         converted("qwen2_vl", "alternating"),
         batch("qwen2_vl", [7], [3, "image", 4], [1, "wide", 2]),
@@ -130,7 +130,7 @@ def test_beams_keep_the_counters_of_their_rows():
     torch.testing.assert_close(out.sequences_scores, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_another_picture_after_an_answer():
+def test_another_image_after_an_answer():
     """Each scheme goes on from its own counter, also over what the cache holds."""
     model = converted("qwen2_vl", "alternating")
     whole = batch("qwen2_vl", [3, "image", 4, "wide", 2])

@@ -1,4 +1,4 @@
-"""Families that stand in one line each: bit-equal to stock with their own scheme, and turned by hand with another."""
+"""Families that stand in one line each: bit-equal to stock with their own scheme, and rotated by hand with another."""
 
 import copy
 import warnings
@@ -268,7 +268,7 @@ def test_tiles_are_not_named_where_the_model_says_them():
         converted("idefics3", "vrope")(**prompt("idefics3").inputs, tile_grids=torch.tensor([[1, 1]]))
 
 
-def test_tiles_are_not_guessed_from_the_size_of_pictures():
+def test_tiles_are_not_guessed_from_the_size_of_images():
     """Of 36 tokens nobody knows whether they are one square or four."""
     inputs = {n: v for n, v in prompt("aya_vision").inputs.items() if n != "pixel_values"}
     recorded = stock("aya_vision").model.get_image_features(prompt("aya_vision").inputs["pixel_values"])

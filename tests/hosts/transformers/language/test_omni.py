@@ -24,7 +24,7 @@ def draw(number, generator):
 
 
 def batch(family, seed, rows=3, times=None):
-    """Return tokens and what `get_rope_index` takes beside, of random rows of text, images, videos and audio."""
+    """Return tokens and what `get_rope_index` takes alongside, of random rows of text, images, videos and audio."""
     g = torch.Generator().manual_seed(seed)
     images, videos, seconds, audio, samples = [], [], [], [], []
     for row in range(rows):

@@ -1,4 +1,4 @@
-"""Pictures that come as patches in a row, with their sizes or places beside (Gemma 4, MiniCPM-V 4.6, Molmo 2)."""
+"""Images that come as patches in a row, with their sizes or positions alongside (Gemma 4, MiniCPM-V 4.6, Molmo 2)."""
 
 import copy
 
@@ -44,7 +44,7 @@ def test_tokens_are_rows_of_their_patches(family, side):
             other = sample["pixel_values"].clone()
             for y in range(side * row, side * row + side):
                 for x in range(side * column, side * column + side):
-                    n = y * 3 * side + x  # patches of the first picture, row by row
+                    n = y * 3 * side + x  # patches of the first image, row by row
                     part = (
                         other[0, n] if family == "gemma4" else other[0, :, :, n * PATCH : n * PATCH + PATCH]
                     )
@@ -83,7 +83,7 @@ def test_frames_of_minicpm_are_blocks_of_their_own():
 
 
 def molmo(columns=(True, True), video=False):
-    """Return inputs of Molmo 2; `columns`, whether rows of the small and of the whole picture end in a token."""
+    """Return inputs of Molmo 2; `columns`, whether rows of the small and of the whole image end in a token."""
     torch.manual_seed(0)
     inputs = {"image_token_pooling": torch.randint(0, 16, (8, 4))}
     ends = [[BREAK] * c for c in columns]
@@ -111,7 +111,7 @@ def test_each_view_of_molmo_ends_its_rows_or_not(columns):
     inputs = molmo(columns)
     assert torch.equal(logits(converted("molmo2", "rope1d"), inputs), logits(stock("molmo2"), inputs))
     low, high = columns
-    # a picture of one row is like the others of its call, and the token behind it then ends its row
+    # an image of one row is like the others of its call, and the token behind it then ends its row
     low_end = int(high)
     between = 2 if low or not high else 1
     expected = by_hand("vrope", Text(2), Image(1, 2 + low_end), Text(between), Image(2, 3 + high), Text(2))
@@ -129,8 +129,8 @@ def test_frames_of_molmo_share_the_token_of_images(columns):
 
 
 @here
-def test_molmo_without_tokens_finds_pictures_by_their_embedding():
-    """Its types count the markers around pictures, too."""
+def test_molmo_without_tokens_finds_images_by_their_embedding():
+    """Its types count the markers around images, too."""
     inputs, model = molmo(), converted("molmo2", "vrope")
     expected = logits(model, inputs)
     embeds = model.get_input_embeddings()(inputs["input_ids"])
@@ -171,7 +171,7 @@ def test_layers_of_molmo_with_scaled_frequencies_and_without():
 
 
 @here
-def test_pictures_whose_sizes_are_missing_are_named():
+def test_images_whose_sizes_are_missing_are_named():
     for family, name in (("molmo2", "image_grids"), ("minicpmv4_6", "target_sizes")):
         with pytest.raises(InputError, match="image placeholders exceed the image grids"):
             converted(family, "vrope")(**prompt(family).inputs | {name: None})

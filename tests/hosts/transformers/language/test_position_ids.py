@@ -110,7 +110,7 @@ def test_ids_of_one_row_are_those_of_all(family, spec):
 @cases("family", ["qwen2_vl", "llava"])
 @torch.no_grad()
 def test_the_layout_with_rows_first_is_refused(family, rows, spec):
-    """verl keeps ids as (b, axes, s); where b is the number of axes, the shape says nothing."""
+    """verl keeps ids as (b, axes, s); where b is the number of axes, the shape is ambiguous."""
     items = [[3, "image", 4], [9], [5], [2, "image", 1], [1]][:rows]
     model, sample = converted(family, spec), batch(family, *items)
     ids, keys = coordinates(model, sample, sample["attention_mask"])
@@ -130,7 +130,7 @@ def test_the_layout_with_rows_first_is_refused(family, rows, spec):
             if rotated.shape == said.shape and torch.equal(rotated, said):
                 continue
             if inputs is text and len(rotated) == len(said):
-                continue  # nothing says what stands in the sequence
+                continue  # the contents of the sequence are unknown
             with pytest.raises((ShapeError, InputError), match=r"position_ids") as error:
                 model(**inputs, position_ids=rotated)
             if isinstance(error.value, ShapeError):

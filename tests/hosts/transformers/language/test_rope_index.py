@@ -40,7 +40,7 @@ def own_of(family):
 
 @cases("spec", SPECS)
 @cases("family", QWEN)
-def test_ids_asked_for_are_those_of_the_scheme(family, spec):
+def test_ids_requested_are_those_of_the_scheme(family, spec):
     model, sample = converted(family, spec), everything(family)
     scheme, mask = scheme_of(family, spec), sample.stream.mask
     made = scheme.coordinates(sample.stream)
@@ -86,7 +86,7 @@ def test_methods_keep_their_signatures(family, name):
 
 
 @cases("family", FAMILIES)
-def test_arguments_by_place_go_where_they_went(family):
+def test_arguments_by_position_go_where_they_went(family):
     model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [2, "wide", 3])
     order = [p for p in inspect.signature(stock(family).model.forward).parameters if p != "kwargs"]
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_ids_of_before_the_conversion_are_refused(family, spec, rows):
 
 @cases("family", QWEN)
 def test_four_rows_without_grids_are_refused_for_four_axes(family):
-    """Packed text and embedded pictures: the first row numbers the tokens, so the others are three axes."""
+    """Packed text and embedded images: the first row numbers the tokens, so the others are three axes."""
     model = converted(family, "vrope")
     tokens, keys = torch.arange(1, 9)[None], torch.arange(8)[None, None]
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_four_rows_without_grids_are_refused_for_four_axes(family):
 
 
 def test_ids_of_packed_samples_are_known_again():
-    """Ordinary ids before three axes say where samples start, so those of before are found out there too."""
+    """Ordinary ids before three axes mark the starts of samples, so packing is detected there too."""
     parts = [batch("qwen2_vl", [3, "image", 4], seed=s) for s in (1, 2)]
     one = {k: torch.cat([p[k] for p in parts], 1) for k in ("input_ids", "mm_token_type_ids")}
     one |= {k: torch.cat([p[k] for p in parts]) for k in ("pixel_values", "image_grid_thw")}
@@ -151,7 +151,7 @@ def test_ids_of_packed_samples_are_known_again():
 
 
 @cases("family", QWEN)
-def test_positions_of_a_call_can_be_asked_for(family):
+def test_positions_of_a_call_can_be_requested(family):
     model, sample = converted(family, "v2pe(stride=4)"), everything(family)
     grids = {k: sample[k] for k in GRIDS if k in sample.inputs}
     ask = model.model.compute_3d_position_ids

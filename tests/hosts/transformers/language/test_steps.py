@@ -9,7 +9,8 @@ from tests.hosts.transformers.language.test_more_families import converted as mo
 from tests.hosts.transformers.more import CLASSES, prompt
 from tests.hosts.transformers.reference import converted
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch
-from vispe.hosts.transformers.language import converted_classes, position_assignment
+from vispe.hosts.transformers.language import position_assignment
+from vispe.hosts.transformers.language.converted_classes import model as converted_model
 
 LONG = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
 WAYS = {
@@ -23,16 +24,16 @@ WAYS = {
 @pytest.fixture
 def steps(monkeypatch):
     """The steps that took the short way."""
-    taken, step_of = [], converted_classes.step_of
+    taken, step_of = [], converted_model.step_of
 
     def counted(*args):
         if (step := step_of(*args)) is not None:
             taken.append(step)
         return step
 
-    monkeypatch.setattr(converted_classes, "step_of", counted)
+    monkeypatch.setattr(converted_model, "step_of", counted)
     # several tables in one short generation
-    monkeypatch.setattr(converted_classes, "STEPS", 3)
+    monkeypatch.setattr(converted_model, "STEPS", 3)
     return taken
 
 
@@ -41,7 +42,7 @@ def both(model, inputs, steps, monkeypatch, **settings):
     actual = model.generate(**inputs, **LONG, **settings)
     assert steps
     with monkeypatch.context() as patch:
-        patch.setattr(converted_classes, "step_of", lambda *args: None)
+        patch.setattr(converted_model, "step_of", lambda *args: None)
         return actual, model.generate(**inputs, **LONG, **settings)
 
 
@@ -103,13 +104,13 @@ def test_a_loop_over_a_cache(family, steps):
 
 def test_rotation_is_computed_once_for_many_tokens(steps, monkeypatch):
     made = []
-    rotated = converted_classes.PositionedText._rotation
+    rotated = converted_model.PositionedText._rotation
     monkeypatch.setattr(
-        converted_classes.PositionedText,
+        converted_model.PositionedText,
         "_rotation",
         lambda self, *args: made.append(args) or rotated(self, *args),
     )
-    monkeypatch.setattr(converted_classes, "STEPS", position_assignment.STEPS)
+    monkeypatch.setattr(converted_model, "STEPS", position_assignment.STEPS)
     sample = batch("qwen2_vl", [3, "image", 4])
     converted("qwen2_vl", "vrope").generate(**sample.inputs, max_new_tokens=20, do_sample=False)
     assert len(made) == 2  # the prompt, then all steps

@@ -91,7 +91,7 @@ def test_packing_cuts_exactly(family, spec):
 
 @cases("family", FAMILIES)
 def test_packing_takes_coordinates_too(family):
-    """Keys that start again at 0, and coordinates of one's own beside them."""
+    """Keys that start again at 0, and coordinates of one's own alongside them."""
     model = vispe.convert(copy_of(family), "v2pe")
     first, second = (batch(family, row, mask=False) for row in ([6], [8]))
     tokens = torch.cat([first["input_ids"], second["input_ids"]], 1)

@@ -81,8 +81,8 @@ def merged(tuned, side):
         return outputs(tuned.eval(), side), outputs(tuned.merge_and_unload(), side)
 
 
-def near(found, wanted):
-    return torch.allclose(found, wanted, rtol=2e-3, atol=2e-3 * float(wanted.abs().max()))
+def near(actual, expected):
+    return torch.allclose(actual, expected, rtol=2e-3, atol=2e-3 * float(expected.abs().max()))
 
 
 @functools.cache
@@ -103,8 +103,8 @@ def check(host, spec, form):
     model = make().float()
     targets = {"all-linear": "all-linear", "names": names_of(model)}
     targets["pattern"] = rf".*\.({'|'.join(targets['names'])})"
-    wanted = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    wanted = [n for n in wanted if form == "all-linear" or n.rpartition(".")[2] in targets["names"]]
+    expected = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    expected = [n for n in expected if form == "all-linear" or n.rpartition(".")[2] in targets["names"]]
     try:
         vispe.convert(model, spec)
     except VispeError as refused:
@@ -116,7 +116,7 @@ def check(host, spec, form):
         n.partition(".lora_A")[0] for n, _ in tuned.base_model.model.named_parameters() if ".lora_A" in n
     }
     assert not [n for n in adapted if "pos_enc" in n]
-    assert adapted <= set(wanted) or host == "siglip"
+    assert adapted <= set(expected) or host == "siglip"
     out = outputs(tuned, side)
     assert out.isfinite().all()
     (out * cotangent(out)).sum().backward()
@@ -144,8 +144,8 @@ def test_an_adapter_of_the_stock_model_loads_into_a_converted_one(tmp_path):
     """The names in its file were chosen without the encoding."""
     lora(deep(), "all-linear", init_lora_weights=False).save_pretrained(tmp_path)
     assert "out_proj" in json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
-    found = peft.PeftModel.from_pretrained(vispe.convert(deep(), "seqpe"), tmp_path)
-    adapted = [n for n, _ in found.named_parameters() if "lora_A" in n]
+    result = peft.PeftModel.from_pretrained(vispe.convert(deep(), "seqpe"), tmp_path)
+    adapted = [n for n, _ in result.named_parameters() if "lora_A" in n]
     assert len(adapted) == 30
     assert not [n for n in adapted if "pos_enc" in n]
 

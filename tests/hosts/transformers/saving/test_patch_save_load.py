@@ -67,7 +67,7 @@ def test_subclasses_and_those_who_load_for_themselves(tmp_path):
     save(model, tmp_path)
     with pytest.warns(UserWarning, match="was loaded without"):
         assert type(Mine.from_pretrained(tmp_path)) is Mine
-    with pytest.raises(Exception, match="Mine"):  # its tower is no plain one
+    with pytest.raises(Exception, match="Mine"):  # its tower has a custom class
         vispe.from_pretrained(Mine, tmp_path)
     same(
         vispe.from_pretrained(transformers.CLIPVisionModel, tmp_path), model

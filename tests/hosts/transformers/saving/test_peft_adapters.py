@@ -118,19 +118,20 @@ def test_images_follow_the_slots_as_they_follow_text(family, spec, late):
         else v
         for k, v in inputs.items()
     }
-    placed = []
+    positioned = []
     inner.language_model.register_forward_pre_hook(
-        lambda _, args, kwargs: placed.append(kwargs["position_ids"]), with_kwargs=True
+        lambda _, args, kwargs: positioned.append(kwargs["position_ids"]), with_kwargs=True
     )
     with torch.no_grad():
         model(**inputs)
         model.get_base_model()(**longer)
-        assert torch.equal(rows(placed[0]), rows(placed[1])[..., SLOTS:])
-        placed.clear()
+        assert torch.equal(rows(positioned[0]), rows(positioned[1])[..., SLOTS:])
+        positioned.clear()
         spoken(model, **inputs)
         spoken(model.get_base_model(), **longer)
     sample, expected = (
-        [rows(p) for p in half] for half in (placed[: len(placed) // 2], placed[len(placed) // 2 :])
+        [rows(p) for p in half]
+        for half in (positioned[: len(positioned) // 2], positioned[len(positioned) // 2 :])
     )
     assert torch.equal(sample[0], expected[0][..., SLOTS:])
     assert all(torch.equal(a, b) for a, b in zip(sample[1:], expected[1:], strict=True))

@@ -149,7 +149,7 @@ def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
     with pytest.raises(InputError, match=r"2 weights are missing \(.*slope.*slope"):
         vispe.from_pretrained(AUTO, tmp_path)
     torch.save({**weights, "model.junk": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"1 weights are unexpected \(.*junk"):
+    with pytest.raises(InputError, match=r"1 weight is unexpected \(.*junk"):
         vispe.from_pretrained(AUTO, tmp_path)
     torch.save(stock(family).state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(InputError, match="are missing"):

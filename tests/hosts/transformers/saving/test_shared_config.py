@@ -53,10 +53,10 @@ def saved(model, folder):
 
 def names_nothing(model, folder, plain):
     """Assert that a stock model is saved as if no other model had been converted."""
-    found = saved(model, folder)
-    assert "vispe" not in json.dumps(found)
+    result = saved(model, folder)
+    assert "vispe" not in json.dumps(result)
     plain.save_pretrained(folder / "plain")
-    assert found == json.loads((folder / "plain" / "config.json").read_text())
+    assert result == json.loads((folder / "plain" / "config.json").read_text())
     with warnings.catch_warnings(action="error"):
         model.save_pretrained(folder)
 
@@ -76,13 +76,13 @@ def test_each_model_is_saved_with_its_own(family, tmp_path):
     first, second = language(family)
     vispe.convert(vispe.convert(first, "mrope_i"), "alibi2d")
     vispe.convert(second, "v2pe(stride=4)")
-    found = [saved(model, tmp_path / str(i)) for i, model in enumerate((first, second, first))]
-    assert found[0] == found[2]
-    assert [config["vispe"]["scheme"]["name"] for config in found[:2]] == ["mrope_i", "v2pe"]
-    assert "alibi2d" in json.dumps(found[0])
-    assert "alibi2d" not in json.dumps(found[1])
+    result = [saved(model, tmp_path / str(i)) for i, model in enumerate((first, second, first))]
+    assert result[0] == result[2]
+    assert [config["vispe"]["scheme"]["name"] for config in result[:2]] == ["mrope_i", "v2pe"]
+    assert "alibi2d" in json.dumps(result[0])
+    assert "alibi2d" not in json.dumps(result[1])
     vispe.restore(first)  # takes the entries out of the shared configuration
-    assert saved(second, tmp_path / "after") == found[1]
+    assert saved(second, tmp_path / "after") == result[1]
     for model, folder in ((second, "1"), (second, "after")):
         again = vispe.from_pretrained(AUTO, tmp_path / folder)
         assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
@@ -171,7 +171,7 @@ def test_weights_are_not_converted_by_the_entry_of_another_model(tmp_path):
     first, second = language("llava")
     vispe.convert(first, "mrope_i")
     second.save_pretrained(tmp_path)
-    found = AUTO.from_pretrained(tmp_path)
+    result = AUTO.from_pretrained(tmp_path)
     inputs = {"input_ids": torch.arange(5, 12)[None]}
     with torch.no_grad(), warnings.catch_warnings(action="error"):
-        assert torch.equal(found(**inputs).logits, second(**inputs).logits)
+        assert torch.equal(result(**inputs).logits, second(**inputs).logits)

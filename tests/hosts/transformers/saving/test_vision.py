@@ -124,7 +124,7 @@ def test_restoring_leaves_nothing_in_the_configuration(name):
     same(model, plain)
 
 
-def test_what_timm_was_asked_for_before_comes_back():
+def test_what_timm_was_requested_before_comes_back():
     config = copy.deepcopy(build("TimmWrapperModel").config)
     config.model_args["pos_embed"] = "none"
     model = transformers.TimmWrapperModel(config)

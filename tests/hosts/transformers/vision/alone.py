@@ -44,7 +44,7 @@ HEADS = (
     "Dinov2ForImageClassification",
     "Dinov2WithRegistersForImageClassification",
 )
-RESAMPLED = ("ViT", "DeiT", "ViTMSN", "ViTMAE", "IJepa", "Beit")  # only where they are asked to
+RESAMPLED = ("ViT", "DeiT", "ViTMSN", "ViTMAE", "IJepa", "Beit")  # only on request
 
 
 def stem(name: str) -> str:
@@ -65,26 +65,26 @@ def build(name: str, **options) -> nn.Module:
 def inputs(name: str, height: int = 16, width: int = 16, seed: int = 1) -> dict:
     """Two images, the noise of ViTMAE, and leave to resample tables."""
     generator = torch.Generator().manual_seed(seed)
-    found = {"pixel_values": torch.randn(2, 3, height, width, generator=generator).double()}
+    result = {"pixel_values": torch.randn(2, 3, height, width, generator=generator).double()}
     if (height, width) != (16, 16) and stem(name) in RESAMPLED:
-        found["interpolate_pos_encoding"] = True
+        result["interpolate_pos_encoding"] = True
     if stem(name) == "ViTMAE":
-        found["noise"] = torch.rand(2, height * width // 16, generator=generator).double()
-    return found
+        result["noise"] = torch.rand(2, height * width // 16, generator=generator).double()
+    return result
 
 
-def outputs(model: nn.Module, given: dict, **more) -> list[Tensor]:
+def outputs(model: nn.Module, arguments: dict, **more) -> list[Tensor]:
     """Everything that a model says."""
-    out = model(**given, **more)
-    found = [v if isinstance(v, tuple) else (v,) for v in out.values()]
-    return [v for values in found for v in values if isinstance(v, Tensor)]
+    out = model(**arguments, **more)
+    result = [v if isinstance(v, tuple) else (v,) for v in out.values()]
+    return [v for values in result for v in values if isinstance(v, Tensor)]
 
 
-def kept(name: str, given: dict, prefix: int) -> Tensor | None:
+def retained(name: str, arguments: dict, prefix: int) -> Tensor | None:
     """Token numbers (b, m) that ViTMAE leaves, in its order, prefix included; None for all."""
-    if "noise" not in given:
+    if "noise" not in arguments:
         return None
-    order = given["noise"].argsort(1)
+    order = arguments["noise"].argsort(1)
     patches = order[:, : int(order.shape[1] * 0.25)]
     return torch.cat([torch.arange(prefix).expand(len(patches), -1), patches + prefix], 1)
 

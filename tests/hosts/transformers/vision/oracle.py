@@ -20,8 +20,8 @@ Pair = Callable[[Tensor, Tensor, tuple[int, int]], Tensor]
 
 
 def tower(family: str, double: bool = True) -> nn.Module:
-    found = vision_tower_of(make(family))
-    return found.double() if double else found
+    result = vision_tower_of(make(family))
+    return result.double() if double else result
 
 
 def patches(grids=GRIDS, double: bool = True, seed: int = 2) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def patches(grids=GRIDS, double: bool = True, seed: int = 2) -> tuple[Tensor, Te
 
 def line(family: str, grids=GRIDS) -> list[tuple[int, int, int, int, tuple[int, int], tuple[int, int]]]:
     """(image, frame, row, column, grid, window) of every patch as blocks see it: merged patches side by side."""
-    found = []
+    result = []
     for image, (t, h, w) in enumerate(grids):
         for frame in range(t):
             corners = [(y, x) for y in range(0, h, 2) for x in range(0, w, 2)]
@@ -40,8 +40,8 @@ def line(family: str, grids=GRIDS) -> list[tuple[int, int, int, int, tuple[int, 
                 corners.sort(key=lambda c: (c[0] // 4, c[1] // 4))  # stable
             for y, x in corners:
                 cells = [(y, x), (y, x + 1), (y + 1, x), (y + 1, x + 1)]
-                found += [(image, frame, *c, (h, w), (y // 4, x // 4)) for c in cells]
-    return found
+                result += [(image, frame, *c, (h, w), (y // 4, x // 4)) for c in cells]
+    return result
 
 
 def mask(family: str, pair: Pair, layer: int, grids=GRIDS) -> Tensor:
@@ -86,7 +86,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, b.detach().abs().max().item()))
 
 
-def pictures(family: str, double: bool = True, size: tuple[int, int] | None = None) -> Tensor:
+def images(family: str, double: bool = True, size: tuple[int, int] | None = None) -> Tensor:
     side = 24 if family == "internvl" else 12
     x = torch.randn(2, 3, *(size or (side, side)), generator=torch.Generator().manual_seed(6))
     return x.double() if double else x

@@ -21,8 +21,8 @@ from tests.hosts.transformers.vision.alone import (
     build,
     by_hand,
     inputs,
-    kept,
     outputs,
+    retained,
     stem,
     without_tables,
 )
@@ -41,7 +41,7 @@ def masks_of(name, sample, slopes):
     h, w = (size // 4 for size in sample["pixel_values"].shape[-2:])
     prefix = ALONE[f"{stem(name)}Model"]
     far = dense(h, w, prefix).double()
-    keep = kept(name, sample, prefix)
+    keep = retained(name, sample, prefix)
     if keep is not None:
         far = torch.stack([far[k][:, k] for k in keep])[:, None]
     return [-far * s[:, None, None] for s in slopes]
@@ -86,7 +86,7 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     before = outputs(model, sample)
     vispe.convert(model, "none", keep_abs="DINOv3" not in name, keep_rope="DINOv3" in name)
     for a, b in zip(outputs(model, sample), before, strict=True):
-        close(a, b, 1e-12)  # all that it has of its own is kept
+        close(a, b, 1e-12)  # all that it has of its own is retained
     vispe.convert(model, "alibi2d(slopes=learned)+irpe")
     after = outputs(model, sample)
     assert max((a - b).abs().max() for a, b in zip(after, before, strict=True)) > 1e-3
@@ -122,7 +122,7 @@ def test_a_table_is_gone_and_comes_back_in_another_precision(name):
 
 
 @cases("name", ["DINOv3ViTModel", "DINOv3ViTBackbone"])
-def test_the_rotation_of_dinov3_is_kept_or_replaced(name):
+def test_the_rotation_of_dinov3_is_stored_or_replaced(name):
     model, sample = build(name), inputs(name, 12, 28)
     tower = vision_tower_of(model)
     masks = masks_of(name, sample, torch.ones(2, 2).double())
@@ -278,10 +278,10 @@ def test_a_pipeline_runs_the_encoding():
     image_module = pytest.importorskip("PIL.Image")
     model = build("ViTForImageClassification", num_labels=3).float()
     processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
-    picture = image_module.new("RGB", (20, 18), (200, 40, 90))
+    image = image_module.new("RGB", (20, 18), (200, 40, 90))
     scores = []
     for spec in ("alibi2d", "gaussian2d(amplitude=9.0)", "alibi2d"):
         vispe.convert(model, spec)
         pipe = transformers.pipeline("image-classification", model=model, image_processor=processor)
-        scores.append({entry["label"]: entry["score"] for entry in pipe(picture)})
+        scores.append({entry["label"]: entry["score"] for entry in pipe(image)})
     assert scores[0] == scores[2] != scores[1]

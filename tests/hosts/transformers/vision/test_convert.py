@@ -19,10 +19,10 @@ from tests.hosts.transformers.vision.oracle import (
     Pair,
     by_hand,
     close,
+    images,
     line,
     mask,
     patches,
-    pictures,
     tower,
 )
 from vispe.attention.backends.triton.coords.operands import coords_unsupported_reason
@@ -89,7 +89,7 @@ def test_images_and_videos_of_one_call_do_not_touch(family):
 
 
 @cases("family", ["qwen2_vl", "qwen3_vl"])
-def test_the_order_of_patches_does_not_matter_when_their_places_follow(family):
+def test_the_order_of_patches_does_not_matter_when_their_positions_follow(family):
     ours = tower(family)
     convert_vision(ours, "alibi2d+irpe(mode=bias)+rpb(grid=[6,10])", keep_abs=False)
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_gradients_of_a_table_are_those_of_dense_attention(family):
 @cases("family", FAMILIES)
 def test_a_bias_of_zero_changes_nothing(family):
     ours = tower(family, double=False)
-    x = patches(double=False) if family in QWEN else (pictures(family, double=False),)
+    x = patches(double=False) if family in QWEN else (images(family, double=False),)
     before = ours(*x).last_hidden_state
     for spec in ("gaussian2d(amplitude=0.0)", "irpe(mode=bias,on=qk)+gaussian2d(amplitude=0.0)"):
         convert_vision(ours, spec)
@@ -193,7 +193,7 @@ def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch)
         (2, 24),
         (3, 8),
         (1, 60),
-    ]  # alike frames are one batch
+    ]  # equal frames are one batch
     last = [[list(t[2:4]) for t in tokens if t[0] == i and t[1] == 0] for i in (0, 1, 2)]
     assert [b.pos.coords[0].tolist() for _, b in whole] == last
 
@@ -243,11 +243,11 @@ def test_another_rotation_may_replace_the_towers_own():
 @cases("family", ROWS)
 @cases("size", [None, (20, 28)])
 def test_a_bias_in_a_tower_of_rows_is_that_of_dense_attention(family, size):
-    x = pictures(family, size=size)
+    x = images(family, size=size)
     options = {"interpolate_pos_encoding": True} if size and family != "internvl" else {}
     ours = tower(family)
     convert_vision(ours, "alibi2d(slopes=learned)+gaussian2d(sigma=1.5,amplitude=3.0)")
-    ours(pictures(family))  # another size first
+    ours(images(family))  # another size first
     slopes = [torch.tensor([0.7, 1.9], dtype=torch.float64).add_(i).requires_grad_() for i in range(2)]
     with torch.no_grad():
         for i, _, attn in attentions(ours):
@@ -278,7 +278,7 @@ def test_checkpointed_towers_of_rows_have_the_same_gradients(family):
     for mode in (None, False, True):
         if mode is not None:
             ours.gradient_checkpointing_enable({"use_reentrant": mode})
-        x = pictures(family).requires_grad_()
+        x = images(family).requires_grad_()
         out = ours(x).last_hidden_state
         ours.zero_grad()
         out.backward(cotangent(out))
@@ -296,7 +296,7 @@ def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(family)
     ours.set_attn_implementation("eager")
     convert_vision(ours, "alibi2d")
     assert "eager" in describe_vision(ours)
-    x = pictures(family)
+    x = images(family)
     out = ours(x, output_attentions=True)
     far = dense(*([6, 6] if family == "internvl" else [3, 3]), 1).double()
     stock = copy.deepcopy(ours)

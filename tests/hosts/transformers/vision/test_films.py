@@ -190,7 +190,7 @@ def test_a_model_is_converted_copied_and_restored_bit_by_bit(name):
 
 
 @cases("name", EVERY)
-def test_kept_tables_and_rotations_are_those_of_stock(name):
+def test_stored_tables_and_rotations_are_those_of_stock(name):
     own = {"keep_rope": True} if name == "VJEPA2Model" else {"keep_abs": True}
     model, sample = build(name), inputs(name)
     before = model(**sample).last_hidden_state
@@ -220,7 +220,7 @@ def attentions_of(model):
 
 
 def test_masked_cells_are_where_they_were():
-    """Of what VideoMAE leaves out, the rest keeps its frame, row and column."""
+    """Of what VideoMAE omits, the rest keeps its frame, row and column."""
     ours, stock = (
         vispe.convert(build("VideoMAEModel"), spec_of("VideoMAEModel")),
         bare(build("VideoMAEModel")),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import vispe
 from tests.cases import cases
 from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch, make, transformers
-from tests.hosts.transformers.vision.oracle import GRIDS, ROWS, close, line, patches, pictures, tower
+from tests.hosts.transformers.vision.oracle import GRIDS, ROWS, close, images, line, patches, tower
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.vision.convert import (
     convert_vision,
@@ -26,7 +26,7 @@ from vispe.hosts.transformers.vision.families import attentions
 @cases("family", ROWS)
 def test_a_table_that_was_taken_out_comes_back(family):
     ours = tower(family)
-    stock, x = copy.deepcopy(ours), pictures(family)
+    stock, x = copy.deepcopy(ours), images(family)
     before, names = ours(x).last_hidden_state, list(ours.state_dict())
     path = next(n for n, p in ours.named_parameters() if "position_embedding" in n)
     remaining = ours.get_parameter(path)
@@ -35,7 +35,7 @@ def test_a_table_that_was_taken_out_comes_back(family):
     stock.get_parameter(path).data.zero_()
     assert torch.equal(ours(x).last_hidden_state, stock(x).last_hidden_state)
     large = {"interpolate_pos_encoding": True} if family != "internvl" else {}
-    wide = pictures(family, size=(20, 28))
+    wide = images(family, size=(20, 28))
     assert torch.equal(ours(wide, **large).last_hidden_state, stock(wide, **large).last_hidden_state)
     assert path not in ours.state_dict()
     ours.load_state_dict(stock.state_dict())  # strictly, though it has the table
@@ -58,11 +58,11 @@ def test_a_table_that_was_taken_out_comes_back(family):
 def test_a_whole_model_is_converted_and_restored(family):
     model = make(family)
     types = {name: type(m) for name, m in model.named_modules()}
-    text, picture = batch(family, [5], [3]), batch(family, [3, "image", 2])
+    text, image = batch(family, [5], [3]), batch(family, [3, "image", 2])
     with torch.no_grad():
-        before = [model(**b.inputs).logits for b in (text, picture)]
+        before = [model(**b.inputs).logits for b in (text, image)]
         convert_vision(model, "alibi2d+irpe")
-        after = [model(**b.inputs).logits for b in (text, picture)]
+        after = [model(**b.inputs).logits for b in (text, image)]
         assert torch.equal(after[0], before[0])
         assert (after[1] - before[1]).abs().max() > 1e-3
         tower = vision_tower_of(model)
@@ -73,12 +73,12 @@ def test_a_whole_model_is_converted_and_restored(family):
         convert_vision(fresh, "alibi2d+irpe")
         fresh.load_state_dict(make(family).state_dict())  # a stock checkpoint, strictly
         fresh.load_state_dict(model.state_dict())
-        assert torch.equal(fresh(**picture.inputs).logits, after[1])
+        assert torch.equal(fresh(**image.inputs).logits, after[1])
         restore_vision(model)
         assert {name: type(m) for name, m in model.named_modules()} == types
         assert {n for n in names if "pos_enc" not in n} == set(model.state_dict())
         assert all(
-            torch.equal(model(**b.inputs).logits, ref) for b, ref in zip((text, picture), before, strict=True)
+            torch.equal(model(**b.inputs).logits, ref) for b, ref in zip((text, image), before, strict=True)
         )
     with pytest.raises(UnsupportedHost, match="must be a converted one"):
         restore_vision(model)
@@ -139,9 +139,9 @@ def test_a_language_model_sees_images_through_a_converted_tower_of_timm(kind):
 
 
 @cases("family", ["qwen2_vl", "llava", "internvl"])
-def test_what_has_no_place_is_refused_and_nothing_changes(family):
+def test_what_has_no_position_is_refused_and_nothing_changes(family):
     ours = tower(family, double=False)
-    x = patches(double=False) if family in QWEN else (pictures(family, double=False),)
+    x = patches(double=False) if family in QWEN else (images(family, double=False),)
     before, types = ours(*x).last_hidden_state, [type(m) for m in ours.modules()]
     refused = {
         "sincos2d": "outside attention",
@@ -150,7 +150,7 @@ def test_what_has_no_place_is_refused_and_nothing_changes(family):
     }
     refused |= {
         "alibi3d": "3 axes",
-        "alibi": "1 axes",
+        "alibi": "1 axis",
         "gta(so3=true)": "pose|so3",
         "alibi2d+peg": "outside attention",
     }
@@ -172,7 +172,7 @@ def test_what_has_no_place_is_refused_and_nothing_changes(family):
 @cases("family", FAMILIES)
 def test_converted_towers_can_be_copied_and_pickled(family):
     ours = tower(family)
-    x = patches() if family in QWEN else (pictures(family),)
+    x = patches() if family in QWEN else (images(family),)
     before = ours(*x).last_hidden_state
     convert_vision(ours, "alibi2d+irpe", keep_abs=None if family in ("qwen2_vl", "qwen2_5_vl") else False)
     out = ours(*x).last_hidden_state
@@ -210,7 +210,7 @@ def test_weights_of_a_finished_encoding_are_taken_over():
         convert_vision(ours, vispe.create_encoding("alibi2d", num_heads=3, slopes="learned"))
 
 
-def test_places_that_are_not_on_the_grid_are_refused():
+def test_positions_that_are_not_on_the_grid_are_refused():
     ours = tower("qwen2_vl")
     convert_vision(ours, "alibi2d")
     x, grids = patches(GRIDS[:1])

@@ -2,7 +2,7 @@
 
 Every translation-invariant bias on a grid is one offset table. `lower` computes the table, `strip` lays it out so that
 the bias of a query is one contiguous read, `op` has the operators, and the kernels only read runs of numbers. Tokens
-that are not one full grid in raster order have explicit cell indices or coordinates (`places`). Triton is not imported
+that are not one full grid in raster order have explicit cell indices or coordinates (`coords`). Triton is not imported
 before the first call.
 """
 
@@ -27,7 +27,7 @@ from vispe.attention.bias.lower_to_table import (
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
 from vispe.attention.call import Call
 from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import Positions
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -45,7 +45,10 @@ def unsupported_reason(call: Call) -> str | None:
         (call.whole, "a bias that replaces the product of queries and keys is not fused"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
-        (q.shape[2] != k.shape[2], f"{q.shape[2]} queries and {k.shape[2]} keys are not one grid"),
+        (
+            q.shape[2] != k.shape[2],
+            f"{counted(q.shape[2], 'query')} and {counted(k.shape[2], 'key')} are not one grid",
+        ),
         (call.max_head_dim > MAX_HEAD_DIM, f"head_dim {call.max_head_dim} is larger than {MAX_HEAD_DIM}"),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
         (not call.factor > 0, f"the scale {call.factor} is not positive"),

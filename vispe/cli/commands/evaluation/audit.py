@@ -59,7 +59,7 @@ def audit(
     from vispe.backbones.distributed import Processes
     from vispe.backbones.load_model import kind_of
     from vispe.cli.common import Output, find, progress_bar, section, versions
-    from vispe.errors import OptionError
+    from vispe.errors import OptionError, counted
     from vispe.evaluate.attention.divergence import compare_heads_or_reason
     from vispe.evaluate.audit.findings import Comparison
     from vispe.evaluate.audit.html_report import audit_page, plot_audit
@@ -124,7 +124,7 @@ def audit(
     report |= {} if pair is None else {"against": pair.to_dict()}
 
     def contents() -> dict[str, object]:
-        figure = plot_audit(result, f"{result.title}, {result.images} image(s)")
+        figure = plot_audit(result, f"{result.title}, {counted(result.images, 'image')}")
         return {"report.html": audit_page(result, figure, pair), "report.json": report, "audit.png": figure}
 
     def text() -> str:

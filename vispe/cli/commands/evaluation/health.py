@@ -52,14 +52,14 @@ def health(
     import warnings
 
     from vispe.cli.common import Output, find, load, progress, section
-    from vispe.errors import OptionError, UnsupportedHost
+    from vispe.errors import OptionError, UnsupportedHost, counted
     from vispe.evaluate.attention.head_figures import health_page, plot_health
     from vispe.evaluate.attention.head_health import head_health
     from vispe.evaluate.measure.audited_model import as_audited_model
     from vispe.evaluate.measure.probe_images import load_images
 
     if bool(images) == (noise > 0):
-        inputs = f"{len(images or ())} image arguments and --noise {noise}"
+        inputs = f"{counted(len(images or ()), 'image argument')} and --noise {noise}"
         raise OptionError(f"health: needs either images or --noise, got {inputs}. Pass one of them.")
     paths = find(images)
     output = Output(out, ["report.html", "heads.png", "report.json"], force, paths)

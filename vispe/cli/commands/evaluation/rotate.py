@@ -2,11 +2,15 @@
 
 from typing import TYPE_CHECKING, Literal
 
+from vispe.errors import counted
+
 if TYPE_CHECKING:
     from vispe.evaluate.rotation.report import RotationReport
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
+LIBRARY_NAMES = {"names": "classes", "truths": "masks", "size": "crop"}
+"""Parameters of `measure` in messages, and the options of the command that set them."""
 
 
 def rotate(
@@ -148,12 +152,12 @@ def rotate(
 def as_text(report: "RotationReport") -> str:
     """Return the printed summary of a report."""
     result, pattern = report.result, report.fingerprint
-    lines = [f"{report.subject}, {len(result.images)} image(s)", report.verdict]
+    lines = [f"{report.subject}, {counted(len(result.images), 'image')}", report.verdict]
     lines += [result.remedy] if result.remedy else []
     lines += ["", report.to_markdown(), ""]
     if pattern is not None:
         lines.append(
-            f"Fixed pattern: {pattern.snr:.3g} times the chance level of the mean of {pattern.n_images} windows "
-            "(1 = no pattern, much larger = a pattern tied to the image frame)."
+            f"Fixed pattern: {pattern.snr:.3g} times the chance level of the mean of "
+            f"{counted(pattern.n_images, 'window')} (1 = no pattern, much larger = a pattern tied to the image frame)."
         )
     return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])

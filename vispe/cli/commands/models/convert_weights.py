@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from vispe.errors import counted
+
 POSITIONALS = ("src", "dst")
 
 
@@ -76,5 +78,5 @@ def convert_weights(
         print(f"  {name} skipped: not part of the state dict")
     for note in done.notes:
         print(f"  {note}")
-    print(f"{dst}: {len(done.renamed)} entries renamed, {done.unchanged} unchanged")
+    print(f"{dst}: {counted(len(done.renamed), 'entry')} renamed, {done.unchanged} unchanged")
     print(f"load it with pos_embed={' or '.join(repr(s) for s in done.specs)}")

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal
 
+from vispe.errors import counted
+
 POSITIONALS = ("model",)
 TITLES = {
     "versions": "versions",
@@ -139,7 +141,7 @@ def _layer_range(layers: list[str], all_layers: list[str]) -> str:
     """Return the names of layers, consecutive ones as a range."""
     first = all_layers.index(layers[0])
     if len(layers) > 2 and all_layers[first : first + len(layers)] == layers:
-        return f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
+        return f"{layers[0]} to {layers[-1]} ({counted(len(layers), 'layer')})"
     return ", ".join(layers)
 
 
@@ -161,7 +163,7 @@ def _versions() -> dict[str, str]:
 def _devices() -> dict[str, str]:
     import torch
 
-    devices = {"cpu": f"{torch.get_num_threads()} threads"}
+    devices = {"cpu": f"{counted(torch.get_num_threads(), 'thread')}"}
     for i in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(i).total_memory / 2**30
         devices[f"cuda:{i}"] = f"{torch.cuda.get_device_name(i)}, {memory:.0f} GiB"

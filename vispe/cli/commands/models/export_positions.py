@@ -37,7 +37,7 @@ def export_positions(
     from json import dumps
     from re import fullmatch
 
-    from vispe.errors import OptionError
+    from vispe.errors import OptionError, counted
     from vispe.hosts.transformers.serving import serve_positions
 
     if not fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", grid_thw):
@@ -60,4 +60,6 @@ def export_positions(
         else f"mrope_section {facts['mrope_section']}"
         + (" interleaved" if facts["mrope_interleaved"] else "")
     )
-    print(f"{table.rows.scheme}: {facts['rows']} rows, {facts['megabytes_float32']} MB in float32; {usage}")
+    print(
+        f"{table.rows.scheme}: {counted(facts['rows'], 'row')}, {facts['megabytes_float32']} MB in float32; {usage}"
+    )

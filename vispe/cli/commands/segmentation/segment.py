@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from vispe.cli.arguments import name_options
 from vispe.cli.terminal import one_line
+from vispe.errors import counted
 
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
@@ -295,7 +296,9 @@ class Console:
             print(json.dumps(report.as_dict(), indent=2))
         if report.failures:
             count = len(report.failures)
-            self.stderr.print(f"vispe: {len(report.images)} image(s) done in {out}, {count} skipped:")
+            self.stderr.print(
+                f"vispe: {counted(len(report.images), 'image')} done in {out}, {count} skipped:"
+            )
             for failure in report.failures:
                 self.stderr.print(f"  {one_line(failure['image'])}: {self._message(failure['reason'])}")
         return report.exit_code

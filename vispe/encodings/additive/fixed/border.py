@@ -11,7 +11,7 @@ from vispe.encodings.parts.additive.fourier import ProgressiveBands
 from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.parts.coords import padded
 from vispe.encodings.registry import register
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import PositiveFloat, PositiveInt
 
@@ -74,7 +74,7 @@ class Border(ProgressiveBands, Additive):
         count = self.dim // (4 * pos.axes)
         if not count:
             raise ShapeError(
-                f"border needs 4 channels for each of {pos.axes} axes, got dim={self.dim}. Use a width of "
+                f"border needs 4 channels for each of {counted(pos.axes, 'axis')}, got dim={self.dim}. Use a width of "
                 f"{4 * pos.axes} or more."
             )
         near = at_least_float32(pos.coords)

@@ -13,7 +13,7 @@ from vispe.encodings.parts.additive.fourier import FourierEncoding
 from vispe.encodings.parts.coords import padded
 from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import PositiveFloat, PositiveInt
 
@@ -110,7 +110,8 @@ class Fourier(FourierEncoding):
         self.count = self._count()
         if not self.project and self.count > self.dim:
             raise OptionError(
-                f"fourier has {self.count} features, which do not fit into dim={self.dim}. Use fewer, or project=true."
+                f"fourier has {counted(self.count, 'feature')}, which do not fit into dim={self.dim}. Use fewer, or "
+                "project=true."
             )
         has_buffer = self.basis == "gaussian" or (self.learned and self.basis != "none")
         frequency = torch.empty(self.count // 2, self.coordinates) if has_buffer else None
@@ -134,7 +135,7 @@ class Fourier(FourierEncoding):
         if features % step or (basis in ("identity", "none") and features != count):
             rule = "a multiple of" if basis == "octaves" else "exactly"
             raise OptionError(
-                f"fourier needs {rule} {step} features with basis={basis!r}, got features={features}."
+                f"fourier needs {rule} {counted(step, 'feature')} with basis={basis!r}, got features={features}."
             )
         return features
 

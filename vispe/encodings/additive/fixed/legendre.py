@@ -18,7 +18,7 @@ from vispe.encodings.parts.coords import (
 )
 from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import NonNegativeInt
 
@@ -107,8 +107,8 @@ class Legendre(FieldEncoder):
         sizes = [math.prod(each[k] for k in degrees) for degrees in self._terms_of]
         if sum(sizes) > MOST:
             raise OptionError(
-                f"legendre with degree={self.most}, basis={self.basis!r} has {sum(sizes)} features, more than {MOST}: "
-                "use a smaller degree."
+                f"legendre with degree={self.most}, basis={self.basis!r} has {counted(sum(sizes), 'feature')}, more "
+                f"than {MOST}: use a smaller degree."
             )
         # the total degree of each feature
         self._totals = [sum(d) for d, size in zip(self._terms_of, sizes, strict=True) for _ in range(size)]

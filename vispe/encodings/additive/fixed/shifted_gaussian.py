@@ -11,7 +11,7 @@ from torch import Tensor
 from vispe.encodings.parts.coords import FieldEncoder, padded
 from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import FiniteFloat, Interval, PositiveFloat, PositiveInt
 
@@ -84,8 +84,9 @@ class ShiftedGaussian(FieldEncoder):
         features = len(self._points) * self.coordinates
         if features > self.dim and not self.project:
             raise OptionError(
-                f"shifted_gaussian has {len(self._points)} centres on each of {self.coordinates} axes, which do not "
-                f"fit into dim={self.dim}. Use fewer, or project=true."
+                f"shifted_gaussian has {counted(len(self._points), 'centre')} on each of "
+                f"{counted(self.coordinates, 'axis')}, which do not fit into dim={self.dim}. Use fewer, or "
+                "project=true."
             )
         self.to_dim = PreciseLinear(features, self.dim) if self.project else None
         self.reset_parameters()

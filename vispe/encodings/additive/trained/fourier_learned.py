@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vispe.encodings.parts.additive.fourier import FourierEncoding, Normalize, with_first
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import Interval, PositiveEvenInt, PositiveFloat, PositiveInt
 
@@ -112,7 +112,7 @@ class FourierLearned(FourierEncoding):
             )
         if self.coordinates % groups or dim % groups:
             raise OptionError(
-                f"groups must divide the {self.coordinates} coordinates and dim={dim}, got groups={groups}."
+                f"groups must divide the {counted(self.coordinates, 'coordinate')} and dim={dim}, got groups={groups}."
             )
         # an even number: one cosine and one sine per frequency
         count = self.features or dim + dim % 2

@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.encodings.additive.trained.learned import Learned
 from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.registry import register
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import Grid
 from vispe.options import Interval, PositiveEvenInt, PositiveFloat, PositiveInt
 
@@ -75,7 +75,8 @@ class LearnedVideo(Learned):
         frames = 1 if grid.axes == 2 else grid.shape[0]
         if self.frames is not None and frames > self.frames:
             raise ShapeError(
-                f"{self.name} needs at most {self.frames} frames, got {frames}. Split the video, or set frames=None."
+                f"{self.name} needs at most {counted(self.frames, 'frame')}, got {frames}. Split the video, or set "
+                "frames=None."
             )
         # a single frame has no temporal term
         if frames == 1:

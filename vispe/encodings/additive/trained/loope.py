@@ -23,7 +23,7 @@ from vispe.encodings.parts.additive.fourier import ProgressiveBands, with_first
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
-from vispe.errors import EncodingMismatch, OptionError, ShapeError
+from vispe.errors import EncodingMismatch, OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
@@ -190,9 +190,9 @@ class Loope(ProgressiveBands, Additive):
         if matrix.shape[0] != self.grid[0] * self.grid[1] or (grid is not None and grid != self.grid):
             trained = f" {grid}" if grid else ""
             raise EncodingMismatch(
-                f"{prefix}network.linear.weight is a matrix over the {matrix.shape[0]} cells of the grid{trained} that "
-                f"loope was trained on, but the model has {self.grid} and a matrix cannot be resampled. Use that "
-                "grid as grid=[h,w]: loope then resamples the output of the matrix."
+                f"{prefix}network.linear.weight is a matrix over the {counted(matrix.shape[0], 'cell')} of the "
+                f"grid{trained} that loope was trained on, but the model has {self.grid} and a matrix cannot be "
+                "resampled. Use that grid as grid=[h,w]: loope then resamples the output of the matrix."
             )
 
     def static(self, pos: Positions) -> Tensor:

@@ -13,7 +13,7 @@ from vispe.encodings.parts.additive.fourier import ProgressiveBands, band_weight
 from vispe.encodings.parts.coords import FieldEncoder, padded
 from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -97,8 +97,8 @@ class NeuDA(ProgressiveBands, FieldEncoder):
         self.count = self.coordinates * (1 + 2 * self.levels)
         if not self.project and self.count > self.dim:
             raise OptionError(
-                f"neuda has {self.count} features, which do not fit into dim={self.dim}. Use fewer levels, or "
-                "project=true."
+                f"neuda has {counted(self.count, 'feature')}, which do not fit into dim={self.dim}. Use fewer "
+                "levels, or project=true."
             )
         vertices = sum((n + 1) ** self.coordinates for n in self.scales)
         self.anchors = nn.Parameter(torch.empty(vertices, self.coordinates))

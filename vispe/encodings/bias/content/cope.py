@@ -12,7 +12,7 @@ from vispe.attention.precision import exact_product, no_infinity
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.nearer_key_count import count_nearer
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import PositiveInt, Spacing
 
@@ -142,7 +142,7 @@ class Cope(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias; `dense` depends on queries and keys."""
         if self.causal and pos.axes != 1:
-            raise ShapeError(f"cope needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
+            raise ShapeError(f"cope needs 1 axis with causal=True, got {counted(pos.axes, 'axis')} ({pos}).")
         self._need_axes(pos)
         order = pos if self.spacing is None else pos.with_spacing(self.spacing)
         return CountBias(self.pos_emb, pos, order, self.causal)

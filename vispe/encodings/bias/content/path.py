@@ -12,7 +12,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 from vispe.encodings.registry import register
-from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.errors import ShapeError, UnsupportedCombination, counted
 from vispe.grid import Positions
 from vispe.options import PositiveInt
 
@@ -102,7 +102,8 @@ class Path(Biased):
         """Return the logits for the tokens `x` (b, n, d); `dense` depends on queries and keys."""
         if pos.axes != 1:
             raise ShapeError(
-                f"path needs 1-axis positions, got {pos.axes} axes ({pos}). Use tapa or grape_alibi on grids."
+                f"path needs 1-axis positions, got {counted(pos.axes, 'axis')} ({pos}). Use tapa or grape_alibi on "
+                "grids."
             )
         if x is None:
             raise ShapeError("path reads the tokens. Pass x (b, n, d) to bias().")

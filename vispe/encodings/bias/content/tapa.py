@@ -13,7 +13,7 @@ from vispe.attention.bias.distance_metrics import distances
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import Interval, NonNegativeFloat, PositiveInt, Spacing
 
@@ -75,8 +75,8 @@ class Tapa(Biased):
         # amplitude and phase need at least one channel each
         if not 0 < round(self.theta * width) < width:
             raise OptionError(
-                f"tapa needs channels of both kinds, got theta={self.theta:g} of {width} channels per head. Use "
-                "another theta or fewer heads."
+                f"tapa needs channels of both kinds, got theta={self.theta:g} of {counted(width, 'channel')} per "
+                "head. Use another theta or fewer heads."
             )
         if self.spacing is not None:
             self._accept(len(self.spacing))

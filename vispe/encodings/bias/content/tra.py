@@ -13,7 +13,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.nearer_key_count import count_nearer
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import FiniteFloat, PositiveFloat, PositiveInt, Spacing
 
@@ -156,7 +156,7 @@ class Tra(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the logits, as a bias that replaces the product, for the tokens `x` (b, n, d)."""
         if self.causal and pos.axes != 1:
-            raise ShapeError(f"tra needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
+            raise ShapeError(f"tra needs 1 axis with causal=True, got {counted(pos.axes, 'axis')} ({pos}).")
         self._need_axes(pos)
         if x is None:
             raise ShapeError("tra reads the tokens. Pass x (b, n, d) to bias().")

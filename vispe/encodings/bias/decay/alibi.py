@@ -11,7 +11,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.parts.bias.slopes import AlibiBase
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import PositiveInt
 
@@ -120,8 +120,8 @@ class Alibi(AlibiBase):
         reach = self.randomized_offsets or 0
         if count >= reach:
             raise ShapeError(
-                f"alibi(randomized_offsets={reach}) cannot assign distinct distances to {count} offsets. Use a "
-                f"larger number."
+                f"alibi(randomized_offsets={reach}) cannot assign distinct distances to {counted(count, 'offset')}. "
+                f"Use a larger number."
             )
         return reach
 

@@ -17,7 +17,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.slopes import fixed_slopes
 from vispe.encodings.parts.rotary.grape_rank2 import ContentGateBias, OneSidedBias
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import PositiveFloat, PositiveInt
 
@@ -144,7 +144,7 @@ class GrapeAlibi(Biased):
         if pos.axes not in self.ndim:  # restricted by the options
             option = "causal=True" if self.causal else f"spacing={self.spacing}"
             raise ShapeError(
-                f"grape_alibi needs {self.ndim[0]} axis with {option}, got {pos.axes} axes ({pos})."
+                f"grape_alibi needs {self.ndim[0]} axis with {option}, got {counted(pos.axes, 'axis')} ({pos})."
             )
         if self.causal:
             # offsets to later keys count as 0

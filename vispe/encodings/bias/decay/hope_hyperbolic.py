@@ -13,7 +13,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import Axes, Interval, PositiveInt, Spacing, check_per_axis
 
@@ -80,8 +80,8 @@ class HopeHyperbolic(Biased):
         self.pairs = width // 2 // self.axes
         if not self.pairs:
             raise OptionError(
-                f"hope_hyperbolic needs a pair of channels per axis, got {width} channels per head for {self.axes} "
-                "axes. Use fewer heads."
+                f"hope_hyperbolic needs a pair of channels per axis, got {counted(width, 'channel')} per head for "
+                f"{counted(self.axes, 'axis')}. Use fewer heads."
             )
         check_per_axis("spacing", self.spacing, self.axes)
         self._accept(self.axes)

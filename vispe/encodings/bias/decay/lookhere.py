@@ -178,7 +178,7 @@ class LookHere(Biased):
         if self.depth is None:
             return self.global_slope * (first + last) / 2
         if not 0 <= layer < self.depth:
-            raise OptionError(f"lookhere was made for depth={self.depth} blocks, got block {layer}.")
+            raise OptionError(f"lookhere was made for depth={self.depth}, got block {layer}.")
         # linear from the first to the last block; a single block has the first slope
         return self.global_slope * (first + (last - first) * layer / max(self.depth - 1, 1))
 

@@ -19,7 +19,7 @@ from vispe.encodings.parts.bias.relative import Dot, read_by_axis
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, UnsupportedCombination
+from vispe.errors import OptionError, UnsupportedCombination, counted
 from vispe.grid import Positions
 from vispe.options import Axes, Interval, NonNegativeFloat, PositiveInt
 
@@ -145,7 +145,7 @@ class Deberta(Biased, Rotary):
             ):
                 raise UnsupportedCombination(
                     f"{type(attention).__name__} has no linear layers qkv, or q_proj and k_proj, from {self.dim} to "
-                    f"{out_features} channels for deberta to share. Omit share_att_key."
+                    f"{counted(out_features, 'channel')} for deberta to share. Omit share_att_key."
                 )
         # not as a submodule: it contains this encoding
         vars(self)["_tied"] = attention

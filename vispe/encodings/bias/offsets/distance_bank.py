@@ -14,7 +14,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Shape, Spacing
 
@@ -148,7 +148,8 @@ class DistanceBank(Biased):
         depth = self.depth
         if isinstance(self.max_dist, tuple) and not len(self.max_dist) >= (depth or 1):
             raise OptionError(
-                f"distance_bank: max_dist needs one number for each of {depth or 1} blocks, got {list(self.max_dist)}."
+                f"distance_bank: max_dist needs one number for each of {counted(depth or 1, 'block')}, got "
+                f"{list(self.max_dist)}."
             )
         outside = [i for i in self.log_layers or () if i >= (depth or i + 1)]
         if outside:
@@ -169,7 +170,9 @@ class DistanceBank(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias for the tokens `x` (b, n, d)."""
         if self.causal and pos.axes != 1:
-            raise ShapeError(f"distance_bank needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
+            raise ShapeError(
+                f"distance_bank needs 1 axis with causal=True, got {counted(pos.axes, 'axis')} ({pos})."
+            )
         self._need_axes(pos)
         if x is None:
             raise ShapeError("distance_bank reads the tokens. Pass x (b, n, d) to bias().")
@@ -214,7 +217,7 @@ class DistanceBank(Biased):
             return self.max_dist
         if not 0 <= layer < len(self.max_dist):
             raise ShapeError(
-                f"distance_bank has max_dist for {len(self.max_dist)} blocks, got a call for block {layer}."
+                f"distance_bank has max_dist for {counted(len(self.max_dist), 'block')}, got a call for block {layer}."
             )
         return self.max_dist[layer]
 

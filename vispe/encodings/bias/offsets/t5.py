@@ -13,7 +13,7 @@ from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import Axes, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
@@ -127,8 +127,9 @@ class T5Buckets(Biased):
         exact = (self.num_buckets if one_way else self.num_buckets // 2) // 2
         if self.num_buckets < smallest or self.max_distance <= exact:
             raise OptionError(
-                f"t5 needs num_buckets of {smallest} or more and max_distance above their {exact} exact buckets, got "
-                f"num_buckets={self.num_buckets}, max_distance={self.max_distance}."
+                f"t5 needs num_buckets of {smallest} or more and max_distance above their "
+                f"{counted(exact, 'exact bucket')}, got num_buckets={self.num_buckets}, "
+                f"max_distance={self.max_distance}."
             )
         tables = 1 if self.mode == "radial" else self.axes
         self.table = nn.Parameter(torch.empty(tables, self.num_buckets, self.num_heads))

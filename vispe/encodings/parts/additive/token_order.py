@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import PerToken, Positions
 
 RANK = "rank"
@@ -48,6 +48,6 @@ def check_ranks(name: str, ranks: object, pos: Positions) -> Tensor:
             return ranks
     description = f"{tuple(ranks.shape)} {ranks.dtype}" if isinstance(ranks, Tensor) else type(ranks).__name__
     raise ShapeError(
-        f"{name} needs an integer per token ({n} tokens, prefix included) in Positions.attrs[{RANK!r}], got "
+        f"{name} needs an integer per token ({counted(n, 'token')}, prefix included) in Positions.attrs[{RANK!r}], got "
         f"{description}. Pass a tensor ({b if b > 1 else 'b'}, {n}), before tokens are dropped."
     )

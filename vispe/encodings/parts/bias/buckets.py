@@ -15,7 +15,7 @@ from vispe.attention.bias.decomposed import DecomposedBias, grid_line_index
 from vispe.attention.bias.table import table_index
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import at_least_float32, exact_product, no_infinity
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import Grid, Positions
 
 Method = Literal["euclidean", "quantization", "product", "cross"]
@@ -263,5 +263,5 @@ class CrossValue(ValueTerm):
 def grid_of(pos: Positions) -> Grid:
     """Return the 2-axis grid of the tokens, or raise `ShapeError`."""
     if pos.grid is None or pos.axes != 2:
-        raise ShapeError(f"irpe needs the tokens of a 2-axis grid, got {pos.axes} axes ({pos}).")
+        raise ShapeError(f"irpe needs the tokens of a 2-axis grid, got {counted(pos.axes, 'axis')} ({pos}).")
     return pos.grid

@@ -15,7 +15,7 @@ from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
 from vispe.options import FiniteFloat, PositiveInt
 
@@ -62,7 +62,9 @@ class PathBias(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias for the tokens `x` (b, n, d)."""
         if self.causal and pos.axes != 1:
-            raise ShapeError(f"{self.name} needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
+            raise ShapeError(
+                f"{self.name} needs 1 axis with causal=True, got {counted(pos.axes, 'axis')} ({pos})."
+            )
         grid = self._need_grid(pos)
         if x is None:
             raise ShapeError(

@@ -11,7 +11,7 @@ from vispe.attention.bias.distance_metrics import Metric, Normalize
 from vispe.attention.bias.radial import RadialBias
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.resample import training_grid
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import PositiveFloat, PositiveInt, check_per_axis
 
@@ -36,8 +36,8 @@ class RadialEncoding(Biased):
             axes = lengths[0]
             if axes not in self.ndim:
                 raise OptionError(
-                    f"{self.name} needs {' or '.join(map(str, self.ndim))} axes, got spacing={self.spacing}, "
-                    f"reference={self.reference}."
+                    f"{self.name} needs {counted(' or '.join(map(str, self.ndim)), 'axis')}, got "
+                    f"spacing={self.spacing}, reference={self.reference}."
                 )
             check_per_axis("spacing", self.spacing, axes)
             used = self.normalize == "reference"

@@ -15,7 +15,7 @@ from vispe.attention.bias.distance_metrics import Metric, Normalize
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.radial import inverse_softplus
 from vispe.encodings.parts.resample import training_grid
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
 from vispe.options import Integer, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
@@ -60,8 +60,8 @@ def radius_slopes(radius: tuple[float, ...], heads: int, axes: int) -> tuple[flo
         radius = tuple(low * (high / low) ** (k / (heads - 1)) for k in range(heads))
     if len(radius) != heads:
         raise OptionError(
-            f"radius needs two numbers, for the first and the last head, or one for each of {heads} heads, got "
-            f"{list(radius)}."
+            "radius needs two numbers, for the first and the last head, or one for each of "
+            f"{counted(heads, 'head')}, got {list(radius)}."
         )
     # REACH is the product of slope and radius
     return tuple(REACH[axes] / r for r in radius)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.base import Encoding
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 
 
@@ -203,7 +203,9 @@ def _checked(name: str, draw: Tensor | None, cells: int) -> Tensor:
         )
     draw = draw[None] if draw.ndim == 1 else draw
     if draw.ndim != 2 or draw.shape[1] != cells:
-        raise ShapeError(f"{name} needs one position for each of {cells} cells, got {tuple(draw.shape)}.")
+        raise ShapeError(
+            f"{name} needs one position for each of {counted(cells, 'cell')}, got {tuple(draw.shape)}."
+        )
     if not bool((draw.diff(dim=1) > 0).all()):
         raise OptionError(
             f"{name} needs strictly increasing positions, got others. Sort them and remove duplicates."

@@ -11,7 +11,7 @@ from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rotary.rope import axial_angles
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.options import PositiveFloat, PositiveInt, Spacing
@@ -53,8 +53,8 @@ class AxialRotary(Rotary):
             return
         if pos.axes in type(self).ndim:
             raise ShapeError(
-                f"{self.name} needs {' or '.join(map(str, self.ndim))} axes, for its {self.pairs} pairs with "
-                f"spacing={self.spacing}, got {pos.axes} axes ({pos})."
+                f"{self.name} needs {counted(' or '.join(map(str, self.ndim)), 'axis')}, for its "
+                f"{counted(self.pairs, 'pair')} with spacing={self.spacing}, got {counted(pos.axes, 'axis')} ({pos})."
             )
         super()._need_axes(pos)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import PerToken, Positions
 
 EXTRINSIC = "extrinsic"
@@ -45,8 +45,8 @@ def per_token(pos: Positions, views: Tensor, owner: str, noun: str, size: int) -
     is_valid = views.ndim == 4 and tuple(views.shape[2:]) == (size, size) and views.is_floating_point()
     if not is_valid or not views.shape[1] or patches % views.shape[1] or pos.index is not None:
         raise ShapeError(
-            f"{owner} needs {noun} (b, views, {size}, {size}) with equally many of the {patches} tokens per view, set "
-            f"before tokens are dropped (prepare), got {tuple(views.shape)} {views.dtype} for {pos}."
+            f"{owner} needs {noun} (b, views, {size}, {size}) with equally many of the {counted(patches, 'token')} "
+            f"per view, set before tokens are dropped (prepare), got {tuple(views.shape)} {views.dtype} for {pos}."
         )
     each = views.repeat_interleave(patches // views.shape[1], 1)
     eye = torch.eye(size, dtype=views.dtype, device=views.device).expand(len(views), prefix, size, size)

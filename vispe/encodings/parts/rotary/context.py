@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.rotary.angles import AxialRotary
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 
 Form = Literal["field", "scan"]
@@ -45,8 +45,8 @@ class ContextRotary(AxialRotary):
     def _need_axes(self, pos: Positions) -> None:
         if self.form == "scan" and pos.axes != 1:
             raise ShapeError(
-                f"{self.name} with form='scan' needs 1 axis, along which it sums, got {pos.axes} axes ({pos}). "
-                "Use form='field'."
+                f"{self.name} with form='scan' needs 1 axis, along which it sums, got {counted(pos.axes, 'axis')} "
+                f"({pos}). Use form='field'."
             )
         super()._need_axes(pos)
 

@@ -17,7 +17,7 @@ from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.rotary.head_basis import BasisKey, HeadBasis
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import Schedule
 from vispe.options import Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Shape, Spacing
@@ -69,8 +69,9 @@ class BaseTooSmall(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.name} has temperature={self.base:g}, but a side of {self.side} patches ({self.pairs} pairs) needs "
-            f"{math.ceil(self.needed)}: below this, similar patches at some distances score lower than unrelated ones"
+            f"{self.name} has temperature={self.base:g}, but a side of {counted(self.side, 'patch')} "
+            f"({counted(self.pairs, 'pair')}) needs {math.ceil(self.needed)}: below this, similar patches at some "
+            "distances score lower than unrelated ones"
         )
 
 
@@ -212,7 +213,8 @@ class RopeBase(Rotary):
         self._need_axes(pos)
         if self.spacing is not None and len(self.spacing) != pos.axes:
             raise ShapeError(
-                f"{self.name} needs spacing for {pos.axes} axes, got spacing={self.spacing}. Pass one value per axis."
+                f"{self.name} needs spacing for {counted(pos.axes, 'axis')}, got spacing={self.spacing}. Pass one "
+                "value per axis."
             )
 
         rotation: Transform = self._rotation(pos, layer)
@@ -267,7 +269,8 @@ class RopeBase(Rotary):
         if reference is None or len(reference) != pos.axes:
             raise ShapeError(
                 f"{self.name} with schedule={self.schedule!r}, logit_scale={self.logit_scale!r} needs the training "
-                f"grid of {pos.axes} axes, got reference={reference}. Pass reference=... or Grid(reference=...)."
+                f"grid of {counted(pos.axes, 'axis')}, got reference={reference}. Pass reference=... or "
+                "Grid(reference=...)."
             )
         now = pos.extent / pos.cell
         return now, now.new_tensor(reference)
@@ -299,10 +302,14 @@ def pair_counts(name: str, split: tuple[int, ...] | None, pairs: int, axes: int)
     if split is None:
         counts = [pairs // axes] * axes  # remaining pairs are not rotated
         if not counts[0]:
-            raise ShapeError(f"{name} needs a pair of channels per axis, got {pairs} pairs for {axes} axes.")
+            raise ShapeError(
+                f"{name} needs a pair of channels per axis, got {counted(pairs, 'pair')} for {counted(axes, 'axis')}."
+            )
         return counts
     if len(split) != axes:
-        raise ShapeError(f"{name} needs split for {axes} axes, got split={split}. Pass pairs per axis.")
+        raise ShapeError(
+            f"{name} needs split for {counted(axes, 'axis')}, got split={split}. Pass pairs per axis."
+        )
     return list(split)
 
 

@@ -12,7 +12,7 @@ from vispe.attention.precision import at_least_float32, exact_product, no_autoca
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.base import Rotary
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import Axes, Interval, PositiveInt
 
@@ -42,8 +42,8 @@ class SkewRotary(Rotary):
         largest = self.head // parts
         if largest < 2 or (block is not None and block > largest):
             raise OptionError(
-                f"{self.name} needs a block of 2 to {largest} channels for {self.head} channels per head and {parts} "
-                f"part(s), got block={block!r}."
+                f"{self.name} needs a block of 2 to {largest} channels for {counted(self.head, 'channel')} per head "
+                f"and {parts} part(s), got block={block!r}."
             )
         self.width = min(8, largest) if block is None else block
         # complete blocks in equal groups; remaining channels are not rotated

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 
 
 def contrastive_loss(
@@ -76,9 +76,9 @@ def transfer_loss(
     d = main.shape[-1]
     if transfer.shape != (len(main_indices), d) or len(main_indices) % samples or d % (heads or 1):
         raise ShapeError(
-            f"transfer_loss needs one row of transfer per index, in {samples} equal groups, and heads that divide d, "
-            f"got main {tuple(main.shape)}, {len(main_indices)} indices, transfer {tuple(transfer.shape)} and "
-            f"heads={heads}."
+            f"transfer_loss needs one row of transfer per index, in {counted(samples, 'equal group')}, and heads "
+            f"that divide d, got main {tuple(main.shape)}, {counted(len(main_indices), 'index')}, transfer "
+            f"{tuple(transfer.shape)} and heads={heads}."
         )
 
     def similarity(rows: Tensor) -> Tensor:

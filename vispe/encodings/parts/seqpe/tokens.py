@@ -16,7 +16,7 @@ from vispe.encodings.parts.seqpe.losses import (
     transfer_loss,
     transfer_positions,
 )
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
 from vispe.options import Axes, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
@@ -139,7 +139,7 @@ class DigitEncoding(Encoding):
         shape: Sequence[int] = () if pos.grid is None else pos.grid.shape
         if max(shape) > 10**self.digits:
             raise ShapeError(
-                f"{self.name} has {self.digits} digits per axis, too few for a grid of {tuple(shape)}. "
+                f"{self.name} has {counted(self.digits, 'digit')} per axis, too few for a grid of {tuple(shape)}. "
                 "Use a larger max_digits."
             )
         lines = [torch.arange(n, device=pos.coords.device) for n in shape]
@@ -172,7 +172,7 @@ class DigitEncoding(Encoding):
         """
         if len(shape) != self.coordinates or min(shape) < 1 or max(shape) > 10**self.digits:
             raise ShapeError(
-                f"{self.name} needs a grid of {self.coordinates} axes with 1 to {10**self.digits} cells, "
+                f"{self.name} needs a grid of {counted(self.coordinates, 'axis')} with 1 to {10**self.digits} cells, "
                 f"got {tuple(shape)}."
             )
         device = self.encoder.out_proj.weight.device

@@ -13,7 +13,7 @@ from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rotary.angles import AxialRotary
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.options import Axes, PositiveFloat
@@ -84,8 +84,8 @@ class Fope(AxialRotary):
         super().__post_init__()
         if self.axes not in self.ndim:
             raise OptionError(
-                f"fope(axes={self.axes}) needs a pair of channels per axis and a spacing for each, got {self.pairs} "
-                f"pairs with spacing={self.spacing}."
+                f"fope(axes={self.axes}) needs a pair of channels per axis and a spacing for each, got "
+                f"{counted(self.pairs, 'pair')} with spacing={self.spacing}."
             )
         self._accept(self.axes)
         self.share = self.pairs // self.axes  # pairs of an axis

@@ -13,7 +13,7 @@ from vispe.attention.transform.expand import Expand
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import Axes, PositiveFloat, PositiveInt
 
@@ -97,8 +97,8 @@ class LightNet(Rotary):
         self.rates = -(-self.head // self.axes) if self.form == "cosine" else self.head // 2 // self.axes
         if self.rates < 1:
             raise OptionError(
-                f"lightnet with form='rotate' needs a pair of channels per axis, got {self.head} channels per head for "
-                f"{self.axes} axes. Use form=cosine."
+                f"lightnet with form='rotate' needs a pair of channels per axis, got {counted(self.head, 'channel')} "
+                f"per head for {counted(self.axes, 'axis')}. Use form=cosine."
             )
         if self.learned:
             self.theta = nn.Parameter(torch.empty(self.num_heads, self.rates))

@@ -14,7 +14,7 @@ from vispe.attention.transform.expand import Expand
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.rotary.angles import even_counts, spread_angles
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import Interval, PositiveFloat, PositiveInt, Shape, Spacing
 
@@ -93,7 +93,8 @@ class Pope(Rotary):
             )
         if self.split is not None and sum(self.split) != self.channels:
             raise OptionError(
-                f"split needs {self.channels} channels in total, got split={list(self.split)}. Change split or rotated."
+                f"split needs {counted(self.channels, 'channel')} in total, got split={list(self.split)}. Change "
+                "split or rotated."
             )
         axes = {len(option) for option in (self.split, self.spacing) if option is not None}
         if len(axes) > 1:
@@ -119,8 +120,9 @@ class Pope(Rotary):
         """Return the expansion of queries and keys; prefix tokens have angle 0."""
         if pos.axes not in self.ndim:
             raise ShapeError(
-                f"pope needs {' or '.join(map(str, self.ndim))} axes, for its {self.channels} channels with "
-                f"split={self.split} and spacing={self.spacing}, got {pos.axes} axes ({pos})."
+                f"pope needs {counted(' or '.join(map(str, self.ndim)), 'axis')}, for its "
+                f"{counted(self.channels, 'channel')} with split={self.split} and spacing={self.spacing}, got "
+                f"{counted(pos.axes, 'axis')} ({pos})."
             )
         # (2, b or 1, h, n, r): queries without the bias, then keys with it
         cos, sin = self._eval_cache(self, pos, lambda: self._tables(pos))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import Schedule, grid_frequencies
 from vispe.options import FiniteFloat, PositiveFloat, PositiveInt, Probability
@@ -145,8 +145,8 @@ class RopeField(RopeBase):
             )
         if self.directions == "spiral" and self.frequencies is None and self.pairs < (self.groups or GROUPS):
             raise OptionError(
-                f"rope_field needs a pair of channels for each of {self.groups or GROUPS} groups, got {self.pairs} "
-                "pairs. Use fewer groups."
+                f"rope_field needs a pair of channels for each of {counted(self.groups or GROUPS, 'group')}, got "
+                f"{counted(self.pairs, 'pair')}. Use fewer groups."
             )
         self._check_frequencies()
 
@@ -162,8 +162,9 @@ class RopeField(RopeBase):
         axes = {len(omega) for omega in frequencies}
         if len(frequencies) != self.pairs or len(axes) != 1 or not axes <= {1, 2, 3}:
             raise OptionError(
-                f"frequencies needs a list of 1 to 3 numbers, one for each axis, for each of {self.pairs} pairs, got "
-                f"{len(frequencies)} lists of {' or '.join(map(str, sorted(axes)))} numbers."
+                "frequencies needs a list of 1 to 3 numbers, one for each axis, for each of "
+                f"{counted(self.pairs, 'pair')}, got {counted(len(frequencies), 'list')} of "
+                f"{counted(' or '.join(map(str, sorted(axes))), 'number')}."
             )
         self._accept(*axes)
 

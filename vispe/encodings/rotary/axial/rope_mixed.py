@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
 from vispe.options import Axes, PositiveFloat
@@ -112,7 +112,7 @@ class RopeMixed(RopeBase):
             )
         if self.pairs < self.axes:
             raise OptionError(
-                f"rope_mixed needs a pair of channels per axis, got {self.pairs} pairs for axes={self.axes}."
+                f"rope_mixed needs a pair of channels per axis, got {counted(self.pairs, 'pair')} for axes={self.axes}."
             )
         self._accept(self.axes)
         freqs = torch.empty(self.axes, self.num_heads, self.pairs)

@@ -11,7 +11,7 @@ from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.rotary.rope import axial_angles
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.options import Axes, PositiveFloat, PositiveInt, Spacing
@@ -92,7 +92,7 @@ class RopeMuvit(Rotary):
             raise OptionError("share_layers=True has no effect with trainable=False. Omit it.")
         if self.spacing is not None and len(self.spacing) != self.axes:
             raise OptionError(
-                f"spacing needs one number for each of {self.axes} axes, got spacing={list(self.spacing)}."
+                f"spacing needs one number for each of {counted(self.axes, 'axis')}, got spacing={list(self.spacing)}."
             )
         self._accept(self.axes)
         self.axis_dims = (width - (self.axes - 1) * channels, *[channels] * (self.axes - 1))

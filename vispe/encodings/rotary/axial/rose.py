@@ -14,7 +14,7 @@ from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.grid.coordinates import spacing_of
 from vispe.options import Axes, NonNegativeFloat, PositiveFloat, PositiveInt, Spacing, UnitInterval
@@ -122,7 +122,7 @@ class Rose(Rotary):
             )
         if self.spacing is not None and len(self.spacing) != self.axes:
             raise OptionError(
-                f"spacing needs one number for each of {self.axes} axes, got spacing={list(self.spacing)}."
+                f"spacing needs one number for each of {counted(self.axes, 'axis')}, got spacing={list(self.spacing)}."
             )
         self._accept(self.axes)
         self.pairs = width // 2
@@ -131,7 +131,7 @@ class Rose(Rotary):
         self.rotary_heads = int(channels * self.rotary_ratio) // width
         if not self.rotary_heads:
             raise OptionError(
-                f"rotary_ratio={self.rotary_ratio:g} rotates none of {self.num_heads} heads. Use at least "
+                f"rotary_ratio={self.rotary_ratio:g} rotates none of {counted(self.num_heads, 'head')}. Use at least "
                 f"{1 / self.num_heads:.3g}, or the encoding 'none'."
             )
         freqs = torch.empty(self.rotary_heads, self.pairs, self.axes)

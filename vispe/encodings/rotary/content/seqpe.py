@@ -16,7 +16,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.seqpe.losses import contrastive_loss, transfer_loss
 from vispe.encodings.parts.seqpe.tokens import DigitEncoding
 from vispe.encodings.registry import register
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import Axes, PositiveInt
 
@@ -163,7 +163,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         """Return pq and pk of a block, (1 or b, h or 1, n, d_h) each."""
         if len(self.pe_qk) > 1 and not 0 <= layer < len(self.pe_qk):
             raise ShapeError(
-                f"seqpe has projections for {len(self.pe_qk)} blocks, got a call for block {layer}."
+                f"seqpe has projections for {counted(len(self.pe_qk), 'block')}, got a call for block {layer}."
             )
         module = self.pe_qk[layer if len(self.pe_qk) > 1 else 0]
         again = False

@@ -15,7 +15,7 @@ from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.rotary.grape_rank2 import rank2_rotation
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.options import PositiveFloat, PositiveInt
 
@@ -128,8 +128,8 @@ class Grape(Rotary):
         width, axes = self._resolve_head_dim(), pos.axes
         if axes not in self.ndim:
             raise ShapeError(
-                f"grape needs heads of 2 or more channels for each of {axes} axes, all equally with planes='rank2', "
-                f"got head_dim={width} with planes={self.planes!r}."
+                f"grape needs heads of 2 or more channels for each of {counted(axes, 'axis')}, all equally with "
+                f"planes='rank2', got head_dim={width} with planes={self.planes!r}."
             )
         if self.planes == "rank2":
             matrices = self._eval_cache(self, pos, lambda: self._blocks(coords, axes))

@@ -24,7 +24,7 @@ from vispe.encodings.parts.rotary.gta_representations import (
     shifts,
 )
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
 from vispe.options import (
     Axes,
@@ -156,12 +156,13 @@ class GTA(Rotary):
         for name in ("so3", "so2"):
             if sizes[name] % blocks[name]:
                 raise OptionError(
-                    f"{name} needs a multiple of {blocks[name]} channels, got {name}={sizes[name]}."
+                    f"{name} needs a multiple of {counted(blocks[name], 'channel')}, got {name}={sizes[name]}."
                 )
         used = sum(sizes.values())
         if not 0 < used <= self.head:
             raise OptionError(
-                f"gta has {self.head} channels per head, but its groups use {used} ({sizes}). Change their sizes."
+                f"gta has {counted(self.head, 'channel')} per head, but its groups use {used} ({sizes}). Change "
+                "their sizes."
             )
         if self.t2 and self.axes != 2:
             raise OptionError(

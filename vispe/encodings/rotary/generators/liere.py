@@ -19,7 +19,7 @@ from vispe.encodings.parts.rotary.skew_symmetric import (
     skew_upper,
 )
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -137,7 +137,7 @@ class LieRE(SkewRotary):
         if self.head < 2 * self.axes:
             raise OptionError(
                 f"{self.name} with kind={self.kind!r} needs a pair of channels per axis, got "
-                f"{self.head} channels per head for {self.axes} axes."
+                f"{counted(self.head, 'channel')} per head for {counted(self.axes, 'axis')}."
             )
 
     @property

@@ -25,7 +25,7 @@ from vispe.encodings.parts.rotary.cameras import (
     projection,
 )
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
 from vispe.options import PositiveFloat, PositiveInt
 
@@ -125,13 +125,13 @@ class PRoPE(Rotary):
         if views and views[-1] != count:
             raise ShapeError(
                 f"prope needs one pose and one intrinsic matrix per view, got {EXTRINSIC} and {INTRINSIC} of "
-                f"{count} and {views[-1]} views."
+                f"{count} and {counted(views[-1], 'view')}."
             )
         rows_per_view = pos.grid is None or pos.grid.shape[0] == count if pos.axes == 3 else pos.grid is None
         if count > 1 and not rows_per_view:
             raise ShapeError(
-                f"prope counts rows and columns within each of {count} views, got {pos}. Use the positions of "
-                f"Grid(({count}, rows, columns))."
+                f"prope counts rows and columns within each of {counted(count, 'view')}, got {pos}. Use the "
+                f"positions of Grid(({count}, rows, columns))."
             )
         return attrs
 

@@ -12,7 +12,7 @@ from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.options import Axes, NonNegativeFloat, PositiveInt, Spacing, check_per_axis
 
@@ -77,8 +77,8 @@ class String(Rotary):
         self.width = min(16, head) if self.block is None else self.block
         if not 3 <= self.width <= head:
             raise OptionError(
-                f"string needs a block of 3 to {head} channels for {head} channels per head, got block={self.block}. "
-                "Smaller blocks contain no rotation."
+                f"string needs a block of 3 to {head} channels for {counted(head, 'channel')} per head, got "
+                f"block={self.block}. Smaller blocks contain no rotation."
             )
         check_per_axis("spacing", self.spacing, self.axes)
         self._accept(self.axes)

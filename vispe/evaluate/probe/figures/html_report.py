@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.evaluate.probe.baseline_table import BaselineTable
 from vispe.evaluate.probe.figures.baseline_figures import baselines_figure
 from vispe.evaluate.probe.figures.curves import plot_probe_channels, plot_probe_layers
@@ -141,8 +141,8 @@ def _layers(result: LayerProbe, title: str) -> Section:
 
 def _baselines(table: BaselineTable, title: str) -> Section:
     caption = (
-        f"Each dot is one of {table.n_images} images; lines and numbers are medians, diamonds the shuffled control. "
-        f"Blanked channels: {table.chosen_on}."
+        f"Each dot is one of {counted(table.n_images, 'image')}; lines and numbers are medians, diamonds the "
+        f"shuffled control. Blanked channels: {table.chosen_on}."
     )
     figure = Drawing(baselines_figure(table), caption)
     words = f"{capitalize(table.verdict)}."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.evaluate.probe.figures.r2_axes import r2_dots
 from vispe.evaluate.probe.positional import ProbeResult
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
@@ -116,10 +117,10 @@ def _footnote(result: ProbeResult) -> str:
     h, w = result.grid
     settings = result.settings
     fit = f"ridge, alpha {settings['alpha']:g}" if settings["regressor"] == "ridge" else "least squares"
-    images = f"{result.n_images} image{'s' if result.n_images > 1 else ''}"
     return (
         f"Maps: first image and mask. White dots: the {result.n_samples} of {h}x{w} patches used for training ({fit}, "
-        f"{len(result.channel_r2)} channels).\nScores: held-out patches; one dot per image and mask ({images}, "
-        f"{settings['masks_per_image']} masks each). 1 = position is known, 0 or less = unknown.\nControls, which must "
-        "not be predictable: random = noise; diamonds = the same target with shuffled patches (median)."
+        f"{counted(len(result.channel_r2), 'channel')}).\nScores: held-out patches; one dot per image and mask "
+        f"({counted(result.n_images, 'image')}, {counted(settings['masks_per_image'], 'mask')} each). 1 = position "
+        "is known, 0 or less = unknown.\nControls, which must not be predictable: random = noise; diamonds = the "
+        "same target with shuffled patches (median)."
     )

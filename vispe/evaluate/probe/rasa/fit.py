@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 from vispe.evaluate.probe.fit import Features
 from vispe.evaluate.probe.rasa.projection import RasaProjection, floating
 from vispe.evaluate.probe.rasa.rounds import (
@@ -108,13 +108,13 @@ class Rasa:
         (n, c), outputs = x.shape, t.shape[1]
         if self.rounds * outputs >= c:
             raise OptionError(
-                f"Rasa: rounds must be below {c / outputs:g} for {c} channels and {outputs} coordinates, got "
-                f"{self.rounds}. Use fewer rounds."
+                f"Rasa: rounds must be below {c / outputs:g} for {counted(c, 'channel')} and "
+                f"{counted(outputs, 'coordinate')}, got {self.rounds}. Use fewer rounds."
             )
         if n <= c and not self.alpha:
             raise InputError(
-                f"Rasa: features must have more tokens than channels without a penalty, got {n} tokens of {c}. "
-                "Use more images or alpha > 0."
+                f"Rasa: features must have more tokens than channels without a penalty, got {counted(n, 'token')} of "
+                f"{c}. Use more images or alpha > 0."
             )
         mean = std = None
         if self.standardize:
@@ -180,7 +180,7 @@ def _fit_rounds(
         nonzero = values > NULL * largest
         if int(nonzero.sum()) < t.shape[1]:
             raise InputError(
-                f"Rasa: round {number} needs features that vary in {t.shape[1]} directions, got "
+                f"Rasa: round {number} needs features that vary in {counted(t.shape[1], 'direction')}, got "
                 f"{int(nonzero.sum())}. Use fewer rounds."
             )
         # coordinates in which the penalised loss has nearly the same curvature in all directions
@@ -289,7 +289,7 @@ def _flat(features: Features | Sequence[Features], coords: Features | None) -> t
         x = x.movedim(1, -1).flatten(0, 2) if x.ndim == 4 else x.flatten(0, 1)
     if t.ndim != 2 or len(t) * count != len(x) or t.shape[1] == 0:
         raise ShapeError(
-            f"Rasa: coords must be ({len(x) // count}, outputs) for {len(x)} tokens, got {tuple(t.shape)}. Pass one "
-            "row per token of a map."
+            f"Rasa: coords must be ({len(x) // count}, outputs) for {counted(len(x), 'token')}, got "
+            f"{tuple(t.shape)}. Pass one row per token of a map."
         )
     return x, t.to(x.device).repeat(count, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, counted
 from vispe.evaluate.probe.fit import Features
 from vispe.evaluate.probe.rasa.rounds import (
     Order,
@@ -87,7 +87,7 @@ class RasaProjection:
         x, axis = floating(features), _channel_axis(features)
         if x.shape[axis] != len(self.matrix):
             raise ShapeError(
-                f"RasaProjection: features must have {len(self.matrix)} channels along axis {axis}, got "
+                f"RasaProjection: features must have {counted(len(self.matrix), 'channel')} along axis {axis}, got "
                 f"{tuple(x.shape)}. Use features of the model that was fitted."
             )
         if self.rounds == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vispe.errors import counted
 from vispe.evaluate.rotation.record_key import EVERY_POSE, FITTED_ONCE, FULL, POSITION_CODE
 from vispe.evaluate.rotation.records import METRICS, Measurement
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
@@ -28,8 +29,8 @@ def images_of(rows: Iterable[Measurement]) -> str:
     """Return a label such as '1 image' or 'mean of 7 images, lines: 95 % interval'."""
     n = max((row.summary().n for row in rows), default=0)
     if n < 2:
-        return f"{n} image{'s' * (n != 1)}"
-    return f"mean of {n} images" + ("" if n < 5 else ", lines: 95 % interval")
+        return counted(n, "image")
+    return f"mean of {counted(n, 'image')}" + ("" if n < 5 else ", lines: 95 % interval")
 
 
 def title_of(metric: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vispe.errors import counted
 from vispe.evaluate.rotation.figures.section_helpers import quiet_rows
 from vispe.evaluate.rotation.figures.sections import SECTIONS
 from vispe.evaluate.rotation.record_key import FULL
@@ -44,13 +45,13 @@ def rotation_page(report: RotationReport) -> Page:
         if n < MIN_IMAGES
         else f"Intervals (95 %, bootstrap over images) {intervals}."
     )
-    counted = Note(f"{n} image{'s' * (n != 1)}. {words}")
-    sections = [Section("", result.remedy, _INTRO, counted), _summary(headlines)]
+    note = Note(f"{counted(n, 'image')}. {words}")
+    sections = [Section("", result.remedy, _INTRO, note), _summary(headlines)]
     sections += [section(report) for section in SECTIONS]
     sections.append(
         Section(
             "All records",
-            _table(result.rows, folded=f"All {len(result.rows)} rows") if result.rows else None,
+            _table(result.rows, folded=f"All {counted(len(result.rows), 'row')}") if result.rows else None,
             Rows(_by_image(result.images, headlines), folded="The headline for each image")
             if headlines
             else None,
@@ -63,7 +64,7 @@ def rotation_page(report: RotationReport) -> Page:
         "channels."
     )
     sections.append(settings_section(result.notes, result.settings, limits))
-    verdict = report.verdict or f"{len(result.rows)} rows were measured"
+    verdict = report.verdict or f"{counted(len(result.rows), 'row')} measured"
     return report_page(report.subject, "Rotation report", verdict, report.tone, sections)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.report import figure_style
@@ -35,7 +36,7 @@ def fingerprint_words(fingerprint: Fingerprint) -> str:
         >>> fingerprint_words(pattern).partition(' (')[0]
         'The mean of 40 maps shows a clear pattern that is fixed to the frame'
     """
-    snr, of = fingerprint.snr, f"The mean of {fingerprint.n_images} maps"
+    snr, of = fingerprint.snr, f"The mean of {counted(fingerprint.n_images, 'map')}"
     if np.isnan(snr):
         return f"{of} cannot be judged, because the maps are constant"
     if np.isinf(snr):

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.backbones.batching import Segmenter, labels_of
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.evaluate.rotation.comparison import Pair, compared
 from vispe.evaluate.rotation.helpers import (
     Found,
@@ -84,7 +84,7 @@ def across_poses(
     if len(names) != n_classes or len(angles) == 0:
         raise OptionError(
             f"across_poses: expected {n_classes} names and at least one angle, got {len(names)} names and "
-            f"{len(angles)} angles. Pass one name per class."
+            f"{counted(len(angles), 'angle')}. Pass one name per class."
         )
     area: list[np.ndarray] = []
     true_area: list[np.ndarray] = []

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, features_of
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.evaluate.rotation.comparison import Pair, compared, poses_of
 from vispe.evaluate.rotation.distributed import Piece
 from vispe.evaluate.rotation.helpers import Found, features, question
@@ -104,7 +104,7 @@ def _fit(tokens: np.ndarray, clusters: int, seed: int):
     different = len(np.unique(tokens, axis=0))
     if different < clusters:
         raise OptionError(
-            f"clusters={clusters} is more than the {different} different tokens of the image; ask for fewer."
+            f"clusters={clusters} is more than the {counted(different, 'different token')} of the image; ask for fewer."
         )
     return KMeans(clusters, n_init=4, random_state=seed).fit(tokens)
 

@@ -1,4 +1,4 @@
-"""Conversion of Hugging Face's vision-language models to position schemes: convert, restore, describe."""
+"""Conversion of Hugging Face's vision-language models to position schemes: convert, restore."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.pairwise_rope.self_extend import check_self_extend
-from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.transformers.diagnosis import refusal
-from vispe.hosts.transformers.language.conversion_record import TextConversion
-from vispe.hosts.transformers.language.converted_classes import (
-    PositionedGeneration,
-    PositionedLayer,
+from vispe.hosts.transformers.language.conversion_record import TextConversion, kind_key, schemes_of
+from vispe.hosts.transformers.language.converted_classes.generation import PositionedGeneration
+from vispe.hosts.transformers.language.converted_classes.layer import PositionedLayer
+from vispe.hosts.transformers.language.converted_classes.model import (
     PositionedModel,
     PositionedText,
     buffer_of,
@@ -196,25 +196,13 @@ def _log_cast(text: Any, rotaries: dict[str, DetectedRotary]) -> None:
             return
 
 
-def _parts(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:
-    """Return (index, scheme, first axis) of each scheme of layers; the index is None for one scheme of all layers."""
-    if isinstance(scheme, ConcatenatedScheme):
-        return [(number, *part) for number, part in enumerate(scheme.parts)]
-    return [(None, scheme, 0)]
-
-
-def kind_key(kind: str, number: int | None) -> str:
-    """Return the key of layers of one kind and scheme; the kind itself where one scheme is used in all layers."""
-    return kind if number is None else f"{kind}{number}"
-
-
 def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
     """Return the index of the scheme of each layer; None if one scheme is used in all layers."""
     if not isinstance(scheme, ConcatenatedScheme):
         return [None] * len(text.layers)
     if len(scheme.layers.of_layer) != len(text.layers):
         raise OptionError(
-            f"{type(text).__name__} needs one scheme for each of {len(text.layers)} layers, got schemes for "
+            f"{type(text).__name__} needs one scheme for each of {counted(len(text.layers), 'layer')}, got schemes for "
             f"{len(scheme.layers.of_layer)}."
         )
     return scheme.layers.of_layer
@@ -234,7 +222,7 @@ def _allocations(
     """Return the axis of each channel pair in each kind of layers, and whether text is encoded as before."""
     allocated: dict[str, Tensor] = {}
     unchanged = True
-    for number, part, first in _parts(scheme):
+    for number, part, first in schemes_of(scheme):
         for kind, rotary in rotaries.items():
             axes = _allocated(part, rotary, heads[kind])
             allocated[kind_key(kind, number)] = torch.where(axes >= 0, axes + first, axes)
@@ -294,7 +282,7 @@ def _check_halves(text: Any, rotary: DetectedRotary, what: str) -> None:
     if rotary.interleaved or 2 * rotary.pairs != width:
         raise UnsupportedHost(
             f"{what} needs heads whose channels are all rotated in the layout 'half', got {type(text).__name__} with "
-            f"{2 * rotary.pairs} of {width} channels rotated, {rotary.layout}."
+            f"{2 * rotary.pairs} of {counted(width, 'channel')} rotated, {rotary.layout}."
         )
 
 
@@ -375,59 +363,3 @@ def restore_vlm(model: nn.Module) -> None:
     for kind in text.vispe_text.rotary:
         delattr(text, buffer_of(kind))
     del inner.vispe_scheme, inner.vispe_number, text.vispe_text
-
-
-def describe_vlm(model: nn.Module) -> str:
-    """Return a summary of the conversion of a vision-language model."""
-    inner: Any = model_inside(model)
-    if stock_of(type(inner)) is None:
-        return f"{type(model).__name__}: its own position scheme"
-    text = language_model_of(inner)
-    lines = [
-        _allocation(
-            part, first, _layers_of(kind, number, part), text.vispe_text.allocation[kind_key(kind, number)]
-        )
-        for number, part, first in _parts(inner.vispe_scheme)
-        for kind in dict.fromkeys(kinds_of(text))
-    ]
-    rotated = (
-        "queries and keys inside the attention"
-        if text.vispe_text.late_rotation
-        else "keys before they are cached"
-    )
-    return (
-        f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
-        f"{''.join(lines)}  rotates {rotated}{_options_text(text)}"
-    )
-
-
-def _layers_of(kind: str, number: int | None, scheme: Scheme) -> str:
-    """Return a description of some layers by kind and scheme; empty for all layers."""
-    names = [*([kind] if kind else []), *([] if number is None else [scheme.name])]
-    return f" in layers of {' with '.join(names)}" if names else ""
-
-
-def _allocation(scheme: Scheme, first: int, layers: str, axes: list[Any]) -> str:
-    """Return a line with the axis of each pair or head in some layers; `first` is the first axis of their scheme."""
-    by_head = isinstance(axes[0], list)
-    labels = scheme.axis_names or (("t", "h", "w") if scheme.axes == 3 else ())
-    names = {-1: "-", **dict(enumerate(labels))}
-    each = [row[0] for row in axes] if by_head else axes
-    in_scheme = [a - first if a >= 0 else a for a in each]
-    line = " ".join(names.get(a, str(a)) for a in in_scheme)
-    unrotated = any(a < 0 for row in (axes if by_head else [axes]) for a in row)
-    line += " (-: not rotated)" if unrotated else ""
-    unit = "key head" if by_head else "pair of channels, from the highest frequency"
-    unit = "channel" if scheme.options().get("layout") == "elementwise" else unit
-    return f"  axis of each {unit}{layers}: {line}\n"
-
-
-def _options_text(text: Any) -> str:
-    """Return a line with the options of a conversion besides the scheme, if any."""
-    if text.vispe_text.self_extend is not None:
-        return "\n  self_extend: groups of {} from {} positions on".format(*text.vispe_text.self_extend)
-    return (
-        ""
-        if text.vispe_text.parallel is None
-        else f"\n  adjacent images have no order: {text.vispe_text.parallel}"
-    )

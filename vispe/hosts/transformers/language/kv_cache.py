@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.multimodal import Coordinates, Scheme
 
@@ -124,8 +124,8 @@ class PositionedCache:
             if 0 < remaining < int(state.settled):
                 raise InputError(
                     f"The cache can only be cropped after the last image in it, which ends at token "
-                    f"{int(state.settled)}, got a crop to {remaining} tokens. Use a copy of the cache from before the "
-                    "image."
+                    f"{int(state.settled)}, got a crop to {counted(remaining, 'token')}. Use a copy of the cache "
+                    "from before the image."
                 )
         super().crop(tokens_to_remove)  # type: ignore[misc]
         if state is not None and state.ids is not None:
@@ -159,10 +159,10 @@ def prompt_token_index(length: int, rows: int, mask: Tensor | None, device: torc
 
 def next_token_index(length: int, cache: Any, state: SequenceState, mask: Tensor | None) -> Tensor:
     """Return the token indices (b, length) of tokens after a cache; padding repeats the previous index."""
-    counted = cache.get_seq_length() - state.padding
+    cached_tokens = cache.get_seq_length() - state.padding
     if mask is not None and state.by_mask:
-        return counted[:, None] + mask[:, -length:].long().cumsum(1) - 1
-    return counted[:, None] + torch.arange(length, device=counted.device)
+        return cached_tokens[:, None] + mask[:, -length:].long().cumsum(1) - 1
+    return cached_tokens[:, None] + torch.arange(length, device=cached_tokens.device)
 
 
 def valid_tokens(token_index: Tensor, mask: Tensor | None) -> Tensor:

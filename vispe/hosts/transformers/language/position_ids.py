@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from vispe.errors import InputError, ShapeError
+from vispe.errors import InputError, ShapeError, counted
 from vispe.hosts.transformers.language.families import family_of
 from vispe.multimodal import Scheme, Stream
 from vispe.multimodal.per_layer import ConcatenatedScheme
@@ -129,10 +129,11 @@ def _wrong_shape(shape: tuple[int, ...], axes: int, rows: int, length: int) -> s
         return text + f"{_LAYOUT}: use position_ids.movedim(1, 0)."
     if len(shape) in (2, 3) and shape[-1] != length:
         return (
-            text + f"Pass one position for each of the {length} tokens, without those already in the cache."
+            text
+            + f"Pass one position for each of the {counted(length, 'token')}, without those already in the cache."
         )
     if len(shape) in (2, 3) and shape[-2] not in (rows, 1):
-        return text + f"Pass positions of {rows} sequences, or of 1 for all of them."
+        return text + f"Pass positions of {counted(rows, 'sequence')}, or of 1 for all of them."
     return text + "Omit it to have it computed, or use get_rope_index of the converted model."
 
 
@@ -194,8 +195,8 @@ def check_layout(
         wrong |= _counts(other, valid) and not _counts(own, valid)
     if wrong:
         raise ShapeError(
-            f"position_ids has the shape {shape} for {rows} sequences of {length} tokens and {scheme.axes} axes of "
-            f"{scheme.name}. {_LAYOUT}: use position_ids.movedim(1, 0)."
+            f"position_ids has the shape {shape} for {counted(rows, 'sequence')} of {counted(length, 'token')} and "
+            f"{counted(scheme.axes, 'axis')} of {scheme.name}. {_LAYOUT}: use position_ids.movedim(1, 0)."
         )
     if shape[1] != rows:
         raise ShapeError(

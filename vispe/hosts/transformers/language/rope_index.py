@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.call import LanguageCall
-from vispe.hosts.transformers.language.converted_classes import PositionedGeneration, PositionedModel
+from vispe.hosts.transformers.language.converted_classes.generation import PositionedGeneration
+from vispe.hosts.transformers.language.converted_classes.model import PositionedModel
 from vispe.hosts.transformers.language.kv_cache import (
     SequenceState,
     check_filled_here,

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.hosts.monkeypatch import Patch
 from vispe.hosts.transformers.saving import config_record
 from vispe.hosts.transformers.subclasses import Named, complete_with, converted_subclass, converting, stock_of
@@ -98,8 +98,9 @@ def _check_keys(name: str, info: dict[str, Any]) -> None:
     if not missing and not unexpected:
         return
     reasons = [
-        f"{len(keys)} weights {what} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
-        for keys, what in ((missing, "are missing"), (unexpected, "are unexpected"))
+        f"{counted(len(keys), 'weight')} {'is' if len(keys) == 1 else 'are'} {what} "
+        f"({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
+        for keys, what in ((missing, "missing"), (unexpected, "unexpected"))
         if keys
     ]
     raise InputError(

@@ -13,7 +13,7 @@ from vispe.encodings.attention_layer import attend
 from vispe.encodings.base import Encoding
 from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.registry import encoding_class
-from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
 from vispe.hosts.common.checks import check_outside, refuse_patched
 from vispe.hosts.common.host_family import HostFamily, Layers
@@ -71,7 +71,7 @@ class _Tower(HostFamily):
 
     def grid_text(self, model: Any) -> str:
         trained = model.vispe.reference or "any"
-        return f"of each image, trained at {trained}, {prefix_of(model)} prefix tokens"
+        return f"of each image, trained at {trained}, {counted(prefix_of(model), 'prefix token')}"
 
     has_absolute_table = staticmethod(has_tables)
     detach_table = staticmethod(detach_tables)

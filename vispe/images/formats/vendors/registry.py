@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError, MissingExtra
+from vispe.errors import InputError, MissingExtra, counted
 from vispe.images.formats.decoded_image import Decoded, count_axes, damaged, times, to_pages
 from vispe.images.formats.vendors.electron_microscopy import read_dm, read_mrc
 from vispe.images.formats.vendors.hdf5 import read_hdf5
@@ -83,7 +83,9 @@ def decode_vendor(path: Path, vendor: Vendor, axes: str | None, scene: str | Non
     page_axes = count_axes(letters, axes, planes.array.shape)
     if len(page_axes) > 1 and axes is None:
         sizes = " x ".join(f"{a}={n}" for a, n in page_axes)
-        notes.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in page_axes])} pages.")
+        notes.append(
+            f"{path.name}: the axes {sizes} are read as {counted(np.prod([n for _, n in page_axes]), 'page')}."
+        )
     return Decoded(
         pages=to_pages(path, planes.array, letters, axes),
         format=vendor.name,

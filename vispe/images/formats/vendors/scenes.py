@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError, did_you_mean
+from vispe.errors import InputError, counted, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def choose_scene(path: Path, names: Sequence[str], requested: str | None) -> int
         ", ..." if len(names) > 12 else ""
     )
     if requested is None and len(names) > 1:
-        raise InputError(f"{path} contains {len(names)} scenes. Set `scene` to one of {listing}.")
+        raise InputError(f"{path} contains {counted(len(names), 'scene')}. Set `scene` to one of {listing}.")
     if requested is None:
         return 0
     if names.count(requested) == 1:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vispe.errors import InputError, OptionError, is_integer
+from vispe.errors import InputError, OptionError, counted, is_integer
 from vispe.files import check_writable, write_json
 from vispe.images.labels.class_values import LONGEST, has_controls
 from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
@@ -317,7 +317,7 @@ def checked_strokes(content: Any, count: int, page: int, shape: tuple[int, int])
         total += len(points)
         scribbles.append(Stroke((int(level),), int(width), points, page))
     if total > _POINTS:
-        raise InputError(f"the scribbles have {total} points, more than {_POINTS}. Undo some.")
+        raise InputError(f"the scribbles have {counted(total, 'point')}, more than {_POINTS}. Undo some.")
     check_work("the window", scribbles, *shape)
     return scribbles
 

@@ -1,7 +1,7 @@
 """Forward kernel for tokens at arbitrary coordinates, and functions shared with its backward kernels.
 
 Each token has two integers, so that the bias of a pair is entry ``from_i - to_j`` of a table, or coordinates, so that
-the bias is ``-slope * distance(i, j)``, or both, and the bounds of its packed sequence. These are computed in `places`.
+the bias is ``-slope * distance(i, j)``, or both, and the bounds of its packed sequence. `operands` computes them.
 Query tiles of packed sequences only visit keys of their own sequences.
 """
 

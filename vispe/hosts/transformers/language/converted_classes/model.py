@@ -1,4 +1,4 @@
-"""Mixins of the classes of converted vision-language models.
+"""Mixins of the converted model inside and of its language model.
 
 The model inside computes coordinates from tokens and grids, once per call, and passes them to its language model as
 position ids, which computes cosines and sines for its layers. Modules store no state of a sequence.
@@ -15,35 +15,20 @@ import torch
 from torch import Tensor
 
 from vispe.attention.precision import float32_buffers, restore_buffers
-from vispe.errors import InputError
 from vispe.hosts.transformers.language.call import (
-    GRIDS,
-    OFFSET,
-    PACKED,
-    PIXELS,
-    SPAN,
-    TABLE,
     CallPositions,
-    LanguageCall,
-    passed,
     positions_of_call,
     text_call_positions,
 )
 from vispe.hosts.transformers.language.conversion_record import TextConversion
+from vispe.hosts.transformers.language.converted_classes.layer import ROTATION
 from vispe.hosts.transformers.language.families import family_of, language_model_of
 from vispe.hosts.transformers.language.kv_cache import (
     NextTokens,
     SequenceState,
-    check_filled_here,
-    check_mask,
-    state_after,
-    table_by_index,
-    text_state,
-    valid_tokens,
 )
 from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, extended, ordered, rates_of
 from vispe.hosts.transformers.language.parallel_sets import (
-    ATTRIBUTES,
     IDS,
     append_attributes,
     parallel_mask,
@@ -70,123 +55,16 @@ from vispe.hosts.transformers.packed_samples import (
     isolated,
     samples_of,
 )
-from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
 from vispe.hosts.transformers.signature import by_name, copy_signature_only, copy_signatures, positional_names
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 from vispe.multimodal import Scheme, tables
 
-ROTATION = "vispe_rotation"  # keyword: cosines and sines, from the language model to its layers
 POSITIONS = "vispe_placed"  # keyword: positions, in models that create masks from ordinary position ids
 
 
 def buffer_of(kind: str) -> str:
     """Return the name of the buffer with the axis of each channel pair, in layers of one kind."""
     return f"vispe_axis_of_pair_{kind}" if kind else "vispe_axis_of_pair"
-
-
-class PositionedGeneration:
-    """The model with a head: generation starts with ordinary ids, and with the coordinates of the prompt."""
-
-    def _prepare_position_ids_for_generation(
-        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]
-    ) -> Tensor:
-        from transformers import GenerationMixin
-
-        token_index = GenerationMixin._prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs)  # type: ignore[arg-type]
-        self._add_prompt_positions(inputs_tensor, token_index, model_kwargs)
-        return token_index
-
-    def _maybe_prepare_encoder_kwargs_for_generation(
-        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *rest: Any
-    ) -> dict[str, Any]:
-        """Compute the positions of a prompt with ids of the caller, before the host encodes images and drops sizes."""
-        token_index, cache = model_kwargs.get("position_ids"), cache_of(model_kwargs)
-        starts = cache is None or not cache.get_seq_length()
-        raw = (
-            starts
-            and TABLE not in model_kwargs
-            and passed(model_kwargs, "pixel_values", "pixel_values_videos")
-        )
-        if raw and token_index is not None and token_index.ndim == 2:
-            self._add_prompt_positions(inputs_tensor, token_index, model_kwargs)
-        return super()._maybe_prepare_encoder_kwargs_for_generation(inputs_tensor, model_kwargs, *rest)  # type: ignore[misc]
-
-    def _add_prompt_positions(
-        self, inputs_tensor: Tensor, token_index: Tensor, model_kwargs: dict[str, Any]
-    ) -> None:
-        """Add the table of coordinates of a prompt with images to the keyword arguments of generation."""
-        if not passed(model_kwargs, *PIXELS, *GRIDS, IDS):
-            return
-        cache, mask = cache_of(model_kwargs), model_kwargs.get("attention_mask")
-        state: SequenceState | None = getattr(cache, "vispe_state", None)
-        if state is None:
-            check_filled_here(cache)
-        if mask is not None and mask.ndim == 2:
-            check_mask(mask, f"{type(self).__name__}.generate", PACKED)
-        cached = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
-        new = token_index.expand(len(inputs_tensor), -1)[:, cached:]
-        if state is None and (
-            virtual := virtual_tokens(self)
-        ):  # prompt tuning: text without input_ids precedes the prompt
-            new = new + virtual
-            state = text_state(len(new), new.device)
-        call = self._call_of(inputs_tensor, model_kwargs, cached, new.shape[1])
-        # the grids may belong to images that are already in the cache
-        if cached and not passed(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():
-            return
-        valid = valid_tokens(new, mask)
-        coordinates = call.coordinates(new, valid, state)
-        table, span = table_by_index(coordinates.ids, new, valid)
-        model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(coordinates, new, valid).offset})
-        if call.token_attributes is not None:
-            model_kwargs[ATTRIBUTES] = table_by_index(call.token_attributes, new, valid)[0]
-        for name in ("tile_grids", IDS):
-            model_kwargs.pop(name, None)
-
-    def _update_model_kwargs_for_generation(
-        self, outputs: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
-    ) -> dict[str, Any]:
-        """Continue coordinates of the caller by the scheme; the host would add 1 on every axis."""
-        position_ids = model_kwargs.get("position_ids")
-        updated = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *rest, **more)  # type: ignore[misc]
-        if position_ids is None or position_ids.ndim != 3:
-            return updated
-        scheme: Scheme = self.model.vispe_scheme  # type: ignore[attr-defined]
-        ids, length = updated["position_ids"].clone(), position_ids.shape[-1]
-        axes = ids[-scheme.axes :]
-        steps = torch.arange(1, ids.shape[-1] - length + 1, device=ids.device)
-        axes[..., length:] = scheme.continue_text(steps, scheme.counter(axes[..., length - 1].double())).to(
-            ids
-        )
-        return {**updated, "position_ids": ids}
-
-    def _call_of(
-        self, inputs: Tensor, model_kwargs: dict[str, Any], cached: int, length: int
-    ) -> LanguageCall:
-        """Return the first call of generation, with the last `length` tokens."""
-        ids, embeds = (inputs, None) if inputs.ndim == 2 else (None, inputs)
-        if embeds is not None and (named := model_kwargs.get("input_ids")) is not None and named.shape[1]:
-            ids = named
-        types, mask = (model_kwargs.get(name) for name in ("mm_token_type_ids", "attention_mask"))
-        return LanguageCall(
-            self.model,  # type: ignore[attr-defined]
-            None if ids is None else ids[:, -length:],
-            None if embeds is None else embeds[:, -length:],
-            None if types is None else types[:, cached:],
-            mask,
-            cache_of(model_kwargs),
-            model_kwargs,
-        )
-
-    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
-        """Check the keyword arguments of generation, except those that only the converted model accepts."""
-        super()._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k != IDS})  # type: ignore[misc]
-
-    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """Remove the table of the prompt from the arguments of an assistant model, which computes its own."""
-        ours = (TABLE, SPAN, OFFSET, ATTRIBUTES)
-        kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in ours}
-        return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
 
 
 class PositionedModel:
@@ -470,56 +348,3 @@ class PositionedText:
 
 def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return (cos, sin) if cos.ndim == 4 else (cos[:, None], sin[:, None])
-
-
-class PositionedLayer:
-    """A decoder layer, which rotates queries and keys by the cosines and sines of the language model."""
-
-    vispe_kind: str
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Copy the signature from the stock class, before checkpointing wraps the method."""
-        copy_signatures(cls, "forward")
-        super().__init_subclass__(**kwargs)
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer with the rotation of the language model.
-
-        If the layer is called directly, it needs the rotation in `position_embeddings`, as the stock layer
-        does.
-
-        Raises:
-            InputError: there is no rotation, or the cache contains unrotated keys.
-        """
-        rotation, late = kwargs.pop(ROTATION, None), kwargs.get(LATE)
-        if rotation is None:
-            self._check_alone(kwargs)
-            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
-        samples: Samples | None = kwargs.pop(SAMPLES, None)
-        # layers that share keys may get the last tokens only, with their masks; Gemma 3n stacks its inputs
-        if samples is not None and samples.number.shape[1] == hidden_states.shape[-2]:
-            kwargs["attention_mask"] = isolated(
-                kwargs.get("attention_mask"), samples, self, cache_of(kwargs), hidden_states.dtype
-            )
-        if isinstance(rotation, dict):
-            selected, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
-            # layers that share keys may get some tokens only, with their rotation
-            rotation = selected if selected[0].shape[1] < rotation[0].shape[1] else rotation
-        kwargs["position_embeddings"] = rotation
-        if isinstance(late, dict):
-            kwargs[LATE] = late[self.vispe_kind]
-        return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
-
-    def _check_alone(self, kwargs: dict[str, Any]) -> None:
-        """Raise `InputError` if a direct call of the layer has no rotation, or a cache of unrotated keys."""
-        if kwargs.get("position_embeddings") is None:
-            raise InputError(
-                f"{type(self).__qualname__}: position_embeddings are missing, got None. Pass the cosines and sines "
-                "returned by the rotary embedding of the language model, or call the language model."
-            )
-        state: SequenceState | None = getattr(cache_of(kwargs), "vispe_state", None)
-        if state is not None and state.ids is not None:
-            raise InputError(
-                f"{type(self).__qualname__}: the cache contains unrotated keys, which only the attention of the "
-                "language model rotates, got a direct call of a layer. Call the language model, or omit the cache."
-            )

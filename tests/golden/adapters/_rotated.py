@@ -1,0 +1,14 @@
+"""What cases of rotations alone have in common: turned queries and keys, their scores, and the gradients of both."""
+
+
+def rotated(case, transform, dtype=None):
+    """Return the outputs of a case that a transform makes of its queries and keys; the scores are not scaled.
+
+    They are computed in `dtype`, by default that of the inputs.
+    """
+    q, k = (case.input(name).to(dtype).requires_grad_() for name in "qk")
+    result = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
+    result["scores"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2)
+    if case.backward(cotangent=result["scores"]):
+        result |= {"grad.q": q.grad, "grad.k": k.grad}
+    return {name: value for name, value in result.items() if name in case.output_names}

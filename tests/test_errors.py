@@ -1,0 +1,117 @@
+"""Messages: counts agree with their nouns, and names in backticks exist."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from vispe.errors import counted
+
+PACKAGE = Path(__file__).parents[1] / "vispe"
+NOUNS = """
+    axes blocks cells channels classes colours coordinates entries features files frames groups heads images indices
+    items keys labels layers levels objects pages pairs patches pixels points positions prompts queries rows samples
+    sequences shapes slices steps tiles tokens values videos views weights windows words
+"""
+BEFORE = re.compile(r"(\b\d (or|to)|up to|all|All| x) $")  # "1 or 4 heads", "0 to 12 tokens", "all 12 heads"
+EXCEPTIONS = (  # strings stored in results, or without `counted` so far
+    "evaluate/audit/runner.py",
+    "hosts/transformers/language/image_placeholders.py",
+)
+
+
+@pytest.mark.parametrize(
+    ("n", "noun", "expected"),
+    [
+        (0, "image", "0 images"),
+        (1, "image", "1 image"),
+        (2, "axis", "2 axes"),
+        (1, "axis", "1 axis"),
+        ("1 or 2", "axis", "1 or 2 axes"),
+        ("1", "axis", "1 axis"),
+        (3, "patch", "3 patches"),
+        (3, "class", "3 classes"),
+        (3, "query", "3 queries"),
+        (3, "key", "3 keys"),
+        (3, "index", "3 indices"),
+        (1, "labelled pixel", "1 labelled pixel"),
+        (11, "labelled pixel", "11 labelled pixels"),
+    ],
+)
+def test_a_count_agrees_with_its_noun(n, noun, expected):
+    assert counted(n, noun) == expected
+
+
+def is_count(expression):
+    """Whether an expression is certainly an integer that may be 1."""
+    return (
+        (isinstance(expression, ast.Call) and getattr(expression.func, "id", None) == "len")
+        or (isinstance(expression, ast.Subscript) and getattr(expression.value, "attr", None) == "shape")
+        or getattr(expression, "attr", None) in ("axes", "depth", "tokens", "pairs", "heads", "num_heads")
+    )
+
+
+def plurals(path):
+    """Yield the f-strings of a file that put a noun in the plural after a count, whatever the count."""
+    pattern = re.compile(rf" (?:[a-z-]+ ){{0,2}}?({'|'.join(NOUNS.split())})\b")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        parts = [*node.values, ast.Constant("")]
+        for previous, value, text in zip([ast.Constant(""), *parts], parts, parts[1:], strict=False):
+            if not (isinstance(value, ast.FormattedValue) and is_count(value.value)):
+                continue
+            before = previous.value if isinstance(previous, ast.Constant) else ""
+            match = isinstance(text, ast.Constant) and pattern.match(text.value)
+            if match and not BEFORE.search(before):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(value.value)}{match[0]}"
+
+
+def test_messages_use_counted():
+    wrong = [line for path in sorted(PACKAGE.rglob("*.py")) for line in plurals(path)]
+    wrong = [line for line in wrong if not line.startswith(EXCEPTIONS)]
+    assert not wrong, wrong
+
+
+def test_plurals_after_counts_are_detected(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
+    path = tmp_path / "example.py"
+    path.write_text(
+        'f"{len(x)} images, {pos.axes} axes, {q.shape[1]} key heads, {counted(n, noun)}, 1 or {n.heads} heads"'
+    )
+    assert len(list(plurals(path))) == 3
+
+
+def names_of(tree):
+    """Yield parameters, fields and functions of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg.rstrip("_")  # `class_` is `class` on the command line
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def backticked(tree):
+    """Yield (name, line) for the names in backticks in raised messages."""
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Raise):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    for name in re.findall(r"`([a-z_]\w*)(?:=[^`]*)?`", node.value):
+                        yield name, node.lineno
+
+
+def test_names_in_messages_exist():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    known = {name for tree in trees.values() for name in names_of(tree)} | {"inv_freq"}  # of transformers
+    known |= {"allow_code", "allow_download"}  # options of all commands
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path, tree in trees.items()
+        for name, line in backticked(tree)
+        if name not in known
+    ]
+    assert not wrong, wrong

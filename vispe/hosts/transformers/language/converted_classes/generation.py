@@ -1,0 +1,140 @@
+"""Mixin of the converted model with a head: generation with the coordinates of the prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.hosts.transformers.language.call import (
+    GRIDS,
+    OFFSET,
+    PACKED,
+    PIXELS,
+    SPAN,
+    TABLE,
+    LanguageCall,
+    passed,
+)
+from vispe.hosts.transformers.language.kv_cache import (
+    SequenceState,
+    check_filled_here,
+    check_mask,
+    state_after,
+    table_by_index,
+    text_state,
+    valid_tokens,
+)
+from vispe.hosts.transformers.language.parallel_sets import (
+    ATTRIBUTES,
+    IDS,
+)
+from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
+from vispe.hosts.transformers.version import cache_of
+from vispe.multimodal import Scheme
+
+
+class PositionedGeneration:
+    """The model with a head: generation starts with ordinary ids, and with the coordinates of the prompt."""
+
+    def _prepare_position_ids_for_generation(
+        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]
+    ) -> Tensor:
+        from transformers import GenerationMixin
+
+        token_index = GenerationMixin._prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs)  # type: ignore[arg-type]
+        self._add_prompt_positions(inputs_tensor, token_index, model_kwargs)
+        return token_index
+
+    def _maybe_prepare_encoder_kwargs_for_generation(
+        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *rest: Any
+    ) -> dict[str, Any]:
+        """Compute the positions of a prompt with ids of the caller, before the host encodes images and drops sizes."""
+        token_index, cache = model_kwargs.get("position_ids"), cache_of(model_kwargs)
+        starts = cache is None or not cache.get_seq_length()
+        raw = (
+            starts
+            and TABLE not in model_kwargs
+            and passed(model_kwargs, "pixel_values", "pixel_values_videos")
+        )
+        if raw and token_index is not None and token_index.ndim == 2:
+            self._add_prompt_positions(inputs_tensor, token_index, model_kwargs)
+        return super()._maybe_prepare_encoder_kwargs_for_generation(inputs_tensor, model_kwargs, *rest)  # type: ignore[misc]
+
+    def _add_prompt_positions(
+        self, inputs_tensor: Tensor, token_index: Tensor, model_kwargs: dict[str, Any]
+    ) -> None:
+        """Add the table of coordinates of a prompt with images to the keyword arguments of generation."""
+        if not passed(model_kwargs, *PIXELS, *GRIDS, IDS):
+            return
+        cache, mask = cache_of(model_kwargs), model_kwargs.get("attention_mask")
+        state: SequenceState | None = getattr(cache, "vispe_state", None)
+        if state is None:
+            check_filled_here(cache)
+        if mask is not None and mask.ndim == 2:
+            check_mask(mask, f"{type(self).__name__}.generate", PACKED)
+        cached = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
+        new = token_index.expand(len(inputs_tensor), -1)[:, cached:]
+        if state is None and (
+            virtual := virtual_tokens(self)
+        ):  # prompt tuning: text without input_ids precedes the prompt
+            new = new + virtual
+            state = text_state(len(new), new.device)
+        call = self._call_of(inputs_tensor, model_kwargs, cached, new.shape[1])
+        # the grids may belong to images that are already in the cache
+        if cached and not passed(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():
+            return
+        valid = valid_tokens(new, mask)
+        coordinates = call.coordinates(new, valid, state)
+        table, span = table_by_index(coordinates.ids, new, valid)
+        model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(coordinates, new, valid).offset})
+        if call.token_attributes is not None:
+            model_kwargs[ATTRIBUTES] = table_by_index(call.token_attributes, new, valid)[0]
+        for name in ("tile_grids", IDS):
+            model_kwargs.pop(name, None)
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
+    ) -> dict[str, Any]:
+        """Continue coordinates of the caller by the scheme; the host would add 1 on every axis."""
+        position_ids = model_kwargs.get("position_ids")
+        updated = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *rest, **more)  # type: ignore[misc]
+        if position_ids is None or position_ids.ndim != 3:
+            return updated
+        scheme: Scheme = self.model.vispe_scheme  # type: ignore[attr-defined]
+        ids, length = updated["position_ids"].clone(), position_ids.shape[-1]
+        axes = ids[-scheme.axes :]
+        steps = torch.arange(1, ids.shape[-1] - length + 1, device=ids.device)
+        axes[..., length:] = scheme.continue_text(steps, scheme.counter(axes[..., length - 1].double())).to(
+            ids
+        )
+        return {**updated, "position_ids": ids}
+
+    def _call_of(
+        self, inputs: Tensor, model_kwargs: dict[str, Any], cached: int, length: int
+    ) -> LanguageCall:
+        """Return the first call of generation, with the last `length` tokens."""
+        ids, embeds = (inputs, None) if inputs.ndim == 2 else (None, inputs)
+        if embeds is not None and (named := model_kwargs.get("input_ids")) is not None and named.shape[1]:
+            ids = named
+        types, mask = (model_kwargs.get(name) for name in ("mm_token_type_ids", "attention_mask"))
+        return LanguageCall(
+            self.model,  # type: ignore[attr-defined]
+            None if ids is None else ids[:, -length:],
+            None if embeds is None else embeds[:, -length:],
+            None if types is None else types[:, cached:],
+            mask,
+            cache_of(model_kwargs),
+            model_kwargs,
+        )
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        """Check the keyword arguments of generation, except those that only the converted model accepts."""
+        super()._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k != IDS})  # type: ignore[misc]
+
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """Remove the table of the prompt from the arguments of an assistant model, which computes its own."""
+        ours = (TABLE, SPAN, OFFSET, ATTRIBUTES)
+        kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in ours}
+        return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
