@@ -52,7 +52,7 @@ TEXTS = [
 ]
 
 
-@partly(2)
+@partly(1)
 @cases("text", TEXTS)
 @cases("name", ["labels", "truth", "classes", "text", "legend", "weights", "out"])
 def test_every_text_reaches_its_option_as_it_was_given(text, name):

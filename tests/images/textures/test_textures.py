@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.cases import cases
+from tests.products import partly
 from vispe.errors import OptionError, ShapeError
 from vispe.images.textures import disc_packing, layered, random_field, voronoi
 from vispe.images.textures.waves import plane_quantiles, ring_waves
@@ -126,6 +127,7 @@ def test_any_pose_shows_what_the_formulas_say(name, angle, mirror):
         assert int(label[pixel]) == wanted
 
 
+@partly(1)
 @every
 @cases("size", [(24, 24), (25, 25), (24, 33), (31, 16)])
 def test_quarter_turns_and_mirrors_are_exact(name, size):
@@ -157,6 +159,7 @@ def test_whole_shifts_of_periodic_ones_are_rolls(name, shift):
     assert torch.equal(tiled[:, :, :48], tiled[:, :, 96:])
 
 
+@partly(6)
 @every
 def test_a_large_picture_contains_the_small_one_whatever_the_tiles(name):
     texture = MADE[name]
