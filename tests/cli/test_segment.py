@@ -51,8 +51,8 @@ def test_json_goes_to_stdout_and_equals_the_report(folder, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(Path("out/report.json").read_text())
 
 
-def test_a_saved_model_is_applied(folder, capsys):
-    assert vispe("segment a.png --labels drawn.png --classifier logistic -o out") == 0
+def test_a_saved_model_is_applied(folder, capsys, default_trees):
+    assert vispe("segment a.png --labels drawn.png -o out") == 0  # the defaults of the command
     Image.fromarray(scene(1)[0]).save("b.png")
     Path("mask.png").rename("a_mask.png")
     assert vispe("apply out/model.vispe a.png b.png -o more --truth a_mask.png") == 0

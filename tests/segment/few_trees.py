@@ -17,7 +17,9 @@ LEAST = 3  # trees of a fold of the cross-validation
 ORIGINAL = vars(Trees)["fit"]
 
 
-def fit_few(cls: type[Trees], features: np.ndarray, classes: np.ndarray, seed: int, count: int = TREES) -> Any:
+def fit_few(
+    cls: type[Trees], features: np.ndarray, classes: np.ndarray, seed: int, count: int = TREES
+) -> Any:
     """Fit a twelfth of the trees."""
     return ORIGINAL.__func__(cls, features, classes, seed, min(count, max(count // SHARE, LEAST)))
 
