@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngImageFile
 
 from tests.cases import cases
 from vispe.errors import InputError, OptionError
@@ -154,3 +155,24 @@ def test_coco_of_the_other_size_is_rotated(tmp_path, tag, runs):
     for frame in (Frame(tag, False), Frame(tag, True)):
         found = read_labels(tmp_path / "c.json", shape_in(frame), frame=frame)
         np.testing.assert_array_equal(found.values, expected_in(frame))
+
+
+@cases("after", [False, True])
+def test_headers_of_png_files_are_read_without_decoding(tmp_path, monkeypatch, after):
+    """Unless metadata follow the pixels, where Pillow finds them by decoding."""
+    path = tmp_path / "a.png"
+    save(path, image(), 6)
+    if after:
+        data = path.read_bytes()
+        start = data.index(b"eXIf") - 4
+        end = start + 12 + int.from_bytes(data[start : start + 4], "big")
+        rest = data[:start] + data[end:]
+        last = rest.index(b"IEND") - 4
+        path.write_bytes(rest[:last] + data[start:end] + rest[last:])
+    else:
+        monkeypatch.setattr(PngImageFile, "load", None)
+    assert stored_tag(path) == 6
+    assert stored_shape(path) == (1, W, H)
+    assert stored_shape(path, orientation="stored") == (1, H, W)
+    Image.fromarray(image()).save(path)
+    assert stored_tag(path) == 1

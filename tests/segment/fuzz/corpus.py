@@ -208,6 +208,7 @@ def hostile() -> Iterator[tuple[str, bytes, str]]:
     )
     yield "shared.tif", _shared(300), r"decompression bomb, got 300 x 2000 x 2000"
     yield "planes.tif", ome("<TiffData/>", 10**9), r"got 1e\+09"
+    yield "planes8.tif", ome("<TiffData/>", 10**8), r"got 1e\+08"  # a list of them fits the memory
     yield "planes18.tif", ome("<TiffData/>", 10**18), r"got 1e\+18"
     yield "count.tif", ome('<TiffData IFD="0" PlaneCount="1000000000"/>'), r"got 1e\+09"
     for name, other in (("device", "/dev/zero"), ("above", "../../secret.tif"), ("folder", ".")):
