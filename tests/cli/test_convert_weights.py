@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import vispe  # noqa: F401 - timm takes specs
+from tests.cases import cases
 from tests.hosts.helpers import image, shake
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
@@ -78,7 +79,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases("case", CASES)
 def test_a_converted_file_loads_strictly_and_is_the_same_model(case, tmp_path, capsys):
     weights, kind, spec, sizes = CASES[case]
     torch.save(weights, tmp_path / "theirs.pth")
@@ -133,7 +134,7 @@ def test_a_prefix_of_all_names_stays():
     assert done.renamed[0] == ("net.freqs", "net.blocks.0.attn.pos_enc.freqs")
 
 
-@pytest.mark.parametrize("case", ["dino-saw", "rope-vit", "irpe-k", "cpvt"])
+@cases("case", ["dino-saw", "rope-vit", "irpe-k", "cpvt"])
 def test_the_kind_may_be_said(case, tmp_path, capsys):
     weights, kind, _, _ = CASES[case]
     save_file(weights, tmp_path / "theirs.safetensors")
@@ -289,8 +290,8 @@ def test_heads_and_specs_that_the_weights_do_not_tell():
         convert_weights(large, spec="irpe(ratio=3.0)")
 
 
-@pytest.mark.parametrize("qkv_bias", [False, True])
-@pytest.mark.parametrize("pool", ["token", "avg"])
+@cases("qkv_bias", [False, True])
+@cases("pool", ["token", "avg"])
 def test_convit_is_the_same_model(qkv_bias, pool):
     """timm's own ConViT, whose class token stays out of the gated blocks, against a ViT with its weights."""
     sizes = {"img_size": 40, "patch_size": 8, "depth": 4, "num_classes": 5, "qkv_bias": qkv_bias}

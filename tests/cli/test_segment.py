@@ -6,6 +6,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 
 
@@ -132,7 +133,7 @@ def test_a_model_brings_tokens_and_filters(folder, capsys):
     assert len(report["features"]["fingerprint"]) == 64
 
 
-@pytest.mark.parametrize("command", ["segment", "apply"])
+@cases("command", ["segment", "apply"])
 def test_help_ends_with_examples(command, capsys):
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_every_text_reaches_its_option_as_it_was_given(text, name):
         assert found == (text if name in ("legend", "weights", "out") else [text])
 
 
-@pytest.mark.parametrize("text", ["null", "~", "#a.json", "&a"])
+@cases("text", ["null", "~", "#a.json", "&a"])
 def test_an_optional_text_is_never_read_as_nothing(text):
     assert option("legend", "--legend", text) == text
 

@@ -329,7 +329,7 @@ def test_damaged_bytes_raise_nothing_else(tmp_path):
                 read_image(path)
 
 
-@pytest.mark.parametrize("vendor", VENDORS, ids=lambda v: v.name)
+@cases("vendor", VENDORS, ids=lambda v: v.name)
 def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch, vendor):
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(vendor.at) + vendor.mark + bytes(300))

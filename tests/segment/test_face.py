@@ -3,12 +3,11 @@
 import subprocess
 import sys
 
-import pytest
-
 import vispe.segment
+from tests.cases import cases
 
 
-@pytest.mark.parametrize("name", vispe.segment.__all__)
+@cases("name", vispe.segment.__all__)
 def test_names_of_the_face(name):
     assert getattr(vispe.segment, name).__name__ == name
     assert name in dir(vispe.segment)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
@@ -105,7 +106,7 @@ def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
         )
 
 
-@pytest.mark.parametrize("kind", ["logistic", "ensemble"])
+@cases("kind", ["logistic", "ensemble"])
 def test_the_command_and_the_saved_model_agree(tmp_path, kind):
     from PIL import Image
 
@@ -282,7 +283,7 @@ def test_features_are_computed_once(monkeypatch):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("labels", "error", "text"),
     [
         (

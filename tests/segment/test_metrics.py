@@ -7,6 +7,7 @@ import pytest
 from scipy.ndimage import distance_transform_edt
 from sklearn.metrics import adjusted_rand_score, balanced_accuracy_score, f1_score, jaccard_score
 
+from tests.cases import cases
 from vispe.errors import InputError, ShapeError
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores, summarize
 
@@ -30,7 +31,7 @@ def test_by_hand():
     json.dumps(found, allow_nan=False)
 
 
-@pytest.mark.parametrize("shape", [(37, 53), (3, 17, 29), (1, 1)])
+@cases("shape", [(37, 53), (3, 17, 29), (1, 1)])
 def test_against_scikit_learn(shape):
     truth, pred = RNG.integers(1, 5, shape), RNG.integers(1, 5, shape)
     ignore = RNG.random(shape) < 0.3
@@ -79,7 +80,7 @@ def slow_boundary_f1(pred, truth, valid, c, reach):
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-@pytest.mark.parametrize("reach", [0, 1, 2, 3.5])
+@cases("reach", [0, 1, 2, 3.5])
 def test_boundary_f1(reach):
     truth = np.ones((31, 45), int)
     truth[8:20, 10:30] = 2

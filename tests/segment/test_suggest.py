@@ -8,6 +8,7 @@ import tifffile
 from PIL import Image
 from scipy.ndimage import distance_transform_edt
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.pixel_features import FeatureConfig
@@ -91,7 +92,7 @@ def test_without_labels_the_first_place_is_the_least_sure():
     assert order[1] == np.where(away, (unsure + 0.3) * far, -1).argmax()
 
 
-@pytest.mark.parametrize("shape", [(37, 61), (64, 40)])
+@cases("shape", [(37, 61), (64, 40)])
 def test_candidates_have_data_around_and_no_label_near(shape):
     valid = np.ones(shape, bool)
     valid[5:12, 20:30] = False
@@ -122,7 +123,7 @@ def test_no_room_gives_no_places():
     assert suggest(live) == []
 
 
-@pytest.mark.parametrize("count", [0, -1, MOST + 1, 2.5])
+@cases("count", [0, -1, MOST + 1, 2.5])
 def test_a_count_out_of_range_is_refused(count):
     live, _ = learnt()
     with pytest.raises(OptionError, match="integer from 1 to 100"):

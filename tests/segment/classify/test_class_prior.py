@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 import vispe.segment.classify.class_prior as prior_module
+from tests.cases import cases
 from tests.segment.model.test_prediction import fitted, predict, scene
 from vispe.errors import OptionError
 from vispe.segment import pipeline
@@ -41,7 +42,7 @@ def mixture(shares, n=60_000, seed=0, apart=2.5):
     return classes, (prob / prob.sum(1, keepdims=True)).T.astype(np.float32)
 
 
-@pytest.mark.parametrize("shares", [(0.97, 0.03), (0.5, 0.5), (0.7, 0.28, 0.02), (0.4, 0.3, 0.15, 0.1, 0.05)])
+@cases("shares", [(0.97, 0.03), (0.5, 0.5), (0.7, 0.28, 0.02), (0.4, 0.3, 0.15, 0.1, 0.05)])
 def test_the_frequencies_of_a_mixture_are_found(shares):
     classes, prob = mixture(shares)
     found = count(prob)
@@ -60,7 +61,7 @@ def test_the_frequencies_of_a_mixture_are_found(shares):
         assert 0 <= low <= share <= high <= 1
 
 
-@pytest.mark.parametrize("classes", [2, 3, 9, 30])
+@cases("classes", [2, 3, 9, 30])
 def test_counts_do_not_depend_on_order_or_cuts(classes):
     shares = np.arange(1, classes + 1) / sum(range(1, classes + 1))
     _, prob = mixture(shares, 6003 if classes == 30 else 50_001, apart=1.5)
@@ -130,9 +131,7 @@ def test_weights_and_temperature():
     assert tempered(plain, 1.0) is plain
 
 
-@pytest.mark.parametrize(
-    ("kind", "drawn"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)]
-)
+@cases(("kind", "drawn"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)])
 def test_classes_are_taken_for_equally_frequent(kind, drawn):
     """On equally many new pixels of each class, each has as much probability; with logistic however much is drawn."""
     rng = np.random.default_rng(0)
@@ -179,7 +178,7 @@ def test_calibration_leaves_strokes_out_and_flattens():
     assert "class 'dark' has one scribble" in calibration_note(facts)
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest"])
+@cases("kind", ["logistic", "forest"])
 def test_labels_follow_the_prior_of_their_page(kind):
     page, valid = scene(96, 113, holes=True)
     features = Features(FeatureConfig(tile=40))

@@ -1,8 +1,8 @@
 import numpy as np
-import pytest
 from scipy.signal import find_peaks
 from scipy.stats import gaussian_kde
 
+from tests.cases import cases
 from vispe.segment.classify.cluster_count import choose, grey_peaks
 from vispe.segment.classify.cluster_count_figure import plot_choice
 
@@ -13,9 +13,7 @@ def levels(places, spread=0.03, each=400, seed=0):
     return np.random.default_rng(seed).normal(np.repeat(places, each), spread)
 
 
-@pytest.mark.parametrize(
-    "places", [[0.5], [0.2, 0.8], [0.1, 0.5, 0.8], [0, 0.2, 0.5, 0.7, 1], np.arange(6) / 5]
-)
+@cases("places", [[0.5], [0.2, 0.8], [0.1, 0.5, 0.8], [0, 0.2, 0.5, 0.7, 1], np.arange(6) / 5])
 def test_peaks_are_where_a_kernel_estimate_has_them(places):
     grey = levels(places, 0.02)
     found, at, density = grey_peaks(grey)
@@ -45,7 +43,7 @@ def test_one_level_is_one_peak():
     assert at.shape == density.shape == (256,)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("count", "expected", "by"),
     [(1, 2, "silhouette"), (2, 2, "silhouette"), (3, 3, "grey peaks"), (6, 6, "grey peaks")],
 )

@@ -7,6 +7,7 @@ import skops.io
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main, parse
 from vispe.errors import InputError, OptionError
 from vispe.segment.classify import clustering
@@ -45,8 +46,8 @@ def model_of(classifier):
 # --- the number of clusters ---
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("count", [2, 3, 4])
+@cases("method", METHODS)
+@cases("count", [2, 3, 4])
 def test_the_number_of_groups_is_found_and_gives_what_asking_for_it_gives(method, count):
     features, of = blobs(count)
     grey = np.array([0.7, 0.1, 0.4, 0.9])[of]
@@ -91,8 +92,8 @@ def test_the_silhouette_is_measured_on_a_sample_and_the_clusters_are_found_on_al
     assert found.estimator[-1].labels_.shape == (450,)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("different", [2, 3])
+@cases("method", METHODS)
+@cases("different", [2, 3])
 def test_few_different_pixels_leave_few_numbers_to_try(method, different):
     features = np.repeat(np.eye(different, dtype=np.float32), 9, 0)
     found = PixelClusters("auto", method).fit(features, features[:, 0])
@@ -115,7 +116,7 @@ def test_wrong_requests():
 # --- order and model file ---
 
 
-@pytest.mark.parametrize("method", METHODS)
+@cases("method", METHODS)
 def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed(method):
     features, of = blobs(3)
     grey = np.array([0.9, 0.1, 0.5])[of]
@@ -126,7 +127,7 @@ def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed(method):
         np.testing.assert_array_equal(prob.argmax(1), np.array([2, 0, 1])[of])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@cases("method", METHODS)
 def test_a_model_of_clusters_comes_back_as_it_was(method, tmp_path):
     features, of = blobs(3)
     paths = [
@@ -180,7 +181,7 @@ def test_one_model_for_many_images_and_for_new_ones(folder, method):
             assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@cases("method", METHODS)
 def test_a_number_means_the_same_in_every_page_and_the_first_is_the_darkest(tmp_path, method):
     pages, phases = (np.stack(part) for part in zip(*(scene(seed) for seed in range(3)), strict=True))
     tifffile.imwrite(tmp_path / "s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
@@ -213,7 +214,7 @@ def test_options_that_would_have_no_effect_are_refused(folder):
 # --- the command ---
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "wanted"),
     [
         ("a.png --cluster -o o", "auto"),

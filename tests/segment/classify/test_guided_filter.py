@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.segment.classify.guided_filter import PENALTY, RADIUS, clean
 from vispe.segment.features.pixel_features import FeatureConfig
@@ -63,8 +64,8 @@ def test_where_there_is_data_probabilities_sum_to_one():
     assert not clean(np.zeros((2, 9, 9), np.float32), grey[:9, :9], np.zeros((9, 9), bool)).any()
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-@pytest.mark.parametrize("quarters", range(4))
+@cases("mirror", [False, True])
+@cases("quarters", range(4))
 def test_a_turned_picture_has_the_turned_result_in_every_bit(quarters, mirror):
     def pose(array):
         array = np.rot90(array, quarters, (-2, -1))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import mahalanobis
 
+from tests.cases import cases
 from vispe.segment.classify.out_of_distribution import (
     COMPONENTS,
     MARGIN,
@@ -85,7 +86,7 @@ def test_the_distance_is_that_of_mahalanobis_with_the_covariance_of_the_patches(
     assert domain.score(feature_sums(other)) * domain.limits[0] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("count", "margin"), [(1, MARGIN_ONE), (3, MARGIN), (12, MARGIN)])
+@cases(("count", "margin"), [(1, MARGIN_ONE), (3, MARGIN), (12, MARGIN)])
 def test_the_limit_is_the_largest_distance_of_what_was_held_out_times_a_margin(count, margin):
     pages = [page(seed) for seed in range(count)]
     domain = fit_distribution(pages)
@@ -142,7 +143,7 @@ def test_too_little_to_hold_out_gives_none():
     assert fit_distribution([replace(one, part=np.zeros_like(one.part))]) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
     [
         {"mean": np.zeros(6, np.float32)},

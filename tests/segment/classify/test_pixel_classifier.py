@@ -7,6 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.segment.classify import pixel_classifier
 from vispe.segment.classify.clustering import PixelClusters
@@ -20,7 +21,7 @@ def blobs(count=300, seed=0):
     return (centres[classes - 1] + rng.normal(0, 0.3, (count, 4))).astype(np.float32), classes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_every_kind_learns_and_repeats_itself(kind):
     features, classes = blobs()
     first, second = (PixelClassifier(kind, 3, seed=7).fit(features, classes) for _ in range(2))
@@ -33,7 +34,7 @@ def test_every_kind_learns_and_repeats_itself(kind):
     np.testing.assert_array_equal(prob, second.probabilities(fresh))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_a_class_without_labels_keeps_its_column(kind):
     features, classes = blobs()
     classes = np.where(classes == 2, 4, classes)
@@ -43,7 +44,7 @@ def test_a_class_without_labels_keeps_its_column(kind):
     assert (prob.argmax(1) + 1 == classes).mean() > 0.97
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_a_class_does_not_win_by_being_drawn_more(kind):
     rng = np.random.default_rng(0)
     features = np.concatenate([rng.normal(-1, 1, (4000, 1)), rng.normal(1, 1, (200, 1))]).astype(np.float32)
@@ -62,8 +63,8 @@ def test_prediction_in_chunks_is_the_same(monkeypatch):
     np.testing.assert_allclose(found.probabilities(features), whole, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("drawn", [(1, 2, 3), (1, 3), (2, 5)])
+@cases("kind", KINDS)
+@cases("drawn", [(1, 2, 3), (1, 3), (2, 5)])
 def test_planes_are_the_probabilities_turned(kind, drawn, monkeypatch):
     features, classes = blobs()
     features = np.concatenate([features, np.full((300, 1), 0.7, np.float32), 1e-3 * features + 0.5], axis=1)
@@ -79,7 +80,7 @@ def test_planes_are_the_probabilities_turned(kind, drawn, monkeypatch):
     np.testing.assert_allclose(planes.sum(0), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("drawn", [(1, 2, 3), (1, 3), (2, 5)])
+@cases("drawn", [(1, 2, 3), (1, 3), (2, 5)])
 def test_logistic_gives_the_probabilities_of_scikit_learn(drawn):
     features, classes = blobs()
     features = features * np.array([1, 10, 0.1, 1], np.float32) + np.array([0, 5, 1, 100], np.float32)

@@ -3,6 +3,7 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.datasets import make_moons
 
+from tests.cases import cases
 from vispe.segment.classify import spectral
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.spectral import LEADING, NearestPoint, cut, eigenvectors
@@ -28,7 +29,7 @@ def test_two_moons_are_told_apart_which_k_means_cannot():
     assert not same(KMeans(2, n_init=10, random_state=0).fit_predict(points).astype(np.int64), moon)
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@cases("count", [2, 3, 5])
 def test_groups_without_any_link_are_found_and_stray_points_are_no_clusters(count):
     points, of = groups([60 + 15 * g for g in range(count)])
     found = cut(eigenvectors(points, count, 0), count, 0)
@@ -77,7 +78,7 @@ def test_the_sparse_solver_gives_what_the_dense_one_gives(monkeypatch):
     np.testing.assert_allclose(sparse, eigenvectors(points, 3, 0), atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 255, 256, 700])
+@cases("count", [1, 255, 256, 700])
 def test_distances_are_to_the_nearest_point_of_each_cluster(count):
     rng = np.random.default_rng(count)
     points, pixels = (rng.normal(0, 2, (n, 7)).astype(np.float32) for n in (90, count))
@@ -118,7 +119,7 @@ def test_more_copies_of_a_pixel_than_neighbours_do_no_harm():
     assert same(clusters.probabilities(points.astype(np.float32)).argmax(1), of)
 
 
-@pytest.mark.parametrize("different", [2, 3, 4])
+@cases("different", [2, 3, 4])
 def test_as_many_clusters_as_different_pixels(different):
     features = np.repeat(np.eye(different, dtype=np.float32), 5, 0)
     grey = features @ np.arange(different)[::-1]

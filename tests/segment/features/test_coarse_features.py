@@ -1,9 +1,9 @@
 """Coarse features brought to pixels, at chosen pixels, and scored before they are."""
 
 import numpy as np
-import pytest
 import torch
 
+from tests.cases import cases
 from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.spill_cache import SpillCache
 from vispe.segment.features.tiles import Region
@@ -23,7 +23,7 @@ class Maps(CoarseMaps):
 CASES = [(2, (0, 0), (6, 10)), (7, (3, 2), (15, 29)), (16, (5, 8), (43, 71))]
 
 
-@pytest.mark.parametrize(("stride", "offset", "frame"), CASES)
+@cases(("stride", "offset", "frame"), CASES)
 def test_planes_are_bilinear(stride, offset, frame):
     maps = Maps(stride, offset, frame)
     found = maps.planes(0)
@@ -38,7 +38,7 @@ def test_planes_are_bilinear(stride, offset, frame):
         np.testing.assert_allclose(found[:, y, x], total, atol=1e-5)
 
 
-@pytest.mark.parametrize(("stride", "offset", "frame"), CASES)
+@cases(("stride", "offset", "frame"), CASES)
 def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame):
     maps = Maps(stride, offset, frame)
     planes = maps.planes(0)
@@ -49,7 +49,7 @@ def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame)
     torch.testing.assert_close(maps.project(0, weight, mean), wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("room", ["memory", "file", "none"])
+@cases("room", ["memory", "file", "none"])
 def test_a_shelf_hands_out_once_what_it_keeps(room, monkeypatch):
     monkeypatch.setattr("vispe.segment.features.spill_cache.MEMORY", 400 if room == "memory" else 40)
     monkeypatch.setattr("vispe.segment.features.spill_cache.DISK", 0 if room == "none" else 4000)

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.segment.features.filters import SIGMAS, Filters, group_pixels
 from vispe.segment.features.tiles import Region, blocks
@@ -19,7 +20,7 @@ def turned(array, turns, flip):
     return np.ascontiguousarray(np.rot90(array[::-1] if flip else array, turns))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@cases("size", SIZES)
 def test_features_turn_with_the_image(size):
     page, filters = image(*size), Filters()
     page[: size[0] // 2, : size[1] // 3] = 0.5  # a flat part: variances are 0 there
@@ -41,7 +42,7 @@ def test_features_of_any_tiny_image_turn_with_it(height, width, turns, flip, hol
     np.testing.assert_allclose(other, turned(filters(page), turns, flip), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(3, 5), (40, 90), (150, 33)])
+@cases("size", [(3, 5), (40, 90), (150, 33)])
 def test_smoothing_and_std_agree_with_scipy(size):
     page, filters = image(*size), Filters()
     found = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))
@@ -66,7 +67,7 @@ def test_derivatives_of_a_parabola_are_known():
     np.testing.assert_allclose(found[..., 4], 0.01, atol=1e-4)
 
 
-@pytest.mark.parametrize("side", [1, 48, 1000])
+@cases("side", [1, 48, 1000])
 def test_pieces_are_the_same_as_the_whole(side):
     size = (70, 95) if side > 1 else (3, 4)
     page, filters = image(*size, channels=2), Filters()
@@ -83,8 +84,8 @@ def test_a_region_in_the_middle_is_cut_from_the_whole():
     np.testing.assert_allclose(filters(page, region), filters(page)[region.slices], atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(1, 31), (31, 1), (63, 65), (130, 97)])
-@pytest.mark.parametrize(("strip", "chunk"), [(64, 1024), (7, 11), (1, 1000), (30, 1)])
+@cases("size", [(1, 31), (31, 1), (63, 65), (130, 97)])
+@cases(("strip", "chunk"), [(64, 1024), (7, 11), (1, 1000), (30, 1)])
 def test_strips_do_not_show(size, strip, chunk, monkeypatch):
     page = image(*size)
     if min(size) > 1:
@@ -95,7 +96,7 @@ def test_strips_do_not_show(size, strip, chunk, monkeypatch):
     np.testing.assert_allclose(Filters((0.7, 8.0))(page), whole, atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(1, 31), (30, 2), (44, 65)])
+@cases("size", [(1, 31), (30, 2), (44, 65)])
 def test_derivatives_are_differences_of_the_smoothed_image(size):
     page, filters = image(*size), Filters((1.0, 3.0, 16.0))
     found = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))

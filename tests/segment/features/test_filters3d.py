@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.read import Micrograph
 from vispe.segment.features.filters import Filters
@@ -65,9 +66,7 @@ def reference(grey, sigma, step):
     return np.stack([mean, np.sqrt(sum(s**2 for s in slope)), *values, spread])
 
 
-@pytest.mark.parametrize(
-    ("shape", "step"), [((5, 23, 31, 1), 2.0), ((2, 17, 9, 2), 0.7), ((9, 8, 13, 1), 6.0)]
-)
+@cases(("shape", "step"), [((5, 23, 31, 1), 2.0), ((2, 17, 9, 2), 0.7), ((9, 8, 13, 1), 6.0)])
 def test_the_features_are_those_of_scipy_with_voxels_of_any_shape(shape, step):
     pages = volume(*shape)
     found = np.stack([deep(pages, n, step=step) for n in range(shape[0])], 3)
@@ -86,7 +85,7 @@ def test_the_step_counts_in_pixels():
     np.testing.assert_allclose(deep(pages, 1, size=(0.25, 1.0), step=1.0), found, atol=1e-7)
 
 
-@pytest.mark.parametrize("region", [Region(0, 7, 3, 20), Region(60, 83, 11, 12), Region(5, 70, 0, 37)])
+@cases("region", [Region(0, 7, 3, 20), Region(60, 83, 11, 12), Region(5, 70, 0, 37)])
 def test_a_region_gets_the_numbers_of_the_whole(region):
     pages = volume(3, 83, 37, 1)
     whole = deep(pages, 1)
@@ -137,7 +136,7 @@ def test_times_are_volumes_of_their_own_in_either_order():
         np.testing.assert_array_equal(deep(mixed, 2 + t, axes=(("Z", 3), ("T", 2))), alone[t])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("count", "axes", "message"),
     [
         (1, (), r"s.tif has one page, but 3D filters need a Z stack. Omit filters_3d"),

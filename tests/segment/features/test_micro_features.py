@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.cases import cases
 from vispe.backbones.micro import PATCH, WEIGHTS, load_micro
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.micro_features import DenseMaps, DenseModel
@@ -21,9 +22,9 @@ def page(height, width, channels=1, seed=0):
     return np.random.default_rng(seed).random((height, width, channels), np.float32)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
-@pytest.mark.parametrize("tile", [None, 48])
-@pytest.mark.parametrize("channels", [1, 2, 3])
+@cases("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
+@cases("tile", [None, 48])
+@cases("channels", [1, 2, 3])
 def test_tiles_cover_the_page(model, size, tile, channels):
     found = DenseMaps(model, page(*size, channels), tile)
     covered = np.zeros(size, int)
@@ -39,7 +40,7 @@ def test_tiles_cover_the_page(model, size, tile, channels):
     assert bool(found.notes) == (min(size) < PATCH)
 
 
-@pytest.mark.parametrize("size", [(64, 96), (50, 37)])
+@cases("size", [(64, 96), (50, 37)])
 def test_a_page_without_tiles_is_the_model_of_the_reflected_page(model, size):
     one = page(*size)
     found = DenseMaps(model, one, None)
@@ -54,8 +55,8 @@ def test_a_page_without_tiles_is_the_model_of_the_reflected_page(model, size):
     np.testing.assert_allclose(found.planes(0), cut.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3])
-@pytest.mark.parametrize("mirror", [False, True])
+@cases("turns", [1, 2, 3])
+@cases("mirror", [False, True])
 def test_features_turn_with_the_page(model, turns, mirror):
     one = page(64, 96)
     pose = lambda a: np.rot90(a[:, ::-1] if mirror else a, turns)  # noqa: E731

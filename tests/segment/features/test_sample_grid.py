@@ -1,8 +1,8 @@
 """The lattice on a page: its points, training samples, and regions that make up the whole."""
 
 import numpy as np
-import pytest
 
+from tests.cases import cases
 from vispe.segment.classify.out_of_distribution import FeatureDistribution, feature_sums
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.features.sample_grid import FeatureGrid, offsets, sample
@@ -17,9 +17,7 @@ def domain(f, m=2):
     return FeatureDistribution(np.zeros(f, np.float32), rng.normal(size=(m, f)).astype(np.float32), *flat)
 
 
-@pytest.mark.parametrize(
-    "region", [Region(0, 1, 0, 4), Region(0, 5, 3, 29), Region(13, 77, 4, 5), Region(60, 61, 5, 12)]
-)
+@cases("region", [Region(0, 1, 0, 4), Region(0, 5, 3, 29), Region(13, 77, 4, 5), Region(60, 61, 5, 12)])
 def test_points_lie_in_the_middle_of_cells_of_eight_pixels(region):
     top, bottom, left, right = grid_points(region)
     rows = [i for i in range(20) if region.top <= 8 * i + 4 < region.bottom]
@@ -31,7 +29,7 @@ def test_points_lie_in_the_middle_of_cells_of_eight_pixels(region):
     assert (x + region.left).tolist() == [8 * i + 4 for i in columns]
 
 
-@pytest.mark.parametrize("side", [8, 13, 64, 500])
+@cases("side", [8, 13, 64, 500])
 def test_blocks_share_out_the_points_of_a_page(side):
     shape = 133, 97
     marks = np.zeros(shape, int)
@@ -43,7 +41,7 @@ def test_blocks_share_out_the_points_of_a_page(side):
     assert marks.sum() == len(y) * len(x)
 
 
-@pytest.mark.parametrize(
+@cases(
     "config",
     [
         FeatureConfig(sigmas=(1.0, 2.0)),
@@ -96,7 +94,7 @@ def test_a_page_without_data_or_points_gives_none():
         assert sample(features.prepare(RNG.random((*shape, 1), np.float32), valid), valid) is None
 
 
-@pytest.mark.parametrize("side", [40, 64, 77])
+@cases("side", [40, 64, 77])
 def test_regions_make_up_the_whole_where_pieces_overlap(side):
     shape = 118, 163
     page, valid = RNG.random((*shape, 1), np.float32), RNG.random(shape) > 0.2

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.segment.features.threads import in_order
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@cases("threads", [1, 2, 5])
 def test_results_come_in_order_whatever_takes_longer(threads):
     def work(number):
         time.sleep(0.02 if number % 3 == 0 else 0)
@@ -18,7 +19,7 @@ def test_results_come_in_order_whatever_takes_longer(threads):
     assert list(in_order(work, 0, threads)) == []
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@cases("threads", [1, 3])
 def test_torch_uses_one_thread_inside_and_as_many_as_before_afterwards(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(2)

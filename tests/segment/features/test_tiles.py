@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe.errors import ShapeError
 from vispe.segment.features.tiles import OVERLAP, Blend, Region, blocks, even_tiles, padding, tiles, window
 
@@ -46,7 +47,7 @@ def test_wrong_tiles_are_refused():
         tiles(64, 32, (32, 48), 16)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (14, 28), (5, 3)])
+@cases("size", [(1, 1), (14, 28), (5, 3)])
 def test_the_window_is_positive_and_symmetric(size):
     found = window(*size)
     assert found.dtype == np.float32
@@ -55,7 +56,7 @@ def test_the_window_is_positive_and_symmetric(size):
     assert found[size[0] // 2, size[1] // 2] == found.max()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "step", "least", "wanted"),
     [
         ((256, 320), 14, (1, 1), (5, 5, 1, 1)),
@@ -94,8 +95,8 @@ def test_disagreement_counts_pixels_where_any_two_tiles_differ():
     np.testing.assert_allclose(prob[:, 2, 9], [0, 0.8], rtol=1e-6)
 
 
-@pytest.mark.parametrize("length", [16, 48, 64, 80, 96, 112, 160, 208, 400, 1024, 1600, 4000])
-@pytest.mark.parametrize(("most", "overlap"), [(48, 16), (64, 0), (16, 0), (576, 64)])
+@cases("length", [16, 48, 64, 80, 96, 112, 160, 208, 400, 1024, 1600, 4000])
+@cases(("most", "overlap"), [(48, 16), (64, 0), (16, 0), (576, 64)])
 def test_even_tiles_cover_the_page_alike_from_both_ends(length, most, overlap):
     found = even_tiles(length, 48, most, 16, overlap)
     columns = len({r.left for r in found})

@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 
+from tests.cases import cases
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.segment.features import token_features
@@ -53,8 +54,8 @@ def test_two_looks_along_each_axis_where_nothing_is_said():
     assert Features(FeatureConfig("tokens", model="vispe_micro")).config.token_shifts is None
 
 
-@pytest.mark.parametrize("pos_embed", [None, "none", BIASED, "rope_axial"])
-@pytest.mark.parametrize("stride", [8, 4])
+@cases("pos_embed", [None, "none", BIASED, "rope_axial"])
+@cases("stride", [8, 4])
 def test_tokens_that_do_not_look_at_others_stay_where_they_were(pos_embed, stride):
     plain, fine = (
         without_attention(TokenModel(NAME, weights="random", pos_embed=pos_embed, stride=s))
@@ -75,7 +76,7 @@ def test_a_constant_page_is_constant_on_the_torus():
     assert found.std(dim=(1, 2)).max() < 1e-5
 
 
-@pytest.mark.parametrize(("stride", "shifts"), [(16, 2), (8, 1), (8, 2), (16, 4)])
+@cases(("stride", "shifts"), [(16, 2), (8, 1), (8, 2), (16, 4)])
 def test_every_token_is_seen_at_its_own_pixels(stride, shifts):
     """A page that grows along each axis: the mean of a patch is the place of its middle."""
     model = TokenModel(NAME, weights="random", pos_embed="none", stride=stride, shifts=shifts)
@@ -127,7 +128,7 @@ def test_looks_are_the_maps_of_shifted_pages():
             assert torch.equal(found[:, row::2, column::2], model(cut))
 
 
-@pytest.mark.parametrize(("name", "size"), [(NAME, (5, 40)), (NAME, (1, 1)), ("test_resnet", (70, 50))])
+@cases(("name", "size"), [(NAME, (5, 40)), (NAME, (1, 1)), ("test_resnet", (70, 50))])
 def test_looks_cover_small_pages_and_other_models(name, size):
     model = TokenModel(name, weights="random", shifts=2)
     maps = token_maps(model, page(*size), None)

@@ -6,6 +6,7 @@ import timm
 import torch
 
 import vispe.backbones.hub as hub_module
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, UnknownName
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.features.token_features import TokenBasis, TokenModel, token_maps
@@ -43,8 +44,8 @@ def test_tokens_are_the_normed_patch_tokens_of_timm(model):
     np.testing.assert_allclose(found.maps[0], wanted.reshape(3, 5, -1).numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
-@pytest.mark.parametrize("tile", [None, 48])
+@cases("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
+@cases("tile", [None, 48])
 def test_tiles_lie_on_patches_and_cover_the_page(model, size, tile):
     found = token_maps(model, page(*size), tile)
     covered = np.zeros(size, int)

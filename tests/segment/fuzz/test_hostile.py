@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError
 from vispe.images.formats import size_limits
@@ -47,7 +48,7 @@ def read_alone(folder, files):
 
 
 @unix
-@pytest.mark.parametrize("name", FILES)
+@cases("name", FILES)
 def test_hostile_files_are_refused_at_little_cost(found, name):
     kind, text, megabytes, seconds = found[name]
     assert kind == "refused", (kind, text)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from skimage.draw import disk, line
 
+from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError, VispeError
 from vispe.images.labels.class_values import read_names
@@ -62,7 +63,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@cases("name", BAD)
 def test_strokes_that_cannot_be_drawn_are_refused(tmp_path, name):
     with pytest.raises(InputError, match=rf"s\.json.*{BAD[name][1]}") as caught:
         strokes(tmp_path, BAD[name][0])
@@ -82,7 +83,7 @@ def test_a_long_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
         strokes(tmp_path, GOOD)
 
 
-@pytest.mark.parametrize("width", [15, 16, 17, 18, 40, 101, 200])
+@cases("width", [15, 16, 17, 18, 40, 101, 200])
 def test_wide_pens_draw_what_the_disk_at_every_pixel_of_the_line_draws(tmp_path, width):
     h, w = 61, 83
     points = [[3, 50], [70, 9], [70, 58], [12, 12]]
@@ -187,7 +188,7 @@ def test_much_json_is_a_legend_or_refused(tmp_path, content):
     legend(tmp_path / "l.json", content)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "reason"),
     [
         ('{"1": "a", "1": "b"}', "duplicate key '1'"),
@@ -213,7 +214,7 @@ def test_names_of_any_script_are_kept(tmp_path):
     assert read_names(None, tmp_path / "l.json").names == tuple(names)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "reason"),
     [
         (
@@ -234,9 +235,7 @@ def test_label_images_of_strange_numbers_are_refused(tmp_path, values, reason):
             read(tmp_path / "l.tif")
 
 
-@pytest.mark.parametrize(
-    "kind", ["bool", "uint8", "int16", "uint32", "int64", "uint64", "float16", "float64"]
-)
+@cases("kind", ["bool", "uint8", "int16", "uint32", "int64", "uint64", "float16", "float64"])
 def test_label_images_of_any_type_are_exact(tmp_path, kind):
     values = np.array([[0, 1, 1], [1, 0, 1]]) if kind == "bool" else np.array([[0, 1, 2], [2, 0, 1]])
     tifffile.imwrite(tmp_path / "l.tif", values.astype(kind), photometric="minisblack")

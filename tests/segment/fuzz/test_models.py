@@ -20,6 +20,7 @@ from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
+from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.cli.main import main
 from vispe.errors import InputError, VispeError
@@ -99,7 +100,7 @@ def refused(path, pattern):
     assert len(text) < 600 + len(str(path))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_honest_models_pass_every_check(tmp_path, plain, kind):
     (tmp_path / "m.vispe").write_bytes(plain[kind])
     found = load_model(tmp_path / "m.vispe").classifier.probabilities(X)
@@ -195,7 +196,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@cases("name", CALLS)
 def test_types_and_functions_of_elsewhere_are_refused(tmp_path, plain, name, monkeypatch):
     def never(*_, **__):
         raise AssertionError("something was executed")
@@ -231,7 +232,7 @@ def test_estimators_that_would_call_things_are_refused_though_skops_trusts_their
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("name", ["../../../tmp/evil.npy", "/etc/evil", "evil.py", "1.npy/../x"])
+@cases("name", ["../../../tmp/evil.npy", "/etc/evil", "evil.py", "1.npy/../x"])
 def test_members_that_lead_elsewhere_are_refused(tmp_path, plain, name):
     _, parts = schema_of(estimator_of(plain["forest"]))
     path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed(parts, extra=[(name, b"x")]))
@@ -277,7 +278,7 @@ def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path, plain):
 # --- numbers ---
 
 
-@pytest.mark.parametrize("what", ["circle", "outside", "negative", "feature", "half", "value", "threshold"])
+@cases("what", ["circle", "outside", "negative", "feature", "half", "value", "threshold"])
 def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain, what):
     forest = fitted("forest").estimator
     tree = forest.estimators_[1].tree_
@@ -329,7 +330,7 @@ ENSEMBLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ENSEMBLES)
+@cases("what", ENSEMBLES)
 def test_ensembles_of_inconsistent_arrays_are_refused(tmp_path, plain, what):
     from safetensors.numpy import load
 
@@ -345,9 +346,7 @@ def test_ensembles_of_inconsistent_arrays_are_refused(tmp_path, plain, what):
         load_model(path)
 
 
-@pytest.mark.parametrize(
-    "what", ["circle", "outside", "feature", "category", "value", "baseline", "loss", "kind"]
-)
+@cases("what", ["circle", "outside", "feature", "category", "value", "baseline", "loss", "kind"])
 def test_boosted_trees_that_lead_astray_are_refused(tmp_path, plain, what):
     boosting = fitted("boosting").estimator
     nodes = boosting._predictors[2][1].nodes
@@ -369,7 +368,7 @@ def test_boosted_trees_that_lead_astray_are_refused(tmp_path, plain, what):
     refused(path, "its boosting classifier was not written by vispe")
 
 
-@pytest.mark.parametrize("name", ["cluster_centers_", "mean_", "scale_", "zero"])
+@cases("name", ["cluster_centers_", "mean_", "scale_", "zero"])
 def test_clusters_of_no_numbers_are_refused(tmp_path, plain, name):
     pipeline = fitted("kmeans").estimator
     step = pipeline[-1] if name == "cluster_centers_" else pipeline[0]
@@ -381,7 +380,7 @@ def test_clusters_of_no_numbers_are_refused(tmp_path, plain, name):
     refused(path, "its kmeans classifier was not written by vispe")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "tensors"),
     [
         ("logistic", {"linear.weight": np.full((3, 26), np.nan)}),
@@ -437,7 +436,7 @@ CARDS = {
 }
 
 
-@pytest.mark.parametrize("name", CARDS)
+@cases("name", CARDS)
 def test_cards_that_make_no_sense_are_refused(tmp_path, plain, name):
     card, pattern = CARDS[name]
     path = changed(tmp_path / "m.vispe", plain["logistic"], card=card)
@@ -455,7 +454,7 @@ def test_a_card_that_is_no_card_is_refused(tmp_path, plain):
         refused(path, "not a complete vispe model file|is not a segmentation model")
 
 
-@pytest.mark.parametrize("weights", ["../evil.pth", "/dev/zero"])
+@cases("weights", ["../evil.pth", "/dev/zero"])
 def test_weights_that_a_model_names_are_read_as_numbers_only(tmp_path, plain, monkeypatch, capsys, weights):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
@@ -530,7 +529,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("case", LONG)
+@cases("case", LONG)
 def test_cards_are_as_long_as_they_need_to_be(tmp_path, plain, case):
     card, pattern = LONG[case]
     refused(changed(tmp_path / "m.vispe", plain["logistic"], card=card), pattern)
@@ -547,9 +546,7 @@ def test_a_card_that_is_nested_without_end(tmp_path, plain):
     refused(path, "is not a complete vispe model file|nested more than 16")
 
 
-@pytest.mark.parametrize(
-    "name", ["estimator.pkl", "../../x", "/tmp/x", "card.json.bak", "tensors.safetensors/x", "x" * 500]
-)
+@cases("name", ["estimator.pkl", "../../x", "/tmp/x", "card.json.bak", "tensors.safetensors/x", "x" * 500])
 def test_foreign_members_are_refused(tmp_path, plain, name):
     path = changed(tmp_path / "m.vispe", plain["logistic"])
     with zipfile.ZipFile(path, "a") as archive:
@@ -558,7 +555,7 @@ def test_foreign_members_are_refused(tmp_path, plain, name):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("name", ["card.json", "tensors.safetensors"])
+@cases("name", ["card.json", "tensors.safetensors"])
 def test_a_member_that_is_there_twice_is_refused(tmp_path, plain, name):
     path = changed(tmp_path / "m.vispe", plain["logistic"])
     with zipfile.ZipFile(path, "a") as archive:
@@ -587,7 +584,7 @@ def test_what_is_written_can_be_read(tmp_path):
     assert not (tmp_path / "n.vispe").exists()
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "hf-hub:somebody/something"])
+@cases("name", ["vit_tiny_patch16_224", "hf-hub:somebody/something"])
 def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch, capsys, name):
     asked = []
     monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError, VispeError
 from vispe.images.normalize import normalize
@@ -38,7 +39,7 @@ def outcome(path, data, pixels):
     return "same" if same else "changed", found.notes
 
 
-@pytest.mark.parametrize("name", [*GOOD, *PHOTOGRAPHS])
+@cases("name", [*GOOD, *PHOTOGRAPHS])
 def test_good_files_are_read_as_other_readers_read_them(tmp_path, name):
     file = (GOOD | PHOTOGRAPHS)[name]
     path = tmp_path / name
@@ -55,7 +56,7 @@ def test_good_files_are_read_as_other_readers_read_them(tmp_path, name):
     np.testing.assert_array_equal(found.pages.squeeze(), other.squeeze())
 
 
-@pytest.mark.parametrize("name", GOOD)
+@cases("name", GOOD)
 def test_damage_is_refused_or_said_where_it_can_be_seen(tmp_path, name):
     file = GOOD[name]
     for what, data in corpus.damaged(file.data, COUNT, seed=len(name)):
@@ -67,7 +68,7 @@ def test_damage_is_refused_or_said_where_it_can_be_seen(tmp_path, name):
             assert kind != "changed", (what, notes)
 
 
-@pytest.mark.parametrize("name", PHOTOGRAPHS)
+@cases("name", PHOTOGRAPHS)
 def test_photographs_that_break_off_are_refused_or_said(tmp_path, name):
     file = PHOTOGRAPHS[name]
     for what, data in corpus.damaged(file.data, COUNT, seed=3):
@@ -86,7 +87,7 @@ def test_a_photograph_that_is_zeros_from_some_byte_on_is_said_to_be_damaged(tmp_
     assert kind in ("refused", "changed")  # JPEG cannot tell: docs/how-to/micrographs/robustness.md says so
 
 
-@pytest.mark.parametrize(
+@cases(
     ("broken", "reason"),
     [
         (lambda d: d.replace(b"\xff\xd0", b"\xff\xd5", 1), "restart markers are out of order"),
@@ -118,9 +119,9 @@ def test_a_wrong_checksum_of_the_pixels_of_a_png_is_refused_though_pillow_reads_
         read_image(path)
 
 
-@pytest.mark.parametrize("interlaced", [0, 1])
-@pytest.mark.parametrize(("h", "w"), [(1, 1), (3, 5), (8, 8), (9, 17), (2, 33)])
-@pytest.mark.parametrize(("bits", "colour"), [(1, 0), (4, 0), (8, 0), (8, 2), (16, 0), (8, 6)])
+@cases("interlaced", [0, 1])
+@cases(("h", "w"), [(1, 1), (3, 5), (8, 8), (9, 17), (2, 33)])
+@cases(("bits", "colour"), [(1, 0), (4, 0), (8, 0), (8, 2), (16, 0), (8, 6)])
 def test_the_length_of_the_pixels_of_a_png_is_known(tmp_path, h, w, bits, colour, interlaced):
     from vispe.images.formats.integrity import _png_bytes, png_damage
 
@@ -158,19 +159,19 @@ def test_compressed_pixels_of_a_tiff_file_have_a_checksum(tmp_path):
         assert outcome(tmp_path / "a.tif", bytes(data), file.pixels)[0] == "refused"
 
 
-@pytest.mark.parametrize(("name", "data"), [*corpus.foreign()], ids=lambda v: v if isinstance(v, str) else "")
+@cases(("name", "data"), [*corpus.foreign()], ids=lambda v: v if isinstance(v, str) else "")
 def test_what_is_no_picture_is_refused(tmp_path, name, data):
     assert outcome(tmp_path / name, data, np.zeros(0))[0] == "refused"
 
 
-@pytest.mark.parametrize("ending", [".png", ".jpg", ".tif", ".bmp", ".txt", ""])
-@pytest.mark.parametrize("name", ["grey.png", "grey.bmp", "big.tif"])
+@cases("ending", [".png", ".jpg", ".tif", ".bmp", ".txt", ""])
+@cases("name", ["grey.png", "grey.bmp", "big.tif"])
 def test_the_content_decides_and_not_the_name(tmp_path, name, ending):
     file = GOOD[name]
     assert outcome(tmp_path / f"a{ending}", file.data, file.pixels)[0] == "same"
 
 
-@pytest.mark.parametrize("kind", ["complex64", "complex128"])
+@cases("kind", ["complex64", "complex128"])
 def test_numbers_that_are_no_grey_levels_are_refused(tmp_path, kind):
     tifffile.imwrite(tmp_path / "a.tif", np.ones((5, 7), kind))
     with pytest.raises(InputError, match=rf"a\.tif: values must be real numbers, got {kind}"):
@@ -272,7 +273,7 @@ def test_any_png_or_bmp_of_pillow_comes_back(tmp_path, shape, mode, orientation,
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("values", [(-1e308, 1.7e308), (-3e38, 3e38)])
+@cases("values", [(-1e308, 1.7e308), (-3e38, 3e38)])
 def test_spans_that_no_float_holds_are_refused_and_others_scaled(tmp_path, values):
     kind = np.float64 if values[0] == -1e308 else np.float32
     a = np.repeat(np.array(values, kind), 20).reshape(5, 8)
@@ -287,7 +288,7 @@ def test_spans_that_no_float_holds_are_refused_and_others_scaled(tmp_path, value
     np.testing.assert_array_equal(normalize(m)[0][0, ..., 0], (a > 0).astype(np.float32))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@cases("value", [np.nan, np.inf, -np.inf])
 def test_pictures_of_no_data_are_refused(tmp_path, value):
     tifffile.imwrite(tmp_path / "a.tif", np.full((5, 7), value, np.float32))
     with pytest.raises(InputError, match=r"holds no data: all 35 pixels"):

@@ -7,6 +7,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.segment.features.pixel_features import FeatureConfig, Features
@@ -211,7 +212,7 @@ def test_learned_positions_are_seen(folder, undrawn):
     assert found["dependence"] != "steady"
 
 
-@pytest.mark.parametrize(("size", "count"), [((30, 200), 1), ((1300, 20), 2), ((40, 50), 20)])
+@cases(("size", "count"), [((30, 200), 1), ((1300, 20), 2), ((40, 50), 20)])
 def test_any_report_can_be_drawn(size, count):
     page = np.random.default_rng(0).random((*size, 2), np.float32)
     valid = np.ones(size, bool)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.segment.invariance_report import FAMILIES, RUNS, SHIFTS, measure_invariance
 from vispe.segment.invariance_report.poses import (
@@ -84,8 +85,8 @@ def oracle(p, valid, predict, count, shifts):
     return rows, disagreement
 
 
-@pytest.mark.parametrize("size", [(5, 8), (7, 6)])
-@pytest.mark.parametrize(
+@cases("size", [(5, 8), (7, 6)])
+@cases(
     "move",
     [
         *map(SquareSymmetry, D4),
@@ -120,9 +121,9 @@ def test_a_shift_moves_down_and_right_and_mirrors_what_comes_in():
     )
 
 
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize("size", [(33, 26), (24, 24)])
-@pytest.mark.parametrize("kind", ["row and column", "patch"])
+@cases("holes", [False, True])
+@cases("size", [(33, 26), (24, 24)])
+@cases("kind", ["row and column", "patch"])
 def test_every_number_is_that_of_plain_loops(kind, size, holes):
     def predict(p, valid):
         if kind == "patch":
@@ -152,7 +153,7 @@ def test_every_number_is_that_of_plain_loops(kind, size, holes):
     np.testing.assert_array_equal(np.any(list(found.changed.values()), 0), np.nan_to_num(disagreement) > 0)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@cases("size", SIZES)
 def test_what_does_not_depend_on_the_place_is_steady(size):
     p = page(*size)
     valid = everywhere(p)
@@ -338,7 +339,7 @@ def test_a_page_without_data_has_nothing_to_compare():
     assert found.to_dict()["agreement"] is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("own", "lost", "level"),
     [(40, 0.5, "steady"), (40, 2, "mild"), (40, 6, "strong"), (2, 0.5, "mild"), (0.6, 0.4, "strong")],
 )
@@ -359,7 +360,7 @@ def test_levels_go_by_points_and_for_rare_classes_by_their_share(own, lost, leve
     assert found.to_dict()["spread_pp"]["phase"] == pytest.approx(lost)
 
 
-@pytest.mark.parametrize(("columns", "level"), [(1, "steady"), (8, "mild"), (40, "strong")])
+@cases(("columns", "level"), [(1, "steady"), (8, "mild"), (40, "strong")])
 def test_classes_that_change_places_are_seen_though_no_fraction_changes(columns, level):
     p = page(80, 160)
 

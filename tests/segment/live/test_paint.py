@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.live.browser import CHROMIUM, Browser
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
@@ -173,13 +174,13 @@ NAMES = [None, "ab", ["a"], ["a", "a"], ["a", " "], ["a", 1], [str(i) for i in r
 NAMES += [["a" * 201, "b"], ["a", "\u202eb"], ["a", "b\x07"]]
 
 
-@pytest.mark.parametrize("names", NAMES)
+@cases("names", NAMES)
 def test_names_are_checked(names):
     with pytest.raises(OptionError, match="names="):
         checked_names(names)
 
 
-@pytest.mark.parametrize(
+@cases(
     "stroke",
     [None, 3, {}, {"class": 0, "width": 1, "points": [[1, 1]]}, {"class": 3, "width": 1, "points": [[1, 1]]},
      {"class": 1, "width": 0, "points": [[1, 1]]}, {"class": 1, "width": 1, "points": []},

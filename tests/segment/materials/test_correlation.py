@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import ShapeError
 from vispe.segment.materials import correlation
 from vispe.segment.materials.correlation import lag_counts, two_point_correlation
@@ -18,8 +19,8 @@ def naive(mask, reach):
     return out
 
 
-@pytest.mark.parametrize("tile", [5, 16, 1024])
-@pytest.mark.parametrize("shape", [(23, 31), (16, 9)])
+@cases("tile", [5, 16, 1024])
+@cases("shape", [(23, 31), (16, 9)])
 def test_pairs_are_those_of_a_naive_loop_in_tiles_of_any_size(monkeypatch, tile, shape):
     monkeypatch.setattr(correlation, "_TILE", tile)
     mask = np.random.default_rng(tile).random(shape) < 0.4

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import InputError, ShapeError
 from vispe.segment.materials.crossings import count_crossings
 from vispe.segment.materials.directions import STEPS
@@ -39,7 +40,7 @@ def naive(labels, step, k):
     return steps, crossings
 
 
-@pytest.mark.parametrize("shape", [(9, 14), (17, 8), (33, 20)])
+@cases("shape", [(9, 14), (17, 8), (33, 20)])
 def test_counts_are_those_of_a_naive_loop(shape):
     labels = np.random.default_rng(shape[0]).choice(4, shape, p=(0.02, 0.5, 0.3, 0.18)).astype(np.uint8)
     found = count_crossings(labels, 3)
@@ -50,7 +51,7 @@ def test_counts_are_those_of_a_naive_loop(shape):
             assert (found.steps[:, d].sum(), found.changes[:, d, k].sum()) == expected, (step, k)
 
 
-@pytest.mark.parametrize("angle", [0, 3, 11, 20, 30, 45, 62, 77, 90, 100, 119, 150, 171])
+@cases("angle", [0, 3, 11, 20, 30, 45, 62, 77, 90, 100, 119, 150, 171])
 def test_a_line_crosses_a_straight_boundary_once_however_its_pixels_step(angle):
     y, x = np.mgrid[:61, :74] - np.array([30.2, 36.7])[:, None, None]
     labels = (x * np.cos(np.radians(angle)) - y * np.sin(np.radians(angle)) > 0) + 1

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
+from tests.cases import cases
 from vispe.segment.materials.directions import ANGLES, STEPS, Directions
 
 
@@ -19,7 +20,7 @@ def boundaries(found, normal):
     return np.abs(found.vectors @ (np.sin(towards), np.cos(towards)))
 
 
-@pytest.mark.parametrize("pixel", [(1.0, 1.0), (0.3, 0.3), (1.0, 2.5)])
+@cases("pixel", [(1.0, 1.0), (0.3, 0.3), (1.0, 2.5)])
 def test_measured_angles_are_kept_and_others_lie_little_above(pixel):
     found = Directions(pixel)
     np.testing.assert_allclose(found.at(found.angles), np.diag(1 / np.hypot(*found.vectors.T)), atol=1e-9)
@@ -36,7 +37,7 @@ def test_measured_angles_are_kept_and_others_lie_little_above(pixel):
         assert own.max() < 1.0131
 
 
-@pytest.mark.parametrize("pixel", [(1.0, 1.0), (2.0, 1.5)])
+@cases("pixel", [(1.0, 1.0), (2.0, 1.5)])
 def test_the_mean_is_exact_for_isotropic_boundaries_and_near_for_parallel_ones(pixel):
     found = Directions(pixel)
     mean = quad(lambda a: abs(np.cos(a)), 0, np.pi)[0] / np.pi

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from skimage.measure import perimeter_crofton
 
+from tests.cases import cases
 from tests.segment.materials.test_correlation import boolean
 from vispe.errors import InputError, OptionError
 from vispe.segment.materials.directions import ANGLES
@@ -16,7 +17,7 @@ def stripes(shape, width, angle):
     return (across // width % 2).astype(np.uint8) + 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("millimetres", "number"),
     # mean intercepts of ASTM E112, table 4
     [(0.3200, 0), (0.2263, 1), (0.1600, 2), (0.1131, 3), (0.0800, 4), (0.0566, 5), (0.0400, 6), (0.0283, 7),
@@ -32,7 +33,7 @@ def test_a_length_that_is_none_has_no_number():
             grain_size_number(value)
 
 
-@pytest.mark.parametrize("angle", [0, 10, 45, 63.434949, 90, 120, 161.565051])
+@cases("angle", [0, 10, 45, 63.434949, 90, 120, 161.565051])
 def test_stripes_at_any_angle(angle):
     width = 9
     found, _ = measure(stripes((241, 260), width, angle), ["a", "b"])

@@ -11,6 +11,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
+from tests.cases import cases
 from vispe.errors import InputError
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
@@ -46,7 +47,7 @@ def classifier_of(kind):
     return PixelClassifier(kind, 3, seed=5).fit(features, classes)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "kmeans"])
+@cases("kind", [*KINDS, "kmeans"])
 def test_a_model_comes_back_as_it_was(kind, tmp_path):
     model = made(classifier_of(kind))
     path = save_model(tmp_path / "m.vispe", model)
@@ -60,7 +61,7 @@ def test_a_model_comes_back_as_it_was(kind, tmp_path):
     assert loaded.classifier.kind == kind
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "kmeans"])
+@cases("kind", [*KINDS, "kmeans"])
 def test_the_same_training_gives_the_same_bytes(kind, tmp_path):
     paths = [save_model(tmp_path / f"{i}.vispe", made(classifier_of(kind))) for i in range(2)]
     assert paths[0].read_bytes() == paths[1].read_bytes()

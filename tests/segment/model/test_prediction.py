@@ -1,7 +1,7 @@
 import numpy as np
-import pytest
 import torch
 
+from tests.cases import cases
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
@@ -34,11 +34,9 @@ def predict(features, page, valid, classifier, post=None):
     return predict_page(page, valid, features, classifier, post or PostProcessing(), lambda share: None)
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "classes"), [("logistic", 2), ("logistic", 4), ("forest", 3), ("kmeans", 3)]
-)
+@cases("channels", [1, 2])
+@cases("holes", [False, True])
+@cases(("kind", "classes"), [("logistic", 2), ("logistic", 4), ("forest", 3), ("kmeans", 3)])
 def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, channels):
     page, valid = scene(channels=channels, holes=holes)
     features = Features(FeatureConfig(tile=40))
@@ -68,7 +66,7 @@ def test_threads_do_not_change_a_bit():
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.parametrize("classes", [2, 3, 7])
+@cases("classes", [2, 3, 7])
 def test_of_equal_classes_the_first_one_wins(classes):
     prob = np.random.default_rng(0).integers(0, 4, (classes, 37, 5)).astype(np.float32) / 8
     valid = np.random.default_rng(1).random((37, 5)) < 0.8
@@ -88,7 +86,7 @@ def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("holes", [False, True])
+@cases("holes", [False, True])
 def test_chosen_pixels_come_row_by_row_with_the_features_of_the_page(holes):
     page, valid = scene(channels=2, holes=holes)
     whole = Features(FeatureConfig()).prepare(page, valid).compute(0)

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.images.read import Micrograph
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
@@ -113,7 +114,7 @@ def test_trust_is_told_with_the_result():
     assert sum(told) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "text"),
     [
         ({"labels": None}, "there is no model yet. Label at least 2 classes"),
@@ -134,7 +135,7 @@ def test_what_cannot_be_done_is_one_sentence(change, text):
         raise AssertionError(answer.error)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "text"),
     [
         (MemoryError(), "out of memory. Close other layers, use the features 'filters' or crop the image."),

@@ -9,6 +9,7 @@ import tifffile
 from PIL import Image
 from scipy.ndimage import binary_erosion
 
+from tests.cases import cases
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
@@ -49,8 +50,8 @@ def density(mask, *, valid=None, min_area=0, exclude=False, volumes=None):
     return own["per_um3" if volumes else "per_um2"], own["count"]
 
 
-@pytest.mark.parametrize("exclude", [False, True])
-@pytest.mark.parametrize("min_area", [0, 10, 25])
+@cases("exclude", [False, True])
+@cases("min_area", [0, 10, 25])
 def test_density_has_no_bias_from_the_border(exclude, min_area):
     fields = [discs(seed) for seed in range(6)]
     found = [density(mask, min_area=min_area, exclude=exclude) for mask in fields]
@@ -108,7 +109,7 @@ def test_density_of_volumes():
         assert count == (1 if exclude else 27)
 
 
-@pytest.mark.parametrize("options", [{}, {"exclude_border": True}])
+@cases("options", [{}, {"exclude_border": True}])
 def test_the_report_has_the_density_of_the_sample(tmp_path, options):
     count, mask = 15, discs(3, count=15, radius=(9.0, 12.0))
     drawn = np.where(np.random.default_rng(0).random(mask.shape) < 0.02, mask + 1, 0).astype(np.uint8)
@@ -143,8 +144,8 @@ def test_density_of_a_batch_is_pooled():
     assert "per_um2" not in summarize_batch([record(4.0, 10.0), unknown])["classes"]["disc"]
 
 
-@pytest.mark.parametrize("pixel", [(0.5, 0.25), (1.0, 0.25), (0.25, 1.0), (0.5, 0.5)])
-@pytest.mark.parametrize("angle", [0, 30, 75, 120])
+@cases("pixel", [(0.5, 0.25), (1.0, 0.25), (0.25, 1.0), (0.5, 0.5)])
+@cases("angle", [0, 30, 75, 120])
 def test_measurements_are_those_of_the_sample_on_any_pixels(pixel, angle):
     long, short, turn = 14.0, 7.0, np.radians(angle)
     rows, columns = int(2 * long / pixel[0]), int(2 * long / pixel[1])

@@ -3,6 +3,7 @@ import pytest
 from scipy.ndimage import binary_fill_holes
 from skimage.measure import label, regionprops
 
+from tests.cases import cases
 from vispe.errors import OptionError
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions, options_or_none
@@ -115,7 +116,7 @@ def test_small_and_border_objects_are_counted():
     assert np.array_equal(found[0] > 0, np.pad(np.ones((3, 4), bool), ((3, 3), (12, 14))))
 
 
-@pytest.mark.parametrize("radius", [6, 10, 25])
+@cases("radius", [6, 10, 25])
 def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
     y, x = np.mgrid[: 2 * radius + 7, : 4 * radius + 7]
     first = np.hypot(y - radius - 3, x - radius - 3) <= radius
@@ -131,7 +132,7 @@ def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
     assert split(ball, np.ones(ball.shape)).max() >= 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("made", "words"),
     [
         (lambda: ObjectOptions([]), "names no class"),

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from tests.cases import cases
 from tests.segment.out_of_core.stores import write_store, zarr
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.tiles import Region
@@ -15,7 +16,7 @@ def pages_of(image):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("axes", "version"), [("yx", "0.4"), ("cyx", "0.5"), ("tcyx", "0.4"), ("czyx", "0.5"), ("tczyx", "0.5")]
 )
 def test_every_axis_but_y_x_and_c_counts_pages(tmp_path, axes, version):
@@ -85,7 +86,7 @@ def test_a_series_of_one_image_is_that_image(tmp_path):
         open_image(tmp_path / "a.zarr")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("attributes", "message"),
     [
         ({}, "contains no image"),
@@ -171,8 +172,8 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("name", CLAIMS)
-@pytest.mark.parametrize("version", [2, 3])
+@cases("name", CLAIMS)
+@cases("version", [2, 3])
 def test_metadata_that_claim_more_than_any_image_has_are_refused(tmp_path, name, version):
     how, axes, reason = CLAIMS[name]
     zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=version, **how)

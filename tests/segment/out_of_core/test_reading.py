@@ -5,6 +5,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.out_of_core.stores import zarr
 from tests.segment.out_of_core.test_image_source import pages_of
 from vispe.errors import InputError
@@ -26,7 +27,7 @@ def drawn(*levels, rest=0):
     return out
 
 
-@pytest.mark.parametrize("tag", range(2, 9))
+@cases("tag", range(2, 9))
 def test_a_tag_is_not_applied_and_labels_fit(tmp_path, tag):
     tifffile.imwrite(tmp_path / "a.tif", GREY, extratags=[(274, "H", 1, tag, True)])
     image = open_image(tmp_path / "a.tif")
@@ -55,7 +56,7 @@ def test_the_largest_image_with_its_lengths(tmp_path):
     assert known == pytest.approx((0.5, 0.25, 1.5, 2.5), rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["png", "zarr"])
+@cases("kind", ["png", "zarr"])
 def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
     tifffile.imwrite(tmp_path / "a.tif", GREY)
     image, path = open_image(tmp_path / "a.tif"), tmp_path / f"l.{kind}"

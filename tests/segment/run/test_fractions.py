@@ -12,6 +12,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.segment import overlays
@@ -153,7 +154,7 @@ def test_json(run, shares):
         assert 100 * record["trust"]["classes"][name]["fraction"] == pytest.approx(shares[0][name])
 
 
-@pytest.mark.parametrize("how", ["cluster", "uniform"])
+@cases("how", ["cluster", "uniform"])
 def test_where_nothing_is_estimated_all_are_of_the_map(run, tmp_path, how, capsys):
     source = run[0].parent
     words = (

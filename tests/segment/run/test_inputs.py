@@ -8,6 +8,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from tests.cli.test_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.errors import InputError
@@ -149,7 +150,7 @@ def test_a_batch_without_any_usable_truth_does_no_work(data, capsys):
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6])
+@cases("orientation", [1, 3, 6])
 def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
     rng = np.random.default_rng(0)
     exif = Image.Exif()
@@ -176,7 +177,7 @@ def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
 # --- labels ---
 
 
-@pytest.mark.parametrize("colour", [False, True])
+@cases("colour", [False, True])
 def test_labels_painted_on_a_copy_of_the_picture(tmp_path, colour):
     grey, _, drawn = scene()
     picture = np.stack([grey] * 3, -1) if colour else grey
@@ -199,9 +200,7 @@ def test_labels_with_smooth_edges_get_other_advice(tmp_path):
 # --- damage, options without effect, other formats ---
 
 
-@pytest.mark.parametrize(
-    "head", [b"II*\0\x08\0\0\0\0\0\0\0\0\0", b"II*\0", b"MM\0*\0\0\0\x08\0\x01" + bytes(12)]
-)
+@cases("head", [b"II*\0\x08\0\0\0\0\0\0\0\0\0", b"II*\0", b"MM\0*\0\0\0\x08\0\x01" + bytes(12)])
 def test_a_broken_head_is_described_in_words(tmp_path, head):
     (tmp_path / "a.tif").write_bytes(head)
     with pytest.raises(InputError) as caught:
@@ -246,7 +245,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@cases("name", FOREIGN)
 def test_files_of_other_programs_are_recognised(tmp_path, name):
     head, words = FOREIGN[name]
     (tmp_path / name).write_bytes(head.ljust(400, b"\1"))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from tests.cli.test_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.errors import InputError
@@ -449,7 +450,7 @@ def test_the_record_of_a_run(tmp_path):
     assert not (tmp_path / NAME).exists()
 
 
-@pytest.mark.parametrize("name", ["../a_seg.png", "thesis.txt", "photos", ".", "..", "", "a_seg.png"])
+@cases("name", ["../a_seg.png", "thesis.txt", "photos", ".", "..", "", "a_seg.png"])
 def test_names_in_a_journal_remove_nothing(tmp_path, name):
     out = tmp_path / "out"
     (out / "photos").mkdir(parents=True)

@@ -9,6 +9,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
 from vispe.images import write as outputs
@@ -65,7 +66,7 @@ def by_hand(path, planes, description, order="<", one_entry=False):
 # --- reading ---
 
 
-@pytest.mark.parametrize(
+@cases(
     ("axes", "shape", "pages", "found"),
     [
         ("ZYX", (4,), "zyx", (("Z", 4),)),
@@ -108,7 +109,7 @@ def test_imagej_hyperstacks_of_tifffile(tmp_path):
     assert any("T=2 x Z=3 are read as 6 pages" in note for note in image.notes)
 
 
-@pytest.mark.parametrize("one_entry", [False, True])
+@cases("one_entry", [False, True])
 def test_an_imagej_file_byte_by_byte(tmp_path, one_entry):
     planes = levels(6)
     text = (
@@ -122,7 +123,7 @@ def test_an_imagej_file_byte_by_byte(tmp_path, one_entry):
     assert image.pixel_size is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("order", "schema"),
     [("XYZCT", "OME/2016-06"), ("XYCZT", "OME/2013-06"), ("XYTCZ", "OME/2010-06")],
 )
@@ -194,7 +195,7 @@ def image_of(axes, **facts):
     return Micrograph(Path("x.tif"), np.zeros((count, H, W, 1), np.uint8), page_axes=axes, **facts)
 
 
-@pytest.mark.parametrize("axes", [(("Z", 3),), (("T", 3),), (("T", 2), ("Z", 3)), (("I", 4),), (("TZ", 5),)])
+@cases("axes", [(("Z", 3),), (("T", 3),), (("T", 2), ("Z", 3)), (("I", 4),), (("TZ", 5),)])
 def test_results_open_in_imagej_with_their_axes_and_voxels(tmp_path, axes):
     image = image_of(axes, pixel_size=(0.5, 0.25), z_step=2.0, resolution=(72.0, 72.0, "inch"))
     count = image.n_pages
@@ -225,7 +226,7 @@ def test_results_open_in_imagej_with_their_axes_and_voxels(tmp_path, axes):
         assert back.n_pages == count
 
 
-@pytest.mark.parametrize(("axes", "room"), [((("Z", 3), ("T", 2)), None), ((("T", 2), ("Z", 3)), 0)])
+@cases(("axes", "room"), [((("Z", 3), ("T", 2)), None), ((("T", 2), ("Z", 3)), 0)])
 def test_results_that_imagej_cannot_hold_are_ome(tmp_path, monkeypatch, axes, room):
     if room is not None:
         monkeypatch.setattr(outputs, "_IMAGEJ", room)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from tests.segment.text.common import TIMM, VISION, planted, save, stock, with_trunk, write_folder
 from tests.segment.text.test_readouts import small_vit
 from vispe.errors import InputError
@@ -49,7 +50,7 @@ def predicted(made, grey, valid=None):
     return predict_page(grey, valid, made, made.classifier, PostProcessing(), lambda share: None)
 
 
-@pytest.mark.parametrize("size", [(32, 32), (50, 69), (97, 40), (5, 33)])
+@cases("size", [(32, 32), (50, 69), (97, 40), (5, 33)])
 def test_tiles_change_nothing_where_patches_do_not_see_each_other(shallow, size):
     """One block, values as they are, no position: each patch is described by itself alone."""
     made = {
@@ -97,7 +98,7 @@ def test_tiles_are_averaged_under_a_window_patch_by_patch(folder):
     )
 
 
-@pytest.mark.parametrize(("step", "size"), [(8, (50, 69)), (16, (600, 530)), (14, (9, 40))])
+@cases(("step", "size"), [(8, (50, 69)), (16, (600, 530)), (14, (9, 40))])
 def test_pixels_lie_bilinearly_between_patches(step, size):
     rows, columns = (-(-side // step) for side in size)
     offset = ((rows * step - size[0]) // 2, (columns * step - size[1]) // 2)
@@ -141,7 +142,7 @@ def test_pixels_without_data_count_as_black_and_get_no_class(folder):
     np.testing.assert_allclose(found.prob[:, valid].sum(0), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("readout", ["naclip", "sclip"])
+@cases("readout", ["naclip", "sclip"])
 def test_a_turned_page_gives_a_turned_map_through_tiles(tmp_path, readout):
     model = stock(write_folder(tmp_path, {**VISION, "image_size": 32}))
     kernel = model.visual.conv1.weight

@@ -5,6 +5,7 @@ import open_clip
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.segment.text.common import VISION, VOCABULARY, stock, write_folder
 from vispe.errors import InputError, OptionError
 from vispe.segment.text.config import TextClassifier, TextConfig
@@ -35,7 +36,7 @@ def test_a_single_class_is_told_from_a_background():
     assert found.phrases[2] == ("empty resin", "glass")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("texts", "background", "message"),
     [
         ([], None, r"text needs 2 to 255 classes, got 0 \(none\)"),

@@ -9,6 +9,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
+from tests.cases import cases
 from tests.segment.text.common import TIMM, TOWERS, VISION, stock, with_trunk, write_folder
 from vispe.errors import OptionError, UnknownName, UnsupportedCombination, UnsupportedHost
 from vispe.segment.text.readouts import READOUTS, Readout, parse_readout
@@ -95,8 +96,8 @@ def expected(model, image, readout):
     return y.unflatten(0, tuple(grid))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", [*READOUTS, "naclip(sigma=0.7,residual=true)", "sclip(mlp=false)"])
+@cases("kind", KINDS)
+@cases("text", [*READOUTS, "naclip(sigma=0.7,residual=true)", "sclip(mlp=false)"])
 def test_readouts_are_what_plain_loops_give(tmp_path, kind, text):
     vision = {**KINDS[kind], "image_size": 64} if kind == "timm" else KINDS[kind]
     folder = write_folder(tmp_path, vision)
@@ -121,7 +122,7 @@ def small_vit(**options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_vanilla_is_the_tower_itself(tmp_path, kind):
     folder = write_folder(tmp_path, KINDS[kind])
     model, other = stock(folder), stock(folder).visual
@@ -133,8 +134,8 @@ def test_vanilla_is_the_tower_itself(tmp_path, kind):
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("pool", ["token", "avg"])
-@pytest.mark.parametrize("projected", [True, False])
+@cases("pool", ["token", "avg"])
+@cases("projected", [True, False])
 def test_eva_keeps_its_rotation_at_any_grid(tmp_path, pool, projected):
     def made(size):
         torch.manual_seed(1)
@@ -163,7 +164,7 @@ def test_eva_keeps_its_rotation_at_any_grid(tmp_path, pool, projected):
         torch.testing.assert_close(tower(images(*size)), own.head(own.trunk.head(wanted)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("readout", READOUTS)
+@cases("readout", READOUTS)
 def test_an_absolute_table_is_interpolated_for_another_grid(tmp_path, readout):
     tower = tower_of(stock(write_folder(tmp_path / "a", VISION)), readout)
     other = stock(write_folder(tmp_path / "b", {**VISION, "image_size": [56, 32]}))
@@ -176,7 +177,7 @@ def test_an_absolute_table_is_interpolated_for_another_grid(tmp_path, readout):
     )
 
 
-@pytest.mark.parametrize("text", [*READOUTS, "naclip(sigma=2)"])
+@cases("text", [*READOUTS, "naclip(sigma=2)"])
 def test_the_encoding_of_a_tower_stays_in_force(tmp_path, text):
     vision = {**VISION, "image_size": [24, 40]}
     model, other = stock(write_folder(tmp_path, vision)), stock(tmp_path).visual.double()
@@ -210,8 +211,8 @@ def test_a_wide_gaussian_is_none_where_there_is_no_class_token(tmp_path):
     assert (narrow - plain).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("readout", READOUTS)
-@pytest.mark.parametrize("spec", ["none", "alibi2d"])
+@cases("readout", READOUTS)
+@cases("spec", ["none", "alibi2d"])
 def test_a_turned_image_gives_turned_embeddings(tmp_path, readout, spec):
     model = stock(write_folder(tmp_path, {**VISION, "image_size": 40}))
     kernel = model.visual.conv1.weight
@@ -228,7 +229,7 @@ def test_a_turned_image_gives_turned_embeddings(tmp_path, readout, spec):
             torch.testing.assert_close(tower(moved), wanted, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "spec"),
     [
         *[("default", spec) for spec in ("rope_axial", "sincos2d", "irpe", "peg", "gaussian2d", "learned")],
