@@ -28,10 +28,8 @@ posix = pytest.mark.skipif(os.name != "posix", reason="processes are killed and 
 FAST = "--features filters"
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
+def write_inputs():
     """Four images, labels of two of them, a truth of one."""
-    monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
     for seed, name in enumerate("abcd"):
         grey, mask, drawn = scene(seed)
@@ -40,7 +38,24 @@ def data(tmp_path, monkeypatch):
             Image.fromarray(drawn).save(f"{name}_labels.png")
         if name == "b":
             Image.fromarray(mask).save("b_truth.png")
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A current folder with the inputs."""
+    monkeypatch.chdir(tmp_path)
+    write_inputs()
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Contents of the results of a run that was not interrupted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("whole"))
+        write_inputs()
+        assert vispe(f"{WAYS['labels']} -o whole") == 0
+        return contents("whole")
 
 
 def timeless(value):
@@ -162,38 +177,42 @@ def test_training_and_finished_images_are_not_done_again(data, monkeypatch, caps
     assert "add --force to overwrite them" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ("--smooth 2", "post"),
-        ("--seed 3", "seed"),
-        ("--classifier forest", "classifier"),
-        ("--truth-zero ignore", "scoring"),
-        ("--clip 1,99", "reading"),
-        ("--trust", "trust"),
-        ("--classes x,y", "labelling"),
-        ("touch in/d.png", "images"),
-        ("touch a_labels.png", "files"),
-        ("less in/d.png", "images"),
-    ],
-)
-def test_a_run_that_is_asked_for_something_else_is_refused(data, monkeypatch, capsys, change, named):
+CHANGES = {
+    "--smooth 2": "post",
+    "--seed 3": "seed",
+    "--classifier forest": "classifier",
+    "--truth-zero ignore": "scoring",
+    "--clip 1,99": "reading",
+    "--trust": "trust",
+    "--classes x,y": "labelling",
+    "touch in/d.png": "images",
+    "touch a_labels.png": "files",
+    "remove in/d.png": "images",
+}
+
+
+def test_a_run_with_other_arguments_or_files_is_refused(data, monkeypatch, capsys):
     words = f"{WAYS['labels']} -o out"
     stopped(monkeypatch, words, 1)
     before = contents("out")
-    if change.startswith("touch"):
-        os.utime(change.split()[1], ns=(1, 1))
-    elif change.startswith("less"):
-        Path(change.split()[1]).unlink()
-    else:
-        words += f" {change}"
-    assert vispe(words) == 2
-    said = capsys.readouterr().err
-    assert (
-        f"vispe: out contains an unfinished run with other {named}. Repeat that command to resume it, use force"
-        in said
-    )
-    assert contents("out") == before
+    for change, named in CHANGES.items():
+        action, _, path = change.partition(" ")
+        if action == "touch":
+            times = Path(path).stat()
+            os.utime(path, ns=(1, 1))
+        elif action == "remove":
+            Path(path).rename("removed.png")
+        assert vispe(words if path.endswith(".png") else f"{words} {change}") == 2
+        assert (
+            f"vispe: out contains an unfinished run with other {named}. Repeat that command to resume it, use "
+            "force" in capsys.readouterr().err
+        ), change
+        assert contents("out") == before
+        if action == "touch":
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        elif action == "remove":
+            Path("removed.png").rename(path)
+    assert vispe(words) == 0  # nothing else has changed
 
 
 def test_force_removes_temporary_files_of_its_own_images_and_nothing_else(data, monkeypatch, capsys):
@@ -229,43 +248,38 @@ def test_force_keeps_what_was_there_before_the_run_that_did_not_end(data, monkey
     assert not Path("out", NAME).exists()
 
 
-def test_force_does_not_go_on(data, monkeypatch, capsys):
+def test_force_does_not_go_on(data, monkeypatch, capsys, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
     assert vispe(f"{WAYS['labels']} -o out --force") == 0
     assert "resuming" not in capsys.readouterr().err
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
-def test_a_result_that_was_removed_is_made_again(data, monkeypatch):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_a_result_that_was_removed_is_made_again(data, monkeypatch, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 3)
     Path("out/a_prob.tif").unlink()
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
-def test_a_model_that_was_changed_is_trained_again(data, monkeypatch):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_a_model_that_was_changed_is_trained_again(data, monkeypatch, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 1)
     Path("out/model.vispe").write_bytes(b"?")
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
-def test_a_line_that_breaks_off_does_not_count(data, monkeypatch):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_a_line_that_breaks_off_does_not_count(data, monkeypatch, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
     path = Path("out", NAME)
     path.write_bytes(path.read_bytes()[:-9])
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 1)
     assert len(path.read_bytes().splitlines()) == 2 + 2
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
-def test_images_that_failed_are_tried_again(data, monkeypatch, capsys):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, whole):
     original = image_pipeline.read_image
 
     def failing(path, **how):
@@ -277,7 +291,7 @@ def test_images_that_failed_are_tried_again(data, monkeypatch, capsys):
         patched.setattr(image_pipeline, "read_image", failing)
         assert vispe(f"{WAYS['labels']} -o out") == 1
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
 @pytest.mark.parametrize(
@@ -356,7 +370,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 # --- a full disk ---
 
 
-def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys):
+def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys, whole):
     monkeypatch.setattr("vispe.segment.run.disk_space.shutil.disk_usage", lambda _: Usage(9000))
     assert vispe(f"{WAYS['labels']} -o out") == 2
     said = capsys.readouterr().err
@@ -368,8 +382,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypat
     monkeypatch.undo()
     monkeypatch.chdir(data)
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
 class Usage:
@@ -381,8 +394,9 @@ class Usage:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system which file is meant")
 @pytest.mark.parametrize("kind", ["_prob", "_uncertainty", "_overlay", "_seg", "report", NAME])
-def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(data, monkeypatch, capsys, kind):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(
+    data, monkeypatch, capsys, kind, whole
+):
     original, count = os.fsync, [0]
 
     def full(number):
@@ -406,7 +420,7 @@ def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(data, mo
         assert sum(name.startswith(f"{stem}_") for name in names) in (0, 4)
     assert not any(name.startswith("d_") for name in names)
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
 def test_which_errors_say_that_a_disk_is_full(tmp_path):
