@@ -109,16 +109,16 @@ def test_a_converted_file_loads_strictly_and_is_the_same_model(case, tmp_path, c
 
 def test_values_arrive_where_they_belong():
     weights, _, _, _ = CASES["rope-vit"]
-    found = convert_weights(weights).weights
+    actual = convert_weights(weights).weights
     for i in range(3):
-        assert torch.equal(found[f"blocks.{i}.attn.pos_enc.freqs"], weights["freqs"][:, i].reshape(2, 2, 32))
+        assert torch.equal(actual[f"blocks.{i}.attn.pos_enc.freqs"], weights["freqs"][:, i].reshape(2, 2, 32))
     weights, _, _, _ = CASES["dino-saw"]
-    found = convert_weights(weights).weights
+    actual = convert_weights(weights).weights
     for i in range(3):
-        assert torch.equal(found[f"blocks.{i}.attn.pos_enc.slope"], weights[f"blocks.{i}.attn.m"].flatten())
+        assert torch.equal(actual[f"blocks.{i}.attn.pos_enc.slope"], weights[f"blocks.{i}.attn.m"].flatten())
     weights, _, _, _ = CASES["twins"]
-    found = convert_weights(weights).weights
-    assert torch.equal(found["pos_enc.proj.1.weight"], weights["pos_block.1.proj.0.weight"])
+    actual = convert_weights(weights).weights
+    assert torch.equal(actual["pos_enc.proj.1.weight"], weights["pos_block.1.proj.0.weight"])
     assert "pos_block.1.proj.0.weight" in weights, "what was given stays as it is"
 
 
@@ -224,7 +224,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     assert not target.exists()
 
 
-def test_the_place_of_the_state_dict(tmp_path, capsys):
+def test_the_position_of_the_state_dict(tmp_path, capsys):
     torch.save({"ema": dino_saw(), "model": stock()}, tmp_path / "a.pth")
     words = [tmp_path / "a.pth", tmp_path / "b.pt"]
     assert "not those of a supported released checkpoint" in failed(capsys, *words)
@@ -318,12 +318,14 @@ def test_convit_is_the_same_model(qkv_bias, pool):
     torch.testing.assert_close(fused.forward_features(x), theirs.forward_features(x), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(fused(x), theirs(x), rtol=1e-10, atol=1e-10)
     assert torch.equal(fused(x), direct(x))
-    ours, wanted = (torch.autograd.grad(m.forward_features(x).square().sum(), x)[0] for m in (fused, theirs))
-    torch.testing.assert_close(ours, wanted, rtol=1e-8, atol=1e-10)
-    kept = zip(
+    ours, expected = (
+        torch.autograd.grad(m.forward_features(x).square().sum(), x)[0] for m in (fused, theirs)
+    )
+    torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10)
+    stored = zip(
         fused.forward_intermediates(x, norm=True)[1],
         theirs.forward_intermediates(x, norm=True)[1],
         strict=True,
     )
-    for mine, other in kept:
+    for mine, other in stored:
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)

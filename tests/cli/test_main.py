@@ -51,7 +51,7 @@ def toy(
     Examples:
         vispe toy a.png -o out
     """
-    given = {k: v for k, v in locals().items() if v != inspect.signature(toy).parameters[k].default}
+    passed = {k: v for k, v in locals().items() if v != inspect.signature(toy).parameters[k].default}
     if labels == "raise":
         raise InputError("toy needs labels=other, got labels=raise; choose another.")
     if labels == "parameters":
@@ -68,7 +68,7 @@ def toy(
         import a_package_that_does_not_exist  # noqa: F401
     if labels == "warn":
         warnings.warn("a thing was\nnoticed", stacklevel=1)
-    sys.stdout.write(json.dumps(given) + "\n")
+    sys.stdout.write(json.dumps(passed) + "\n")
     return 7 if labels == "seven" else None
 
 
@@ -81,7 +81,7 @@ def _toy_command(monkeypatch):
     monkeypatch.setitem(COMMANDS, "toy", "Do what a test wants, 100 % of it.")
 
 
-def given(capsys, *words):
+def passed(capsys, *words):
     assert main(["toy", *words]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -121,11 +121,11 @@ def failed(capsys, *words, code=2):
     ],
 )
 def test_words_become_arguments(capsys, words, expected):
-    assert given(capsys, *words.split()) == expected
+    assert passed(capsys, *words.split()) == expected
 
 
 def test_values_with_spaces_and_commas_stay_whole(capsys):
-    assert given(capsys, "my image, 1.png", "-o", "a folder") == {
+    assert passed(capsys, "my image, 1.png", "-o", "a folder") == {
         "images": ["my image, 1.png"],
         "out": "a folder",
     }
@@ -141,8 +141,8 @@ def test_config_file_gives_options_and_later_words_win(capsys, tmp_path):
         "class_names": ["x", "y"],
         "filters": False,
     }
-    assert given(capsys, "--config", str(path)) == expected
-    changed = given(capsys, "--config", str(path), "b.png", "--filters", "--scales", "4")
+    assert passed(capsys, "--config", str(path)) == expected
+    changed = passed(capsys, "--config", str(path), "b.png", "--filters", "--scales", "4")
     del expected["filters"]
     assert changed == expected | {"images": ["b.png"], "scales": [4]}
 
@@ -151,7 +151,7 @@ def test_printed_config_can_be_read_again(capsys, tmp_path):
     assert main(["toy", "a.png", "-o", "out", "--scales", "1,2", "--print_config"]) == 0
     path = tmp_path / "c.yaml"
     path.write_text(capsys.readouterr().out)
-    assert given(capsys, "--config", str(path)) == {"images": ["a.png"], "out": "out", "scales": [1, 2]}
+    assert passed(capsys, "--config", str(path)) == {"images": ["a.png"], "out": "out", "scales": [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_info_of_a_preset_that_does_not_exist_is_refused(capsys):
     assert "alibi2d.geometrc" in failed(capsys, "info", "alibi2d.geometrc")
 
 
-def test_plot_writes_a_picture_once(capsys, tmp_path):
+def test_plot_does_not_overwrite_its_figure(capsys, tmp_path):
     path = tmp_path / "bias.png"
     words = ["plot", "alibi2d.geometric", "--grid", "5x7", "--query", "1,2", "-o", str(path)]
     assert main(words) == 0

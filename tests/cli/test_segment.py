@@ -81,8 +81,8 @@ def test_results_are_not_overwritten_without_force(folder, capsys):
 def test_options_of_tokens_by_command(folder, capsys):
     words = "segment a.png --labels drawn.png --model test_vit --weights random -o out --json"
     assert vispe(f"{words} --token-stride 8 --token-shifts 2 --layers 1,-1") == 0
-    found = json.loads(capsys.readouterr().out)["features"]
-    assert (found["token_stride"], found["token_shifts"], found["layers"]) == (8, 2, [1, -1])
+    actual = json.loads(capsys.readouterr().out)["features"]
+    assert (actual["token_stride"], actual["token_shifts"], actual["layers"]) == (8, 2, [1, -1])
     assert vispe(f"{words} --layers -2,-1 --force") == 0
     assert json.loads(capsys.readouterr().out)["features"]["layers"] == [-2, -1]
     for options, sentence in (

@@ -62,22 +62,22 @@ def test_a_tag_means_what_pillow_makes_of_it(tag):
 def test_images_are_read_in_both_frames_with_a_note(tmp_path, name, tag):
     path = save(tmp_path / name, image(), tag)
     for how, expected in (("stored", image()), ("tag", oriented(image()[None], tag)[0])):
-        found = read_image(path, orientation=how)
-        near = np.abs(found.pages[0, ..., 0].astype(int) - expected)
+        actual = read_image(path, orientation=how)
+        near = np.abs(actual.pages[0, ..., 0].astype(int) - expected)
         assert near.max() <= 3, how
-        assert found.frame == Frame(tag, how == "tag")
-        assert f"has the orientation tag {tag} " in " ".join(found.notes)
-        assert stored_shape(path, orientation=how) == found.pages.shape[:3]
+        assert actual.frame == Frame(tag, how == "tag")
+        assert f"has the orientation tag {tag} " in " ".join(actual.notes)
+        assert stored_shape(path, orientation=how) == actual.pages.shape[:3]
     assert stored_tag(path) == tag
 
 
 def test_tags_without_a_meaning_change_nothing(tmp_path):
     for tag in (0, 1, 9, 77):
         path = save(tmp_path / f"{tag}.tif", image(), tag)
-        found = read_image(path)
-        np.testing.assert_array_equal(found.pages[0, ..., 0], image())
-        assert found.frame == Frame(1, True)
-        assert "orientation tag" not in " ".join(found.notes)
+        actual = read_image(path)
+        np.testing.assert_array_equal(actual.pages[0, ..., 0], image())
+        assert actual.frame == Frame(1, True)
+        assert "orientation tag" not in " ".join(actual.notes)
     with pytest.raises(OptionError, match=r"orientation must be one of stored, tag, got 'stord'.*'stored'"):
         read_image(path, orientation="stord")
 
@@ -153,8 +153,8 @@ def test_coco_of_the_other_size_is_rotated(tmp_path, tag, runs):
     }
     (tmp_path / "c.json").write_text(json.dumps(content))
     for frame in (Frame(tag, False), Frame(tag, True)):
-        found = read_labels(tmp_path / "c.json", shape_in(frame), frame=frame)
-        np.testing.assert_array_equal(found.values, expected_in(frame))
+        actual = read_labels(tmp_path / "c.json", shape_in(frame), frame=frame)
+        np.testing.assert_array_equal(actual.values, expected_in(frame))
 
 
 @cases("after", [False, True])

@@ -1,4 +1,4 @@
-"""Files appear complete or not at all, and pictures show what they should."""
+"""Files appear complete or not at all, and images show what they should."""
 
 import contextlib
 import csv
@@ -73,7 +73,7 @@ def test_atomic_path_renames_on_success_and_cleans_up_on_failure(tmp_path):
     assert left_over(target.parent) == ["a.txt"]
 
 
-def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
     target = tmp_path / "a.txt"
     with pytest.raises(InputError, match=r"a.txt exists; add --force"):
         write_half(target, None, meanwhile="theirs")
@@ -285,7 +285,7 @@ def test_write_csv(tmp_path):
         write_csv(tmp_path / "s.csv", [])
 
 
-# --- pictures ---
+# --- images ---
 
 
 def test_palette():
@@ -325,8 +325,8 @@ def test_overlay_enlarges_small_images_by_whole_factors():
     expected = np.rint(image * 255).astype(np.uint8).repeat(5, 0).repeat(5, 1)
     top = np.argmax((out != 255).any((1, 2)))
     left = np.argmax((out != 255).any((0, 2)))
-    found = out[top : top + 500, left : left + 305, 0]
-    np.testing.assert_allclose(found.astype(int), expected, atol=1)
+    actual = out[top : top + 500, left : left + 305, 0]
+    np.testing.assert_allclose(actual.astype(int), expected, atol=1)
 
 
 @partly(2)
@@ -340,7 +340,7 @@ def test_overlay_of_any_shape_and_number_of_classes(shape, k):
     assert max(out.shape) < 4000
 
 
-def test_overlay_uses_given_colours_and_title():
+def test_overlay_uses_the_colours_and_the_title():
     image, labels = np.zeros((500, 500)), np.ones((500, 500), np.uint8)
     plain = overlay(image, labels, ["m"])
     red = overlay(image, labels, ["m"], colors=[(255, 0, 0)], alpha=1)

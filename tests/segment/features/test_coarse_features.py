@@ -26,8 +26,8 @@ CASES = [(2, (0, 0), (6, 10)), (7, (3, 2), (15, 29)), (16, (5, 8), (43, 71))]
 @cases(("stride", "offset", "frame"), CASES)
 def test_planes_are_bilinear(stride, offset, frame):
     maps = Maps(stride, offset, frame)
-    found = maps.planes(0)
-    assert found.shape == (4, *frame)
+    actual = maps.planes(0)
+    assert actual.shape == (4, *frame)
     for y, x in np.ndindex(*frame):
         cell = [(p + o + 0.5) / stride - 0.5 for p, o in zip((y, x), offset, strict=True)]
         total = np.zeros(4)
@@ -35,7 +35,7 @@ def test_planes_are_bilinear(stride, offset, frame):
             for column in range(5):
                 near = np.clip(cell, 0, (2, 4)) - (row, column)
                 total += np.prod(np.clip(1 - np.abs(near), 0, None)) * maps.values[:, row, column].numpy()
-        np.testing.assert_allclose(found[:, y, x], total, atol=1e-5)
+        np.testing.assert_allclose(actual[:, y, x], total, atol=1e-5)
 
 
 @cases(("stride", "offset", "frame"), CASES)
@@ -45,8 +45,8 @@ def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame)
     y, x = np.nonzero(np.random.default_rng(0).random(frame) < 0.5)
     np.testing.assert_allclose(maps.at(0, y, x), planes[:, y, x].T, atol=1e-6)
     weight, mean = torch.randn(3, 4), torch.randn(4)
-    wanted = torch.einsum("kf,fyx->kyx", weight, torch.from_numpy(planes) - mean[:, None, None])
-    torch.testing.assert_close(maps.project(0, weight, mean), wanted, atol=1e-5, rtol=1e-5)
+    expected = torch.einsum("kf,fyx->kyx", weight, torch.from_numpy(planes) - mean[:, None, None])
+    torch.testing.assert_close(maps.project(0, weight, mean), expected, atol=1e-5, rtol=1e-5)
 
 
 @cases("room", ["memory", "file", "none"])
@@ -58,11 +58,11 @@ def test_a_shelf_hands_out_once_what_it_keeps(room, monkeypatch):
         shelf.put(bytes([number]), value)
         shelf.put(bytes([number]), value + 1)  # the first one stays
     for number in (2, 0, 3, 1):
-        found = shelf.take(bytes([number]))
+        actual = shelf.take(bytes([number]))
         if room == "none" and number:
-            assert found is None
+            assert actual is None
         else:
-            assert torch.equal(found, values[number])
+            assert torch.equal(actual, values[number])
         assert shelf.take(bytes([number])) is None
     shelf.put(b"again", values[1])
     assert (shelf.take(b"again") is None) == (room == "none")

@@ -76,16 +76,16 @@ def plain(tmp_path_factory):
 def changed(path, data, *, card=None, compression=zipfile.ZIP_STORED, **members):
     """Write a model file with other members or entries of the card, with right checksums."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        found = {name: archive.read(name) for name in archive.namelist()}
-    found |= {
+        actual = {name: archive.read(name) for name in archive.namelist()}
+    actual |= {
         {"estimator": "estimator.skops", "tensors": "tensors.safetensors"}[k]: v for k, v in members.items()
     }
-    head = json.loads(found.pop("card.json"))
-    head["sha256"] = {name: hashlib.sha256(part).hexdigest() for name, part in found.items()}
+    head = json.loads(actual.pop("card.json"))
+    head["sha256"] = {name: hashlib.sha256(part).hexdigest() for name, part in actual.items()}
     head |= card or {}
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("card.json", head if isinstance(head, bytes) else json.dumps(head))
-        for name, part in found.items():
+        for name, part in actual.items():
             archive.writestr(name, part)
     return path
 
@@ -103,11 +103,11 @@ def refused(path, pattern):
 @cases("kind", KINDS)
 def test_honest_models_pass_every_check(tmp_path, plain, kind):
     (tmp_path / "m.vispe").write_bytes(plain[kind])
-    found = load_model(tmp_path / "m.vispe").classifier.probabilities(X)
-    np.testing.assert_allclose(found, fitted(kind).probabilities(X), atol=1e-6)
+    actual = load_model(tmp_path / "m.vispe").classifier.probabilities(X)
+    np.testing.assert_allclose(actual, fitted(kind).probabilities(X), atol=1e-6)
 
 
-def test_few_types_are_trusted_beside_those_of_skops():
+def test_few_types_are_trusted_in_addition_to_those_of_skops():
     assert sorted(TRUSTED) == [
         "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
         "sklearn.tree._tree.Tree",
@@ -201,8 +201,8 @@ def test_types_and_functions_of_elsewhere_are_refused(tmp_path, plain, name, mon
     def never(*_, **__):
         raise AssertionError("something was executed")
 
-    for place in ("os.system", "subprocess.Popen.__init__", "builtins.eval", "builtins.exec"):
-        monkeypatch.setattr(place, never)
+    for position in ("os.system", "subprocess.Popen.__init__", "builtins.eval", "builtins.exec"):
+        monkeypatch.setattr(position, never)
     schema, parts = schema_of(estimator_of(plain["forest"]))
     for root in (True, False):
         strange = {"__id__": 987654321, **CALLS[name]}
@@ -460,8 +460,8 @@ def test_weights_that_a_model_names_are_read_as_numbers_only(tmp_path, plain, mo
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
     sentinel = tmp_path / "ran"
-    for place in (tmp_path / "evil.pth", Path("evil.pth")):
-        place.write_bytes(pickle.dumps(Payload(sentinel), protocol=2))
+    for position in (tmp_path / "evil.pth", Path("evil.pth")):
+        position.write_bytes(pickle.dumps(Payload(sentinel), protocol=2))
     for model in ("test_vit", "vispe_micro"):
         features = {"kind": "both", "sigmas": [1.0], "model": model, "weights": weights}
         path = changed(Path("m.vispe"), plain["logistic"], card={"features": features})
@@ -496,12 +496,12 @@ def damage(folder, data, seed, count):
     for what, broken in corpus.damaged(data, count, seed):
         path.write_bytes(broken)
         try:
-            found = load_model(path)
+            actual = load_model(path)
         except VispeError:
             continue
         path.write_bytes(data)
         expected = load_model(path).classifier.probabilities(X[:9])
-        np.testing.assert_allclose(found.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=what)
+        np.testing.assert_allclose(actual.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=what)
 
 
 # --- untrusted cards, once more: lengths, foreign members, downloads ---
@@ -586,12 +586,12 @@ def test_what_is_written_can_be_read(tmp_path):
 
 @cases("name", ["vit_tiny_patch16_224", "hf-hub:somebody/something"])
 def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch, capsys, name):
-    asked = []
+    requested = []
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
-        "vispe.backbones.hub.unreachable", lambda address: asked.append(address) or "nobody answers"
+        "vispe.backbones.hub.unreachable", lambda address: requested.append(address) or "nobody answers"
     )
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     with zipfile.ZipFile(io.BytesIO(plain["logistic"])) as archive:
@@ -604,8 +604,8 @@ def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch,
     said = capsys.readouterr().err
     assert f"the pretrained weights of {name} are not on this disk" in said
     assert "allow_download" in said
-    assert asked == []
+    assert requested == []
     assert not (tmp_path / "out").exists()
     assert main([*words, "--allow-download"]) == 2
     assert "nobody answers" in capsys.readouterr().err
-    assert len(asked) == 1
+    assert len(requested) == 1

@@ -22,21 +22,21 @@ from vispe.images.read import read_image
 GOOD = {f.name: f for f in corpus.good()}
 PHOTOGRAPHS = {f.name: f for f in corpus.photographs()}
 COUNT = 9
-CHECKED = [n for n in GOOD if n.endswith(".png")]  # formats with a checksum over every byte of the picture
+CHECKED = [n for n in GOOD if n.endswith(".png")]  # formats with a checksum over every byte of the image
 
 
 def outcome(path, data, pixels):
     """'refused', 'same' or 'changed', and the notes."""
     path.write_bytes(data)
     try:
-        found = read_image(path)
+        actual = read_image(path)
     except VispeError as error:
         text = str(error)
         assert path.name in text
         assert text.endswith((".", "imagecodecs"))
         return "refused", (text,)
-    same = found.pages.shape == pixels.shape and np.array_equal(found.pages, pixels)
-    return "same" if same else "changed", found.notes
+    same = actual.pages.shape == pixels.shape and np.array_equal(actual.pages, pixels)
+    return "same" if same else "changed", actual.notes
 
 
 @cases("name", [*GOOD, *PHOTOGRAPHS])
@@ -44,20 +44,20 @@ def test_good_files_are_read_as_other_readers_read_them(tmp_path, name):
     file = (GOOD | PHOTOGRAPHS)[name]
     path = tmp_path / name
     path.write_bytes(file.data)
-    found = read_image(path)
-    assert found.pages.dtype == file.pixels.dtype
-    np.testing.assert_array_equal(found.pages, file.pixels)
-    assert not [n for n in found.notes if "damaged" in n or "truncated" in n]
+    actual = read_image(path)
+    assert actual.pages.dtype == file.pixels.dtype
+    np.testing.assert_array_equal(actual.pages, file.pixels)
+    assert not [n for n in actual.notes if "damaged" in n or "truncated" in n]
     if "palette" in name or "alpha" in name or "bits" in name:
         return  # read as colours, without alpha, and as 0 and 255: corpus.py says so
     other = tifffile.imread(path) if name.endswith("tif") else skimage.io.imread(path)
     if name == "planar.tif":
         other = np.moveaxis(other, 0, -1)
-    np.testing.assert_array_equal(found.pages.squeeze(), other.squeeze())
+    np.testing.assert_array_equal(actual.pages.squeeze(), other.squeeze())
 
 
 @cases("name", GOOD)
-def test_damage_is_refused_or_said_where_it_can_be_seen(tmp_path, name):
+def test_visible_damage_is_refused_or_reported(tmp_path, name):
     file = GOOD[name]
     for what, data in corpus.damaged(file.data, COUNT, seed=len(name)):
         kind, notes = outcome(tmp_path / name, data, file.pixels)
@@ -134,7 +134,7 @@ def test_the_length_of_the_pixels_of_a_png_is_known(tmp_path, h, w, bits, colour
     assert read_image(path).shape == (h, w)  # Pillow wants as many bytes, or says that it is cut short
 
 
-def test_damage_outside_the_picture_is_a_note(tmp_path):
+def test_damage_outside_the_pixels_is_a_note(tmp_path):
     g = corpus.grey()
     rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in g))
     extra = bytearray(corpus.chunk(b"vpAg", b"12345678"))
@@ -144,9 +144,9 @@ def test_damage_outside_the_picture_is_a_note(tmp_path):
     kind, notes = outcome(path, path.read_bytes(), g[None, ..., None])
     assert kind == "refused" or any("vpAg does not match its checksum" in n for n in notes)
     path.write_bytes(corpus.png(corpus.W, corpus.H, 8, 0, rows)[:-12])
-    found = read_image(path)
-    np.testing.assert_array_equal(found.pages[0, ..., 0], g)
-    assert any("truncated" in n for n in found.notes)
+    actual = read_image(path)
+    np.testing.assert_array_equal(actual.pages[0, ..., 0], g)
+    assert any("truncated" in n for n in actual.notes)
 
 
 def test_compressed_pixels_of_a_tiff_file_have_a_checksum(tmp_path):
@@ -160,7 +160,7 @@ def test_compressed_pixels_of_a_tiff_file_have_a_checksum(tmp_path):
 
 
 @cases(("name", "data"), [*corpus.foreign()], ids=lambda v: v if isinstance(v, str) else "")
-def test_what_is_no_picture_is_refused(tmp_path, name, data):
+def test_files_that_are_not_images_are_refused(tmp_path, name, data):
     assert outcome(tmp_path / name, data, np.zeros(0))[0] == "refused"
 
 
@@ -227,9 +227,9 @@ def test_any_tiff_comes_back_bit_for_bit(
             metadata=None,
             **layout,
         )
-    found = read_image(path)
-    assert found.pages.dtype == a.dtype
-    np.testing.assert_array_equal(found.pages.reshape(shape), a)
+    actual = read_image(path)
+    assert actual.pages.dtype == a.dtype
+    np.testing.assert_array_equal(actual.pages.reshape(shape), a)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -248,16 +248,16 @@ def test_any_png_or_bmp_of_pillow_comes_back(tmp_path, shape, mode, orientation,
     image = image.convert("1") if mode == "1" else image.quantize(5) if mode == "P" else image
     if mode == "CMYK":
         image.save(tmp_path / "a.jpg")
-        found = read_image(tmp_path / "a.jpg")
+        actual = read_image(tmp_path / "a.jpg")
         np.testing.assert_array_equal(
-            found.pages[0], np.asarray(Image.open(tmp_path / "a.jpg").convert("RGB"))
+            actual.pages[0], np.asarray(Image.open(tmp_path / "a.jpg").convert("RGB"))
         )
-        assert "CMYK colours were converted to RGB." in found.notes
+        assert "CMYK colours were converted to RGB." in actual.notes
         return
     exif = Image.Exif()
     exif[274] = orientation
     image.save(tmp_path / "a.png", exif=exif)
-    found = read_image(tmp_path / "a.png").pages[0]
+    actual = read_image(tmp_path / "a.png").pages[0]
     with Image.open(tmp_path / "a.png") as stored:
         from PIL import ImageOps
 
@@ -268,9 +268,9 @@ def test_any_png_or_bmp_of_pillow_comes_back(tmp_path, shape, mode, orientation,
         expected = expected[..., :-1]
     if mode == "1":
         expected = expected * np.uint8(255)
-    if mode == "P" and found.shape[-1] == 1:
+    if mode == "P" and actual.shape[-1] == 1:
         expected = expected[..., :1]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @cases("values", [(-1e308, 1.7e308), (-3e38, 3e38)])
@@ -289,7 +289,7 @@ def test_spans_that_no_float_holds_are_refused_and_others_scaled(tmp_path, value
 
 
 @cases("value", [np.nan, np.inf, -np.inf])
-def test_pictures_of_no_data_are_refused(tmp_path, value):
+def test_images_without_data_are_refused(tmp_path, value):
     tifffile.imwrite(tmp_path / "a.tif", np.full((5, 7), value, np.float32))
     with pytest.raises(InputError, match=r"holds no data: all 35 pixels"):
         read_image(tmp_path / "a.tif")

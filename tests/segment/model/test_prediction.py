@@ -22,12 +22,12 @@ def scene(height=75, width=101, channels=1, holes=False):
 
 def fitted(features, page, valid, kind="logistic", classes=3):
     drawn = (np.random.default_rng(0).random(valid.shape) < 0.1) & valid
-    found = features.prepare(page, valid).gather(drawn)
+    actual = features.prepare(page, valid).gather(drawn)
     grey = page[drawn].mean(-1)
     if kind == "kmeans":
-        return PixelClusters(classes).fit(found, grey)
+        return PixelClusters(classes).fit(actual, grey)
     levels = np.quantile(grey, np.linspace(0, 1, classes + 1)[1:-1])
-    return PixelClassifier(kind, classes).fit(found, 1 + np.searchsorted(levels, grey))
+    return PixelClassifier(kind, classes).fit(actual, 1 + np.searchsorted(levels, grey))
 
 
 def predict(features, page, valid, classifier, post=None):
@@ -42,14 +42,14 @@ def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, chann
     features = Features(FeatureConfig(tile=40))
     classifier = fitted(features, page, valid, kind, classes)
     plain = PostProcessing() if kind == "kmeans" else PostProcessing(prior="uniform")
-    found = predict(features, page, valid, classifier, plain)
+    actual = predict(features, page, valid, classifier, plain)
     pixels = features.prepare(page, valid).gather(valid)
-    np.testing.assert_allclose(found.prob[:, valid].T, classifier.probabilities(pixels), atol=2e-6)
-    assert (found.prob[:, ~valid] == 0).all()
-    assert (found.labels[~valid] == 0).all()
-    assert np.isnan(found.uncertainty[~valid]).all()
-    np.testing.assert_array_equal(found.labels[valid], found.prob.argmax(0)[valid] + 1)
-    assert found.overlap == found.disagreeing == 0
+    np.testing.assert_allclose(actual.prob[:, valid].T, classifier.probabilities(pixels), atol=2e-6)
+    assert (actual.prob[:, ~valid] == 0).all()
+    assert (actual.labels[~valid] == 0).all()
+    assert np.isnan(actual.uncertainty[~valid]).all()
+    np.testing.assert_array_equal(actual.labels[valid], actual.prob.argmax(0)[valid] + 1)
+    assert actual.overlap == actual.disagreeing == 0
 
 
 def test_threads_do_not_change_a_bit():
@@ -82,8 +82,8 @@ def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
     prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
     whole = most_probable(prob, valid)
     monkeypatch.setattr("vispe.segment.model.prediction._PIXELS", 7)
-    for found, wanted in zip(most_probable(prob, valid), whole, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for actual, expected in zip(most_probable(prob, valid), whole, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @cases("holes", [False, True])

@@ -41,8 +41,8 @@ def test_the_table_and_the_map_do_not_depend_on_blocks(shape, volumes, touching)
     ):
         expected, known = find(labels, prob, grey, NAMES, options, volumes=volumes, spacing=spacing)
         for side in (7, 16, 100):
-            found, objects = in_blocks(labels, prob, grey, side, options, volumes=volumes, spacing=spacing)
-            assert np.array_equal(found, expected)
+            actual, objects = in_blocks(labels, prob, grey, side, options, volumes=volumes, spacing=spacing)
+            assert np.array_equal(actual, expected)
             assert objects.rows == known.rows
             assert (objects.small, objects.border) == (known.small, known.border)
             assert objects.in_frame == known.in_frame

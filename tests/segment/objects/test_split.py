@@ -13,8 +13,8 @@ RNG = np.random.default_rng(5)
 def discs(shape, centres, radii):
     """A map of discs that may overlap."""
     y, x = np.indices(shape)
-    found = [(y - cy) ** 2 + (x - cx) ** 2 <= r * r for (cy, cx), r in zip(centres, radii, strict=True)]
-    return np.any(found, 0)
+    actual = [(y - cy) ** 2 + (x - cx) ** 2 <= r * r for (cy, cx), r in zip(centres, radii, strict=True)]
+    return np.any(actual, 0)
 
 
 @cases("distance", [29, 32, 34])

@@ -67,9 +67,9 @@ def test_the_peak_stays_below_the_memory(tmp_path, features, limit, side):
     if features == "filters":
         assert side * side * 8 >= 10 * limit * 2**20
     words = [str(tmp_path / name) for name in ("out/model.vispe", "small.zarr", "large.zarr", "results")]
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words, f"{limit} MiB"], check=True, capture_output=True, text=True
     )
-    told = json.loads(found.stdout)
-    assert told["record"]["height"] == side
-    assert told["after"] - told["before"] <= limit * 2**20, told
+    messages = json.loads(actual.stdout)
+    assert messages["record"]["height"] == side
+    assert messages["after"] - messages["before"] <= limit * 2**20, messages

@@ -1,4 +1,4 @@
-"""Inputs that are not what they seem: companions of images, truth, painted pictures, files of other programs."""
+"""Inputs that are not what they seem: companions of images, truth, painted images, files of other programs."""
 
 import json
 from itertools import product
@@ -50,7 +50,7 @@ def segmented(folder="out"):
 
 
 def test_names_that_belong_to_another():
-    found = [
+    actual = [
         "a",
         "a_labels",
         "A_seg",
@@ -62,7 +62,7 @@ def test_names_that_belong_to_another():
         "b.truth",
         "a_segment",
     ]
-    assert companions(found) == {"a_labels", "b-mask", "a_labels_overlay", "b.truth"}
+    assert companions(actual) == {"a_labels", "b-mask", "a_labels_overlay", "b.truth"}
 
 
 IMAGES = ("data", "data/*.png", "data/a.png data/b.png", "data/a.png data")
@@ -73,7 +73,7 @@ LABELS = ("data/*_labels.png", "data/a_labels.png,data/b_labels.png", "data")
     ("images", "labels"),
     slow_except(list(product(IMAGES, LABELS)), [(image, LABELS[k % 3]) for k, image in enumerate(IMAGES)]),
 )
-def test_labels_beside_the_images_are_no_images(data, capsys, images, labels):
+def test_labels_next_to_the_images_are_not_images(data, capsys, images, labels):
     (data / "data" / "a_mask.png").unlink()
     assert vispe(f"segment {images} --labels {labels} {FAST} -o out") == 0
     assert segmented() == ["a.png", "b.png"]
@@ -187,11 +187,11 @@ def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
 
 
 @cases("colour", [False, True])
-def test_labels_painted_on_a_copy_of_the_picture(tmp_path, colour):
+def test_labels_painted_on_a_copy_of_the_image(tmp_path, colour):
     grey, _, drawn = scene()
-    picture = np.stack([grey] * 3, -1) if colour else grey
-    picture[drawn > 0] = (255, 0, 0) if colour else 255
-    save(tmp_path / "a.png", picture)
+    image = np.stack([grey] * 3, -1) if colour else grey
+    image[drawn > 0] = (255, 0, 0) if colour else 255
+    save(tmp_path / "a.png", image)
     with pytest.raises(
         InputError, match=r"probably a copy of the image .* on an empty layer \(black or transp"
     ):

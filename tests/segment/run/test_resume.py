@@ -68,18 +68,18 @@ def timeless(value):
 
 def contents(folder):
     """Every file of a folder, hidden ones too: its bytes, or what counts of a report."""
-    found = {}
+    actual = {}
     for path in sorted(Path(folder).rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "report.json":
             text = path.read_text(encoding="utf-8").replace(f'"{folder}/', '"OUT/')
-            found[name] = timeless(json.loads(text))
+            actual[name] = timeless(json.loads(text))
         elif path.name == "report.csv":
             rows = list(csv.DictReader(io.StringIO(path.read_text())))
-            found[name] = [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+            actual[name] = [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
         else:
-            found[name] = path.read_bytes() if path.is_file() else None
-    return found
+            actual[name] = path.read_bytes() if path.is_file() else None
+    return actual
 
 
 def killed(jobs):
@@ -129,9 +129,9 @@ def test_every_moment_of_a_small_run(data):
     words = f"segment in/a.png in/b.png --labels a_labels.png {FAST}"
     moments = (*range(1, 40, 3), 38, 41, 44)
     killed([([], f"{words} -o whole"), *(([moment], f"{words} -o parts{moment}") for moment in moments)])
-    wanted = contents("whole")
+    expected = contents("whole")
     for moment in moments:
-        assert contents(f"parts{moment}") == wanted, moment
+        assert contents(f"parts{moment}") == expected, moment
 
 
 class Stop(BaseException):
@@ -161,15 +161,15 @@ def test_training_and_finished_images_are_not_done_again(data, monkeypatch, caps
     assert not Path("out", LOCK).exists()
     before = {path: path.stat().st_mtime_ns for path in Path("out").iterdir() if "report" not in path.name}
     monkeypatch.setattr("vispe.segment.pipeline.train", None)
-    seen = []
+    recorded = []
     original = batch_run.Batch._segment
     monkeypatch.setattr(
         batch_run.Batch,
         "_segment",
-        lambda run, image, by: seen.append(image.path.name) or original(run, image, by),
+        lambda run, image, by: recorded.append(image.path.name) or original(run, image, by),
     )
     assert vispe(words) == 0
-    assert seen == ["c.png", "d.png"]
+    assert recorded == ["c.png", "d.png"]
     assert len(capsys.readouterr().out.splitlines()) == 2 + 4  # two before, then all
     assert all(path.stat().st_mtime_ns == when for path, when in before.items() if path.name != NAME)
     assert not Path("out", NAME).exists()
@@ -330,7 +330,7 @@ def test_a_folder_that_is_being_written_is_refused(data, capsys):
 
 @pytest.mark.slow
 @posix
-def test_of_two_processes_one_wins(data):
+def test_of_two_simultaneous_processes_one_is_refused(data):
     words = [sys.executable, "-m", "vispe", *f"{WAYS['micro']} -o out --force".split()]
     env = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[3])}
     both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
@@ -444,8 +444,8 @@ def test_which_errors_say_that_a_disk_is_full(tmp_path):
 
 
 def test_the_record_of_a_run(tmp_path):
-    asked = resume.to_json({"a": (1, 2), "b": Path("x"), "w": ProgressCallbacks is ProgressCallbacks})
-    state = Journal(tmp_path, asked, False)
+    requested = resume.to_json({"a": (1, 2), "b": Path("x"), "w": ProgressCallbacks is ProgressCallbacks})
+    state = Journal(tmp_path, requested, False)
     assert (state.resumes, state.empty, state.model) == (False, True, None)
     state.start([tmp_path / "a_seg.png"])
     state.trained("abc", ["n"])
@@ -453,10 +453,10 @@ def test_the_record_of_a_run(tmp_path):
     state.finished(
         Path("a.png"), {"x": np.float32(0.1), "files": {"labels": "elsewhere/a_seg.png"}}, ["n", "m"]
     )
-    again = Journal(tmp_path, asked, False)
+    again = Journal(tmp_path, requested, False)
     assert (again.resumes, again.model, again.notes) == (True, "abc", ["n", "m"])
-    wanted = {"x": float(np.float32(0.1)), "files": {"labels": str(tmp_path / "a_seg.png")}}
-    assert again.record(Path("a.png")) == wanted
+    expected = {"x": float(np.float32(0.1)), "files": {"labels": str(tmp_path / "a_seg.png")}}
+    assert again.record(Path("a.png")) == expected
     (tmp_path / "a_seg.png").unlink()
     assert again.record(Path("a.png")) is None
     assert again.record(Path("b.png")) is None
