@@ -10,7 +10,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from tests.cases import cases
+from tests.products import slow_except
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images.textures import random_field
@@ -111,7 +111,7 @@ def test_strange_pages_of_a_stack_are_named(tmp_path, trained, fields):
     assert np.asarray(Image.open(tmp_path / "out" / "s_domain.png")).shape == (256, 256)
 
 
-@cases("kind", ["forest", "kmeans"])
+@pytest.mark.parametrize("kind", slow_except(["forest", "kmeans"], ["kmeans"]))
 def test_every_kind_of_classifier_compares(tmp_path, kind, fields):
     grey, classes = fields[0][0], fields[1][0]
     Image.fromarray(grey).save(tmp_path / "a.png")
