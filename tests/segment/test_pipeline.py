@@ -344,9 +344,8 @@ def test_a_killed_run_leaves_complete_images(tmp_path):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared micrographs are not on this machine")
-@pytest.mark.parametrize(
-    ("kind", "reference"), [("logistic", 0.850), pytest.param("forest", 0.852, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "reference"), [("logistic", 0.850), ("forest", 0.852)])
 def test_stained_nuclei_are_segmented_as_well_as_by_the_reference(tmp_path, kind, reference):
     root = SHARED / "nuclei_histology_dsb2018"
     actual = []
