@@ -8,6 +8,7 @@ from PIL import Image
 
 import vispe.segment.classify.class_prior as prior_module
 from tests.cases import cases
+from tests.products import slow_except
 from tests.segment.model.test_prediction import fitted, predict, scene
 from vispe.errors import OptionError
 from vispe.segment import pipeline
@@ -184,7 +185,7 @@ def test_calibration_leaves_strokes_out_and_flattens():
 
 @cases("kind", ["logistic", "forest"])
 def test_labels_follow_the_prior_of_their_page(kind):
-    page, valid = scene(96, 113, holes=True)
+    page, valid = scene(75, 90, holes=True)
     features = Features(FeatureConfig(tile=40))
     classifier = fitted(features, page, valid, kind, 3)
     plain = predict(features, page, valid, classifier, PostProcessing(prior="uniform"))
@@ -284,7 +285,7 @@ def test_clusters_have_no_prior(rare):
     assert report.images[0]["fractions_ci95"] is None
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest"])
+@pytest.mark.parametrize("kind", slow_except(["logistic", "forest"], ["logistic"]))
 def test_the_temperature_is_part_of_the_model_file(rare, kind):
     pipeline.segment(
         [rare / "a.png"],

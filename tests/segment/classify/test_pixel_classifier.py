@@ -8,6 +8,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from tests.cases import cases
+from tests.products import partly
 from vispe.errors import InputError, OptionError
 from vispe.segment.classify import pixel_classifier
 from vispe.segment.classify.clustering import PixelClusters
@@ -63,6 +64,7 @@ def test_prediction_in_chunks_is_the_same(monkeypatch):
     np.testing.assert_allclose(actual.probabilities(features), whole, atol=1e-6)
 
 
+@partly(1)
 @cases("kind", KINDS)
 @cases("drawn", [(1, 2, 3), (1, 3), (2, 5)])
 def test_planes_are_the_transposed_probabilities(kind, drawn, monkeypatch):
