@@ -28,14 +28,12 @@ def test_planes_are_bilinear(stride, offset, frame):
     maps = Maps(stride, offset, frame)
     actual = maps.planes(0)
     assert actual.shape == (4, *frame)
-    for y, x in np.ndindex(*frame):
-        cell = [(p + o + 0.5) / stride - 0.5 for p, o in zip((y, x), offset, strict=True)]
-        total = np.zeros(4)
-        for row in range(3):
-            for column in range(5):
-                near = np.clip(cell, 0, (2, 4)) - (row, column)
-                total += np.prod(np.clip(1 - np.abs(near), 0, None)) * maps.values[:, row, column].numpy()
-        np.testing.assert_allclose(actual[:, y, x], total, atol=1e-5)
+    hats = []  # weight of each cell at each pixel, along rows and columns
+    for pixels, start, cells in zip(frame, offset, (3, 5), strict=True):
+        position = ((np.arange(pixels) + start + 0.5) / stride - 0.5).clip(0, cells - 1)
+        hats.append((1 - np.abs(position[:, None] - np.arange(cells))).clip(0, None))
+    expected = np.einsum("yr,xc,frc->fyx", *hats, maps.values.numpy())
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @cases(("stride", "offset", "frame"), CASES)

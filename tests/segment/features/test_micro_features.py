@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.cases import cases
+from tests.products import partly
 from vispe.backbones.micro import PATCH, WEIGHTS, load_micro
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.micro_features import DenseMaps, DenseModel
@@ -22,6 +23,7 @@ def page(height, width, channels=1, seed=0):
     return np.random.default_rng(seed).random((height, width, channels), np.float32)
 
 
+@partly(2)
 @cases("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
 @cases("tile", [None, 48])
 @cases("channels", [1, 2, 3])
