@@ -2,6 +2,7 @@ import numpy as np
 import torch
 
 from tests.cases import cases
+from tests.products import partly
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
@@ -34,9 +35,10 @@ def predict(features, page, valid, classifier, post=None):
     return predict_page(page, valid, features, classifier, post or PostProcessing(), lambda share: None)
 
 
+@partly(1)
 @cases("channels", [1, 2])
 @cases("holes", [False, True])
-@cases(("kind", "classes"), [("logistic", 2), ("logistic", 4), ("forest", 3), ("kmeans", 3)])
+@cases(("kind", "classes"), [("ensemble", 3), ("logistic", 2), ("logistic", 4), ("forest", 3), ("kmeans", 3)])
 def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, channels):
     page, valid = scene(channels=channels, holes=holes)
     features = Features(FeatureConfig(tile=40))
