@@ -60,6 +60,12 @@ def partly(times: int) -> Callable[[Callable], Callable]:
 
 
 def slow_except(values: Iterable, fast: Iterable) -> list:
-    """Return values for `pytest.mark.parametrize`, those that are not in `fast` for the long tests only."""
+    """Return values for `pytest.mark.parametrize`, those that are not in `fast` for the long tests only.
+
+    A tuple has the values of several arguments.
+    """
     fast = list(fast)
-    return [v if v in fast else pytest.param(v, marks=pytest.mark.slow) for v in values]
+    return [
+        v if v in fast else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.slow)
+        for v in values
+    ]

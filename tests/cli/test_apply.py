@@ -2,14 +2,13 @@
 
 import inspect
 
-import pytest
-
+from tests.cases import cases
 from vispe.cli.commands.segmentation.apply import UNAVAILABLE, apply
 from vispe.cli.commands.segmentation.segment import segment
 from vispe.cli.main import main
 
 
-@pytest.mark.parametrize("option", ["features", "classifier", "labels", "token_stride"])
+@cases("option", ["features", "classifier", "labels", "token_stride"])
 def test_what_the_model_decides_is_said(option, capsys):
     flag = f"--{option.replace('_', '-')}"
     assert main(["apply", "model.vispe", "a.png", "-o", "out", flag, "x"]) == 2

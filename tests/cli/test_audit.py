@@ -65,8 +65,8 @@ def test_files_hold_every_image_and_are_not_overwritten(capsys, images, tmp_path
     assert "Audit of positions: test_vit (random weights)" in page
     assert "Caveats of each number" in page
     assert "prefers-color-scheme: dark" in page
-    with Image.open(out / "audit.png") as picture:
-        assert min(picture.size) > 300
+    with Image.open(out / "audit.png") as image:
+        assert min(image.size) > 300
     capsys.readouterr()
     assert "report.html" in failed(capsys, *words)
 
@@ -93,8 +93,8 @@ def test_heads_of_two_models_are_compared(tmp_path):
     words = [*MODEL, "--noise", "5", "--only", "heads", "--controls", "none"]
     words += ["--against", f"local-dir:{tmp_path / 'same'}"]
     assert main([*words, "-o", str(tmp_path / "out")]) == 0
-    found = json.loads((tmp_path / "out" / "report.json").read_text())["against"]["heads"]
-    nats = np.array(found["nats"])
+    actual = json.loads((tmp_path / "out" / "report.json").read_text())["against"]["heads"]
+    nats = np.array(actual["nats"])
     assert nats.shape == (6, 6)
     # the same model: every layer has itself
     np.testing.assert_allclose(np.diag(nats), 0, atol=1e-12)

@@ -5,10 +5,9 @@ import json
 import re
 from collections import defaultdict
 
-import pytest
-
 import vispe
 import vispe.experimental.measures
+from tests.cases import cases
 from tests.cli.test_main import failed
 from vispe.cli.main import main
 from vispe.evaluate.audit.measures import all_measures
@@ -27,7 +26,7 @@ def split(paper):
     return title, link
 
 
-@pytest.mark.parametrize("name", MEASURES)
+@cases("name", MEASURES)
 def test_each_measure_names_its_papers(name):
     kind = MEASURES[name]
     assert "papers" in vars(kind)
@@ -45,7 +44,7 @@ def test_each_remedy_and_recipe_has_a_paper():
     assert not set(RECIPE_PAPERS) & {*vispe.list_encodings(), *list_schemes(), *MEASURES}
 
 
-@pytest.mark.parametrize(("group", "name"), PAPERS)
+@cases(("group", "name"), PAPERS)
 def test_papers_are_titles_with_an_optional_link(group, name):
     papers = GROUPS[group][name]
     assert isinstance(papers, tuple)
@@ -98,7 +97,7 @@ def test_cite_prints_all_meanings_of_a_name(capsys):
     assert "\nalibi2d: What DINO saw" in out
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spelled", "right"),
     [
         ("strip", "strips"),

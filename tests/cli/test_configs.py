@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import pytest
-
+from tests.cases import cases
 from vispe.cli.main import main
 
 NEEDED = {"segment": ["image.png", "-o", "out"], "probe": ["vit_tiny_patch16_224"]}
 CONFIGS = [Path(__file__).parents[2] / "configs" / f"{name}.yaml" for name in NEEDED]  # others: tests/train
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+@cases("path", CONFIGS, ids=lambda p: p.stem)
 def test_shipped_recipes_load(path, capsys):
     assert main([path.stem, *NEEDED[path.stem], "--config", str(path), "--print_config"]) == 0
     printed = capsys.readouterr().out

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import vispe  # noqa: F401 - timm takes specs
+from tests.cases import cases
 from tests.hosts.helpers import image, shake
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
@@ -78,7 +79,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases("case", CASES)
 def test_a_converted_file_loads_strictly_and_is_the_same_model(case, tmp_path, capsys):
     weights, kind, spec, sizes = CASES[case]
     torch.save(weights, tmp_path / "theirs.pth")
@@ -108,16 +109,16 @@ def test_a_converted_file_loads_strictly_and_is_the_same_model(case, tmp_path, c
 
 def test_values_arrive_where_they_belong():
     weights, _, _, _ = CASES["rope-vit"]
-    found = convert_weights(weights).weights
+    actual = convert_weights(weights).weights
     for i in range(3):
-        assert torch.equal(found[f"blocks.{i}.attn.pos_enc.freqs"], weights["freqs"][:, i].reshape(2, 2, 32))
+        assert torch.equal(actual[f"blocks.{i}.attn.pos_enc.freqs"], weights["freqs"][:, i].reshape(2, 2, 32))
     weights, _, _, _ = CASES["dino-saw"]
-    found = convert_weights(weights).weights
+    actual = convert_weights(weights).weights
     for i in range(3):
-        assert torch.equal(found[f"blocks.{i}.attn.pos_enc.slope"], weights[f"blocks.{i}.attn.m"].flatten())
+        assert torch.equal(actual[f"blocks.{i}.attn.pos_enc.slope"], weights[f"blocks.{i}.attn.m"].flatten())
     weights, _, _, _ = CASES["twins"]
-    found = convert_weights(weights).weights
-    assert torch.equal(found["pos_enc.proj.1.weight"], weights["pos_block.1.proj.0.weight"])
+    actual = convert_weights(weights).weights
+    assert torch.equal(actual["pos_enc.proj.1.weight"], weights["pos_block.1.proj.0.weight"])
     assert "pos_block.1.proj.0.weight" in weights, "what was given stays as it is"
 
 
@@ -133,7 +134,7 @@ def test_a_prefix_of_all_names_stays():
     assert done.renamed[0] == ("net.freqs", "net.blocks.0.attn.pos_enc.freqs")
 
 
-@pytest.mark.parametrize("case", ["dino-saw", "rope-vit", "irpe-k", "cpvt"])
+@cases("case", ["dino-saw", "rope-vit", "irpe-k", "cpvt"])
 def test_the_kind_may_be_said(case, tmp_path, capsys):
     weights, kind, _, _ = CASES[case]
     save_file(weights, tmp_path / "theirs.safetensors")
@@ -223,7 +224,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     assert not target.exists()
 
 
-def test_the_place_of_the_state_dict(tmp_path, capsys):
+def test_the_position_of_the_state_dict(tmp_path, capsys):
     torch.save({"ema": dino_saw(), "model": stock()}, tmp_path / "a.pth")
     words = [tmp_path / "a.pth", tmp_path / "b.pt"]
     assert "not those of a supported released checkpoint" in failed(capsys, *words)
@@ -289,8 +290,8 @@ def test_heads_and_specs_that_the_weights_do_not_tell():
         convert_weights(large, spec="irpe(ratio=3.0)")
 
 
-@pytest.mark.parametrize("qkv_bias", [False, True])
-@pytest.mark.parametrize("pool", ["token", "avg"])
+@cases("qkv_bias", [False, True])
+@cases("pool", ["token", "avg"])
 def test_convit_is_the_same_model(qkv_bias, pool):
     """timm's own ConViT, whose class token stays out of the gated blocks, against a ViT with its weights."""
     sizes = {"img_size": 40, "patch_size": 8, "depth": 4, "num_classes": 5, "qkv_bias": qkv_bias}
@@ -317,12 +318,14 @@ def test_convit_is_the_same_model(qkv_bias, pool):
     torch.testing.assert_close(fused.forward_features(x), theirs.forward_features(x), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(fused(x), theirs(x), rtol=1e-10, atol=1e-10)
     assert torch.equal(fused(x), direct(x))
-    ours, wanted = (torch.autograd.grad(m.forward_features(x).square().sum(), x)[0] for m in (fused, theirs))
-    torch.testing.assert_close(ours, wanted, rtol=1e-8, atol=1e-10)
-    kept = zip(
+    ours, expected = (
+        torch.autograd.grad(m.forward_features(x).square().sum(), x)[0] for m in (fused, theirs)
+    )
+    torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10)
+    stored = zip(
         fused.forward_intermediates(x, norm=True)[1],
         theirs.forward_intermediates(x, norm=True)[1],
         strict=True,
     )
-    for mine, other in kept:
+    for mine, other in stored:
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)

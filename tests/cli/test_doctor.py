@@ -12,7 +12,7 @@ from vispe.hosts.attention_paths import STOCK, attention_paths
 MODEL = ["doctor", "test_vit", "--device", "cpu"]
 
 
-def told(capsys, *words):
+def messages(capsys, *words):
     assert main([*MODEL, *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -26,7 +26,7 @@ def failed(capsys, *words):
 
 
 def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
-    report = told(
+    report = messages(
         capsys, "--encoding", "alibi2d(slopes=learned)", "--img-size", "96,128", "--batch-size", "2"
     )
     assert report["image_size"] == [96, 128]
@@ -40,7 +40,7 @@ def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
 
 
 def test_one_side_is_a_square(capsys):
-    assert told(capsys, "--encoding", "alibi2d", "--img-size", "96")["image_size"] == [96, 96]
+    assert messages(capsys, "--encoding", "alibi2d", "--img-size", "96")["image_size"] == [96, 96]
 
 
 def test_layers_of_the_model_itself(capsys):
@@ -52,7 +52,7 @@ def test_layers_of_the_model_itself(capsys):
             "one fixed bias on a small grid, as a dense mask cached with its positions",
         ),
     ):
-        (path,) = told(capsys, *words)["paths"]
+        (path,) = messages(capsys, *words)["paths"]
         assert (path["backend"], path["reason"]) == (STOCK, reason)
 
 
@@ -65,7 +65,7 @@ def test_text(capsys):
     assert all(line.startswith("    not ") for line in rest)
 
 
-def test_softmaxes_that_differ_are_told_apart():
+def test_different_softmaxes_are_listed_separately():
     model = timm.create_model("test_vit", pos_embed="gpsa").eval()
     paths = attention_paths(model, torch.zeros(1, 3, 160, 160))
     assert [p.layer for p in paths][:4] == [
@@ -74,13 +74,13 @@ def test_softmaxes_that_differ_are_told_apart():
         "blocks.1.attn",
         "blocks.1.attn",
     ]
-    content, place = paths[:2]
+    content, position = paths[:2]
     assert content.reason == "there is no bias"
-    assert place.reason == "one dense mask, cached until its parameters change"
-    assert "which the bias replaces" in place.unsupported["flex"]
+    assert position.reason == "one dense mask, cached until its parameters change"
+    assert "which the bias replaces" in position.unsupported["flex"]
 
 
-def test_layers_that_differ_are_told_apart():
+def test_different_layers_are_listed_separately():
     model = timm.create_model("test_vit", pos_embed="alibi2d(slopes=learned)").eval()
     model.blocks[1].attn.fused_attn = False
     paths = attention_paths(model, torch.zeros(1, 3, 160, 160))

@@ -39,7 +39,7 @@ def test_noise_prints_the_table(capsys):
     assert all(row[-2].strip() == "-" for row in rows[1:])  # no bias
 
 
-def test_images_leave_a_report_and_a_picture(capsys, images, tmp_path):
+def test_images_leave_a_report_and_a_figure(capsys, images, tmp_path):
     out = tmp_path / "out"
     words = [
         "health",
@@ -57,8 +57,8 @@ def test_images_leave_a_report_and_a_picture(capsys, images, tmp_path):
     assert page.count("data:image/png;base64,") == 1
     assert "test_vit + alibi2d.geometric" in page
     assert "<th class=left>layer</th>" in page
-    with Image.open(out / "heads.png") as picture:
-        assert min(picture.size) > 700
+    with Image.open(out / "heads.png") as image:
+        assert min(image.size) > 700
     report = json.loads((out / "report.json").read_text())
     assert (report["images"], report["weights"], report["pos_embed"]) == (2, "random", "alibi2d.geometric")
     assert len(report["inputs"]) == 2

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.train.retrofit.recipe_files import recipe_permissions
 
@@ -46,7 +47,7 @@ def test_a_recipe_runs_no_code(folder, capsys, command, name):
     assert not Path("o").exists()
 
 
-@pytest.mark.parametrize("words", [["--allow-code"], ["--model=helper.py:f"]])
+@cases("words", [["--allow-code"], ["--model=helper.py:f"]])
 def test_the_command_line_may_allow_code(words):
     from vispe.backbones.hub import check_code
 

@@ -13,7 +13,7 @@ from vispe.cli.main import main
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes close in another way on Windows")
 
 TINY = ["test_vit", "--weights", "random"]
-PROBE = ["--noise", "1", "--masks", "1", "--img-size", "128", "--step", "2", "--no-layers"]
+PROBE = ["--noise", "1", "--masks", "1", "--img-size", "64", "--step", "2", "--no-layers"]
 COMMANDS = {
     "list": (["list"], []),
     "info": (["info"], []),
@@ -66,7 +66,8 @@ def test_an_error_keeps_its_exit_code(unread, monkeypatch):
         assert main(["info", "no_such_encoding"]) == 2
 
 
-@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # in the fast suite with a test of tests/cli/test_main.py
+@pytest.mark.parametrize("both", [False, True])
 def test_nothing_is_said_when_python_exits(unread, both):
     code = "import sys; from vispe.cli.main import main; sys.exit(main(['--help']))"
     streams = {"stdout": unread, "stderr": unread if both else subprocess.PIPE}

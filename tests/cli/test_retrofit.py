@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 
 RECIPE = """
@@ -110,7 +111,7 @@ def test_what_cannot_be_is_said_in_one_line(recipe, tmp_path, capsys, words, tex
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("line", "text"),
     [
         ("teachr: {name: a}", "unknown key 'teachr"),

@@ -110,22 +110,22 @@ def test_remedies_reach_the_model(folder, capsys):
 
     def error(*more):
         assert main([*words, *more]) == 0
-        found = json.loads(capsys.readouterr().out)
+        actual = json.loads(capsys.readouterr().out)
         (row,) = [
-            r for r in found["rows"] if (r["transform"], r["metric"], r["part"]) == ("D4", "error", "full")
+            r for r in actual["rows"] if (r["transform"], r["metric"], r["part"]) == ("D4", "error", "full")
         ]
-        return row["values"][0], found
+        return row["values"][0], actual
 
     plain, _ = error()
-    exact, found = error("--pos-embed", "alibi2d", "--symmetrize")
+    exact, actual = error("--pos-embed", "alibi2d", "--symmetrize")
     averaged, _ = error("--d4")
     early, _ = error("--layer", "0")
     assert plain > 0.3
     assert exact < 1e-5
     assert averaged < 1e-5
     assert early != plain
-    assert found["subject"] == "test_vit + alibi2d (random weights, symmetric patch kernel)"
-    assert found["settings"]["pos_embed"] == "alibi2d"
+    assert actual["subject"] == "test_vit + alibi2d (random weights, symmetric patch kernel)"
+    assert actual["settings"]["pos_embed"] == "alibi2d"
 
 
 def test_a_saved_segmentation_model(folder, capsys):
@@ -264,16 +264,16 @@ def test_masks_are_matched_by_name_or_by_order_and_checked(folder, tmp_path):
     images = FileImages(paths, subject.tensor)
     assert [images[k].shape for k in range(2)] == [(3, 60, 64), (3, 65, 63)]
     masks = [folder / "masks" / f"a{k}_mask.png" for k in (1, 0)]
-    found = FileMasks(images, masks)
-    assert found.n_classes == 2
-    assert "The masks contain the grey levels 0, 255" in " ".join(found.notes)
-    wanted = random_field(0, wavelength=20.0).render((60, 64))[1].numpy() + 1
-    np.testing.assert_array_equal(found[0], wanted)
-    assert found[1].shape == (65, 63)
+    actual = FileMasks(images, masks)
+    assert actual.n_classes == 2
+    assert "The masks contain the grey levels 0, 255" in " ".join(actual.notes)
+    expected = random_field(0, wavelength=20.0).render((60, 64))[1].numpy() + 1
+    np.testing.assert_array_equal(actual[0], expected)
+    assert actual[1].shape == (65, 63)
     for k in (0, 1):
         Image.open(folder / "masks" / f"a{k}_mask.png").save(tmp_path / f"truth{k}.png")
     ordered = FileMasks(images, [tmp_path / "truth0.png", tmp_path / "truth1.png"])
-    np.testing.assert_array_equal(ordered[0], wanted)
+    np.testing.assert_array_equal(ordered[0], expected)
     assert "matched to images by order" in ordered.notes[0]
     with pytest.raises(InputError, match=r"truth1.png.*65.*63"):
         FileMasks(FileImages(paths[:1], subject.tensor), [tmp_path / "truth1.png"], n_classes=2)[0]
@@ -304,13 +304,13 @@ def test_textures_are_known_exactly():
         TextureImages(0, lambda page: page)
 
 
-def test_images_without_masks_beside_textures(folder):
+def test_images_without_masks_alongside_textures(folder):
     subject = EvaluatedModel("f", lambda x: x)
     paths = [folder / "images" / "a0.png"]
-    found = load_sources(subject, paths, textures=2)
-    assert found.truths is None
-    assert len(found.images) == len(found.names) == 3
-    assert "were ignored as well" in " ".join(found.notes)
+    actual = load_sources(subject, paths, textures=2)
+    assert actual.truths is None
+    assert len(actual.images) == len(actual.names) == 3
+    assert "were ignored as well" in " ".join(actual.notes)
     both = load_sources(subject, paths, [folder / "masks" / "a0_mask.png"], textures=2)
     assert len(both.truths) == 3
     assert both.truths[2].shape == (320, 320)

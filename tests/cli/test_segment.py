@@ -6,6 +6,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 
 
@@ -51,8 +52,8 @@ def test_json_goes_to_stdout_and_equals_the_report(folder, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(Path("out/report.json").read_text())
 
 
-def test_a_saved_model_is_applied(folder, capsys):
-    assert vispe("segment a.png --labels drawn.png --classifier logistic -o out") == 0
+def test_a_saved_model_is_applied(folder, capsys, default_trees):
+    assert vispe("segment a.png --labels drawn.png -o out") == 0  # the defaults of the command
     Image.fromarray(scene(1)[0]).save("b.png")
     Path("mask.png").rename("a_mask.png")
     assert vispe("apply out/model.vispe a.png b.png -o more --truth a_mask.png") == 0
@@ -80,8 +81,8 @@ def test_results_are_not_overwritten_without_force(folder, capsys):
 def test_options_of_tokens_by_command(folder, capsys):
     words = "segment a.png --labels drawn.png --model test_vit --weights random -o out --json"
     assert vispe(f"{words} --token-stride 8 --token-shifts 2 --layers 1,-1") == 0
-    found = json.loads(capsys.readouterr().out)["features"]
-    assert (found["token_stride"], found["token_shifts"], found["layers"]) == (8, 2, [1, -1])
+    actual = json.loads(capsys.readouterr().out)["features"]
+    assert (actual["token_stride"], actual["token_shifts"], actual["layers"]) == (8, 2, [1, -1])
     assert vispe(f"{words} --layers -2,-1 --force") == 0
     assert json.loads(capsys.readouterr().out)["features"]["layers"] == [-2, -1]
     for options, sentence in (
@@ -132,7 +133,7 @@ def test_a_model_brings_tokens_and_filters(folder, capsys):
     assert len(report["features"]["fingerprint"]) == 64
 
 
-@pytest.mark.parametrize("command", ["segment", "apply"])
+@cases("command", ["segment", "apply"])
 def test_help_ends_with_examples(command, capsys):
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out

@@ -54,7 +54,7 @@ def refused(capsys, *words):
     return err
 
 
-def test_commands_name_subjects_alike():
+def test_commands_name_subjects_equally():
     texts = set()
     for command in (probe.probe, health.health, rotate.rotate, audit.audit):
         lines = command.__doc__.split("        model: ")[1].split("        images:")[0]
@@ -64,8 +64,8 @@ def test_commands_name_subjects_alike():
 
 
 def test_functions_are_probed_in_final_features(folder, capsys):
-    found = report(capsys, "probe", "mine.py:flat", *PROBE, "--no-layers", "--baselines", "--shifts", "1")
-    rows = found["results"]["noise"]["baselines"]["rows"]
+    actual = report(capsys, "probe", "mine.py:flat", *PROBE, "--no-layers", "--baselines", "--shifts", "1")
+    rows = actual["results"]["noise"]["baselines"]["rows"]
     keys = ["none", "blank", "svd", "published_average", "d4_average"]
     assert [row["key"] for row in rows] == [*keys, "rasa_published", "rasa", "rasa_mixed", "d4_rasa"]
     assert "mine.py:flat has only final features, got layers=True. Pass --no-layers." in refused(
@@ -76,14 +76,14 @@ def test_functions_are_probed_in_final_features(folder, capsys):
     )
 
 
-def test_heads_of_own_modules_are_seen_and_functions_have_none(folder, capsys):
-    found = report(capsys, "health", "mine.py:own", "--noise", "1", "--json")
-    assert found["layers"] == ["attn"]
+def test_heads_of_modules_are_detected_and_functions_have_none(folder, capsys):
+    actual = report(capsys, "health", "mine.py:own", "--noise", "1", "--json")
+    assert actual["layers"] == ["attn"]
     error = refused(capsys, "health", "mine.py:flat", "--noise", "1")
     assert "health: cannot read the attention of mine.py:flat: it is a function of images" in error
 
 
-def test_transformers_are_probed_and_seen(folder, capsys):
+def test_transformers_are_probed_and_detected(folder, capsys):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.CLIPVisionConfig(**sizes, image_size=48, patch_size=8)
@@ -107,8 +107,8 @@ def test_saved_segmenters_are_probed_by_probabilities(capsys, monkeypatch):
 
     saved = EvaluatedModel("seg.vispe", segmenter=Halves(), size=48, names=("left", "right"))
     monkeypatch.setattr(evaluated, "_saved", lambda *words: saved)
-    found = report(capsys, "probe", "seg.vispe", *PROBE, "--no-layers", "--target", "lr")
-    assert found["results"]["noise"]["rows"][0]["r2_heldout"]["median"] > 0.99
+    actual = report(capsys, "probe", "seg.vispe", *PROBE, "--no-layers", "--target", "lr")
+    assert actual["results"]["noise"]["rows"][0]["r2_heldout"]["median"] > 0.99
     assert "health: cannot read the attention of seg.vispe" in refused(
         capsys, "health", "seg.vispe", "--noise", "1"
     )

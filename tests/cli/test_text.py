@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def picture(tmp_path):
+def image_files(tmp_path):
     """A bright band on dark ground, and its mask."""
     truth = np.zeros((50, 69), np.uint8)
     truth[:, 23:55] = 1  # one column is added in front, so patches end at 23 and 55
@@ -32,18 +32,18 @@ def run(*words):
 
 
 @pytest.mark.parametrize("readout", ["naclip", "clearclip", "maskclip", "sclip", "vanilla"])
-def test_words_find_what_they_mean(folder, picture, tmp_path, capsys, readout):
-    path, masks, truth = picture
+def test_words_find_what_they_mean(folder, image_files, tmp_path, capsys, readout):
+    path, masks, truth = image_files
     if readout in ("clearclip", "vanilla"):
         readout += "(residual=true)"  # queries were planted as zero: attention is the mean of the page
     code = run(
         "segment", path, "--text", "dark", "bright", "--model", f"local-dir:{folder}", "--readout", readout,
         "--truth", masks, "--json", "-o", tmp_path / "out",
     )  # fmt: skip
-    told = capsys.readouterr()
-    assert code == 0, told.err
-    assert "text prompts are unreliable on micrographs" in told.err
-    report = json.loads(told.out)
+    messages = capsys.readouterr()
+    assert code == 0, messages.err
+    assert "text prompts are unreliable on micrographs" in messages.err
+    report = json.loads(messages.out)
     labels = np.asarray(Image.open(tmp_path / "out" / "cells_seg.png"))
     np.testing.assert_array_equal(labels, truth + 1)
     assert report["images"][0]["scores"]["miou"] == 1.0
@@ -55,21 +55,21 @@ def test_words_find_what_they_mean(folder, picture, tmp_path, capsys, readout):
     assert report["features"]["fingerprint"]
 
 
-def test_a_single_text_has_a_background(folder, picture, tmp_path, capsys):
-    path, _, truth = picture
+def test_a_single_text_has_a_background(folder, image_files, tmp_path, capsys):
+    path, _, truth = image_files
     word = ("--model", f"local-dir:{folder}", "-o", tmp_path / "out")
     assert run("segment", path, "--text", "bright", *word) == 0  # the background has the word 'dark' in it
-    found = np.asarray(Image.open(tmp_path / "out" / "cells_seg.png"))
-    np.testing.assert_array_equal(found, 2 - truth)
+    actual = np.asarray(Image.open(tmp_path / "out" / "cells_seg.png"))
+    np.testing.assert_array_equal(actual, 2 - truth)
     assert "bright 46.4 %, background 53.6 %" in capsys.readouterr().out
     assert run("segment", path, "--text", "bright", "--background", "none", *word, "--force") == 2
     assert "text needs 2 to 255 classes, got 1 (bright)" in capsys.readouterr().err
     assert run("segment", path, "--text", "bright", "--background", "dark ground", *word, "--force") == 0
-    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "out" / "cells_seg.png")), found)
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "out" / "cells_seg.png")), actual)
 
 
-def test_apply_gives_the_same_files(folder, picture, tmp_path, capsys):
-    path, _, _ = picture
+def test_apply_gives_the_same_files(folder, image_files, tmp_path, capsys):
+    path, _, _ = image_files
     grey = np.asarray(Image.open(path)).astype(np.float32)
     noise = np.random.default_rng(0).normal(0, 60, grey.shape)
     Image.fromarray(np.clip(grey + noise, 0, 255).astype(np.uint8)).save(path)
@@ -101,12 +101,12 @@ def test_apply_gives_the_same_files(folder, picture, tmp_path, capsys):
     assert f"weights must be a checkpoint file, got {tmp_path / 'nothing.pt'}" in capsys.readouterr().err
 
 
-def test_a_saved_text_model_can_be_turned(folder, picture, tmp_path):
+def test_a_saved_text_model_can_be_evaluated_under_rotation(folder, image_files, tmp_path):
     import torch
 
     from vispe.evaluate.rotation import SavedSegmenter
 
-    path, _, truth = picture
+    path, _, truth = image_files
     words = ("--text", "dark", "bright", "--model", f"local-dir:{folder}", "-o", tmp_path / "out")
     assert run("segment", path, *words) == 0
     segmenter = SavedSegmenter(tmp_path / "out" / "model.vispe", device="cpu")
@@ -137,13 +137,13 @@ def test_a_saved_text_model_can_be_turned(folder, picture, tmp_path):
         ([], "exactly one of labels, cluster and text is required, got none of them"),
     ],
 )
-def test_what_cannot_be_asked(picture, tmp_path, capsys, words, message):
-    path, _, _ = picture
+def test_conflicting_options_are_refused(image_files, tmp_path, capsys, words, message):
+    path, _, _ = image_files
     assert run("segment", path, *words, "-o", tmp_path / "out") == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.startswith("vispe: ")
-    assert told.count("\n") == 1
+    messages = capsys.readouterr().err
+    assert message in messages
+    assert messages.startswith("vispe: ")
+    assert messages.count("\n") == 1
     assert not (tmp_path / "out" / "model.vispe").exists()
 
 
@@ -154,13 +154,13 @@ def test_images_after_the_texts_are_missed(capsys, tmp_path):
 
 def test_the_help_says_that_words_are_unreliable(capsys):
     assert run("segment", "--help") == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "unreliable on micrographs" in told
-    assert "--text matrix precipitate" in told
+    messages = " ".join(capsys.readouterr().out.split())
+    assert "unreliable on micrographs" in messages
+    assert "--text matrix precipitate" in messages
 
 
-def test_random_weights_are_said_to_mean_nothing(folder, picture, tmp_path, capsys):
-    path, _, _ = picture
+def test_random_weights_are_said_to_mean_nothing(folder, image_files, tmp_path, capsys):
+    path, _, _ = image_files
     words = ["--text", "a", "b", "--model", f"local-dir:{folder}", "--weights", "random", "--seed", "3"]
     assert run("segment", path, *words, "-o", tmp_path / "one") == 0
     assert "has random weights: the classes are meaningless" in capsys.readouterr().err
@@ -174,7 +174,7 @@ def test_options_take_words_up_to_the_next_option():
     from vispe.cli.arguments import normalize_argv
 
     words = ["a.png", "--text", "dark phase", "b,c", "-o", "out", "--text", "--seed", "3", "d.png"]
-    wanted = [
+    expected = [
         "a.png",
         "--text",
         '["dark phase", "b", "c"]',
@@ -186,6 +186,6 @@ def test_options_take_words_up_to_the_next_option():
         "3",
         "d.png",
     ]
-    assert normalize_argv(words, {}, ("--text",)) == wanted
+    assert normalize_argv(words, {}, ("--text",)) == expected
     assert normalize_argv(words, {}) == words
     assert normalize_argv([], {}, ("--text",)) == []

@@ -53,8 +53,8 @@ def test_a_folder_is_filled_and_added_to(capsys, small, tmp_path):
     assert "<td class=left>learned</td>" in page
     assert "(best constant answer)" in page
     assert set(first["versions"]) == {"vispe", "torch", "timm"}
-    with Image.open(out / "three_cell.png") as picture:
-        assert picture.size[0] > 1200
+    with Image.open(out / "three_cell.png") as image:
+        assert image.size[0] > 1200
     assert "another recipe (steps 2)" in failed(capsys, "none", "--steps", "3", "-o", str(out))
 
 

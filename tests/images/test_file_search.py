@@ -31,8 +31,8 @@ CASES = [
 
 @cases(("images", "files", "pairs", "left"), CASES)
 def test_files_are_matched_by_name(images, files, pairs, left):
-    wanted = dict(tuple(map(Path, pair.split("="))) for pair in pairs.split())
-    assert match_files(paths(images), paths(files), "labels") == (wanted, paths(left))
+    expected = dict(tuple(map(Path, pair.split("="))) for pair in pairs.split())
+    assert match_files(paths(images), paths(files), "labels") == (expected, paths(left))
 
 
 def test_two_files_of_one_image():
@@ -59,8 +59,8 @@ def test_what_a_batch_says_of_files_without_an_image():
 def test_what_a_run_on_stores_says_of_labels_without_an_image():
     notes = []
     images = paths("a.zarr b.ome.zarr")
-    found = match_store_labels(paths("b_labels.png a_x.zarr c.tif"), images, notes.append)
-    assert found == {images[0]: Path("a_x.zarr"), images[1]: Path("b_labels.png")}
+    actual = match_store_labels(paths("b_labels.png a_x.zarr c.tif"), images, notes.append)
+    assert actual == {images[0]: Path("a_x.zarr"), images[1]: Path("b_labels.png")}
     assert notes == ["c.tif matches no image and is ignored."]
     with pytest.raises(
         InputError,

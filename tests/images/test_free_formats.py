@@ -26,8 +26,8 @@ def test_webp_without_loss_gives_its_colours_and_with_loss_is_no_label_image(tmp
     with_alpha = np.dstack([drawn, np.full((H, W), 9, np.uint8)])
     Image.fromarray(with_alpha).save(path, lossless=True, exact=True)  # an extended file, with a chunk before
     np.testing.assert_array_equal(read_labels(path, (1, H, W)).values[0], drawn[..., 0])
-    for picture in (RGB, np.dstack([RGB, GREY])):
-        Image.fromarray(picture).save(path, quality=60)
+    for image in (RGB, np.dstack([RGB, GREY])):
+        Image.fromarray(image).save(path, quality=60)
         assert read_image(path).pages.shape == (1, H, W, 3)
         with pytest.raises(InputError, match="WebP compression changes label values"):
             read_labels(path, (1, H, W))
@@ -39,9 +39,9 @@ def test_gif_gives_its_greys_and_only_its_first_frame(tmp_path):
     np.testing.assert_array_equal(read_image(path).pages[0, ..., 0], GREY)
     frames = [Image.fromarray(GREY), Image.fromarray(255 - GREY)]
     frames[0].save(path, save_all=True, append_images=frames[1:])
-    found = read_image(path)
-    np.testing.assert_array_equal(found.pages[0, ..., 0], GREY)
-    assert "a.gif is animated: only the first of its 2 frames is used." in found.notes
+    actual = read_image(path)
+    np.testing.assert_array_equal(actual.pages[0, ..., 0], GREY)
+    assert "a.gif is animated: only the first of its 2 frames is used." in actual.notes
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 3])
     with pytest.raises(InputError, match=r"a\.gif is (truncated|not a readable)"):
@@ -49,13 +49,13 @@ def test_gif_gives_its_greys_and_only_its_first_frame(tmp_path):
 
 
 @cases("kind", [np.uint8, np.uint16, np.int32, np.float32, np.float64, ">u2"])
-def test_npy_of_two_dimensions_is_a_picture(tmp_path, kind):
+def test_npy_of_two_dimensions_is_an_image(tmp_path, kind):
     path = tmp_path / "a.npy"
     np.save(path, GREY.astype(kind))
-    found = read_image(path)
-    np.testing.assert_array_equal(found.pages[0, ..., 0], GREY)
-    assert found.pages.dtype == np.dtype(kind).newbyteorder("=")
-    assert (found.pixel_size, found.notes) == (None, ())
+    actual = read_image(path)
+    np.testing.assert_array_equal(actual.pages[0, ..., 0], GREY)
+    assert actual.pages.dtype == np.dtype(kind).newbyteorder("=")
+    assert (actual.pixel_size, actual.notes) == (None, ())
 
 
 def test_npy_of_three_dimensions_says_nothing_by_itself(tmp_path):
@@ -67,9 +67,9 @@ def test_npy_of_three_dimensions_says_nothing_by_itself(tmp_path):
     ):
         read_image(path)
     np.testing.assert_array_equal(read_image(path, axes="YXC").pages[0], RGB)
-    found = read_image(path, axes="zyx")
-    np.testing.assert_array_equal(found.pages[..., 0], RGB)
-    assert found.page_axes == (("Z", H),)
+    actual = read_image(path, axes="zyx")
+    np.testing.assert_array_equal(actual.pages[..., 0], RGB)
+    assert actual.page_axes == (("Z", H),)
     with pytest.raises(InputError, match=r"axes must have 3 letters .*, got 'YX'"):
         read_image(path, axes="YX")
     # labels are known by the size of their image
@@ -94,7 +94,7 @@ def test_npy_that_is_damaged_or_could_run_code_is_refused(tmp_path):
         read_image(path)
 
 
-def test_arrays_and_gif_are_found_by_a_glob_for_them_alone(tmp_path):
+def test_arrays_and_gif_match_a_glob_for_them_alone(tmp_path):
     for name in ("a.npy", "b.gif", "c.webp", "d.png"):
         (tmp_path / name).write_bytes(b"x")
     assert [p.name for p in find_images([tmp_path])] == ["c.webp", "d.png"]

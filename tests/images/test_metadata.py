@@ -55,14 +55,14 @@ def _mpo(path):
 def test_the_largest_image_is_read(tmp_path, write):
     path = tmp_path / ("a.ome.tif" if write is _ome_series else "a.jpg" if write is _mpo else "a.tif")
     write(path)
-    found = read_image(path)
-    assert found.shape == (H, W)
-    assert stored_shape(path) == found.pages.shape[:3]
+    actual = read_image(path)
+    assert actual.shape == (H, W)
+    assert stored_shape(path) == actual.pages.shape[:3]
     if write is not _mpo:
-        np.testing.assert_array_equal(found.pages[0, ..., 0], GREY)
-    assert any("only the largest" in note for note in found.notes)
+        np.testing.assert_array_equal(actual.pages[0, ..., 0], GREY)
+    assert any("only the largest" in note for note in actual.notes)
     if write is _ome_series:
-        assert found.pixel_size == (0.5, 0.5)
+        assert actual.pixel_size == (0.5, 0.5)
 
 
 # --- units ---
@@ -121,11 +121,11 @@ def test_imagej_has_a_unit_for_each_axis(tmp_path, units, expected):
     with tifffile.TiffWriter(tmp_path / "a.tif") as out:
         for number in range(2):
             out.write(GREY, description=text if not number else None, metadata=None, resolution=(4e-3, 2e-3))
-    found = read_image(tmp_path / "a.tif")
+    actual = read_image(tmp_path / "a.tif")
     if expected is None:
-        assert found.pixel_size is None
+        assert actual.pixel_size is None
     else:
-        assert (*found.pixel_size, found.z_step) == pytest.approx(expected, rel=1e-3)
+        assert (*actual.pixel_size, actual.z_step) == pytest.approx(expected, rel=1e-3)
 
 
 # --- from the file into the result ---
@@ -218,18 +218,18 @@ def test_a_frame_interval_without_a_pixel_size_is_written(tmp_path):
 def test_slices_stored_as_colours_get_a_note(tmp_path, count, kind):
     array = RNG.integers(0, 200, (count, H, W)).astype(kind)
     tifffile.imwrite(tmp_path / "a.tif", array)
-    found = read_image(tmp_path / "a.tif")
-    assert found.pages.shape == (1, H, W, 3)
+    actual = read_image(tmp_path / "a.tif")
+    assert actual.pages.shape == (1, H, W, 3)
     note = f"a.tif: its {count} planes are read as one colour image"
-    assert found.notes[0].startswith(note)
-    assert "`axes=ZYX`" in found.notes[0]
-    assert found.valid.all()  # the fourth may be a slice
+    assert actual.notes[0].startswith(note)
+    assert "`axes=ZYX`" in actual.notes[0]
+    assert actual.valid.all()  # the fourth may be a slice
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif", axes="ZYX").pages[..., 0], array)
     tifffile.imwrite(tmp_path / "b.tif", np.moveaxis(array, 0, -1))
     assert not any("planes" in note for note in read_image(tmp_path / "b.tif").notes)
 
 
-def test_jpeg_with_a_thumbnail_gives_the_picture(tmp_path):
+def test_jpeg_with_a_thumbnail_gives_the_image(tmp_path):
     exif = Image.Exif()
     thumbnail = io.BytesIO()
     Image.fromarray(GREY[::4, ::4]).save(thumbnail, "JPEG")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngImageFile
 
 from tests.cases import cases
 from vispe.errors import InputError, OptionError
@@ -61,22 +62,22 @@ def test_a_tag_means_what_pillow_makes_of_it(tag):
 def test_images_are_read_in_both_frames_with_a_note(tmp_path, name, tag):
     path = save(tmp_path / name, image(), tag)
     for how, expected in (("stored", image()), ("tag", oriented(image()[None], tag)[0])):
-        found = read_image(path, orientation=how)
-        near = np.abs(found.pages[0, ..., 0].astype(int) - expected)
+        actual = read_image(path, orientation=how)
+        near = np.abs(actual.pages[0, ..., 0].astype(int) - expected)
         assert near.max() <= 3, how
-        assert found.frame == Frame(tag, how == "tag")
-        assert f"has the orientation tag {tag} " in " ".join(found.notes)
-        assert stored_shape(path, orientation=how) == found.pages.shape[:3]
+        assert actual.frame == Frame(tag, how == "tag")
+        assert f"has the orientation tag {tag} " in " ".join(actual.notes)
+        assert stored_shape(path, orientation=how) == actual.pages.shape[:3]
     assert stored_tag(path) == tag
 
 
 def test_tags_without_a_meaning_change_nothing(tmp_path):
     for tag in (0, 1, 9, 77):
         path = save(tmp_path / f"{tag}.tif", image(), tag)
-        found = read_image(path)
-        np.testing.assert_array_equal(found.pages[0, ..., 0], image())
-        assert found.frame == Frame(1, True)
-        assert "orientation tag" not in " ".join(found.notes)
+        actual = read_image(path)
+        np.testing.assert_array_equal(actual.pages[0, ..., 0], image())
+        assert actual.frame == Frame(1, True)
+        assert "orientation tag" not in " ".join(actual.notes)
     with pytest.raises(OptionError, match=r"orientation must be one of stored, tag, got 'stord'.*'stored'"):
         read_image(path, orientation="stord")
 
@@ -152,5 +153,26 @@ def test_coco_of_the_other_size_is_rotated(tmp_path, tag, runs):
     }
     (tmp_path / "c.json").write_text(json.dumps(content))
     for frame in (Frame(tag, False), Frame(tag, True)):
-        found = read_labels(tmp_path / "c.json", shape_in(frame), frame=frame)
-        np.testing.assert_array_equal(found.values, expected_in(frame))
+        actual = read_labels(tmp_path / "c.json", shape_in(frame), frame=frame)
+        np.testing.assert_array_equal(actual.values, expected_in(frame))
+
+
+@cases("after", [False, True])
+def test_headers_of_png_files_are_read_without_decoding(tmp_path, monkeypatch, after):
+    """Unless metadata follow the pixels, where Pillow finds them by decoding."""
+    path = tmp_path / "a.png"
+    save(path, image(), 6)
+    if after:
+        data = path.read_bytes()
+        start = data.index(b"eXIf") - 4
+        end = start + 12 + int.from_bytes(data[start : start + 4], "big")
+        rest = data[:start] + data[end:]
+        last = rest.index(b"IEND") - 4
+        path.write_bytes(rest[:last] + data[start:end] + rest[last:])
+    else:
+        monkeypatch.setattr(PngImageFile, "load", None)
+    assert stored_tag(path) == 6
+    assert stored_shape(path) == (1, W, H)
+    assert stored_shape(path, orientation="stored") == (1, H, W)
+    Image.fromarray(image()).save(path)
+    assert stored_tag(path) == 1

@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def picture(path):
+def image(path):
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(scene()[0]).save(path)
     return Path(path)
@@ -52,19 +52,19 @@ TEXTS = [
 ]
 
 
-@partly(2)
+@partly(1)
 @cases("text", TEXTS)
 @cases("name", ["labels", "truth", "classes", "text", "legend", "weights", "out"])
-def test_every_text_reaches_its_option_as_it_was_given(text, name):
+def test_every_text_reaches_its_option_unchanged(text, name):
     flag = f"--{name}"
     for words in ([flag, text], [f"{flag}={text}"]):
         if name == "text" and len(words) == 1:
             continue  # --text takes words
-        found = option(name, *words)
-        assert found == (text if name in ("legend", "weights", "out") else [text])
+        actual = option(name, *words)
+        assert actual == (text if name in ("legend", "weights", "out") else [text])
 
 
-@pytest.mark.parametrize("text", ["null", "~", "#a.json", "&a"])
+@cases("text", ["null", "~", "#a.json", "&a"])
 def test_an_optional_text_is_never_read_as_nothing(text):
     assert option("legend", "--legend", text) == text
 
@@ -72,11 +72,11 @@ def test_an_optional_text_is_never_read_as_nothing(text):
 def test_a_list_keeps_commas_where_a_file_is_named_or_it_is_written_as_a_list(folder):
     assert option("labels", "--labels", "a,b.png") == ["a", "b.png"]
     assert option("labels", "--labels", '["a,b.png", "c"]') == ["a,b.png", "c"]
-    picture("a,b.png")
+    image("a,b.png")
     assert option("labels", "--labels", "a,b.png") == ["a,b.png"]
     assert option("labels", "--labels=a,b.png") == ["a,b.png"]
     assert option("labels", "--labels", "[ab]*.png") == ["[ab]*.png"]
-    picture("[c].png")
+    image("[c].png")
     assert option("labels", "--labels", "[c].png") == ["[c].png"]
     assert option("clip", "--clip", "1,99") == [1, 99]
 
@@ -123,10 +123,10 @@ def test_a_name_that_begins_with_a_tilde(folder, capsys):
         expanded("~t.png")
     assert main(["segment", "~t.png", "--cluster", "2", "-o", "out"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert picture("~t.png") == expanded("~t.png")
+    assert image("~t.png") == expanded("~t.png")
     assert find_images(["~t.png"]) == [Path("~t.png")]
     assert find_images(["~*.png"]) == [Path("~t.png")]
-    picture("~t/b.png")
+    image("~t/b.png")
     assert find_images(["~t"]) == [Path("~t/b.png")]
     with pytest.raises(InputError, match=r"^~t/c\.png does not exist. Check the name"):
         find_images(["~t/c.png"])
@@ -137,9 +137,9 @@ def test_a_name_that_begins_with_a_tilde(folder, capsys):
 
 
 def test_a_tilde_is_the_home_folder_unless_a_folder_is_called_so(folder):
-    picture(folder / "home" / "a.png")
+    image(folder / "home" / "a.png")
     assert find_images(["~/a.png"]) == [folder / "home" / "a.png"]
-    picture("./~/a.png")
+    image("./~/a.png")
     assert find_images(["~/a.png"]) == [Path("~/a.png")]
 
 
@@ -169,9 +169,9 @@ def test_what_is_no_file_is_called_by_its_name(folder):
 @pytest.mark.parametrize(
     "words", ["apply pipe a.png -o out", "segment a.png --labels drawn.png --legend pipe -o out"]
 )
-def test_a_pipe_in_place_of_a_model_or_a_legend_does_not_hang(folder, capsys, words):
+def test_a_pipe_instead_of_a_model_or_a_legend_does_not_hang(folder, capsys, words):
     os.mkfifo("pipe")
-    picture("a.png")
+    image("a.png")
     Image.fromarray(np.uint8([[0, 1], [1, 2]])).save("drawn.png")
     assert main(words.split()) == 2
     assert "pipe is not a file but a named pipe" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_tiff_lzw_colour_of_16_bits_is_never_cut(tmp_path):
 
 
 @cases("kind", [np.uint8, np.uint16])
-def test_tiff_min_is_white_is_turned_round(tmp_path, kind):
+def test_tiff_min_is_white_is_inverted(tmp_path, kind):
     a = ramp(kind, H, W)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="miniswhite")
     m = read_image(tmp_path / "a.tif")
@@ -183,7 +183,7 @@ def test_tiff_palette_becomes_colours_and_grey_palette_one_channel(tmp_path):
 
 
 @cases("kind", [np.uint8, np.uint16, np.float32])
-def test_tiff_alpha_is_dropped_with_a_note_but_a_fourth_channel_is_kept(tmp_path, kind):
+def test_tiff_alpha_is_dropped_with_a_note_but_a_fourth_channel_is_not(tmp_path, kind):
     a = ramp(kind, H, W, 4)
     tifffile.imwrite(tmp_path / "a.tif", a, photometric="rgb", extrasamples=["unassalpha"])
     m = read_image(tmp_path / "a.tif")
@@ -299,10 +299,10 @@ def test_png_of_16_bits_keeps_its_depth(tmp_path, channels):
     a = ramp(np.uint16, H, W, channels)
     png16(tmp_path / "a.png", a)
     m = read_image(tmp_path / "a.png")
-    kept = channels - (channels in (2, 4))
+    stored = channels - (channels in (2, 4))
     assert m.pages.dtype == np.uint16
-    np.testing.assert_array_equal(m.pages[0], a[..., :kept])
-    assert m.notes == (("alpha channel dropped.",) if kept < channels else ())
+    np.testing.assert_array_equal(m.pages[0], a[..., :stored])
+    assert m.notes == (("alpha channel dropped.",) if stored < channels else ())
 
 
 def test_png_of_16_bits_damaged_or_interlaced(tmp_path):
@@ -374,8 +374,8 @@ def test_orientation_is_applied_once(tmp_path, orientation, suffix):
 @cases(("dpi", "size"), [(72, None), (300, None), (2400, None), (25_400, 1.0), (254_000, 0.1)])
 def test_print_resolutions_are_no_pixel_size(tmp_path, dpi, size):
     Image.fromarray(ramp(np.uint8, H, W)).save(tmp_path / "a.png", dpi=(dpi, dpi))
-    found = read_image(tmp_path / "a.png").pixel_size
-    assert found == (size and pytest.approx((size, size), rel=1e-3))
+    actual = read_image(tmp_path / "a.png").pixel_size
+    assert actual == (size and pytest.approx((size, size), rel=1e-3))
 
 
 def test_microscope_metadata_gives_the_pixel_size(tmp_path):
@@ -494,8 +494,8 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path):
         good = (tmp_path / name).read_bytes()
         for trial in range(40):
             bad = bytearray(good)
-            for place in rng.integers(4, min(len(bad), 400), 4):
-                bad[place] = rng.integers(256)
+            for position in rng.integers(4, min(len(bad), 400), 4):
+                bad[position] = rng.integers(256)
             path = tmp_path / f"{trial}{name}"
             path.write_bytes(bad)
             with suppress(InputError):
@@ -521,7 +521,7 @@ def test_find_images(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/c.bmp").write_bytes(b"x")
-    names = lambda found: [p.name for p in found]  # noqa: E731 - one line, many calls
+    names = lambda actual: [p.name for p in actual]  # noqa: E731 - one line, many calls
     assert names(find_images([tmp_path])) == ["b1.jpeg", "b2.TIF", "b10.png", "odd[1].png"]
     assert names(find_images([str(tmp_path / "b*")])) == ["b1.jpeg", "b2.TIF", "b10.png"]
     assert names(find_images([str(tmp_path / "**/*.bmp")])) == ["c.bmp"]
@@ -622,7 +622,7 @@ def test_every_shared_micrograph_is_read():
         assert m.pixel_size is None
 
 
-def test_pictures_of_scikit_image_have_names():
+def test_sample_images_of_scikit_image_have_names():
     (path,) = find_images(["skimage:ihc"])
     assert path.name == "ihc.png"
     assert read_image(path).pages.shape == (1, 512, 512, 3)

@@ -32,13 +32,13 @@ def grey(tmp_path):
 )
 def test_crops_are_slices(tmp_path, grey, crop, rows, columns):
     assert parse_crop(crop, (H, W)) == (slice(*rows), slice(*columns))
-    found = read_image(tmp_path / "a.png", crop=crop)
+    actual = read_image(tmp_path / "a.png", crop=crop)
     expected = np.zeros((1, H, W), bool)
     expected[:, slice(*rows), slice(*columns)] = True
-    np.testing.assert_array_equal(found.valid, expected)
+    np.testing.assert_array_equal(actual.valid, expected)
     share = 100 * (1 - expected.mean())
-    assert f"{share:.3g} % of the pixels of a.png are outside of the crop" in found.exclusions[0]
-    np.testing.assert_array_equal(found.pages[0, ..., 0], grey)  # which keeps its size
+    assert f"{share:.3g} % of the pixels of a.png are outside of the crop" in actual.exclusions[0]
+    np.testing.assert_array_equal(actual.pages[0, ..., 0], grey)  # which keeps its size
 
 
 @cases("crop", ["1", "0:5", "0:5,0:5,0:5", "a:b,:", "0:5;0:5", "1.5:2,:", "5,5"])
@@ -78,9 +78,9 @@ def _save_mask(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["L", "RGB", "RGBA", "P", "npy", "tif"])
 def test_masks_of_any_kind(tmp_path, grey, kind):
-    found = read_image(tmp_path / "a.png", mask=_save_mask(tmp_path, kind))
-    np.testing.assert_array_equal(found.valid[0], inside())
-    assert "are excluded by the mask m." in found.exclusions[0]
+    actual = read_image(tmp_path / "a.png", mask=_save_mask(tmp_path, kind))
+    np.testing.assert_array_equal(actual.valid[0], inside())
+    assert "are excluded by the mask m." in actual.exclusions[0]
 
 
 def test_masks_that_do_not_fit(tmp_path, grey):
@@ -98,8 +98,8 @@ def test_masks_of_stacks(tmp_path, pages):
     tifffile.imwrite(tmp_path / "s.tif", np.ones((3, H, W), np.uint8), photometric="minisblack")
     m = np.stack([np.roll(inside(), n, 1) for n in range(pages)])
     tifffile.imwrite(tmp_path / "m.tif", m.astype(np.uint8))  # 3 pages are stored as colours
-    found = read_image(tmp_path / "s.tif", mask=tmp_path / "m.tif")
-    np.testing.assert_array_equal(found.valid, np.broadcast_to(m, (3, H, W)))
+    actual = read_image(tmp_path / "s.tif", mask=tmp_path / "m.tif")
+    np.testing.assert_array_equal(actual.valid, np.broadcast_to(m, (3, H, W)))
 
 
 def _transparent(tmp_path, kind):
@@ -123,16 +123,16 @@ def _transparent(tmp_path, kind):
 
 @cases("kind", ["png", "png LA", "png P", "webp", "tif", "tif assoc"])
 def test_transparent_pixels_are_excluded(tmp_path, kind):
-    found = read_image(_transparent(tmp_path, kind))
-    np.testing.assert_array_equal(found.valid[0], inside())
-    assert "are transparent (alpha 0) and are excluded from all numbers." in found.exclusions[0]
+    actual = read_image(_transparent(tmp_path, kind))
+    np.testing.assert_array_equal(actual.valid[0], inside())
+    assert "are transparent (alpha 0) and are excluded from all numbers." in actual.exclusions[0]
 
 
 def test_alpha_that_is_zero_everywhere_is_ignored(tmp_path):
     Image.fromarray(np.full((H, W, 4), (9, 9, 9, 0), np.uint8)).save(tmp_path / "a.png")
-    found = read_image(tmp_path / "a.png")
-    assert found.valid.all()
-    assert "every pixel of a.png is transparent (alpha 0): the alpha channel is ignored." in found.notes
+    actual = read_image(tmp_path / "a.png")
+    assert actual.valid.all()
+    assert "every pixel of a.png is transparent (alpha 0): the alpha channel is ignored." in actual.notes
 
 
 def test_excluded_pixels_do_not_set_the_grey_limits(tmp_path):

@@ -39,8 +39,8 @@ def write_czi(path, planes, names=None, scale=(0.0, 0.0, 0.0), scenes=1, **where
             for (t, z, c), plane in planes.items():
                 data = plane + scene if scenes > 1 else plane
                 data = data[..., None] if data.ndim == 2 else np.ascontiguousarray(data[..., ::-1])
-                place = {"T": t, "Z": z, "C": c}
-                document.write(data, plane=place, scene=scene, location=(100 * scene, 0))
+                position = {"T": t, "Z": z, "C": c}
+                document.write(data, plane=position, scene=scene, location=(100 * scene, 0))
         x, y, z = scale
         document.write_metadata("a", channel_names=names, scale_x=x, scale_y=y, scale_z=z)
     return path
@@ -50,27 +50,27 @@ def test_czi_gives_planes_channels_and_sizes_back(tmp_path):
     values = RNG.integers(0, 4000, (2, 3, 2, H, W)).astype(np.uint16)
     planes = {(t, z, c): values[t, z, c] for t in range(2) for z in range(3) for c in range(2)}
     path = write_czi(tmp_path / "a.czi", planes, {0: "DAPI", 1: "GFP"}, (0.2e-6, 0.25e-6, 2e-6))
-    found = read_image(path)
-    np.testing.assert_array_equal(found.pages, values.reshape(6, 2, H, W).transpose(0, 2, 3, 1))
-    assert found.pages.dtype == np.uint16
-    assert found.channel_names == ("DAPI", "GFP")
-    assert found.pixel_size == pytest.approx((0.25, 0.2))
-    assert found.z_step == pytest.approx(2.0)
-    assert found.page_axes == (("T", 2), ("Z", 3))
-    assert "a.czi: the axes T=2 x Z=3 are read as 6 pages." in found.notes
+    actual = read_image(path)
+    np.testing.assert_array_equal(actual.pages, values.reshape(6, 2, H, W).transpose(0, 2, 3, 1))
+    assert actual.pages.dtype == np.uint16
+    assert actual.channel_names == ("DAPI", "GFP")
+    assert actual.pixel_size == pytest.approx((0.25, 0.2))
+    assert actual.z_step == pytest.approx(2.0)
+    assert actual.page_axes == (("T", 2), ("Z", 3))
+    assert "a.czi: the axes T=2 x Z=3 are read as 6 pages." in actual.notes
     np.testing.assert_array_equal(read_image(path, channel="GFP", z=1).pages[0, ..., 0], values[0, 1, 1])
 
 
 @cases("kind", [np.uint8, np.uint16, np.float32])
 def test_czi_of_each_type_and_colours_without_sizes(tmp_path, kind):
     grey = (RNG.random((H, W)) * 200).astype(kind)
-    found = read_image(write_czi(tmp_path / "g.czi", {(0, 0, 0): grey}))
-    np.testing.assert_array_equal(found.pages[0, ..., 0], grey)
-    assert (found.pixel_size, found.z_step) == (None, None)
+    actual = read_image(write_czi(tmp_path / "g.czi", {(0, 0, 0): grey}))
+    np.testing.assert_array_equal(actual.pages[0, ..., 0], grey)
+    assert (actual.pixel_size, actual.z_step) == (None, None)
     if kind != np.float32:
         rgb = RNG.integers(0, 200, (H, W, 3)).astype(kind)
-        found = read_image(write_czi(tmp_path / "rgb.czi", {(0, 0, 0): rgb}))
-        np.testing.assert_array_equal(found.pages[0], rgb)  # stored blue first
+        actual = read_image(write_czi(tmp_path / "rgb.czi", {(0, 0, 0): rgb}))
+        np.testing.assert_array_equal(actual.pages[0], rgb)  # stored blue first
 
 
 def test_czi_scenes_are_chosen_by_number(tmp_path):
@@ -80,8 +80,8 @@ def test_czi_scenes_are_chosen_by_number(tmp_path):
         InputError, match=r"a.czi contains 3 scenes. Set `scene` to one of 0 'scene 0', 1 'scene 1', 2"
     ):
         read_image(path)
-    for asked, number in (("2", 2), ("scene 1", 1)):
-        np.testing.assert_array_equal(read_image(path, scene=asked).pages[0, ..., 0], grey + number)
+    for requested, number in (("2", 2), ("scene 1", 1)):
+        np.testing.assert_array_equal(read_image(path, scene=requested).pages[0, ..., 0], grey + number)
     with pytest.raises(InputError, match=r"a.czi: scene must be one of 0 'scene 0'"):
         read_image(path, scene="3")
 
@@ -93,18 +93,18 @@ def test_mrc_gives_volumes_and_sizes_back(tmp_path):
         values = (RNG.random((4, H, W)) * 100).astype(kind)
         with mrcfile.new(path, values, overwrite=True) as file:
             file.voxel_size = (20.0, 25.0, 50.0)  # Angstrom: x, y, z
-        found = read_image(path)
-        np.testing.assert_array_equal(found.pages[..., 0], values)
-        assert found.pages.dtype == kind
-        assert found.pixel_size == pytest.approx((0.0025, 0.002))
-        assert found.z_step == pytest.approx(0.005)
-        assert found.page_axes == (("Z", 4),)
+        actual = read_image(path)
+        np.testing.assert_array_equal(actual.pages[..., 0], values)
+        assert actual.pages.dtype == kind
+        assert actual.pixel_size == pytest.approx((0.0025, 0.002))
+        assert actual.z_step == pytest.approx(0.005)
+        assert actual.page_axes == (("Z", 4),)
     with mrcfile.new(path, values[0], overwrite=True) as file:
         file.voxel_size = 1.0
-    found = read_image(path)
-    assert found.pages.shape == (1, H, W, 1)
-    assert found.pixel_size is None
-    assert "exactly 1 Angstrom, which is interpreted as unknown" in found.notes[0]
+    actual = read_image(path)
+    assert actual.pages.shape == (1, H, W, 1)
+    assert actual.pixel_size is None
+    assert "exactly 1 Angstrom, which is interpreted as unknown" in actual.notes[0]
     with mrcfile.new(path, values, overwrite=True) as file:
         file.set_image_stack()
     assert read_image(path).page_axes == (("I", 4),)
@@ -151,12 +151,12 @@ def test_lif_gives_planes_channels_and_sizes_back(tmp_path):
     needs("liffile")
     values = RNG.integers(0, 4000, (3, 2, H, W)).astype(np.uint16)
     path = write_lif(tmp_path / "a.lif", {"one": values})
-    found = read_image(path)
-    np.testing.assert_array_equal(found.pages, values.transpose(0, 2, 3, 1))
-    assert found.channel_names == ("Green", "Red")
-    assert found.pixel_size == pytest.approx((0.25, 0.5))
-    assert found.z_step == pytest.approx(3.0)
-    assert found.page_axes == (("Z", 3),)
+    actual = read_image(path)
+    np.testing.assert_array_equal(actual.pages, values.transpose(0, 2, 3, 1))
+    assert actual.channel_names == ("Green", "Red")
+    assert actual.pixel_size == pytest.approx((0.25, 0.5))
+    assert actual.z_step == pytest.approx(3.0)
+    assert actual.page_axes == (("Z", 3),)
     flat = write_lif(tmp_path / "b.lif", {"one": values[:1, :1], "two": values[1:2, :1]})
     with pytest.raises(InputError, match=r"b.lif holds 2 scenes; .*: 0 'one', 1 'two'\."):
         read_image(flat)
@@ -215,14 +215,14 @@ def test_dm3_gives_planes_and_sizes_back(tmp_path):
     needs("rsciio.digitalmicrograph")
     for kind in (np.uint8, np.uint16, np.float32):
         values = (RNG.random((H, W)) * 200).astype(kind)
-        found = read_image(write_dm3(tmp_path / "a.dm3", values))
-        np.testing.assert_array_equal(found.pages[0, ..., 0], values)
-        assert found.pages.dtype == kind
-        assert found.pixel_size == pytest.approx((0.00025, 0.0005))
+        actual = read_image(write_dm3(tmp_path / "a.dm3", values))
+        np.testing.assert_array_equal(actual.pages[0, ..., 0], values)
+        assert actual.pages.dtype == kind
+        assert actual.pixel_size == pytest.approx((0.00025, 0.0005))
     stack = RNG.integers(0, 200, (3, H, W)).astype(np.uint16)
-    found = read_image(write_dm3(tmp_path / "s.dm3", stack))
-    np.testing.assert_array_equal(found.pages[..., 0], stack)
-    assert found.z_step == pytest.approx(0.004)
+    actual = read_image(write_dm3(tmp_path / "s.dm3", stack))
+    np.testing.assert_array_equal(actual.pages[..., 0], stack)
+    assert actual.z_step == pytest.approx(0.004)
     assert (
         read_image(write_dm3(tmp_path / "d.dm3", values, unit="1/nm")).pixel_size is None
     )  # a diffraction pattern
@@ -248,7 +248,7 @@ class Nd2:
     def __enter__(self):
         return self
 
-    def __exit__(self, *given):
+    def __exit__(self, *passed):
         return None
 
     def asarray(self, position=None):
@@ -268,13 +268,13 @@ def test_nd2_gives_planes_channels_and_sizes_back(tmp_path, monkeypatch):
         InputError, match=r"a.nd2 contains 2 scenes. Set `scene` to one of 0 'left', 1 'position 1'"
     ):
         read_image(path)
-    found = read_image(path, scene="left")
-    np.testing.assert_array_equal(found.pages, Nd2.values[0].transpose(0, 2, 3, 1))
-    assert (found.channel_names, found.pixel_size, found.z_step) == (("DAPI", "GFP"), (0.25, 0.5), 2.0)
+    actual = read_image(path, scene="left")
+    np.testing.assert_array_equal(actual.pages, Nd2.values[0].transpose(0, 2, 3, 1))
+    assert (actual.channel_names, actual.pixel_size, actual.z_step) == (("DAPI", "GFP"), (0.25, 0.5), 2.0)
     monkeypatch.setattr(Nd2, "calibrated", (False, False, False))
-    found = read_image(path, scene="1")
-    np.testing.assert_array_equal(found.pages, Nd2.values[1].transpose(0, 2, 3, 1))
-    assert (found.pixel_size, found.z_step) == (None, None)
+    actual = read_image(path, scene="1")
+    np.testing.assert_array_equal(actual.pages, Nd2.values[1].transpose(0, 2, 3, 1))
+    assert (actual.pixel_size, actual.z_step) == (None, None)
 
 
 def test_the_stand_in_for_nd2_has_the_interface_of_the_library():
@@ -322,14 +322,14 @@ def test_damaged_bytes_raise_nothing_else(tmp_path):
         rng = np.random.default_rng(0)
         for _ in range(40):
             broken = bytearray(data)
-            for place in rng.integers(4, min(len(data), 1500), 3):
-                broken[place] = int(rng.integers(256))
+            for position in rng.integers(4, min(len(data), 1500), 3):
+                broken[position] = int(rng.integers(256))
             path.write_bytes(bytes(broken))
             with suppress(InputError):
                 read_image(path)
 
 
-@pytest.mark.parametrize("vendor", VENDORS, ids=lambda v: v.name)
+@cases("vendor", VENDORS, ids=lambda v: v.name)
 def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch, vendor):
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(vendor.at) + vendor.mark + bytes(300))

@@ -1,12 +1,15 @@
-"""Files appear complete or not at all, and pictures show what they should."""
+"""Files appear complete or not at all, and images show what they should."""
 
+import contextlib
 import csv
+import importlib.machinery
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from vispe.errors import InputError, ShapeError
 from vispe.files import atomic_path, check_writable, write_csv, write_json
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
+from vispe.segment import overlays
 from vispe.segment.overlays import PALETTE, boundaries, overlay, uncertainty_image
 
 RNG = np.random.default_rng(2)
@@ -69,7 +73,7 @@ def test_atomic_path_renames_on_success_and_cleans_up_on_failure(tmp_path):
     assert left_over(target.parent) == ["a.txt"]
 
 
-def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
     target = tmp_path / "a.txt"
     with pytest.raises(InputError, match=r"a.txt exists; add --force"):
         write_half(target, None, meanwhile="theirs")
@@ -89,26 +93,31 @@ def test_new_files_have_ordinary_permissions(tmp_path):
     assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_a_killed_process_leaves_no_half_file(tmp_path, how):
-    program = textwrap.dedent(
-        f"""
-        import signal, time
-        from pathlib import Path
-        from vispe.images.write import atomic_path
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
-        with atomic_path(Path({str(tmp_path)!r}) / "a.tif", force=True) as temporary:
-            temporary.write_bytes(b"half")
-            print("ready", flush=True)
-            time.sleep(60)
-        """
-    )
+def hold_half_a_file(folder, ready):
+    """Write a file up to its half, report that, and wait for a signal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
+    with contextlib.suppress(KeyboardInterrupt), atomic_path(folder / "a.tif", force=True) as temporary:
+        temporary.write_bytes(b"half")
+        os.write(ready, b"ready")
+        time.sleep(60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@cases("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_process_leaves_no_partial_file(tmp_path, how):
     (tmp_path / "a.tif").write_bytes(b"old")
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(how)
+    reader, writer = os.pipe()
+    process = os.fork()  # a new interpreter imports for seconds
+    if process == 0:
+        try:
+            hold_half_a_file(tmp_path, writer)
+        finally:
+            os._exit(0)
+    assert os.read(reader, 5) == b"ready"
+    os.kill(process, how)
+    status = os.waitpid(process, 0)[1]
+    os.close(reader), os.close(writer)
+    assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if how == signal.SIGKILL else 0)
     assert (tmp_path / "a.tif").read_bytes() == b"old"
     rest = [n for n in left_over(tmp_path) if n != "a.tif"]
     assert len(rest) == (1 if how == signal.SIGKILL else 0)
@@ -276,7 +285,7 @@ def test_write_csv(tmp_path):
         write_csv(tmp_path / "s.csv", [])
 
 
-# --- pictures ---
+# --- images ---
 
 
 def test_palette():
@@ -316,8 +325,8 @@ def test_overlay_enlarges_small_images_by_whole_factors():
     expected = np.rint(image * 255).astype(np.uint8).repeat(5, 0).repeat(5, 1)
     top = np.argmax((out != 255).any((1, 2)))
     left = np.argmax((out != 255).any((0, 2)))
-    found = out[top : top + 500, left : left + 305, 0]
-    np.testing.assert_allclose(found.astype(int), expected, atol=1)
+    actual = out[top : top + 500, left : left + 305, 0]
+    np.testing.assert_allclose(actual.astype(int), expected, atol=1)
 
 
 @partly(2)
@@ -331,7 +340,7 @@ def test_overlay_of_any_shape_and_number_of_classes(shape, k):
     assert max(out.shape) < 4000
 
 
-def test_overlay_uses_given_colours_and_title():
+def test_overlay_uses_the_colours_and_the_title():
     image, labels = np.zeros((500, 500)), np.ones((500, 500), np.uint8)
     plain = overlay(image, labels, ["m"])
     red = overlay(image, labels, ["m"], colors=[(255, 0, 0)], alpha=1)
@@ -351,29 +360,39 @@ def test_overlay_uses_given_colours_and_title():
     ],
 )
 def test_scale_bars_are_round(pixel_size, length, text):
-    from vispe.segment import overlays
-
     assert overlays._scale_bar(overlays._page(500), 500, 1, pixel_size) == (length, text)
     assert overlays._scale_bar(overlays._page(500), 100, 5, pixel_size)[0] <= 125
 
 
-@pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_letters_are_the_same_wherever_matplotlib_keeps_them(tmp_path, elsewhere):
-    """Where they lie beside the package it is not imported, which takes long."""
-    code = f"""
-        import importlib.machinery, pathlib, sys
+EMPTY_PAGE = np.zeros((60, 80, 1), np.float32), np.ones((60, 80), np.uint8), ["pore"]
+
+
+@cases("elsewhere", [False, True])
+def test_the_font_is_the_same_wherever_matplotlib_stores_it(monkeypatch, elsewhere):
+    """Where it is in the package, matplotlib is not imported, which takes long."""
+    expected = np.asarray(overlay(*EMPTY_PAGE))
+    spec = importlib.machinery.ModuleSpec("matplotlib", None, origin="elsewhere/__init__.py")
+    if elsewhere:
+        monkeypatch.setattr(overlays, "find_spec", lambda name: spec)
+    else:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+            monkeypatch.delitem(sys.modules, name)
+    overlays._font.cache_clear()
+    assert np.array_equal(np.asarray(overlay(*EMPTY_PAGE)), expected)
+    assert elsewhere or "matplotlib" not in sys.modules
+    overlays._font.cache_clear()
+
+
+@pytest.mark.slow
+def test_overlays_do_not_import_matplotlib(tmp_path):
+    code = """
+        import sys
         import numpy as np
-        from vispe.segment import overlays
-        if {elsewhere}:
-            overlays.find_spec = lambda name: importlib.machinery.ModuleSpec(name, None, origin="elsewhere/__init__.py")
-        labels = np.ones((60, 80), np.uint8)
-        page = overlays.overlay(np.zeros((60, 80, 1), np.float32), labels, ["pore"])
-        np.save(sys.argv[1], np.asarray(page))
-        assert ("matplotlib" in sys.modules) is {elsewhere}
+        from vispe.segment.overlays import overlay
+        overlay(np.zeros((60, 80, 1), np.float32), np.ones((60, 80), np.uint8), ["pore"])
+        assert "matplotlib" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "page.npy")], check=True)
-    expected = overlay(np.zeros((60, 80, 1), np.float32), np.ones((60, 80), np.uint8), ["pore"])
-    assert np.array_equal(np.load(tmp_path / "page.npy"), np.asarray(expected))
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
 def test_boundaries_lie_in_the_higher_class_and_not_at_missing_data():

@@ -22,12 +22,12 @@ from vispe.cli.main import main
 
 def child(words, moment):
     """Run the command in this process and kill it at an event; None lets it end."""
-    seen = [0]
+    recorded = [0]
 
     def counted(function):
         def inner(*args, **options):
-            seen[0] += 1
-            if seen[0] == moment:
+            recorded[0] += 1
+            if recorded[0] == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **options)
 

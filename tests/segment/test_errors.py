@@ -113,10 +113,10 @@ def test_labels_of_another_size_are_not_resized(capsys):
     refused(capsys, f"segment a.png {LEARN}", "32 x 40", "32 x 45", "never resized")
 
 
-@pytest.mark.parametrize(("value", "found"), [(0, "got 0"), (1, "got 1")])
-def test_fewer_than_two_classes_are_not_enough(capsys, value, found):
+@pytest.mark.parametrize(("value", "actual"), [(0, "got 0"), (1, "got 1")])
+def test_fewer_than_two_classes_are_not_enough(capsys, value, actual):
     save("a_labels.png", np.full(SIZE, value))
-    refused(capsys, f"segment a.png {LEARN}", "needs at least 2 labelled classes", found)
+    refused(capsys, f"segment a.png {LEARN}", "needs at least 2 labelled classes", actual)
 
 
 def test_an_empty_label_file_is_named(capsys):
@@ -124,7 +124,7 @@ def test_an_empty_label_file_is_named(capsys):
     refused(capsys, f"segment a.png {LEARN}", "a_labels.png")
 
 
-def test_a_class_that_is_not_drawn_is_kept_with_a_warning(capsys):
+def test_a_class_without_labels_remains_with_a_warning(capsys):
     code, out, err = vispe(capsys, f"segment a.png --classes ground,grain,pore {LEARN}")
     assert code == 0
     assert "class 'pore' has no labelled pixels" in err
@@ -132,7 +132,7 @@ def test_a_class_that_is_not_drawn_is_kept_with_a_warning(capsys):
     assert tifffile.imread("out/a_prob.tif").squeeze().shape == (3, *SIZE)
 
 
-def test_a_class_of_few_pixels_is_kept_with_a_warning(capsys):
+def test_a_class_of_few_pixels_remains_with_a_warning(capsys):
     drawn = np.load("drawn.npy")
     drawn[0, :3] = 3
     save("a_labels.png", drawn)

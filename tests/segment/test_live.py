@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
@@ -26,7 +27,7 @@ TOKENS = FeatureConfig(
 )
 
 
-def picture(h: int, w: int, seed: int = 0) -> np.ndarray:
+def synthetic_image(h: int, w: int, seed: int = 0) -> np.ndarray:
     """Bright discs on a dark ground, with noise; uint8."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:h, :w]
@@ -38,7 +39,7 @@ def picture(h: int, w: int, seed: int = 0) -> np.ndarray:
 
 
 def scribbles(grey: np.ndarray, classes: int = 2, seed: int = 0) -> np.ndarray:
-    """A few strokes across the picture, labelled by grey level; uint8."""
+    """A few scribbles across the image, labelled by grey level; uint8."""
     rng = np.random.default_rng(seed)
     truth = 1 + np.digitize(grey, np.quantile(grey, np.linspace(0, 1, classes + 1)[1:-1]))
     out = np.zeros(grey.shape, np.uint8)
@@ -54,34 +55,34 @@ def by_hand(
     kind: str,
     post: PostProcessing | None = None,
 ):
-    """What the command does with one image, from the same public parts but without anything kept."""
+    """What the command does with one image, from the same public parts but without anything stored."""
     features = Features(config)
     pages, _ = normalize(image)
     shown = [(p, v) for p, v, own in zip(pages, image.valid, labels, strict=True) if own.any()]
     features.fit(shown)
     masks = (labels > 0) & image.valid
-    found = [
+    actual = [
         features.prepare(p, v).gather(m) for p, v, m in zip(pages, image.valid, masks, strict=True) if m.any()
     ]
     classifier = PixelClassifier(kind, int(labels.max()))
     classes = labels[masks].astype(np.int64)
     scale = features.filter_scale(image.channels)
-    classifier.fit(np.concatenate(found), classes, scale=scale)
+    classifier.fit(np.concatenate(actual), classes, scale=scale)
     of = label_scribbles(np.flatnonzero(masks), classes, masks.shape[1:])
-    calibrate(classifier, np.concatenate(found), classes, of, scale=scale)
+    calibrate(classifier, np.concatenate(actual), classes, of, scale=scale)
     return [
         predict_page(p, v, features, classifier, post or PostProcessing(), lambda share: None)
         for p, v in zip(pages, image.valid, strict=True)
     ], classifier
 
 
-def assert_same(found, expected, atol: float = 1e-5) -> None:
-    np.testing.assert_allclose(found.prob, expected.prob, rtol=0, atol=atol)
+def assert_same(actual, expected, atol: float = 1e-5) -> None:
+    np.testing.assert_allclose(actual.prob, expected.prob, rtol=0, atol=atol)
     top = np.sort(expected.prob, 0)
     clear = top[-1] - top[-2] > 2 * atol
-    np.testing.assert_array_equal(found.labels[clear], expected.labels[clear])
-    np.testing.assert_allclose(found.uncertainty, expected.uncertainty, rtol=0, atol=2 * atol)
-    assert (found.overlap, found.notes) == (expected.overlap, expected.notes)
+    np.testing.assert_array_equal(actual.labels[clear], expected.labels[clear])
+    np.testing.assert_allclose(actual.uncertainty, expected.uncertainty, rtol=0, atol=2 * atol)
+    assert (actual.overlap, actual.notes) == (expected.overlap, expected.notes)
 
 
 TIMM = pytest.param(TOKENS, id="tokens", marks=pytest.mark.slow)  # importing timm takes seconds
@@ -92,24 +93,24 @@ TIMM = pytest.param(TOKENS, id="tokens", marks=pytest.mark.slow)  # importing ti
 )
 @pytest.mark.parametrize("classes", [2, 3])
 def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
-    grey = picture(91, 75)
+    grey = synthetic_image(91, 75)
     labels = scribbles(grey, classes)
     image = micrograph(grey)
     (expected,), classifier = by_hand(image, labels[None], config, "logistic")
     live = Live(image, features=config)
-    found = live.update(labels)
-    assert_same(found, expected)
+    actual = live.update(labels)
+    assert_same(actual, expected)
     for name in ("mean", "weight", "bias", "classes"):  # the very same features were gathered
         np.testing.assert_array_equal(
             getattr(live.model.classifier.linear, name), getattr(classifier.linear, name)
         )
 
 
-@pytest.mark.parametrize("kind", ["logistic", "ensemble"])
+@cases("kind", ["logistic", "ensemble"])
 def test_the_command_and_the_saved_model_agree(tmp_path, kind):
     from PIL import Image
 
-    grey = picture(80, 101)
+    grey = synthetic_image(80, 101)
     labels = scribbles(grey, 3)
     Image.fromarray(grey).save(tmp_path / "a.png")
     Image.fromarray(labels).save(tmp_path / "a_labels.png")
@@ -118,14 +119,14 @@ def test_the_command_and_the_saved_model_agree(tmp_path, kind):
         classifier=kind,
     )  # fmt: skip
     live = Live(micrograph(grey), features=TILED, classifier=kind)
-    found = live.update(labels)
+    actual = live.update(labels)
     theirs = load_model(tmp_path / "out" / "model.vispe")
     np.testing.assert_array_equal(live.model.classifier.linear.weight, theirs.classifier.linear.weight)
     assert live.model.features == theirs.features
     assert (live.model.names, live.model.normalize, live.model.clip) == (theirs.names, "stack", (0.5, 99.5))
     written = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
-    clear = np.abs(np.diff(np.sort(found.prob, 0)[-2:], axis=0)[0]) > 1e-4
-    np.testing.assert_array_equal(found.labels[clear], written[clear])
+    clear = np.abs(np.diff(np.sort(actual.prob, 0)[-2:], axis=0)[0]) > 1e-4
+    np.testing.assert_array_equal(actual.labels[clear], written[clear])
 
     live.save(tmp_path / "mine.vispe")
     pipeline.apply(tmp_path / "mine.vispe", [tmp_path / "a.png"], tmp_path / "again")
@@ -137,7 +138,7 @@ def test_the_command_and_the_saved_model_agree(tmp_path, kind):
 
 
 def test_a_model_predicts_at_once_and_learns_on(tmp_path):
-    grey = picture(64, 70)
+    grey = synthetic_image(64, 70)
     first = Live(micrograph(grey), features=FILTERS, names=("ground", "disc"), colors=((1, 2, 3), (4, 5, 6)))
     before = first.update(scribbles(grey))
     first.save(tmp_path / "m.vispe")
@@ -155,7 +156,7 @@ def test_a_model_predicts_at_once_and_learns_on(tmp_path):
 def test_clusters_are_predicted_and_words_refused(tmp_path):
     from PIL import Image
 
-    grey = picture(48, 56)
+    grey = synthetic_image(48, 56)
     Image.fromarray(grey).save(tmp_path / "a.png")
     pipeline.segment([tmp_path / "a.png"], tmp_path / "out", cluster=2, features=FILTERS)
     live = Live(micrograph(grey), model=tmp_path / "out" / "model.vispe")
@@ -169,22 +170,22 @@ def test_clusters_are_predicted_and_words_refused(tmp_path):
 
 
 def test_labels_change_and_nothing_of_the_old_ones_stays():
-    grey = picture(70, 64)
+    grey = synthetic_image(70, 64)
     image = micrograph(grey)
     live = Live(image, features=TILED)
     more, less = scribbles(grey, 3), scribbles(grey, 2, seed=3)
     live.update(more)
-    found = live.update(less)
+    actual = live.update(less)
     assert len(live.names) == 3  # names once seen stay, as the colours of a palette do
-    assert (found.prob[2] == 0).all()
+    assert (actual.prob[2] == 0).all()
     fresh = Live(image, features=TILED).update(less)
-    np.testing.assert_array_equal(found.prob[:2], fresh.prob)
+    np.testing.assert_array_equal(actual.prob[:2], fresh.prob)
     np.testing.assert_array_equal(live.update(more).prob, Live(image, features=TILED).update(more).prob)
 
 
 @pytest.mark.parametrize("config", [pytest.param(TILED, id="vispe_micro"), TIMM])
 def test_pages_of_a_stack_share_one_classifier(config):
-    pages = np.stack([picture(66, 80, seed) for seed in range(3)])
+    pages = np.stack([synthetic_image(66, 80, seed) for seed in range(3)])
     image = micrograph(pages, "ZYX", "stack.tif")
     labels = np.zeros(pages.shape, np.uint8)
     labels[0], labels[2] = scribbles(pages[0]), scribbles(pages[2], seed=1)
@@ -205,52 +206,52 @@ def test_pages_of_a_stack_share_one_classifier(config):
 
 @pytest.mark.parametrize("kind", [pytest.param("forest", marks=pytest.mark.slow), "boosting"])
 def test_trees_are_those_of_the_command(kind):
-    grey = picture(40, 37)
+    grey = synthetic_image(40, 37)
     labels = scribbles(grey)
     image = micrograph(grey)
     (expected,), _ = by_hand(image, labels[None], FILTERS, kind, PostProcessing(smooth=1, min_area=4))
-    found = Live(image, features=FILTERS, classifier=kind, post=PostProcessing(smooth=1, min_area=4)).update(
+    actual = Live(image, features=FILTERS, classifier=kind, post=PostProcessing(smooth=1, min_area=4)).update(
         labels
     )
-    np.testing.assert_array_equal(found.prob, expected.prob)
-    np.testing.assert_array_equal(found.labels, expected.labels)
+    np.testing.assert_array_equal(actual.prob, expected.prob)
+    np.testing.assert_array_equal(actual.labels, expected.labels)
 
 
 def test_pixels_without_data_and_colours():
-    grey = picture(60, 72).astype(np.float32)
+    grey = synthetic_image(60, 72).astype(np.float32)
     labels = scribbles(grey)
     grey[10:20, 30:50] = np.nan
     grey[0, 0] = np.inf
     image = micrograph(grey)
-    told: list[str] = []
-    live = Live(image, features=TILED, watch=told.append)
-    found = live.update(labels)
+    messages: list[str] = []
+    live = Live(image, features=TILED, watch=messages.append)
+    actual = live.update(labels)
     (expected,), _ = by_hand(image, labels[None], TILED, "logistic")
-    assert_same(found, expected)
-    assert (found.labels[10:20, 30:50] == 0).all()
+    assert_same(actual, expected)
+    assert (actual.labels[10:20, 30:50] == 0).all()
     lost = int((labels[~image.valid[0]] > 0).sum())
     assert lost
-    assert told == live.notes
-    assert f"{lost} labelled pixels of page 0 have no data and are ignored." in told
+    assert messages == live.notes
+    assert f"{lost} labelled pixels of page 0 have no data and are ignored." in messages
 
-    colour = np.stack([picture(48, 50, s) for s in range(3)], -1)
+    colour = np.stack([synthetic_image(48, 50, s) for s in range(3)], -1)
     image = micrograph(colour, "YXC")
     (expected,), _ = by_hand(image, scribbles(colour[..., 0])[None], TILED, "logistic")
     assert_same(Live(image, features=TILED).update(scribbles(colour[..., 0])), expected)
 
 
 def test_any_page_is_segmented_with_the_model():
-    grey = picture(64, 80)
+    grey = synthetic_image(64, 80)
     live = Live(micrograph(grey), features=TILED)
     live.update(scribbles(grey))
     page, valid = live.normalized()
-    turned = live.segment(np.ascontiguousarray(np.rot90(page)), np.ascontiguousarray(np.rot90(valid)))
-    assert turned.prob.shape == (2, 80, 64)
-    assert (np.rot90(live.predict().labels) == turned.labels).mean() > 0.97
+    rotated = live.segment(np.ascontiguousarray(np.rot90(page)), np.ascontiguousarray(np.rot90(valid)))
+    assert rotated.prob.shape == (2, 80, 64)
+    assert (np.rot90(live.predict().labels) == rotated.labels).mean() > 0.97
 
 
 def test_memory_is_stated_and_bounded():
-    grey = picture(96, 128)
+    grey = synthetic_image(96, 128)
     live = Live(micrograph(grey), features=TILED)
     pages = grey.size * 4
     assert live.nbytes == pages
@@ -273,7 +274,7 @@ def test_features_are_computed_once(monkeypatch):
         return model
 
     monkeypatch.setattr(CachedFeatures, "_load", load)
-    grey = picture(64, 64)
+    grey = synthetic_image(64, 64)
     live = Live(micrograph(grey), features=TILED)
     live.update(scribbles(grey))
     assert len(calls) == 1
@@ -282,7 +283,7 @@ def test_features_are_computed_once(monkeypatch):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("labels", "error", "text"),
     [
         (
@@ -306,14 +307,14 @@ def test_features_are_computed_once(monkeypatch):
     ],
 )
 def test_labels_that_cannot_be_used(labels, error, text):
-    live = Live(micrograph(picture(40, 37)), features=FILTERS, names=("ground", "disc"))
+    live = Live(micrograph(synthetic_image(40, 37)), features=FILTERS, names=("ground", "disc"))
     with pytest.raises(error, match=text):
         live.update(labels)
     assert not live.ready
 
 
-def test_what_is_asked_too_early_or_of_nothing(tmp_path):
-    live = Live(micrograph(picture(40, 37)), features=FILTERS)
+def test_prediction_without_a_model_and_unknown_pages_are_refused(tmp_path):
+    live = Live(micrograph(synthetic_image(40, 37)), features=FILTERS)
     for ask in (live.predict, lambda: live.save(tmp_path / "m.vispe")):
         with pytest.raises(InputError, match=r"there is no model yet\. Label at least 2 classes"):
             ask()
@@ -324,13 +325,13 @@ def test_what_is_asked_too_early_or_of_nothing(tmp_path):
     with pytest.raises(
         OptionError, match="filters_3d needs neighbouring pages, but a live session uses a single page"
     ):
-        Live(micrograph(picture(40, 37)), features=FeatureConfig(filters_3d=True))
+        Live(micrograph(synthetic_image(40, 37)), features=FeatureConfig(filters_3d=True))
     with pytest.raises(OptionError, match="classifier='forrest' is not one of"):
-        Live(micrograph(picture(40, 37)), classifier="forrest")
+        Live(micrograph(synthetic_image(40, 37)), classifier="forrest")
 
 
 def test_arrays_become_images():
-    grey = picture(12, 15)
+    grey = synthetic_image(12, 15)
     assert micrograph(grey).pages.shape == (1, 12, 15, 1)
     np.testing.assert_array_equal(micrograph(grey > 100).pages[0, ..., 0], (grey > 100) * np.uint8(255))
     many = np.arange(2 * 3 * 4 * 5 * 3).reshape(2, 3, 4, 5, 3).astype(">u2")

@@ -7,6 +7,7 @@ import pytest
 from scipy.ndimage import distance_transform_edt
 from sklearn.metrics import adjusted_rand_score, balanced_accuracy_score, f1_score, jaccard_score
 
+from tests.cases import cases
 from vispe.errors import InputError, ShapeError
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores, summarize
 
@@ -16,45 +17,47 @@ RNG = np.random.default_rng(5)
 def test_by_hand():
     truth = np.array([[1, 1, 1, 1], [2, 2, 2, 2], [2, 2, 0, 2]])
     pred = np.array([[1, 1, 1, 2], [2, 2, 2, 2], [2, 0, 1, 1]])
-    found = scores(pred, truth, 3, names=["m", "p", "q"])
-    assert found["n_pixels"] == 10
-    assert found["confusion"] == [[3, 1, 0], [1, 5, 0], [0, 0, 0]]
-    assert found["iou"] == {"m": 3 / 5, "p": 5 / 7, "q": None}
-    assert found["miou"] == pytest.approx((3 / 5 + 5 / 7) / 2)
-    assert found["dice"] == {"m": 6 / 8, "p": 10 / 12, "q": None}
-    assert found["mean_dice"] == pytest.approx((6 / 8 + 10 / 12) / 2)
-    assert found["pixel_accuracy"] == 0.8
-    assert found["balanced_accuracy"] == pytest.approx((3 / 4 + 5 / 6) / 2)
-    assert found["phase_fraction"]["truth"] == {"m": 0.4, "p": 0.6, "q": 0.0}
-    assert found["phase_fraction_error_pp"] == pytest.approx({"m": 0, "p": 0, "q": 0})
-    json.dumps(found, allow_nan=False)
+    actual = scores(pred, truth, 3, names=["m", "p", "q"])
+    assert actual["n_pixels"] == 10
+    assert actual["confusion"] == [[3, 1, 0], [1, 5, 0], [0, 0, 0]]
+    assert actual["iou"] == {"m": 3 / 5, "p": 5 / 7, "q": None}
+    assert actual["miou"] == pytest.approx((3 / 5 + 5 / 7) / 2)
+    assert actual["dice"] == {"m": 6 / 8, "p": 10 / 12, "q": None}
+    assert actual["mean_dice"] == pytest.approx((6 / 8 + 10 / 12) / 2)
+    assert actual["pixel_accuracy"] == 0.8
+    assert actual["balanced_accuracy"] == pytest.approx((3 / 4 + 5 / 6) / 2)
+    assert actual["phase_fraction"]["truth"] == {"m": 0.4, "p": 0.6, "q": 0.0}
+    assert actual["phase_fraction_error_pp"] == pytest.approx({"m": 0, "p": 0, "q": 0})
+    json.dumps(actual, allow_nan=False)
 
 
-@pytest.mark.parametrize("shape", [(37, 53), (3, 17, 29), (1, 1)])
+@cases("shape", [(37, 53), (3, 17, 29), (1, 1)])
 def test_against_scikit_learn(shape):
     truth, pred = RNG.integers(1, 5, shape), RNG.integers(1, 5, shape)
     ignore = RNG.random(shape) < 0.3
     ignore.flat[0] = False
-    found = scores(pred, truth, 4, ignore=ignore)
+    actual = scores(pred, truth, 4, ignore=ignore)
     t, p = truth[~ignore], pred[~ignore]
     present = np.union1d(t, p)
-    assert found["miou"] == pytest.approx(jaccard_score(t, p, labels=present, average="macro"))
-    assert found["mean_dice"] == pytest.approx(f1_score(t, p, labels=present, average="macro"))
-    assert found["pixel_accuracy"] == pytest.approx((t == p).mean())
+    assert actual["miou"] == pytest.approx(jaccard_score(t, p, labels=present, average="macro"))
+    assert actual["mean_dice"] == pytest.approx(f1_score(t, p, labels=present, average="macro"))
+    assert actual["pixel_accuracy"] == pytest.approx((t == p).mean())
     if shape != (1, 1):
-        assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(t, p))
+        assert actual["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(t, p))
     error = [100 * ((p == c).mean() - (t == c).mean()) for c in range(1, 5)]
-    assert list(found["phase_fraction_error_pp"].values()) == pytest.approx(error)
-    assert found["phase_fraction_max_abs_error_pp"] == pytest.approx(max(map(abs, error)))
+    assert list(actual["phase_fraction_error_pp"].values()) == pytest.approx(error)
+    assert actual["phase_fraction_max_abs_error_pp"] == pytest.approx(max(map(abs, error)))
     assert adjusted_rand(pred, truth, ignore=ignore) == pytest.approx(adjusted_rand_score(t, p))
 
 
 def test_perfect_and_absent():
     truth = RNG.integers(1, 4, (21, 34))
-    found = scores(truth, truth, 5)
-    assert found["miou"] == found["mean_dice"] == found["mean_boundary_f1"] == found["pixel_accuracy"] == 1
-    assert found["iou"]["class 4"] is None
-    assert found["phase_fraction_mean_abs_error_pp"] == 0
+    actual = scores(truth, truth, 5)
+    assert (
+        actual["miou"] == actual["mean_dice"] == actual["mean_boundary_f1"] == actual["pixel_accuracy"] == 1
+    )
+    assert actual["iou"]["class 4"] is None
+    assert actual["phase_fraction_mean_abs_error_pp"] == 0
     one = np.ones((5, 7), int)
     assert scores(one, one, 2)["mean_boundary_f1"] is None
     assert scores(one, one + 1, 2)["miou"] == 0
@@ -79,7 +82,7 @@ def slow_boundary_f1(pred, truth, valid, c, reach):
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-@pytest.mark.parametrize("reach", [0, 1, 2, 3.5])
+@cases("reach", [0, 1, 2, 3.5])
 def test_boundary_f1(reach):
     truth = np.ones((31, 45), int)
     truth[8:20, 10:30] = 2
@@ -88,10 +91,10 @@ def test_boundary_f1(reach):
     pred[0, :9] = 0
     ignore = RNG.random(truth.shape) < 0.2
     valid = ~ignore & (pred > 0) & (truth > 0)
-    found = scores(pred, truth, 3, ignore=ignore, boundary_px=reach)
+    actual = scores(pred, truth, 3, ignore=ignore, boundary_px=reach)
     expected = [slow_boundary_f1(pred, truth, valid, c, reach) for c in (1, 2, 3)]
-    assert list(found["boundary_f1"].values()) == pytest.approx(expected)
-    assert found["mean_boundary_f1"] == pytest.approx(np.mean(expected))
+    assert list(actual["boundary_f1"].values()) == pytest.approx(expected)
+    assert actual["mean_boundary_f1"] == pytest.approx(np.mean(expected))
 
 
 def test_leaving_pixels_out_makes_no_boundaries():
@@ -101,8 +104,8 @@ def test_leaving_pixels_out_makes_no_boundaries():
     ignore[3:6, 2:5] = True
     pred = truth.copy()
     pred[15:18, 2:5] = 0
-    found = scores(pred, truth, 2, ignore=ignore)
-    assert found["mean_boundary_f1"] == 1
+    actual = scores(pred, truth, 2, ignore=ignore)
+    assert actual["mean_boundary_f1"] == 1
 
 
 def test_refusals():
@@ -149,8 +152,8 @@ def test_more_or_fewer_clusters_than_classes():
     pred = np.repeat([1, 2, 3, 4], [28, 2, 29, 1])[None]
     mapping = match_clusters(pred, truth, 2)
     assert mapping == {1: 1, 2: 3, 3: 2, 4: 4}
-    found = scores(apply_mapping(pred, mapping), truth, 4)
-    assert found["iou"]["class 3"] == 0
+    actual = scores(apply_mapping(pred, mapping), truth, 4)
+    assert actual["iou"]["class 3"] == 0
     assert match_clusters(np.ones((3, 4), int), np.full((3, 4), 3), 3) == {1: 3}
     assert (apply_mapping(np.zeros((2, 2), int), {1: 3}) == 0).all()
     with pytest.raises(InputError, match=r"the label map contains cluster 7, but the mapping ends at 1"):
@@ -161,14 +164,14 @@ def test_more_or_fewer_clusters_than_classes():
 
 def test_summary():
     results = [{"miou": v, "iou": {"a.b": v / 2, "c": None}, "e": {"f": -v}} for v in (0.2, 0.4, 0.9)]
-    found = summarize(results, "miou")
-    assert found["n"] == 3
-    assert found["mean"] == pytest.approx(0.5)
-    assert found["median"] == 0.4
-    assert found["std"] == pytest.approx(np.std([0.2, 0.4, 0.9], ddof=1))
-    assert found["worst"] == 0.2
-    assert found["ci95"] == [pytest.approx(0.2), pytest.approx(0.9)]
-    assert found == summarize(results, "miou", seed=0)
+    actual = summarize(results, "miou")
+    assert actual["n"] == 3
+    assert actual["mean"] == pytest.approx(0.5)
+    assert actual["median"] == 0.4
+    assert actual["std"] == pytest.approx(np.std([0.2, 0.4, 0.9], ddof=1))
+    assert actual["worst"] == 0.2
+    assert actual["ci95"] == [pytest.approx(0.2), pytest.approx(0.9)]
+    assert actual == summarize(results, "miou", seed=0)
     assert summarize(results, "iou.a.b")["worst"] == 0.1
     assert summarize(results, "e.f", higher_is_better=False)["worst"] == -0.9
     assert summarize(results, "iou.c") == {

@@ -43,26 +43,26 @@ def run(monkeypatch, data, *words):
 
 def test_every_setting_is_a_row_and_none_is_measured_twice(data, monkeypatch, capsys):
     words = ("--strides", "16", "8", "--shifts", "1", "3")
-    found = run(monkeypatch, data, *words)
+    actual = run(monkeypatch, data, *words)
     # three looks do not fit between tokens of 16 or 8 px
-    assert [row["setting"] for row in found["rows"]] == [
+    assert [row["setting"] for row in actual["rows"]] == [
         f"stride {stride}, shifts 1, layers {layers}, x{scale}"
         for stride in (16, 8)
         for layers in ("last", "1,5")
         for scale in ("1", "1.5")
     ]
-    assert all(0 < row["miou"] <= 1 for row in found["rows"])
+    assert all(0 < row["miou"] <= 1 for row in actual["rows"])
     capsys.readouterr()
-    assert run(monkeypatch, data, *words)["rows"] == found["rows"]
+    assert run(monkeypatch, data, *words)["rows"] == actual["rows"]
     assert "steel | a" not in capsys.readouterr().out
     more = run(monkeypatch, data, "--strides", "4", "--shifts", "2", "--memory", "1e-4")["rows"]
-    assert more[: len(found["rows"])] == found["rows"]
-    assert all(row["left_out"].startswith("maps of") for row in more[len(found["rows"]) :])
+    assert more[: len(actual["rows"])] == actual["rows"]
+    assert all(row["left_out"].startswith("maps of") for row in more[len(actual["rows"]) :])
     task = tokens.drawn_task(0)
     corner = tokens.Picture(*(a[:48, :64] for a in (task.page, task.drawn, task.truth)))
     monkeypatch.setattr(tokens, "drawn_task", lambda number: corner)
     timed = run(monkeypatch, data, "--times")
-    assert timed["rows"] == found["rows"] + more[len(found["rows"]) :]
+    assert timed["rows"] == actual["rows"] + more[len(actual["rows"]) :]
     seconds = timed["summary"]["seconds_per_megapixel"]
     assert [*seconds] == [*(row["setting"] for row in timed["rows"]), "filters and vispe_micro"]
     assert min(seconds.values()) > 0

@@ -50,9 +50,9 @@ EMPTY = [
 @cases("geometry", EMPTY, ids=str)
 def test_empty_geometries(tmp_path, geometry):
     path = geojson(tmp_path, [FULL[0], feature(geometry), FULL[1]])
-    found = read_labels(path, (1, H, W))
-    np.testing.assert_array_equal(found.values, EXPECTED)
-    assert "1 shape(s) of a.geojson have an empty geometry and are not used." in found.notes
+    actual = read_labels(path, (1, H, W))
+    np.testing.assert_array_equal(actual.values, EXPECTED)
+    assert "1 shape(s) of a.geojson have an empty geometry and are not used." in actual.notes
     said = []
     np.testing.assert_array_equal(read_truth(path, (1, H, W), names=["bg", "ob"], note=said.append), EXPECTED)
     assert any("empty geometry" in text for text in said)
@@ -70,8 +70,8 @@ def test_empty_geometries(tmp_path, geometry):
     ids=lambda value: value["type"],
 )
 def test_empty_parts_of_a_geometry(tmp_path, geometry):
-    found = read_labels(geojson(tmp_path, [FULL[0], feature(geometry)]), (1, H, W))
-    np.testing.assert_array_equal(found.values, EXPECTED)
+    actual = read_labels(geojson(tmp_path, [FULL[0], feature(geometry)]), (1, H, W))
+    np.testing.assert_array_equal(actual.values, EXPECTED)
 
 
 @cases("segmentation", [[], [[]], [[], []]], ids=str)
@@ -87,9 +87,9 @@ def test_empty_segmentations_of_coco(tmp_path, segmentation):
         ],
     }
     (tmp_path / "a.json").write_text(json.dumps(content))
-    found = read_labels(tmp_path / "a.json", (1, H, W))
-    np.testing.assert_array_equal(found.values, EXPECTED)
-    assert "1 shape(s) of a.json have an empty geometry and are not used." in found.notes
+    actual = read_labels(tmp_path / "a.json", (1, H, W))
+    np.testing.assert_array_equal(actual.values, EXPECTED)
+    assert "1 shape(s) of a.json have an empty geometry and are not used." in actual.notes
 
 
 def test_empty_regions_of_imagej(tmp_path):
@@ -102,6 +102,6 @@ def test_empty_regions_of_imagej(tmp_path):
         made.roitype, made.name = roifile.ROI_TYPE.POLYGON, name
         regions.append(made)
     roifile.roiwrite(tmp_path / "a_RoiSet.zip", regions)
-    found = read_labels(tmp_path / "a_RoiSet.zip", (1, H, W))
-    np.testing.assert_array_equal(found.values, EXPECTED)
-    assert "1 shape(s) of a_RoiSet.zip have an empty geometry and are not used." in found.notes
+    actual = read_labels(tmp_path / "a_RoiSet.zip", (1, H, W))
+    np.testing.assert_array_equal(actual.values, EXPECTED)
+    assert "1 shape(s) of a_RoiSet.zip have an empty geometry and are not used." in actual.notes

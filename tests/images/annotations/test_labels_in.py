@@ -18,12 +18,12 @@ H, W = 20, 30
 
 def feature(kind, coordinates, name=None, color=None, **more):
     """A feature as QuPath 0.5 writes it."""
-    given = {} if name is None else {"classification": {"name": name, "color": color or [1, 2, 3]}}
+    passed = {} if name is None else {"classification": {"name": name, "color": color or [1, 2, 3]}}
     return {
         "type": "Feature",
         "id": "3b1c9b2e-4a55-4f6f-9f66-6f2f2ce0d3a1",
         "geometry": {"type": kind, "coordinates": coordinates} | more,
-        "properties": {"objectType": "annotation"} | given,
+        "properties": {"objectType": "annotation"} | passed,
     }
 
 
@@ -40,9 +40,9 @@ PORE = feature("Polygon", [box(0, 0, 4, 4)], "pore", [255, 0, 0])
 GRAIN = feature("Polygon", [box(10, 10, 30, 20)], "grain", [0, 0, 255])
 
 
-def blocks(*given):
+def blocks(*passed):
     out = np.zeros((1, H, W), np.int32)
-    for value, rows, columns in given:
+    for value, rows, columns in passed:
         out[0, rows, columns] = value
     return out
 
@@ -58,7 +58,7 @@ def test_qupath_polygons_holes_lines_and_points(tmp_path):
         feature("Point", [20.9, 15.1], "grain", [0, 0, 255]),
         feature("MultiPoint", [[25.0, 15.0], [29.9, 19.9]], "grain", [0, 0, 255]),
     )
-    found = read_labels(path, (1, H, W))
+    actual = read_labels(path, (1, H, W))
     s = np.s_
     expected = blocks(
         *[
@@ -70,10 +70,10 @@ def test_qupath_polygons_holes_lines_and_points(tmp_path):
         ],
         *[(1, s[10], s[3:10]), (1, s[15], s[20]), (1, s[15], s[25]), (1, s[19], s[29])],
     )
-    np.testing.assert_array_equal(found.values, expected)
-    assert found.names == ("grain", "pore")  # in natural order
-    assert found.colors == ((0, 0, 255), (255, 0, 0))
-    assert found.notes == ()
+    np.testing.assert_array_equal(actual.values, expected)
+    assert actual.names == ("grain", "pore")  # in natural order
+    assert actual.colors == ((0, 0, 255), (255, 0, 0))
+    assert actual.notes == ()
 
 
 @cases("name", ["a.geojson", "a.json"])
@@ -86,42 +86,42 @@ def test_a_bare_list_old_colours_derived_classes_and_collections(tmp_path, name)
     derived["properties"]["classification"] = {"names": ["Tumor", "Positive"], "color": [9, 9, 9]}
     path = tmp_path / name
     path.write_text(json.dumps([old, derived]))
-    found = read_labels(path, (1, H, W))
-    assert found.names == ("Tumor", "Tumor: Positive")
-    assert found.colors == ((200, 0, 0), (9, 9, 9))
+    actual = read_labels(path, (1, H, W))
+    assert actual.names == ("Tumor", "Tumor: Positive")
+    assert actual.colors == ((200, 0, 0), (9, 9, 9))
     np.testing.assert_array_equal(
-        found.values, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[9:12], np.s_[9:12]))
+        actual.values, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[9:12], np.s_[9:12]))
     )
 
 
-def test_classes_given_by_the_user_order_and_refuse(tmp_path):
+def test_classes_of_the_user_define_the_order_and_are_checked(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
-    found = read_labels(path, (1, H, W), classes=["pore", "grain", "crack"])
+    actual = read_labels(path, (1, H, W), classes=["pore", "grain", "crack"])
     np.testing.assert_array_equal(
-        found.values, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:]))
+        actual.values, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:]))
     )
-    assert found.colors is None  # crack has none
-    assert "class 'crack' has no labelled pixels" in found.notes[0]
+    assert actual.colors is None  # crack has none
+    assert "class 'crack' has no labelled pixels" in actual.notes[0]
     with pytest.raises(
         InputError, match=r"feature 0: the class must be one of pores, grain, got 'pore'.*'pores'"
     ):
         read_labels(path, (1, H, W), classes=["pores", "grain"])
 
 
-@cases("turned", [False, True])
-def test_the_smaller_shape_counts_whatever_the_order(tmp_path, turned):
+@cases("rotated", [False, True])
+def test_the_smaller_shape_counts_whatever_the_order(tmp_path, rotated):
     large = feature("Polygon", [box(0, 0, 20, 20)], "a matrix")
     small, line = (
         feature("Polygon", [box(5, 5, 9, 9)], "pore"),
         feature("LineString", [[0, 7], [19, 7]], "scratch"),
     )
     shapes = [large, small, line]
-    path = geojson(tmp_path / "a.geojson", *(shapes[::-1] if turned else shapes))
-    found = read_labels(path, (1, H, W))
+    path = geojson(tmp_path / "a.geojson", *(shapes[::-1] if rotated else shapes))
+    actual = read_labels(path, (1, H, W))
     # 16 pixels of the pore, 20 of the line
     expected = blocks((1, np.s_[:20], np.s_[:20]), (3, np.s_[7], np.s_[:20]), (2, np.s_[5:9], np.s_[5:9]))
-    np.testing.assert_array_equal(found.values, expected)
-    assert found.notes == (
+    np.testing.assert_array_equal(actual.values, expected)
+    assert actual.notes == (
         "32 pixels of a.geojson are covered by shapes of different classes; the smaller wins.",
     )
 
@@ -138,9 +138,11 @@ def test_shapes_without_a_class_and_ignored_ones_are_left_out_with_a_note(tmp_pa
 
 def test_what_reaches_beyond_the_image_is_cut_and_what_lies_outside_is_refused(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, feature("Polygon", [box(-5, 15, 3.4, 99)], "grain"))
-    found = read_labels(path, (1, H, W))
-    np.testing.assert_array_equal(found.values, blocks((2, np.s_[:4], np.s_[:4]), (1, np.s_[15:], np.s_[:3])))
-    assert "1 shape(s) of a.geojson extend beyond the image and are clipped." in found.notes
+    actual = read_labels(path, (1, H, W))
+    np.testing.assert_array_equal(
+        actual.values, blocks((2, np.s_[:4], np.s_[:4]), (1, np.s_[15:], np.s_[:3]))
+    )
+    assert "1 shape(s) of a.geojson extend beyond the image and are clipped." in actual.notes
     path = geojson(path, PORE, feature("Polygon", [box(31, 0, 40, 9)], "grain"))
     with pytest.raises(
         InputError, match=r"feature 1 is outside the image of 30 x 20 pixels, got x 31 to 40, y 0 to 9"
@@ -151,8 +153,8 @@ def test_what_reaches_beyond_the_image_is_cut_and_what_lies_outside_is_refused(t
 def test_slices_and_times_are_pages(tmp_path):
     planes = [{"c": -1, "z": 2, "t": 0}, {"c": -1, "z": 0, "t": 1}]
     shapes = [feature("Polygon", [box(0, 0, 4, 4)], n, plane=p) for n, p in zip("ab", planes, strict=True)]
-    found = read_labels(geojson(tmp_path / "a.geojson", *shapes), (3, H, W)).values
-    assert [np.unique(page).tolist() for page in found] == [[0], [0, 2], [0, 1]]
+    actual = read_labels(geojson(tmp_path / "a.geojson", *shapes), (3, H, W)).values
+    assert [np.unique(page).tolist() for page in actual] == [[0], [0, 2], [0, 1]]
     path = geojson(tmp_path / "b.geojson", PORE, GRAIN)
     with pytest.raises(InputError, match=r"feature 0 has no page, but the image has 3. Set `label_page`"):
         read_labels(path, (3, H, W))
@@ -189,7 +191,7 @@ def test_other_json_under_the_name_of_geojson_is_refused(tmp_path):
         read_labels(path, (1, H, W))
 
 
-def test_shapes_cannot_label_every_pixel_nor_stand_beside_numbers(tmp_path):
+def test_shapes_cannot_label_every_pixel_nor_be_mixed_with_numbers(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
     with pytest.raises(OptionError, match="Omit `dense`"):
         read_labels(path, (1, H, W), dense=True)
@@ -220,13 +222,13 @@ def roi(kind, points=None, name="a", box=None, **facts):
 
 
 def painted(tmp_path, made, shape=(1, H, W)):
-    """The pixels of one region beside a point in the last corner."""
+    """The pixels of one region alongside a point in the last corner."""
     path = tmp_path / "a_RoiSet.zip"
     path.unlink(missing_ok=True)
     roifile.roiwrite(path, [made, roi("POINT", np.array([[W - 1, H - 1]]), "zz")])
-    found = read_labels(path, shape)
-    assert found.names == ("a", "zz")
-    return found.values[-1] == 1
+    actual = read_labels(path, shape)
+    assert actual.names == ("a", "zz")
+    return actual.values[-1] == 1
 
 
 def mask(rows, columns):
@@ -248,20 +250,20 @@ def test_rectangles_polygons_and_freehand_of_imagej(tmp_path):
 
 def test_ovals_of_imagej(tmp_path):
     y, x = np.mgrid[:H, :W] + 0.5
-    found = painted(tmp_path, roi("OVAL", box=(4, 2, 17, 9)))
-    np.testing.assert_array_equal(found, ((x - 10.5) / 6.5) ** 2 + ((y - 5.5) / 3.5) ** 2 < 1)
+    actual = painted(tmp_path, roi("OVAL", box=(4, 2, 17, 9)))
+    np.testing.assert_array_equal(actual, ((x - 10.5) / 6.5) ** 2 + ((y - 5.5) / 3.5) ** 2 < 1)
     ends = {"x1": 4.0, "y1": 4.0, "x2": 14.0, "y2": 14.0}
     made = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ELLIPSE, **ends)
     half = np.frombuffer(np.array(0.5, ">f4").tobytes(), ">u1,>u1,>i2")[0]  # short axis by long one
     made.arrow_style_or_aspect_ratio, made.arrow_head_size, made.rounded_rect_arc_size = map(int, half)
-    found = painted(tmp_path, made)
+    actual = painted(tmp_path, made)
     along, across = (x + y - 18) / np.sqrt(2), (y - x) / np.sqrt(2)
     radius = (along / np.sqrt(50)) ** 2 + (across / np.sqrt(12.5)) ** 2
     sure = abs(radius - 1) > 0.01  # the outline is a polygon of 720 corners
-    np.testing.assert_array_equal(found[sure], (radius < 1)[sure])
+    np.testing.assert_array_equal(actual[sure], (radius < 1)[sure])
 
 
-def test_turned_rectangles_of_imagej(tmp_path):
+def test_rotated_rectangles_of_imagej(tmp_path):
     ends = {"x1": 5.0, "y1": 10.0, "x2": 15.0, "y2": 10.0}
     made = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ROTATED_RECT, **ends)
     width = np.frombuffer(np.array(6, ">f4").tobytes(), ">u1,>u1,>i2")[0]
@@ -291,11 +293,11 @@ def test_composites_of_imagej_have_holes(tmp_path):
 
 
 def test_positions_of_imagej_are_pages_from_one(tmp_path):
-    found = painted(tmp_path, roi("RECT", box=(2, 3, 9, 8), position=0), (1, H, W))
-    assert found.any()
+    actual = painted(tmp_path, roi("RECT", box=(2, 3, 9, 8), position=0), (1, H, W))
+    assert actual.any()
     path = tmp_path / "b.zip"
-    places = [{"position": 2}, {"c_position": 1, "z_position": 3, "t_position": 1}]
-    made = [roi("RECT", None, n, (2, 3, 9, 8), **p) for n, p in zip("ab", places, strict=True)]
+    positions = [{"position": 2}, {"c_position": 1, "z_position": 3, "t_position": 1}]
+    made = [roi("RECT", None, n, (2, 3, 9, 8), **p) for n, p in zip("ab", positions, strict=True)]
     roifile.roiwrite(path, made)
     assert [np.unique(page).tolist() for page in read_labels(path, (3, H, W)).values] == [[0], [0, 1], [0, 2]]
 
@@ -307,18 +309,18 @@ def test_the_class_of_a_region_is_its_group_or_its_name(tmp_path):
         for i, n in enumerate(["pore-1", "pore_2", "grain", "0012-0345"])
     ]
     roifile.roiwrite(path, named)
-    found = read_labels(path, (1, H, W))
-    assert found.names == ("grain", "pore")
-    assert found.values[0, 0, :4].tolist() == [2, 2, 1, 0]
-    assert "1 shape(s) of RoiSet.zip have no class and are not used." in found.notes
+    actual = read_labels(path, (1, H, W))
+    assert actual.names == ("grain", "pore")
+    assert actual.values[0, 0, :4].tolist() == [2, 2, 1, 0]
+    assert "1 shape(s) of RoiSet.zip have no class and are not used." in actual.notes
     grouped = [roi("RECT", None, f"any-{i}", (i, 0, i + 1, 5), group=g) for i, g in enumerate([3, 1, 3])]
     path.unlink()
     roifile.roiwrite(path, grouped)
-    found = read_labels(path, (1, H, W))
-    assert found.names == ("class 1", "class 3")
-    assert found.values[0, 0, :3].tolist() == [2, 1, 2]
-    found = read_labels(path, (1, H, W), classes=["a", "b", "c"])  # with names, group g is the g-th
-    assert found.values[0, 0, :3].tolist() == [3, 1, 3]
+    actual = read_labels(path, (1, H, W))
+    assert actual.names == ("class 1", "class 3")
+    assert actual.values[0, 0, :3].tolist() == [2, 1, 2]
+    actual = read_labels(path, (1, H, W), classes=["a", "b", "c"])  # with names, group g is the g-th
+    assert actual.values[0, 0, :3].tolist() == [3, 1, 3]
     assert [roi_class(n) for n in ("phase 2", "0001-0012-0345-1", " x-9 ", "", "-3")] == [
         "phase 2",
         None,
@@ -332,8 +334,8 @@ def test_a_single_roi_file_is_read(tmp_path):
     one, two = tmp_path / "a.roi", tmp_path / "b.roi"
     roi("RECT", None, "pore", (0, 0, 3, 3)).tofile(one)
     roi("RECT", None, "", (0, 0, 3, 3)).tofile(two)  # no name inside: that of the file counts
-    found = read_label_set([one, two], [(1, H, W)] * 2)
-    assert found[0].names == ("b", "pore")
+    actual = read_label_set([one, two], [(1, H, W)] * 2)
+    assert actual[0].names == ("b", "pore")
 
 
 def test_regions_that_mark_no_pixels_and_damaged_files_are_refused(tmp_path):
@@ -382,9 +384,11 @@ COMPRESSED = "[672;;" + "EE;;" * 38 + "EE;`6"
 def test_coco_polygons_and_run_lengths(tmp_path):
     counts = [2 * H, 3, H * (W - 2) - 3]  # the first three pixels of column 2
     annotations = [note(5, [[10, 10, 30, 10, 30, 20, 10, 20]]), note(9, {"size": [H, W], "counts": counts})]
-    found = read_labels(coco(tmp_path / "a.json", annotations), (1, H, W))
-    assert found.names == ("grain", "pore")
-    np.testing.assert_array_equal(found.values, blocks((2, np.s_[10:], np.s_[10:]), (1, np.s_[:3], np.s_[2])))
+    actual = read_labels(coco(tmp_path / "a.json", annotations), (1, H, W))
+    assert actual.names == ("grain", "pore")
+    np.testing.assert_array_equal(
+        actual.values, blocks((2, np.s_[10:], np.s_[10:]), (1, np.s_[:3], np.s_[2]))
+    )
     images = [{"id": 7, "file_name": "b.png"}]
     path = coco(
         tmp_path / "b.json",
@@ -403,8 +407,8 @@ def test_coco_files_hold_several_images_by_name(tmp_path):
     ]
     square = [[0, 0, 2, 0, 2, 2, 0, 2]]
     path = coco(tmp_path / "all.json", [note(5, square, 0), note(9, square, 1)], images)
-    found = read_label_set([path, path], [(1, H, W)] * 2, images=["x/a.png", "y/b.tif"])
-    assert [f.values.max() for f in found] == [2, 1]
+    actual = read_label_set([path, path], [(1, H, W)] * 2, images=["x/a.png", "y/b.tif"])
+    assert [f.values.max() for f in actual] == [2, 1]
     with pytest.raises(InputError, match=r"has no image called c\.png. Its images: a\.png, b\.png"):
         read_labels(path, (1, H, W), image="c.png")
 
@@ -439,8 +443,8 @@ def test_coco_of_another_size_is_refused(tmp_path):
 def test_truth_is_matched_by_the_names_of_classes(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
     notes = []
-    found = read_truth(path, (1, H, W), names=["pore", "grain"], note=notes.append)
-    np.testing.assert_array_equal(found, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:])))
+    actual = read_truth(path, (1, H, W), names=["pore", "grain"], note=notes.append)
+    np.testing.assert_array_equal(actual, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:])))
     assert notes == [
         "64 % of the pixels are outside of all shapes of a.geojson and are ignored in the score."
     ]
@@ -466,8 +470,8 @@ def test_shapes_that_cover_the_image_thousands_of_times_are_refused(tmp_path, mo
 
 def test_overlaps_of_few_pixels_in_a_large_image_are_counted(tmp_path):
     shapes = [feature("Polygon", [box(k, 900, k + 2, 902)], "ab"[k % 2]) for k in range(2)]
-    found = read_labels(geojson(tmp_path / "a.geojson", *shapes), (1, 1000, 1000))
-    assert any("2 pixels of a.geojson are covered by shapes of different classes" in n for n in found.notes)
+    actual = read_labels(geojson(tmp_path / "a.geojson", *shapes), (1, 1000, 1000))
+    assert any("2 pixels of a.geojson are covered by shapes of different classes" in n for n in actual.notes)
 
 
 def test_what_roifile_only_logs_is_refused_in_one_sentence(tmp_path, caplog, capfd):

@@ -35,9 +35,9 @@ def test_every_object_comes_back_pixel_for_pixel(tmp_path, seed):
         assert [s.name for s in shapes] == [NAMES[classes[n] - 1] for n in present]
         back = np.zeros(h * w, int)
         for number, shape in zip(present, shapes, strict=True):
-            places = shape.pixel_indices(h, w)
-            assert not back[places].any()
-            back[places] = number
+            positions = shape.pixel_indices(h, w)
+            assert not back[positions].any()
+            back[positions] = number
             left, top, right, bottom = shape.box()
             assert min(left, top) >= 0
             assert right <= w
@@ -49,8 +49,8 @@ def test_every_object_comes_back_pixel_for_pixel(tmp_path, seed):
 def test_objects_are_labels_of_the_next_run(tmp_path, kind):
     instances = np.array([[1, 1, 0, 2], [1, 0, 0, 2], [1, 1, 1, 0]])
     path = write_objects(tmp_path, "a", instances, [1, 2], NAMES, COLORS, [kind])[kind]
-    found = read_labels(path, (1, 3, 4), classes=NAMES)
-    np.testing.assert_array_equal(found.values[0], instances)
+    actual = read_labels(path, (1, 3, 4), classes=NAMES)
+    np.testing.assert_array_equal(actual.values[0], instances)
 
 
 def test_what_qupath_reads(tmp_path):
@@ -94,10 +94,10 @@ def test_what_imagej_reads(tmp_path):
 def test_what_coco_programs_read(tmp_path):
     instances = np.array([[1, 1, 1, 2], [1, 0, 1, 0], [1, 1, 1, 2]])
     path = write_objects(tmp_path, "a", instances, [2, 1], NAMES, COLORS, ["coco"], image="a.tif")["coco"]
-    found = json.loads(path.read_text())
-    assert found["images"] == [{"id": 1, "file_name": "a.tif", "height": 3, "width": 4}]
-    assert found["categories"] == [{"id": k, "name": n} for k, n in enumerate(NAMES, 1)]
-    holed, parted = found["annotations"]
+    actual = json.loads(path.read_text())
+    assert actual["images"] == [{"id": 1, "file_name": "a.tif", "height": 3, "width": 4}]
+    assert actual["categories"] == [{"id": k, "name": n} for k, n in enumerate(NAMES, 1)]
+    holed, parted = actual["annotations"]
     assert holed["segmentation"] == {"counts": [0, 4, 1, 4, 3], "size": [3, 4]}
     assert (holed["area"], holed["bbox"], holed["category_id"], holed["iscrowd"]) == (8, [0, 0, 3, 3], 2, 0)
     assert parted["segmentation"] == [[3, 0, 4, 0, 4, 1, 3, 1], [3, 2, 4, 2, 4, 3, 3, 3]]
@@ -138,7 +138,7 @@ def test_files_are_not_overwritten_and_none_is_written_when_one_exists(tmp_path)
     ],
 )
 def test_bad_calls_write_nothing(tmp_path, change, error, text):
-    given = {"instances": np.array([[1, 2]]), "classes": [1, 2], "names": NAMES, "colors": COLORS} | change
+    passed = {"instances": np.array([[1, 2]]), "classes": [1, 2], "names": NAMES, "colors": COLORS} | change
     with pytest.raises(error, match=text):
-        write_objects(tmp_path, "a", **given)
+        write_objects(tmp_path, "a", **passed)
     assert not list(tmp_path.iterdir())

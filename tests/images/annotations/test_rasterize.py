@@ -28,10 +28,10 @@ def test_a_pixel_is_inside_when_its_centre_is(seed):
     angle = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(3, 12)))  # a star: it does not cross itself
     radius = rng.uniform(0.2, 0.9, len(angle)) * max(h, w)
     ring = np.stack([w / 2 + radius * np.cos(angle), h / 2 + radius * np.sin(angle)], 1)
-    found = mask([ring], h, w)
+    actual = mask([ring], h, w)
     expected = Outline(np.vstack([ring, ring[:1]]), closed=True).contains_points(centres(h, w).reshape(-1, 2))
-    np.testing.assert_array_equal(found, expected.reshape(h, w))
-    np.testing.assert_array_equal(found, polygon2mask((h, w), ring[:, ::-1] - 0.5))
+    np.testing.assert_array_equal(actual, expected.reshape(h, w))
+    np.testing.assert_array_equal(actual, polygon2mask((h, w), ring[:, ::-1] - 0.5))
 
 
 def test_a_ring_inside_another_is_a_hole_and_repeated_corners_do_not_matter():

@@ -17,10 +17,10 @@ def area(ring):
 
 def check(instances):
     h, w = instances.shape
-    found = vectorize(instances)
-    assert list(found) == [n for n in np.unique(instances) if n]
+    actual = vectorize(instances)
+    assert list(actual) == [n for n in np.unique(instances) if n]
     back = np.zeros_like(instances)
-    for number, polygons in found.items():
+    for number, polygons in actual.items():
         own = instances == number
         assert len(polygons) == label(own, connectivity=1).max()
         holes = label(own, connectivity=1).max() - euler_number(own, connectivity=1)

@@ -1,4 +1,4 @@
-"""Label images, colours, strokes, legends and truth masks; every refusal with its text."""
+"""Label images, colours, scribbles, legends and truth masks; every refusal with its text."""
 
 import json
 from pathlib import Path
@@ -22,9 +22,9 @@ SHAPE = (1, H, W)
 def sparse(*levels):
     """(H, W) uint16 with 20 pixels of each level."""
     a = np.zeros(H * W, np.uint16)
-    places = RNG.permutation(H * W)
+    positions = RNG.permutation(H * W)
     for i, level in enumerate(levels):
-        a[places[20 * i : 20 * i + 20]] = level
+        a[positions[20 * i : 20 * i + 20]] = level
     return a.reshape(H, W)
 
 
@@ -47,33 +47,33 @@ def test_contiguous_levels_are_the_classes(tmp_path, name, kind):
     if (name == "a.bmp" and kind != np.uint8) or (name == "a.png" and kind in (np.int32, np.float32)):
         pytest.skip("the format has no such type")
     a = sparse(1, 2, 3)
-    found = read_labels(save(tmp_path / name, a.astype(kind)), SHAPE)
-    assert found.values.dtype == np.int32
-    np.testing.assert_array_equal(found.values, a[None])
-    assert found.names == ("class 1", "class 2", "class 3")
-    assert found.notes == ()
-    assert found.colors is None
+    actual = read_labels(save(tmp_path / name, a.astype(kind)), SHAPE)
+    assert actual.values.dtype == np.int32
+    np.testing.assert_array_equal(actual.values, a[None])
+    assert actual.names == ("class 1", "class 2", "class 3")
+    assert actual.notes == ()
+    assert actual.colors is None
 
 
 def test_other_grey_levels_are_ranked_with_a_note(tmp_path):
     a = sparse(85, 170, 255)
     path = save(tmp_path / "a.png", a.astype(np.uint8))
-    found = read_labels(path, SHAPE)
-    np.testing.assert_array_equal(found.values, a[None] // 85)
-    assert found.notes == (f"{path}: grey levels were mapped to classes: 85 -> 1, 170 -> 2, 255 -> 3.",)
+    actual = read_labels(path, SHAPE)
+    np.testing.assert_array_equal(actual.values, a[None] // 85)
+    assert actual.notes == (f"{path}: grey levels were mapped to classes: 85 -> 1, 170 -> 2, 255 -> 3.",)
     b = sparse(1, 3)
-    found = read_labels(save(tmp_path / "b.tif", b), SHAPE)
-    np.testing.assert_array_equal(found.values[0], np.array([0, 1, 0, 2])[b])
-    assert "1 -> 1, 3 -> 2" in found.notes[0]
+    actual = read_labels(save(tmp_path / "b.tif", b), SHAPE)
+    np.testing.assert_array_equal(actual.values[0], np.array([0, 1, 0, 2])[b])
+    assert "1 -> 1, 3 -> 2" in actual.notes[0]
 
 
 def test_names_fix_the_numbers(tmp_path):
     a = sparse(1, 3)
     path = save(tmp_path / "a.tif", a)
-    found = read_labels(path, SHAPE, classes=["m", "p", "void"])
-    np.testing.assert_array_equal(found.values, a[None])
-    assert found.names == ("m", "p", "void")
-    assert found.notes == ("class 'p' has no labelled pixels in a.tif; it remains a class.",)
+    actual = read_labels(path, SHAPE, classes=["m", "p", "void"])
+    np.testing.assert_array_equal(actual.values, a[None])
+    assert actual.names == ("m", "p", "void")
+    assert actual.notes == ("class 'p' has no labelled pixels in a.tif; it remains a class.",)
     assert read_labels(save(tmp_path / "b.tif", sparse(9, 90)), SHAPE, classes=["m", "p"]).names == ("m", "p")
     with pytest.raises(InputError, match=r"got 9, 90, fewer than the 3 class names. Use the values 1 to 3"):
         read_labels(tmp_path / "b.tif", SHAPE, classes=["m", "p", "v"])
@@ -100,11 +100,11 @@ def test_legends(tmp_path):
         legend.write_text(content if isinstance(content, str) else json.dumps(content))
         return read_labels(path, SHAPE, legend=legend, **more)
 
-    found = read({"170": "b", "85": "a", "255": "c", "0": "nothing"})
-    assert found.names == ("a", "b", "c")
-    assert set(np.unique(found.values)) == {0, 1, 3}
-    assert "the name 'nothing' of the legend denotes unlabelled pixels, not a class." in found.notes
-    assert "class 'b' has no labelled pixels in a.png; it remains a class." in found.notes
+    actual = read({"170": "b", "85": "a", "255": "c", "0": "nothing"})
+    assert actual.names == ("a", "b", "c")
+    assert set(np.unique(actual.values)) == {0, 1, 3}
+    assert "the name 'nothing' of the legend denotes unlabelled pixels, not a class." in actual.notes
+    assert "class 'b' has no labelled pixels in a.png; it remains a class." in actual.notes
     assert read(["x", "y"]).names == ("x", "y")
     assert read({"1": "x", "2": "y"}).names == ("x", "y")
     with pytest.raises(InputError, match=r"levels must be in the legend \(85, 100\), got 255"):
@@ -130,29 +130,29 @@ def test_colours(tmp_path, name):
     a = sparse(1, 2, 3)
     lut = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
     path = save(tmp_path / name, lut[a])
-    found = read_labels(path, SHAPE)
-    np.testing.assert_array_equal(found.values[0], np.array([0, 3, 2, 1])[a])
-    assert found.colors == ((0, 0, 255), (0, 255, 0), (255, 0, 0))
-    assert found.notes == (
+    actual = read_labels(path, SHAPE)
+    np.testing.assert_array_equal(actual.values[0], np.array([0, 3, 2, 1])[a])
+    assert actual.colors == ((0, 0, 255), (0, 255, 0), (255, 0, 0))
+    assert actual.notes == (
         f"{path}: colours were mapped to classes: #0000ff -> 1, #00ff00 -> 2, #ff0000 -> 3.",
     )
     legend = tmp_path / "l.json"
     legend.write_text('{"#FF0000": "red", "#0000ff": "blue", "#00ff00": "green", "#123456": "other"}')
-    found = read_labels(path, SHAPE, legend=legend)
-    assert found.names == ("blue", "green", "other", "red")
-    np.testing.assert_array_equal(found.values[0], np.array([0, 4, 2, 1])[a])
-    assert found.colors[3] == (255, 0, 0)
+    actual = read_labels(path, SHAPE, legend=legend)
+    assert actual.names == ("blue", "green", "other", "red")
+    np.testing.assert_array_equal(actual.values[0], np.array([0, 4, 2, 1])[a])
+    assert actual.colors[3] == (255, 0, 0)
 
 
 def test_transparent_pixels_are_unlabelled_and_grey_rgb_is_grey(tmp_path):
     a = sparse(1, 2)
     rgba = np.array([[9, 200, 9, 0], [255, 0, 0, 255], [0, 0, 255, 255]], np.uint8)[a]
-    found = read_labels(save(tmp_path / "a.png", rgba), SHAPE)
-    np.testing.assert_array_equal(found.values[0], np.array([0, 2, 1])[a])
+    actual = read_labels(save(tmp_path / "a.png", rgba), SHAPE)
+    np.testing.assert_array_equal(actual.values[0], np.array([0, 2, 1])[a])
     grey = np.repeat(a.astype(np.uint8)[..., None], 3, 2)
-    found = read_labels(save(tmp_path / "g.png", grey), SHAPE)
-    np.testing.assert_array_equal(found.values[0], a)
-    assert found.colors is None
+    actual = read_labels(save(tmp_path / "g.png", grey), SHAPE)
+    np.testing.assert_array_equal(actual.values[0], a)
+    assert actual.colors is None
 
 
 def test_palette_images(tmp_path):
@@ -163,8 +163,8 @@ def test_palette_images(tmp_path):
     np.testing.assert_array_equal(read_labels(tmp_path / "i.png", SHAPE).values[0], a)
     image.putpalette([255, 0, 0, 0, 0, 0, 0, 0, 255])
     image.save(tmp_path / "c.png")
-    found = read_labels(tmp_path / "c.png", SHAPE)
-    np.testing.assert_array_equal(found.values[0], np.array([2, 0, 1])[a])
+    actual = read_labels(tmp_path / "c.png", SHAPE)
+    np.testing.assert_array_equal(actual.values[0], np.array([2, 0, 1])[a])
     np.testing.assert_array_equal(read_truth(tmp_path / "c.png", SHAPE)[0], a + 1)
 
 
@@ -201,15 +201,15 @@ def test_greys_of_few_bits_keep_their_numbers(tmp_path, bits):
 
 def test_dense(tmp_path):
     a = RNG.integers(0, 3, (H, W)).astype(np.uint8)
-    found = read_labels(save(tmp_path / "a.png", a), SHAPE, dense=True, classes=["m", "p", "q"])
-    np.testing.assert_array_equal(found.values[0], a + 1)
-    assert found.notes == ()
-    found = read_labels(save(tmp_path / "b.png", (a > 0) * np.uint8(255)), SHAPE, dense=True)
-    np.testing.assert_array_equal(found.values[0], (a > 0) + 1)
-    assert "0 -> 1, 255 -> 2" in found.notes[0]
+    actual = read_labels(save(tmp_path / "a.png", a), SHAPE, dense=True, classes=["m", "p", "q"])
+    np.testing.assert_array_equal(actual.values[0], a + 1)
+    assert actual.notes == ()
+    actual = read_labels(save(tmp_path / "b.png", (a > 0) * np.uint8(255)), SHAPE, dense=True)
+    np.testing.assert_array_equal(actual.values[0], (a > 0) + 1)
+    assert "0 -> 1, 255 -> 2" in actual.notes[0]
     (tmp_path / "l.json").write_text('{"0": "background", "1": "p", "2": "q"}')
-    found = read_labels(tmp_path / "a.png", SHAPE, dense=True, legend=tmp_path / "l.json")
-    assert found.names == ("background", "p", "q")
+    actual = read_labels(tmp_path / "a.png", SHAPE, dense=True, legend=tmp_path / "l.json")
+    assert actual.names == ("background", "p", "q")
     path = strokes(tmp_path / "s.json", {"class": 1, "points": [[1, 1]]})
     with pytest.raises(OptionError, match=r"needs a label for every pixel, got scribbles"):
         read_labels(path, SHAPE, dense=True)
@@ -224,10 +224,10 @@ def test_sizes_and_pages_are_never_adapted(tmp_path):
         read_labels(path, (1, W, H))
     with pytest.raises(InputError, match=r"the labels have 1 page, but the image has 5. Set `label_page`"):
         read_labels(path, (5, H, W))
-    found = read_labels(path, (5, H, W), label_page=3)
-    assert found.values.shape == (5, H, W)
-    np.testing.assert_array_equal(found.values[3], read_labels(path, SHAPE).values[0])
-    assert found.values[[0, 1, 2, 4]].sum() == 0
+    actual = read_labels(path, (5, H, W), label_page=3)
+    assert actual.values.shape == (5, H, W)
+    np.testing.assert_array_equal(actual.values[3], read_labels(path, SHAPE).values[0])
+    assert actual.values[[0, 1, 2, 4]].sum() == 0
     with pytest.raises(InputError, match=r"label_page must be a page of the image \(0 to 4\), got 5"):
         read_labels(path, (5, H, W), label_page=5)
     stack = np.stack([sparse(1, 2) for _ in range(4)])
@@ -314,7 +314,7 @@ def test_a_set_of_files_shares_one_numbering(tmp_path):
         read_label_set([paths[0], tmp_path / "c.png"], [SHAPE, SHAPE])
 
 
-# --- strokes ---
+# --- scribbles ---
 
 
 def test_strokes_are_drawn_with_their_width(tmp_path):
@@ -341,9 +341,9 @@ def test_later_strokes_win_with_a_note(tmp_path):
         {"class": 2, "points": [[10, 0], [10, 12]]},
         {"class": 2, "points": [[10, 3], [10, 20]]},
     )
-    found = read_labels(path, SHAPE)
-    assert found.values[0, 5, 10] == 2
-    assert found.notes == (
+    actual = read_labels(path, SHAPE)
+    assert actual.values[0, 5, 10] == 2
+    assert actual.notes == (
         "1 pixel of s.json is covered by strokes of different classes; the later stroke wins.",
     )
 
@@ -354,10 +354,10 @@ def test_strokes_by_name_page_and_legend(tmp_path):
         {"class": "p", "points": [[1, 1], [12, 1]]},
         {"class": 1, "points": [[1, 9], [12, 9]], "page": 2},
     )
-    found = read_labels(path, (3, H, W), classes=["m", "p"], label_page=1)
-    assert (found.values[1, 1, 1:13] == 2).all()
-    assert (found.values[2, 9, 1:13] == 1).all()
-    assert (found.values > 0).sum() == 24
+    actual = read_labels(path, (3, H, W), classes=["m", "p"], label_page=1)
+    assert (actual.values[1, 1, 1:13] == 2).all()
+    assert (actual.values[2, 9, 1:13] == 1).all()
+    assert (actual.values > 0).sum() == 24
     with pytest.raises(InputError, match=r"stroke 0 has no page, but the image has several"):
         read_labels(path, (3, H, W), classes=["m", "p"])
     with pytest.raises(InputError, match=r"stroke 1: the page must be 0 to 1, got 2"):
@@ -374,10 +374,10 @@ def test_strokes_at_the_border_are_clipped(tmp_path):
         {"class": 1, "width": 9, "points": [[-0.5, -0.5]]},
         {"class": 2, "width": 9, "points": [[W - 0.51, H - 0.51]]},
     )
-    found = read_labels(path, SHAPE).values[0]
-    assert found[0, 0] == 1
-    assert found[-1, -1] == 2
-    assert (found == 1).sum() == (found == 2).sum()
+    actual = read_labels(path, SHAPE).values[0]
+    assert actual[0, 0] == 1
+    assert actual[-1, -1] == 2
+    assert (actual == 1).sum() == (actual == 2).sum()
 
 
 @cases(
@@ -462,10 +462,10 @@ def test_shared_scribbles_lie_on_their_classes():
         with Image.open(path) as image:
             shape = (1, image.height, image.width)
         names = ["a", "b", "c"] if path.parts[-3] in ("superalloy_nasa", "ebc_nasa") else ["a", "b"]
-        found = read_labels(path, shape, classes=names)
+        actual = read_labels(path, shape, classes=names)
         truth = read_truth(path.parents[1] / "masks" / path.name, shape, n_classes=len(names))
-        drawn = found.values > 0
-        agree = (found.values == truth)[drawn].mean()
+        drawn = actual.values > 0
+        agree = (actual.values == truth)[drawn].mean()
         assert agree == 1 or path.parts[-2] == "scribbles_human"
         checked += 1
     assert checked >= 40

@@ -49,11 +49,11 @@ def save(tmp_path, array, kind):
         ("float32", 255),
     ],
 )
-def test_the_largest_number_beside_class_numbers_is_unlabelled(tmp_path, kind, void):
-    found = read_labels(save(tmp_path, drawn(1, 2, rest=void), kind), SHAPE)
-    np.testing.assert_array_equal(found.values[0], drawn(1, 2))
-    assert found.names == ("class 1", "class 2")
-    assert f"{void} (95 % of the pixels) is treated as unlabelled." in found.notes[0]
+def test_the_largest_number_next_to_class_numbers_is_unlabelled(tmp_path, kind, void):
+    actual = read_labels(save(tmp_path, drawn(1, 2, rest=void), kind), SHAPE)
+    np.testing.assert_array_equal(actual.values[0], drawn(1, 2))
+    assert actual.names == ("class 1", "class 2")
+    assert f"{void} (95 % of the pixels) is treated as unlabelled." in actual.notes[0]
 
 
 @cases(
@@ -129,8 +129,8 @@ def test_truth_leaves_the_void_out(tmp_path):
     said = []
     path = save(tmp_path, drawn(0, 1, rest=255), "uint8")
     for count in (2, 3, None):
-        found = read_truth(path, SHAPE, n_classes=count, note=said.append)
-        np.testing.assert_array_equal(found[0], drawn(1, 2))
+        actual = read_truth(path, SHAPE, n_classes=count, note=said.append)
+        np.testing.assert_array_equal(actual[0], drawn(1, 2))
     assert "255 (95 % of the pixels) is not a class and is ignored in the score." in said[0]
     binary = save(tmp_path, drawn(255), "uint8")
     np.testing.assert_array_equal(read_truth(binary, SHAPE, n_classes=2)[0], drawn(2, rest=1))

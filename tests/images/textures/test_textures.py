@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.cases import cases
+from tests.products import partly
 from vispe.errors import OptionError, ShapeError
 from vispe.images.textures import disc_packing, layered, random_field, voronoi
 from vispe.images.textures.waves import plane_quantiles, ring_waves
@@ -42,7 +43,7 @@ POSES = [
 every = cases("name", MADE)
 
 
-def place(texture, size, pixel, angle, mirror, shift, scale):
+def position(texture, size, pixel, angle, mirror, shift, scale):
     """Where pixel (y, x) lies in the unstretched sample; planes are complex here, x + i y with y upwards."""
     y, x = pixel[0] - (size[0] - 1) / 2, pixel[1] - (size[1] - 1) / 2
     z = complex(x, -y) * np.exp(-1j * np.deg2rad(angle))
@@ -60,7 +61,7 @@ def cosines(waves, z):
 
 
 def copies(points, period):
-    """Complex places of points and all their neighbouring copies (9, n)."""
+    """Complex positions of points and all their neighbouring copies (9, n)."""
     steps = [complex(i * period[1], j * period[0]) for j in (-1, 0, 1) for i in (-1, 0, 1)]
     return np.array([points[:, 1] - 1j * points[:, 0] + s for s in steps])
 
@@ -71,7 +72,7 @@ def step(t):
 
 
 def shown(texture, z):
-    """Grey level and class at a complex place, by brute force."""
+    """Grey level and class at a complex position, by brute force."""
     grey = 0.0 if texture.detail is None else cosines(texture.detail, z)
     kind = type(texture).__name__
     if kind == "RandomField":
@@ -120,12 +121,13 @@ def test_any_pose_shows_what_the_formulas_say(name, angle, mirror):
     assert all(torch.equal(image[0], channel) for channel in image)
     rng = np.random.default_rng(0)
     for pixel in zip(rng.integers(0, 22, 12), rng.integers(0, 31, 12), strict=True):
-        z = place(texture, size, pixel, angle, mirror, shift, scale)
-        grey, wanted = shown(texture, z)
+        z = position(texture, size, pixel, angle, mirror, shift, scale)
+        grey, expected = shown(texture, z)
         assert float(image[0][pixel]) == pytest.approx(grey, abs=1e-6)
-        assert int(label[pixel]) == wanted
+        assert int(label[pixel]) == expected
 
 
+@partly(1)
 @every
 @cases("size", [(24, 24), (25, 25), (24, 33), (31, 16)])
 def test_quarter_turns_and_mirrors_are_exact(name, size):
@@ -134,9 +136,9 @@ def test_quarter_turns_and_mirrors_are_exact(name, size):
         image, label = texture.render(size, angle=angle, shift=shift, scale=scale)
         for turns in (-3, 1, 2, 3, 4):
             swapped = size[::-1] if turns % 2 else size
-            turned = texture.render(swapped, angle=angle + 90.0 * turns, shift=shift, scale=scale)
-            assert torch.equal(turned[0], torch.rot90(image, turns, (1, 2)))
-            assert torch.equal(turned[1], torch.rot90(label, turns, (0, 1)))
+            rotated = texture.render(swapped, angle=angle + 90.0 * turns, shift=shift, scale=scale)
+            assert torch.equal(rotated[0], torch.rot90(image, turns, (1, 2)))
+            assert torch.equal(rotated[1], torch.rot90(label, turns, (0, 1)))
             mirrored = texture.render(
                 swapped, angle=90.0 * turns - angle, mirror=True, shift=shift, scale=scale
             )
@@ -157,8 +159,9 @@ def test_whole_shifts_of_periodic_ones_are_rolls(name, shift):
     assert torch.equal(tiled[:, :, :48], tiled[:, :, 96:])
 
 
+@partly(6)
 @every
-def test_a_large_picture_contains_the_small_one_whatever_the_tiles(name):
+def test_a_large_image_contains_the_small_one_for_any_tiles(name):
     texture = MADE[name]
     for angle in (0.0, 33.0):
         large, labels = texture.render((270, 301), angle=angle)
@@ -174,9 +177,9 @@ def test_at_gives_the_sample_itself(name):
     grey, label = texture.at(points)
     assert grey.shape == label.shape == (8200,)
     for i in range(0, 8200, 1639):
-        z = place(texture, (1, 1), points[i], 0.0, False, (0, 0), 1.0)
-        wanted, number = shown(texture, z)
-        assert grey[i] == pytest.approx(wanted, abs=1e-9)
+        z = position(texture, (1, 1), points[i], 0.0, False, (0, 0), 1.0)
+        expected, number = shown(texture, z)
+        assert grey[i] == pytest.approx(expected, abs=1e-9)
         assert label[i] == number
     assert texture.at(points[:0])[0].shape == (0,)
 
@@ -229,8 +232,8 @@ def test_shares_hold_on_the_whole_plane():
     fractions = (0.1, 0.25, 0.65)
     texture = random_field(6, wavelength=8.0, waves=12, fractions=fractions)
     points = np.random.default_rng(0).uniform(-1e6, 1e6, (100_000, 2))
-    found = np.bincount(texture.at(points)[1]) / len(points)
-    np.testing.assert_allclose(found, fractions, atol=0.005)
+    actual = np.bincount(texture.at(points)[1]) / len(points)
+    np.testing.assert_allclose(actual, fractions, atol=0.005)
     many = plane_quantiles(np.sqrt(2 / 512), 512, np.array([0.1, 0.5, 0.975]))
     np.testing.assert_allclose(many, [-1.28155, 0.0, 1.95996], atol=5e-3)
     few = np.sort(np.cos(np.random.default_rng(1).uniform(0, 2 * np.pi, (400_000, 8))).sum(1) / 2)
@@ -240,7 +243,7 @@ def test_shares_hold_on_the_whole_plane():
 
 
 def slopes(texture, size=400):
-    """Mean products of the slopes (2, 2) of the picture along (y, x)."""
+    """Mean products of the slopes (2, 2) of the image along (y, x)."""
     grey = texture.render(size)[0][0].double().numpy()
     steps = np.gradient(grey)
     return np.array([[(a * b).mean() for b in steps] for a in steps])
@@ -263,11 +266,11 @@ def test_isotropic_spectra_and_known_anisotropy():
     long = slopes(random_field(1, wavelength=16.0, bandwidth=0.3, stretch=3.0, direction=30.0))
     value, vector = np.linalg.eigh(long)
     assert value[1] / value[0] == pytest.approx(9.0, rel=0.15)
-    wanted = np.array([-np.sin(np.pi / 6), np.cos(np.pi / 6)])  # least slope along the elongation
-    assert abs(vector[:, 0] @ wanted) > 0.998
+    expected = np.array([-np.sin(np.pi / 6), np.cos(np.pi / 6)])  # least slope along the elongation
+    assert abs(vector[:, 0] @ expected) > 0.998
 
 
-def test_discs_keep_apart_and_cover_what_was_asked():
+def test_discs_are_separate_and_cover_the_requested_fraction():
     texture = disc_packing(3, radius=5.0, spread=0.3, coverage=0.45, period=(200, 240), edge=1.5)
     assert texture.coverage == pytest.approx(0.45, abs=1e-12)
     assert texture.radii.std() / texture.radii.mean() == pytest.approx(0.3, rel=0.15)

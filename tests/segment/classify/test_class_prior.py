@@ -7,6 +7,8 @@ import pytest
 from PIL import Image
 
 import vispe.segment.classify.class_prior as prior_module
+from tests.cases import cases
+from tests.products import slow_except
 from tests.segment.model.test_prediction import fitted, predict, scene
 from vispe.errors import OptionError
 from vispe.segment import pipeline
@@ -41,17 +43,17 @@ def mixture(shares, n=60_000, seed=0, apart=2.5):
     return classes, (prob / prob.sum(1, keepdims=True)).T.astype(np.float32)
 
 
-@pytest.mark.parametrize("shares", [(0.97, 0.03), (0.5, 0.5), (0.7, 0.28, 0.02), (0.4, 0.3, 0.15, 0.1, 0.05)])
-def test_the_frequencies_of_a_mixture_are_found(shares):
+@cases("shares", [(0.97, 0.03), (0.5, 0.5), (0.7, 0.28, 0.02), (0.4, 0.3, 0.15, 0.1, 0.05)])
+def test_the_frequencies_of_a_mixture_are_estimated(shares):
     classes, prob = mixture(shares)
-    found = count(prob)
-    prior = estimate(found)
+    actual = count(prob)
+    prior = estimate(actual)
     true = np.bincount(classes) / classes.size
     np.testing.assert_allclose(prior, true, atol=0.004)
     # the estimate is where its own weighing leads, as by a direct sum over all pixels
     q = prob.astype(np.float64) * prior[:, None]
     np.testing.assert_allclose((q / q.sum(0)).mean(1), prior, atol=0.003)
-    pixels, doubt = areas(found, prior)
+    pixels, doubt = areas(actual, prior)
     assert pixels.sum() == pytest.approx(classes.size)
     hard = np.bincount((prob * prior[:, None].astype(np.float32)).argmax(0), minlength=len(shares))
     np.testing.assert_allclose(pixels, hard, atol=0.006 * classes.size)
@@ -60,7 +62,7 @@ def test_the_frequencies_of_a_mixture_are_found(shares):
         assert 0 <= low <= share <= high <= 1
 
 
-@pytest.mark.parametrize("classes", [2, 3, 9, 30])
+@cases("classes", [2, 3, 9, 30])
 def test_counts_do_not_depend_on_order_or_cuts(classes):
     shares = np.arange(1, classes + 1) / sum(range(1, classes + 1))
     _, prob = mixture(shares, 6003 if classes == 30 else 50_001, apart=1.5)
@@ -94,9 +96,9 @@ def test_too_many_codes_become_coarser_in_any_order(monkeypatch):
 def test_codes_keep_a_probability_within_three_per_cent():
     prob = np.geomspace(2.0**-15, 1, 999).astype(np.float32)
     for p in prob[:-1]:
-        found = count(np.array([[p], [1 - p]], np.float32)).probabilities()[0]
+        actual = count(np.array([[p], [1 - p]], np.float32)).probabilities()[0]
         if p < 0.5:
-            assert found[0] / found[1] == pytest.approx(p / (1 - p), rel=0.07)
+            assert actual[0] / actual[1] == pytest.approx(p / (1 - p), rel=0.07)
 
 
 def test_nothing_and_classes_that_never_occur():
@@ -120,27 +122,27 @@ def test_weights_and_temperature():
     _, prob = mixture((0.6, 0.3, 0.1), 500)
     prob[:, 3] = 0
     plain = prob.copy()
-    found = reweigh(prob, weights(prior, "em"))
-    wanted = plain * prior[:, None]
-    np.testing.assert_allclose(found, wanted / np.maximum(wanted.sum(0), 1e-30), atol=1e-6)
-    assert (found[:, 3] == 0).all()
+    actual = reweigh(prob, weights(prior, "em"))
+    expected = plain * prior[:, None]
+    np.testing.assert_allclose(actual, expected / np.maximum(expected.sum(0), 1e-30), atol=1e-6)
+    assert (actual[:, 3] == 0).all()
     heated = tempered(plain, 2.0)
     root = np.sqrt(plain.astype(np.float64))
     np.testing.assert_allclose(heated, root / np.maximum(root.sum(0), 1e-30), atol=1e-6)
     assert tempered(plain, 1.0) is plain
 
 
-@pytest.mark.parametrize(
-    ("kind", "drawn"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)]
-)
+@cases(("kind", "drawn"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)])
 def test_classes_are_taken_for_equally_frequent(kind, drawn):
     """On equally many new pixels of each class, each has as much probability; with logistic however much is drawn."""
     rng = np.random.default_rng(0)
     classes = rng.choice([1, 2, 3], 4000, p=drawn)
     features = (2.0 * np.eye(3)[classes - 1] + rng.normal(size=(4000, 3))).astype(np.float32)
-    found = PixelClassifier(kind, 3).fit(features, classes)
+    actual = PixelClassifier(kind, 3).fit(features, classes)
     fresh = np.repeat([1, 2, 3], 4000)
-    prob = found.probabilities((2.0 * np.eye(3)[fresh - 1] + rng.normal(size=(12_000, 3))).astype(np.float32))
+    prob = actual.probabilities(
+        (2.0 * np.eye(3)[fresh - 1] + rng.normal(size=(12_000, 3))).astype(np.float32)
+    )
     np.testing.assert_allclose(prob.mean(0), 1 / 3, atol=0.03)
 
 
@@ -148,12 +150,14 @@ def test_strokes_are_connected_labels_of_one_class_on_one_page():
     drawn = np.zeros((2, 5, 6), int)
     drawn[0, 0, :2], drawn[0, 1, 2], drawn[0, 1, 5], drawn[0, 2, 0] = 1, 1, 1, 1
     drawn[0, 2:4, 3], drawn[0, 4, :], drawn[1, 0, :] = 2, 1, 1
-    places = np.flatnonzero(drawn)
-    of = label_scribbles(places, drawn.ravel()[places], (5, 6))
+    positions = np.flatnonzero(drawn)
+    of = label_scribbles(positions, drawn.ravel()[positions], (5, 6))
     from skimage.measure import label
 
-    wanted = np.stack([label(page, connectivity=2) + 100 * z for z, page in enumerate(drawn)]).ravel()[places]
-    assert len(np.unique(of)) == len(np.unique(wanted)) == len(set(zip(of, wanted, strict=True))) == 6
+    expected = np.stack([label(page, connectivity=2) + 100 * z for z, page in enumerate(drawn)]).ravel()[
+        positions
+    ]
+    assert len(np.unique(of)) == len(np.unique(expected)) == len(set(zip(of, expected, strict=True))) == 6
 
 
 def test_calibration_leaves_strokes_out_and_flattens():
@@ -164,41 +168,41 @@ def test_calibration_leaves_strokes_out_and_flattens():
     features = (own + 0.1 * rng.normal(size=(960, 8)) + np.eye(8)[0] * (classes[:, None] - 1)).astype(
         np.float32
     )
-    found = PixelClassifier("logistic", 2).fit(features, classes)
-    facts = calibrate(found, features, classes, of, names=("dark", "bright"))
+    actual = PixelClassifier("logistic", 2).fit(features, classes)
+    facts = calibrate(actual, features, classes, of, names=("dark", "bright"))
     assert facts["folds"] == 5
     assert facts["strokes"] == {"dark": 12, "bright": 12}
-    assert found.temperature == facts["temperature"] > 1.1
+    assert actual.temperature == facts["temperature"] > 1.1
     assert 0 <= facts["expected_calibration_error"] <= 1
     assert calibration_note(facts) is None
-    seen = calibration_error(found.probabilities(features), classes, np.full(960, 1 / 960))
-    assert facts["before"] > seen  # strokes that were seen look better than they are
+    recorded = calibration_error(actual.probabilities(features), classes, np.full(960, 1 / 960))
+    assert facts["before"] > recorded  # scribbles that were seen look better than they are
     few = PixelClassifier("logistic", 2).fit(features, classes)
     facts = calibrate(few, features, classes, np.where(classes == 1, 0, of), names=("dark", "bright"))
     assert (few.temperature, facts["expected_calibration_error"]) == (1.0, None)
     assert "class 'dark' has one scribble" in calibration_note(facts)
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest"])
+@cases("kind", ["logistic", "forest"])
 def test_labels_follow_the_prior_of_their_page(kind):
-    page, valid = scene(96, 113, holes=True)
+    page, valid = scene(75, 90, holes=True)
     features = Features(FeatureConfig(tile=40))
     classifier = fitted(features, page, valid, kind, 3)
     plain = predict(features, page, valid, classifier, PostProcessing(prior="uniform"))
     assert plain.areas is None
     prior = estimate(count(plain.prob))
     for how in ("sqrt", "em"):
-        found = predict(features, page, valid, classifier, PostProcessing(prior=how))
-        np.testing.assert_array_equal(found.areas.priors[0], prior)
-        wanted = reweigh(plain.prob.copy(), weights(prior, how))
-        np.testing.assert_array_equal(found.prob, wanted)
-        np.testing.assert_array_equal(found.labels[valid], wanted.argmax(0)[valid] + 1)
-        top = np.sort(wanted, axis=0)[-2:]
-        np.testing.assert_array_equal(found.uncertainty[valid], (1 - (top[1] - top[0]))[valid])
-        turned = predict(
+        actual = predict(features, page, valid, classifier, PostProcessing(prior=how))
+        np.testing.assert_array_equal(actual.areas.priors[0], prior)
+        expected = reweigh(plain.prob.copy(), weights(prior, how))
+        np.testing.assert_array_equal(actual.prob, expected)
+        np.testing.assert_array_equal(actual.labels[valid], expected.argmax(0)[valid] + 1)
+        top = np.sort(expected, axis=0)[-2:]
+        np.testing.assert_array_equal(actual.uncertainty[valid], (1 - (top[1] - top[0]))[valid])
+        rotated = predict(
             features, np.rot90(page).copy(), np.rot90(valid).copy(), classifier, PostProcessing(prior=how)
         )
-        np.testing.assert_allclose(turned.areas.priors[0], prior, atol=1e-4)
+        np.testing.assert_allclose(rotated.areas.priors[0], prior, atol=1e-4)
     assert (
         predict(features, page, valid, classifier).prob.tobytes()
         == predict(features, page, valid, classifier, PostProcessing(prior="sqrt")).prob.tobytes()
@@ -207,15 +211,15 @@ def test_labels_follow_the_prior_of_their_page(kind):
 
 @pytest.fixture
 def rare(tmp_path):
-    """A picture with 4 % of discs in noise, strokes on it, and its truth."""
+    """A image with 4 % of discs in noise, scribbles on it, and its truth."""
     rng = np.random.default_rng(0)
     truth = np.zeros((160, 200), np.uint8)
     for y, x in rng.integers(8, 150, (18, 2)):
         truth[y - 4 : y + 4, x - 4 : x + 4] = 1
     grey = np.clip(90 + 60 * truth + rng.normal(0, 32, truth.shape), 0, 255).astype(np.uint8)
     drawn = np.zeros_like(truth)
-    for k, wanted in ((0, 12), (1, 8)):
-        for y, x in rng.permutation(np.argwhere(truth == k))[:wanted]:
+    for k, expected in ((0, 12), (1, 8)):
+        for y, x in rng.permutation(np.argwhere(truth == k))[:expected]:
             stroke = drawn[y, max(x - 3, 0) : x + 4]
             stroke[truth[y, max(x - 3, 0) : x + 4] == k] = k + 1
     for name, values in {"a": grey, "a_labels": drawn, "a_truth": truth}.items():
@@ -230,8 +234,8 @@ def test_a_report_has_fractions_with_intervals_and_the_calibration(rare):
             features=FeatureConfig(sigmas=(1.0, 2.0)), scoring=pipeline.ScoreOptions([rare / "a_truth.png"]),
         ).as_dict()  # fmt: skip
 
-    plain, found = run("plain", prior="uniform"), run("sqrt")
-    before, record = plain["images"][0], found["images"][0]
+    plain, actual = run("plain", prior="uniform"), run("sqrt")
+    before, record = plain["images"][0], actual["images"][0]
     true = float((np.asarray(Image.open(rare / "a_truth.png")) > 0).mean())
     assert abs(record["fractions"]["class 2"] - true) < abs(before["fractions"]["class 2"] - true)
     low, high = record["fractions_ci95"]["class 2"]
@@ -244,10 +248,10 @@ def test_a_report_has_fractions_with_intervals_and_the_calibration(rare):
     assert record["scores"]["fraction_error_pp"]["class 2"] == pytest.approx(
         100 * (record["fractions"]["class 2"] - true)
     )
-    assert found["summary"]["fraction_mean_abs_error_pp"]["n"] == 1
-    assert found["summary"]["miou"]["ci95"] is None
-    assert (found["post"]["prior"], plain["post"]["prior"]) == ("sqrt", "uniform")
-    calibration = found["training"]["calibration"]
+    assert actual["summary"]["fraction_mean_abs_error_pp"]["n"] == 1
+    assert actual["summary"]["miou"]["ci95"] is None
+    assert (actual["post"]["prior"], plain["post"]["prior"]) == ("sqrt", "uniform")
+    calibration = actual["training"]["calibration"]
     assert calibration["folds"] == 5
     assert 0 <= calibration["expected_calibration_error"] < 0.5
     header, row = (rare / "sqrt" / "report.csv").read_text().splitlines()
@@ -281,7 +285,7 @@ def test_clusters_have_no_prior(rare):
     assert report.images[0]["fractions_ci95"] is None
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest"])
+@pytest.mark.parametrize("kind", slow_except(["logistic", "forest"], ["logistic"]))
 def test_the_temperature_is_part_of_the_model_file(rare, kind):
     pipeline.segment(
         [rare / "a.png"],
@@ -292,10 +296,10 @@ def test_the_temperature_is_part_of_the_model_file(rare, kind):
     )
     model = load_model(rare / "out" / "model.vispe")
     model.classifier.temperature = 2.5
-    found = load_model(save_model(rare / "hot.vispe", model)).classifier
-    assert found.temperature == 2.5
+    actual = load_model(save_model(rare / "hot.vispe", model)).classifier
+    assert actual.temperature == 2.5
     features = np.random.default_rng(0).normal(100, 50, (200, 26)).astype(np.float32)
-    hot = found.probabilities(features)
+    hot = actual.probabilities(features)
     model.classifier.temperature = 1.0
     plain = model.classifier.probabilities(features).astype(np.float64) ** 0.4
     np.testing.assert_allclose(hot, plain / plain.sum(1, keepdims=True), atol=1e-5)
@@ -321,16 +325,16 @@ def test_a_class_that_weighing_takes_nearly_all_from_is_noted():
     rng = np.random.default_rng(0)
     grey = rng.normal(size=100_000)
     likely = (1 / (1 + np.exp(0.9 - 0.6 * grey))).astype(np.float32)  # classes that can hardly be told apart
-    found = estimate_areas(count(np.stack([1 - likely, likely])))
-    assert found.unweighed[1] > 0.05 * len(grey)
-    assert found.pixels[1] < 0.1 * found.unweighed[1]
-    (note,) = vanishing_class_notes(found, ("matrix", "pores"))
+    actual = estimate_areas(count(np.stack([1 - likely, likely])))
+    assert actual.unweighed[1] > 0.05 * len(grey)
+    assert actual.pixels[1] < 0.1 * actual.unweighed[1]
+    (note,) = vanishing_class_notes(actual, ("matrix", "pores"))
     assert "class 'pores' is most probable for" in note
     assert "but only 0.0 % remain" in note
     assert "prior=uniform" in note
     assert vanishing_class_notes(None, ("matrix", "pores")) == []
-    both = found + found
-    assert np.array_equal(both.unweighed, 2 * found.unweighed)
+    both = actual + actual
+    assert np.array_equal(both.unweighed, 2 * actual.unweighed)
     apart = np.where(rng.random(100_000) < 0.3, 0.99, 0.01).astype(np.float32)
     assert (
         vanishing_class_notes(estimate_areas(count(np.stack([1 - apart, apart]))), ("matrix", "pores")) == []

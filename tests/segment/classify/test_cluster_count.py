@@ -1,30 +1,28 @@
 import numpy as np
-import pytest
 from scipy.signal import find_peaks
 from scipy.stats import gaussian_kde
 
+from tests.cases import cases
 from vispe.segment.classify.cluster_count import choose, grey_peaks
 from vispe.segment.classify.cluster_count_figure import plot_choice
 
 SCORES = {2: 0.5, 3: 0.4, 4: 0.3, 5: 0.3, 6: 0.2, 7: 0.2, 8: 0.1}
 
 
-def levels(places, spread=0.03, each=400, seed=0):
-    return np.random.default_rng(seed).normal(np.repeat(places, each), spread)
+def levels(positions, spread=0.03, each=400, seed=0):
+    return np.random.default_rng(seed).normal(np.repeat(positions, each), spread)
 
 
-@pytest.mark.parametrize(
-    "places", [[0.5], [0.2, 0.8], [0.1, 0.5, 0.8], [0, 0.2, 0.5, 0.7, 1], np.arange(6) / 5]
-)
-def test_peaks_are_where_a_kernel_estimate_has_them(places):
-    grey = levels(places, 0.02)
-    found, at, density = grey_peaks(grey)
+@cases("positions", [[0.5], [0.2, 0.8], [0.1, 0.5, 0.8], [0, 0.2, 0.5, 0.7, 1], np.arange(6) / 5])
+def test_peaks_are_where_a_kernel_estimate_has_them(positions):
+    grey = levels(positions, 0.02)
+    actual, at, density = grey_peaks(grey)
     low, high = np.percentile(grey, (0.5, 99.5))
     own = gaussian_kde(grey, 0.05 * (high - low) / grey.std(ddof=1))(at)
     np.testing.assert_allclose(density, own / own.max(), atol=0.02)
-    assert len(find_peaks(own, prominence=0.1 * own.max())[0]) == len(places) == len(found)
-    if len(places) > 1:
-        np.testing.assert_allclose(found, places, atol=0.03)
+    assert len(find_peaks(own, prominence=0.1 * own.max())[0]) == len(positions) == len(actual)
+    if len(positions) > 1:
+        np.testing.assert_allclose(actual, positions, atol=0.03)
 
 
 def test_peaks_do_not_depend_on_unit_or_offset():
@@ -40,21 +38,21 @@ def test_a_rare_phase_counts_and_a_stray_pixel_does_not():
 
 
 def test_one_level_is_one_peak():
-    found, at, density = grey_peaks(np.full(9, 0.25))
-    assert found.tolist() == [0.25]
+    actual, at, density = grey_peaks(np.full(9, 0.25))
+    assert actual.tolist() == [0.25]
     assert at.shape == density.shape == (256,)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("count", "expected", "by"),
     [(1, 2, "silhouette"), (2, 2, "silhouette"), (3, 3, "grey peaks"), (6, 6, "grey peaks")],
 )
 def test_three_peaks_or_more_decide_else_the_silhouette(count, expected, by):
-    found = choose(SCORES, levels(np.linspace(0, 1, count), 0.01))
-    assert (len(found.peaks), found.n_classes, found.by) == (count, expected, by)
-    assert found.facts()["chosen_by"] == by
-    assert found.note().startswith(f"K = {expected} chosen: ")
-    assert plot_choice(found).shape == (300, 800, 3)
+    actual = choose(SCORES, levels(np.linspace(0, 1, count), 0.01))
+    assert (len(actual.peaks), actual.n_classes, actual.by) == (count, expected, by)
+    assert actual.facts()["chosen_by"] == by
+    assert actual.note().startswith(f"K = {expected} chosen: ")
+    assert plot_choice(actual).shape == (300, 800, 3)
 
 
 def test_a_number_that_cannot_be_chosen_is_not():

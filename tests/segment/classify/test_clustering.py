@@ -7,6 +7,7 @@ import skops.io
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main, parse
 from vispe.errors import InputError, OptionError
 from vispe.segment.classify import clustering
@@ -45,18 +46,18 @@ def model_of(classifier):
 # --- the number of clusters ---
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_the_number_of_groups_is_found_and_gives_what_asking_for_it_gives(method, count):
+@cases("method", METHODS)
+@cases("count", [2, 3, 4])
+def test_the_automatic_number_of_clusters_gives_the_result_of_that_number(method, count):
     features, of = blobs(count)
     grey = np.array([0.7, 0.1, 0.4, 0.9])[of]
     chosen = PixelClusters("auto", method).fit(features, grey)
     assert chosen.n_classes == count
     assert list(chosen.choice.silhouette) == list(range(2, 9))
     assert max(chosen.choice.silhouette.values()) == chosen.choice.silhouette[count]
-    asked = PixelClusters(count, method).fit(features, grey)
-    np.testing.assert_array_equal(chosen.probabilities(features), asked.probabilities(features))
-    for name, value in asked.tensors().items():
+    requested = PixelClusters(count, method).fit(features, grey)
+    np.testing.assert_array_equal(chosen.probabilities(features), requested.probabilities(features))
+    for name, value in requested.tensors().items():
         np.testing.assert_array_equal(chosen.tensors()[name], value)
     peaks = np.sort(np.unique(grey))
     facts = chosen.facts()
@@ -71,33 +72,33 @@ def test_the_number_of_groups_is_found_and_gives_what_asking_for_it_gives(method
         assert facts["chosen_by"] == "grey peaks"
         start = f"K = {count} chosen: grey levels have {count} peaks; the silhouette is largest for {count} {scores}"
         assert chosen.note().startswith(start)
-    assert asked.facts() == {}
-    assert asked.note() is None
+    assert requested.facts() == {}
+    assert requested.note() is None
 
 
-def test_the_silhouette_is_measured_on_a_sample_and_the_clusters_are_found_on_all(monkeypatch):
+def test_the_silhouette_is_measured_on_a_sample_and_clusters_are_fitted_to_all(monkeypatch):
     from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
     from sklearn.preprocessing import StandardScaler
 
     monkeypatch.setattr(clustering, "SCORED", 90)
     features, of = blobs(3)
-    found = PixelClusters("auto", seed=4).fit(features, of)
+    actual = PixelClusters("auto", seed=4).fit(features, of)
     part = features[np.random.default_rng(4).permutation(len(features))[:90]]
     points = StandardScaler().fit_transform(part)
     for k in (2, 3, 5):
         own = KMeans(k, n_init=10, random_state=4).fit_predict(points)
-        assert found.choice.silhouette[k] == pytest.approx(silhouette_score(points, own), abs=1e-6)
-    assert found.estimator[-1].labels_.shape == (450,)
+        assert actual.choice.silhouette[k] == pytest.approx(silhouette_score(points, own), abs=1e-6)
+    assert actual.estimator[-1].labels_.shape == (450,)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("different", [2, 3])
+@cases("method", METHODS)
+@cases("different", [2, 3])
 def test_few_different_pixels_leave_few_numbers_to_try(method, different):
     features = np.repeat(np.eye(different, dtype=np.float32), 9, 0)
-    found = PixelClusters("auto", method).fit(features, features[:, 0])
-    assert list(found.choice.silhouette) == list(range(2, different + 1))
-    assert found.n_classes in found.choice.silhouette
+    actual = PixelClusters("auto", method).fit(features, features[:, 0])
+    assert list(actual.choice.silhouette) == list(range(2, different + 1))
+    assert actual.n_classes in actual.choice.silhouette
     with pytest.raises(InputError, match=r"cluster=auto exceeds the number of distinct pixels \(1\)"):
         PixelClusters("auto", method).fit(features[:9], features[:9, 0])
 
@@ -115,7 +116,7 @@ def test_wrong_requests():
 # --- order and model file ---
 
 
-@pytest.mark.parametrize("method", METHODS)
+@cases("method", METHODS)
 def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed(method):
     features, of = blobs(3)
     grey = np.array([0.9, 0.1, 0.5])[of]
@@ -126,7 +127,7 @@ def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed(method):
         np.testing.assert_array_equal(prob.argmax(1), np.array([2, 0, 1])[of])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@cases("method", METHODS)
 def test_a_model_of_clusters_comes_back_as_it_was(method, tmp_path):
     features, of = blobs(3)
     paths = [
@@ -136,8 +137,8 @@ def test_a_model_of_clusters_comes_back_as_it_was(method, tmp_path):
     assert paths[0].read_bytes() == paths[1].read_bytes()
     loaded = load_model(paths[0]).classifier
     new, _ = blobs(3, seed=7)
-    wanted = PixelClusters("auto", method).fit(features, of).probabilities(new)
-    np.testing.assert_array_equal(loaded.probabilities(new), wanted)
+    expected = PixelClusters("auto", method).fit(features, of).probabilities(new)
+    np.testing.assert_array_equal(loaded.probabilities(new), expected)
     assert (loaded.kind, loaded.n_classes) == (method, 3)
     with zipfile.ZipFile(paths[0]) as archive:
         assert skops.io.get_untrusted_types(data=archive.read("estimator.skops")) == []
@@ -180,7 +181,7 @@ def test_one_model_for_many_images_and_for_new_ones(folder, method):
             assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@cases("method", METHODS)
 def test_a_number_means_the_same_in_every_page_and_the_first_is_the_darkest(tmp_path, method):
     pages, phases = (np.stack(part) for part in zip(*(scene(seed) for seed in range(3)), strict=True))
     tifffile.imwrite(tmp_path / "s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
@@ -195,12 +196,12 @@ def test_a_number_means_the_same_in_every_page_and_the_first_is_the_darkest(tmp_
     labels = tifffile.imread(tmp_path / "out" / "s_seg.tif")
     means = [pages[labels == k].mean() for k in range(1, 5)]
     assert means == sorted(means)
-    found = [
+    actual = [
         tuple(np.bincount(page[phase == k]).argmax() for k in (0, 2))
         for page, phase in zip(labels, phases, strict=True)
     ]
-    assert found[0] == found[1] == found[2]
-    assert found[0][0] < found[0][1] == 4
+    assert actual[0] == actual[1] == actual[2]
+    assert actual[0][0] < actual[0][1] == 4
 
 
 def test_options_that_would_have_no_effect_are_refused(folder):
@@ -213,8 +214,8 @@ def test_options_that_would_have_no_effect_are_refused(folder):
 # --- the command ---
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
+@cases(
+    ("words", "expected"),
     [
         ("a.png --cluster -o o", "auto"),
         ("--cluster a.png -o o", "auto"),
@@ -233,14 +234,14 @@ def test_options_that_would_have_no_effect_are_refused(folder):
         ("a.png -o o", None),
     ],
 )
-def test_a_number_of_clusters_may_be_left_out(tmp_path, monkeypatch, words, wanted):
+def test_a_number_of_clusters_may_be_left_out(tmp_path, monkeypatch, words, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("cluster: auto\n")
     (tmp_path / "k.yaml").write_text("cluster: 5\n")
-    _, given = parse("segment", words.split())
-    assert given["cluster"] == wanted
-    assert given["images"] == ["a.png"]
-    assert given["out"] == "o"
+    _, passed = parse("segment", words.split())
+    assert passed["cluster"] == expected
+    assert passed["images"] == ["a.png"]
+    assert passed["out"] == "o"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def test_wrong_numbers_are_one_line(folder, monkeypatch, capsys, words, message)
     assert len(err.splitlines()) == 1
 
 
-def test_the_choice_is_told_once(folder, monkeypatch, capsys):
+def test_the_choice_is_reported_once(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = "segment --cluster a.png b.png --features filters -o out"
     assert main(words.split()) == 0
@@ -275,20 +276,20 @@ def test_the_choice_is_told_once(folder, monkeypatch, capsys):
     assert err.count("K = 3 chosen: grey levels have 3 peaks; the silhouette is largest for ") == 1
 
 
-def test_the_picture_of_the_choice_is_no_image_of_a_later_run(folder, monkeypatch, capsys):
+def test_the_figure_of_the_choice_is_not_an_image_of_a_later_run(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = ["segment", ".", "--features", "filters", "-o", ".", "--cluster"]
     assert main(words) == 0
     assert main([*words, "--force"]) == 0
     assert not (folder / "clusters_seg.png").exists()
-    # alone, without the model of a run beside it, it is an image as any other
+    # alone, without the model of a run alongside it, it is an image as any other
     (folder / "own").mkdir()
     (folder / "clusters.png").rename(folder / "own" / "clusters.png")
     assert main(["apply", "model.vispe", "own", "-o", "other"]) == 2
     assert "own/clusters.png has 3 channels," in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_picture_of_the_choice_is_not_overwritten_and_comes_only_with_a_choice(folder, capsys):
+def test_the_figure_of_the_choice_is_not_overwritten_and_needs_a_choice(folder, capsys):
     words = ["segment", f"{folder}/a.png", "--features", "filters", "-o", f"{folder}/out", "--cluster"]
     (folder / "out").mkdir()
     chart = folder / "out" / "clusters.png"

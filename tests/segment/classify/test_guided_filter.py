@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.segment.classify.guided_filter import PENALTY, RADIUS, clean
 from vispe.segment.features.pixel_features import FeatureConfig
@@ -35,15 +36,15 @@ def naive(prob, grey, valid):
     out = np.zeros(prob.shape)
     for k, plane in enumerate(prob.astype(float)):
         lines = {}
-        for place, inside in windows.items():
+        for position, inside in windows.items():
             g = np.array([grey[p] for p in inside], float)
             q = np.array([plane[p] for p in inside])
             if len(g):
                 slope = np.mean((g - g.mean()) * (q - q.mean())) / (g.var() + PENALTY)
-                lines[place] = slope, q.mean() - slope * g.mean()
-        for place in zip(*np.nonzero(valid), strict=True):
-            own = np.mean([lines[p] for p in windows[place]], 0)
-            out[k][place] = max(own[0] * grey[place] + own[1], 0)
+                lines[position] = slope, q.mean() - slope * g.mean()
+        for position in zip(*np.nonzero(valid), strict=True):
+            own = np.mean([lines[p] for p in windows[position]], 0)
+            out[k][position] = max(own[0] * grey[position] + own[1], 0)
     return out / np.where(valid, out.sum(0), 1)
 
 
@@ -56,24 +57,24 @@ def test_the_filter_is_a_line_fitted_in_every_window():
 
 def test_where_there_is_data_probabilities_sum_to_one():
     prob, grey, valid = probabilities((30, 41), 4, 1)
-    found = clean((prob * valid).astype(np.float32), grey, valid)
-    np.testing.assert_allclose(found.sum(0), valid, atol=1e-6)
-    assert found.min() >= 0
-    assert found.dtype == np.float32
+    actual = clean((prob * valid).astype(np.float32), grey, valid)
+    np.testing.assert_allclose(actual.sum(0), valid, atol=1e-6)
+    assert actual.min() >= 0
+    assert actual.dtype == np.float32
     assert not clean(np.zeros((2, 9, 9), np.float32), grey[:9, :9], np.zeros((9, 9), bool)).any()
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-@pytest.mark.parametrize("quarters", range(4))
-def test_a_turned_picture_has_the_turned_result_in_every_bit(quarters, mirror):
+@cases("mirror", [False, True])
+@cases("quarters", range(4))
+def test_a_rotated_image_has_the_rotated_result_bit_for_bit(quarters, mirror):
     def pose(array):
         array = np.rot90(array, quarters, (-2, -1))
         return (array[..., ::-1] if mirror else array).copy()
 
     prob, grey, valid = probabilities((37, 52))
     prob = prob * valid
-    found = clean(pose(prob), pose(grey), pose(valid))
-    np.testing.assert_array_equal(found, pose(clean(prob.copy(), grey, valid)))
+    actual = clean(pose(prob), pose(grey), pose(valid))
+    np.testing.assert_array_equal(actual, pose(clean(prob.copy(), grey, valid)))
 
 
 def test_specks_go_and_boundaries_move_to_edges():
@@ -104,11 +105,11 @@ def run(folder, out, image="a", post=None, tile=None):
     features = FeatureConfig(sigmas=FILTERS.sigmas, tile=tile)
     post = PostProcessing(clean=True) if post is None else post
     segment([folder / f"{image}.png"], folder / out, labels=[labels], features=features, post=post)
-    with Image.open(folder / out / f"{image}_seg.png") as found:
-        return np.array(found)
+    with Image.open(folder / out / f"{image}_seg.png") as actual:
+        return np.array(actual)
 
 
-def test_tiles_do_not_change_it_and_a_turned_image_is_a_turned_map(folder):
+def test_tiles_do_not_change_it_and_a_rotated_image_is_a_rotated_map(folder):
     whole = run(folder, "whole")
     np.testing.assert_array_equal(run(folder, "tiles", tile=32), whole)
     np.testing.assert_array_equal(run(folder, "turned", "turned_a"), np.rot90(whole))

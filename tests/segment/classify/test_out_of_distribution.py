@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import mahalanobis
 
+from tests.cases import cases
 from vispe.segment.classify.out_of_distribution import (
     COMPONENTS,
     MARGIN,
@@ -41,12 +42,12 @@ def known(m=3, f=5, seed=1):
 
 def test_codes_are_components_in_steps_cut_at_four():
     domain, features = known(), np.random.default_rng(2).normal(size=(4, 7, 5)).astype(np.float32)
-    found = domain.codes(features)
-    assert found.shape == (4, 7, 3)
-    assert found.dtype == np.int16
-    for place in np.ndindex(4, 7):
-        exact = domain.components.astype(float) @ (features[place].astype(float) - domain.mean)
-        assert np.abs(found[place] / 1024 - exact.clip(-4, 4)).max() < 1 / 1024
+    actual = domain.codes(features)
+    assert actual.shape == (4, 7, 3)
+    assert actual.dtype == np.int16
+    for position in np.ndindex(4, 7):
+        exact = domain.components.astype(float) @ (features[position].astype(float) - domain.mean)
+        assert np.abs(actual[position] / 1024 - exact.clip(-4, 4)).max() < 1 / 1024
     assert domain.codes(features[:0]).shape == (0, 7, 3)
 
 
@@ -85,14 +86,14 @@ def test_the_distance_is_that_of_mahalanobis_with_the_covariance_of_the_patches(
     assert domain.score(feature_sums(other)) * domain.limits[0] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("count", "margin"), [(1, MARGIN_ONE), (3, MARGIN), (12, MARGIN)])
+@cases(("count", "margin"), [(1, MARGIN_ONE), (3, MARGIN), (12, MARGIN)])
 def test_the_limit_is_the_largest_distance_of_what_was_held_out_times_a_margin(count, margin):
     pages = [page(seed) for seed in range(count)]
     domain = fit_distribution(pages)
 
-    def part(one, wanted):
-        keep = wanted[one.patch]
-        return Sample(one.features[keep], (np.cumsum(wanted) - 1)[one.patch[keep]], one.part[wanted])
+    def part(one, expected):
+        keep = expected[one.patch]
+        return Sample(one.features[keep], (np.cumsum(expected) - 1)[one.patch[keep]], one.part[expected])
 
     if count == 1:
         folds = [([part(pages[0], pages[0].part != k)], part(pages[0], pages[0].part == k)) for k in range(4)]
@@ -101,13 +102,13 @@ def test_the_limit_is_the_largest_distance_of_what_was_held_out_times_a_margin(c
         folds = [([p for i, p in enumerate(pages) if i != out], pages[out]) for out in chosen]
     held = []
     for rest, out in folds:
-        found = fit_distribution(rest)
-        held.append(found.score(feature_sums(found.codes(out.features))) * found.limits[0])
+        actual = fit_distribution(rest)
+        held.append(actual.score(feature_sums(actual.codes(out.features))) * actual.limits[0])
     assert domain.limits[0] == pytest.approx(margin * max(held), rel=1e-9)
     assert domain.pages == count
 
 
-def test_what_is_alike_stays_below_the_limit_and_what_is_not_lies_above():
+def test_similar_images_are_below_the_limit_and_others_above():
     domain = fit_distribution([page(seed) for seed in range(4)])
     score = lambda one: domain.score(feature_sums(domain.codes(one.features)))  # noqa: E731 - used here alone
     assert max(score(page(seed)) for seed in range(10, 30)) < 1
@@ -142,7 +143,7 @@ def test_too_little_to_hold_out_gives_none():
     assert fit_distribution([replace(one, part=np.zeros_like(one.part))]) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
     [
         {"mean": np.zeros(6, np.float32)},
@@ -154,7 +155,7 @@ def test_too_little_to_hold_out_gives_none():
         {"components": np.zeros(5, np.float32)},
     ],
 )
-def test_arrays_that_do_not_belong_together_are_found(change):
+def test_inconsistent_arrays_are_detected(change):
     right = known().tensors()
     assert is_consistent(right)
     assert not is_consistent({**right, **change})

@@ -7,6 +7,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from tests.cases import cases
+from tests.products import partly
 from vispe.errors import InputError, OptionError
 from vispe.segment.classify import pixel_classifier
 from vispe.segment.classify.clustering import PixelClusters
@@ -20,20 +22,20 @@ def blobs(count=300, seed=0):
     return (centres[classes - 1] + rng.normal(0, 0.3, (count, 4))).astype(np.float32), classes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_every_kind_learns_and_repeats_itself(kind):
     features, classes = blobs()
     first, second = (PixelClassifier(kind, 3, seed=7).fit(features, classes) for _ in range(2))
-    fresh, wanted = blobs(seed=1)
+    fresh, expected = blobs(seed=1)
     prob = first.probabilities(fresh)
     assert prob.shape == (300, 3)
     assert prob.dtype == np.float32
     np.testing.assert_allclose(prob.sum(1), 1, atol=1e-5)
-    assert (prob.argmax(1) + 1 == wanted).mean() > 0.97
+    assert (prob.argmax(1) + 1 == expected).mean() > 0.97
     np.testing.assert_array_equal(prob, second.probabilities(fresh))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_a_class_without_labels_keeps_its_column(kind):
     features, classes = blobs()
     classes = np.where(classes == 2, 4, classes)
@@ -43,67 +45,68 @@ def test_a_class_without_labels_keeps_its_column(kind):
     assert (prob.argmax(1) + 1 == classes).mean() > 0.97
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_a_class_does_not_win_by_being_drawn_more(kind):
     rng = np.random.default_rng(0)
     features = np.concatenate([rng.normal(-1, 1, (4000, 1)), rng.normal(1, 1, (200, 1))]).astype(np.float32)
     classes = np.repeat([1, 2], [4000, 200])
-    found = PixelClassifier("logistic", 2).fit(features, classes)
-    middle = found.probabilities(np.zeros((1, 1), np.float32))
+    actual = PixelClassifier("logistic", 2).fit(features, classes)
+    middle = actual.probabilities(np.zeros((1, 1), np.float32))
     np.testing.assert_allclose(middle, 0.5, atol=0.05)
 
 
 def test_prediction_in_chunks_is_the_same(monkeypatch):
     features, classes = blobs()
-    found = PixelClassifier("logistic", 3).fit(features, classes)
-    whole = found.probabilities(features)
+    actual = PixelClassifier("logistic", 3).fit(features, classes)
+    whole = actual.probabilities(features)
     monkeypatch.setattr("vispe.segment.classify.pixel_classifier._CHUNK", 7)
     monkeypatch.setattr("vispe.segment.classify.pixel_classifier._CACHED", 7)
-    np.testing.assert_allclose(found.probabilities(features), whole, atol=1e-6)
+    np.testing.assert_allclose(actual.probabilities(features), whole, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("drawn", [(1, 2, 3), (1, 3), (2, 5)])
-def test_planes_are_the_probabilities_turned(kind, drawn, monkeypatch):
+@partly(1)
+@cases("kind", KINDS)
+@cases("drawn", [(1, 2, 3), (1, 3), (2, 5)])
+def test_planes_are_the_transposed_probabilities(kind, drawn, monkeypatch):
     features, classes = blobs()
     features = np.concatenate([features, np.full((300, 1), 0.7, np.float32), 1e-3 * features + 0.5], axis=1)
     own = np.isin(classes, (1, 2, 3)[: len(drawn)])
     features, classes = features[own], np.array((0, *drawn))[classes[own]]
-    found = PixelClassifier(kind, 5, seed=1).fit(features, classes)
-    wanted = found.probabilities(features).T
+    actual = PixelClassifier(kind, 5, seed=1).fit(features, classes)
+    expected = actual.probabilities(features).T
     monkeypatch.setattr("vispe.segment.classify.pixel_classifier._CACHED", 64)
-    planes = found.planes(np.ascontiguousarray(features.T))
+    planes = actual.planes(np.ascontiguousarray(features.T))
     assert planes.dtype == np.float32
-    np.testing.assert_allclose(planes, wanted, atol=3e-6)
+    np.testing.assert_allclose(planes, expected, atol=3e-6)
     assert (planes[[k for k in range(5) if k + 1 not in drawn]] == 0).all()
     np.testing.assert_allclose(planes.sum(0), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("drawn", [(1, 2, 3), (1, 3), (2, 5)])
+@cases("drawn", [(1, 2, 3), (1, 3), (2, 5)])
 def test_logistic_gives_the_probabilities_of_scikit_learn(drawn):
     features, classes = blobs()
     features = features * np.array([1, 10, 0.1, 1], np.float32) + np.array([0, 5, 1, 100], np.float32)
     own = np.isin(classes, (1, 2, 3)[: len(drawn)])
     features, classes = features[own], np.array((0, *drawn))[classes[own]]
     logistic = LogisticRegression(C=100 / len(classes), class_weight="balanced", max_iter=1000)
-    wanted = make_pipeline(StandardScaler(), logistic).fit(features, classes).predict_proba(features)
-    found = PixelClassifier("logistic", 5).fit(features, classes)
+    expected = make_pipeline(StandardScaler(), logistic).fit(features, classes).predict_proba(features)
+    actual = PixelClassifier("logistic", 5).fit(features, classes)
     columns = [c - 1 for c in drawn]
-    np.testing.assert_allclose(found.probabilities(features)[:, columns], wanted, atol=1e-5)
-    first = found.linear.scores(torch.from_numpy(features[:, :2].T.copy()))
-    rest = found.linear.weight[:, 2:] @ (
-        torch.from_numpy(features.T[2:].copy()) - found.linear.mean[2:, None]
+    np.testing.assert_allclose(actual.probabilities(features)[:, columns], expected, atol=1e-5)
+    first = actual.linear.scores(torch.from_numpy(features[:, :2].T.copy()))
+    rest = actual.linear.weight[:, 2:] @ (
+        torch.from_numpy(features.T[2:].copy()) - actual.linear.mean[2:, None]
     )
-    prob = found.linear.probabilities(first + rest, 5).T.numpy()
-    np.testing.assert_allclose(prob[:, columns], wanted, atol=1e-5)
+    prob = actual.linear.probabilities(first + rest, 5).T.numpy()
+    np.testing.assert_allclose(prob[:, columns], expected, atol=1e-5)
 
 
 def test_logistic_comes_back_from_its_tensors():
     features, classes = blobs()
-    found = PixelClassifier("logistic", 3).fit(features, classes)
-    state = found.tensors()
+    actual = PixelClassifier("logistic", 3).fit(features, classes)
+    state = actual.tensors()
     again = PixelClassifier("logistic", 3, state=state)
-    np.testing.assert_array_equal(again.probabilities(features), found.probabilities(features))
+    np.testing.assert_array_equal(again.probabilities(features), actual.probabilities(features))
     for name, value in (
         ("mean", np.zeros(5)),
         ("weight", state["linear.weight"][:2]),

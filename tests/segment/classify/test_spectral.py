@@ -3,6 +3,7 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.datasets import make_moons
 
+from tests.cases import cases
 from vispe.segment.classify import spectral
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.spectral import LEADING, NearestPoint, cut, eigenvectors
@@ -17,25 +18,25 @@ def groups(sizes, spread=0.3, seed=0):
     return 5 * np.stack([np.cos(angle), np.sin(angle)], 1) + rng.normal(0, spread, (len(of), 2)), of
 
 
-def same(found, wanted):
+def same(actual, expected):
     """Tell whether two clusterings are the same up to their numbers."""
-    return adjusted_rand(found[None] + 1, wanted[None] + 1) == 1
+    return adjusted_rand(actual[None] + 1, expected[None] + 1) == 1
 
 
-def test_two_moons_are_told_apart_which_k_means_cannot():
+def test_two_moons_are_separated_which_k_means_cannot():
     points, moon = make_moons(400, noise=0.04, random_state=0)
     assert same(cut(eigenvectors(points, 2, 0), 2, 0), moon)
     assert not same(KMeans(2, n_init=10, random_state=0).fit_predict(points).astype(np.int64), moon)
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_groups_without_any_link_are_found_and_stray_points_are_no_clusters(count):
+@cases("count", [2, 3, 5])
+def test_unconnected_groups_are_clusters_and_stray_points_are_not(count):
     points, of = groups([60 + 15 * g for g in range(count)])
-    found = cut(eigenvectors(points, count, 0), count, 0)
-    assert same(found, of)
+    actual = cut(eigenvectors(points, count, 0), count, 0)
+    assert same(actual, of)
     strays = np.array([[40.0, 40.0], [-50.0, 10.0], [0.0, 70.0]])
-    found = cut(eigenvectors(np.concatenate([points, strays]), count, 0), count, 0)
-    assert same(found[:-3], of)
+    actual = cut(eigenvectors(np.concatenate([points, strays]), count, 0), count, 0)
+    assert same(actual[:-3], of)
 
 
 def test_the_vectors_are_those_of_the_normalised_adjacency():
@@ -77,18 +78,18 @@ def test_the_sparse_solver_gives_what_the_dense_one_gives(monkeypatch):
     np.testing.assert_allclose(sparse, eigenvectors(points, 3, 0), atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 255, 256, 700])
+@cases("count", [1, 255, 256, 700])
 def test_distances_are_to_the_nearest_point_of_each_cluster(count):
     rng = np.random.default_rng(count)
     points, pixels = (rng.normal(0, 2, (n, 7)).astype(np.float32) for n in (90, count))
     of = rng.choice([0, 1, 3], 90)
     near = NearestPoint(points, of, 4, 1.0)
-    found = near.squared(pixels)
+    actual = near.squared(pixels)
     full = ((pixels[:, None].astype(np.float64) - points) ** 2).sum(-1)
     for k in (0, 1, 3):
-        np.testing.assert_allclose(found[:, k], full[:, of == k].min(1), rtol=1e-4, atol=1e-4)
-    assert np.isinf(found[:, 2]).all()
-    assert found.shape == (count, 4)
+        np.testing.assert_allclose(actual[:, k], full[:, of == k].min(1), rtol=1e-4, atol=1e-4)
+    assert np.isinf(actual[:, 2]).all()
+    assert actual.shape == (count, 4)
 
 
 def test_the_width_is_the_mean_squared_distance_of_neighbours():
@@ -118,9 +119,9 @@ def test_more_copies_of_a_pixel_than_neighbours_do_no_harm():
     assert same(clusters.probabilities(points.astype(np.float32)).argmax(1), of)
 
 
-@pytest.mark.parametrize("different", [2, 3, 4])
+@cases("different", [2, 3, 4])
 def test_as_many_clusters_as_different_pixels(different):
     features = np.repeat(np.eye(different, dtype=np.float32), 5, 0)
     grey = features @ np.arange(different)[::-1]
-    found = PixelClusters(different, "spectral").fit(features, grey).probabilities(features).argmax(1)
-    np.testing.assert_array_equal(found, np.repeat(np.arange(different)[::-1], 5))
+    actual = PixelClusters(different, "spectral").fit(features, grey).probabilities(features).argmax(1)
+    np.testing.assert_array_equal(actual, np.repeat(np.arange(different)[::-1], 5))

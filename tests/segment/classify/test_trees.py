@@ -1,7 +1,7 @@
 import numpy as np
-import pytest
 from sklearn.ensemble import ExtraTreesClassifier
 
+from tests.cases import cases
 from vispe.segment.classify import trees
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 
@@ -13,7 +13,7 @@ def labelled(count=400, seed=0):
     return features, classes
 
 
-@pytest.mark.parametrize("most", [trees.PIXELS, 90])
+@cases("most", [trees.PIXELS, 90])
 def test_trees_do_not_depend_on_the_order_of_the_pixels(most, monkeypatch):
     monkeypatch.setattr(trees, "PIXELS", most)
     features, classes = labelled()

@@ -1,9 +1,9 @@
 """Coarse features brought to pixels, at chosen pixels, and scored before they are."""
 
 import numpy as np
-import pytest
 import torch
 
+from tests.cases import cases
 from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.spill_cache import SpillCache
 from vispe.segment.features.tiles import Region
@@ -23,33 +23,31 @@ class Maps(CoarseMaps):
 CASES = [(2, (0, 0), (6, 10)), (7, (3, 2), (15, 29)), (16, (5, 8), (43, 71))]
 
 
-@pytest.mark.parametrize(("stride", "offset", "frame"), CASES)
+@cases(("stride", "offset", "frame"), CASES)
 def test_planes_are_bilinear(stride, offset, frame):
     maps = Maps(stride, offset, frame)
-    found = maps.planes(0)
-    assert found.shape == (4, *frame)
-    for y, x in np.ndindex(*frame):
-        cell = [(p + o + 0.5) / stride - 0.5 for p, o in zip((y, x), offset, strict=True)]
-        total = np.zeros(4)
-        for row in range(3):
-            for column in range(5):
-                near = np.clip(cell, 0, (2, 4)) - (row, column)
-                total += np.prod(np.clip(1 - np.abs(near), 0, None)) * maps.values[:, row, column].numpy()
-        np.testing.assert_allclose(found[:, y, x], total, atol=1e-5)
+    actual = maps.planes(0)
+    assert actual.shape == (4, *frame)
+    hats = []  # weight of each cell at each pixel, along rows and columns
+    for pixels, start, cells in zip(frame, offset, (3, 5), strict=True):
+        position = ((np.arange(pixels) + start + 0.5) / stride - 0.5).clip(0, cells - 1)
+        hats.append((1 - np.abs(position[:, None] - np.arange(cells))).clip(0, None))
+    expected = np.einsum("yr,xc,frc->fyx", *hats, maps.values.numpy())
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("stride", "offset", "frame"), CASES)
+@cases(("stride", "offset", "frame"), CASES)
 def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame):
     maps = Maps(stride, offset, frame)
     planes = maps.planes(0)
     y, x = np.nonzero(np.random.default_rng(0).random(frame) < 0.5)
     np.testing.assert_allclose(maps.at(0, y, x), planes[:, y, x].T, atol=1e-6)
     weight, mean = torch.randn(3, 4), torch.randn(4)
-    wanted = torch.einsum("kf,fyx->kyx", weight, torch.from_numpy(planes) - mean[:, None, None])
-    torch.testing.assert_close(maps.project(0, weight, mean), wanted, atol=1e-5, rtol=1e-5)
+    expected = torch.einsum("kf,fyx->kyx", weight, torch.from_numpy(planes) - mean[:, None, None])
+    torch.testing.assert_close(maps.project(0, weight, mean), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("room", ["memory", "file", "none"])
+@cases("room", ["memory", "file", "none"])
 def test_a_spill_cache_returns_each_tensor_once(room):
     shelf = SpillCache(400 if room == "memory" else 40, disk=0 if room == "none" else 4000)
     values = [torch.randn(2, 5, n) for n in (1, 3, 2, 4)]
@@ -57,11 +55,11 @@ def test_a_spill_cache_returns_each_tensor_once(room):
         shelf.put(bytes([number]), value)
         shelf.put(bytes([number]), value + 1)  # the first one stays
     for number in (2, 0, 3, 1):
-        found = shelf.take(bytes([number]))
+        actual = shelf.take(bytes([number]))
         if room == "none" and number:
-            assert found is None
+            assert actual is None
         else:
-            assert torch.equal(found, values[number])
+            assert torch.equal(actual, values[number])
         assert shelf.take(bytes([number])) is None
     shelf.put(b"again", values[1])
     assert (shelf.take(b"again") is None) == (room == "none")

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 
+from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.segment.features.filters import SIGMAS, Filters, group_pixels
 from vispe.segment.features.tiles import Region, blocks
@@ -15,19 +16,19 @@ def image(height, width, channels=1, seed=0):
     return np.random.default_rng(seed).random((height, width, channels), np.float32)
 
 
-def turned(array, turns, flip):
+def rotated(array, turns, flip):
     return np.ascontiguousarray(np.rot90(array[::-1] if flip else array, turns))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@cases("size", SIZES)
 def test_features_turn_with_the_image(size):
     page, filters = image(*size), Filters()
     page[: size[0] // 2, : size[1] // 3] = 0.5  # a flat part: variances are 0 there
-    found = filters(page)
+    actual = filters(page)
     for turns in range(4):
         for flip in (False, True):
-            other = filters(turned(page, turns, flip))
-            np.testing.assert_allclose(other, turned(found, turns, flip), atol=1e-5, rtol=0)
+            other = filters(rotated(page, turns, flip))
+            np.testing.assert_allclose(other, rotated(actual, turns, flip), atol=1e-5, rtol=0)
 
 
 def test_cached_planes_are_those_of_the_same_pixels_at_the_same_edges():
@@ -51,21 +52,21 @@ def test_features_of_any_tiny_image_turn_with_it(height, width, turns, flip, hol
     page, filters = image(height, width, seed=height * 41 + width), Filters()
     if holes:
         page[np.random.default_rng(1).random((height, width)) < 0.2] = np.nan
-    other = filters(turned(page, turns, flip))
+    other = filters(rotated(page, turns, flip))
     assert np.isfinite(other).all()
-    np.testing.assert_allclose(other, turned(filters(page), turns, flip), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(other, rotated(filters(page), turns, flip), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(3, 5), (40, 90), (150, 33)])
+@cases("size", [(3, 5), (40, 90), (150, 33)])
 def test_smoothing_and_std_agree_with_scipy(size):
     page, filters = image(*size), Filters()
-    found = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))
+    actual = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))
     grey = page[..., 0].astype(np.float64)
     for sigma in SIGMAS:
         mean, square = (gaussian_filter(v, sigma, mode="reflect", truncate=4) for v in (grey, grey * grey))
-        np.testing.assert_allclose(found[f"gaussian_{sigma:g}"], mean, atol=1e-6)
+        np.testing.assert_allclose(actual[f"gaussian_{sigma:g}"], mean, atol=1e-6)
         np.testing.assert_allclose(
-            found[f"std_{sigma:g}"], np.sqrt(np.maximum(square - mean**2, 0)), atol=1e-6
+            actual[f"std_{sigma:g}"], np.sqrt(np.maximum(square - mean**2, 0)), atol=1e-6
         )
 
 
@@ -73,15 +74,15 @@ def test_derivatives_of_a_parabola_are_known():
     y, x = np.mgrid[0:121, 0:101].astype(np.float32)
     page = (0.02 * (y - 60) ** 2 + 0.005 * (x - 50) ** 2)[..., None]
     filters = Filters((1.0,))
-    found = filters(page)[40:80, 30:70]
+    actual = filters(page)[40:80, 30:70]
     yy, xx = np.mgrid[40:80, 30:70]
     gradient = np.hypot(0.04 * (yy - 60), 0.01 * (xx - 50))
-    np.testing.assert_allclose(found[..., 2], gradient, atol=1e-4)
-    np.testing.assert_allclose(found[..., 3], 0.04, atol=1e-4)  # the larger eigenvalue first
-    np.testing.assert_allclose(found[..., 4], 0.01, atol=1e-4)
+    np.testing.assert_allclose(actual[..., 2], gradient, atol=1e-4)
+    np.testing.assert_allclose(actual[..., 3], 0.04, atol=1e-4)  # the larger eigenvalue first
+    np.testing.assert_allclose(actual[..., 4], 0.01, atol=1e-4)
 
 
-@pytest.mark.parametrize("side", [1, 48, 1000])
+@cases("side", [1, 48, 1000])
 def test_pieces_are_the_same_as_the_whole(side):
     size = (70, 95) if side > 1 else (3, 4)
     page, filters = image(*size, channels=2), Filters()
@@ -98,8 +99,8 @@ def test_a_region_in_the_middle_is_cut_from_the_whole():
     np.testing.assert_allclose(filters(page, region), filters(page)[region.slices], atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(1, 31), (31, 1), (63, 65), (130, 97)])
-@pytest.mark.parametrize(("strip", "chunk"), [(64, 1024), (7, 11), (1, 1000), (30, 1)])
+@cases("size", [(1, 31), (31, 1), (63, 65), (130, 97)])
+@cases(("strip", "chunk"), [(64, 1024), (7, 11), (1, 1000), (30, 1)])
 def test_strips_do_not_show(size, strip, chunk, monkeypatch):
     page = image(*size)
     if min(size) > 1:
@@ -110,10 +111,10 @@ def test_strips_do_not_show(size, strip, chunk, monkeypatch):
     np.testing.assert_allclose(Filters((0.7, 8.0))(page), whole, atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(1, 31), (30, 2), (44, 65)])
+@cases("size", [(1, 31), (30, 2), (44, 65)])
 def test_derivatives_are_differences_of_the_smoothed_image(size):
     page, filters = image(*size), Filters((1.0, 3.0, 16.0))
-    found = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))
+    actual = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))
     for sigma in (1.0, 3.0, 16.0):
         smooth = gaussian_filter(page[..., 0].astype(np.float64), sigma, mode="reflect", truncate=4)
         s = np.pad(smooth, 1, mode="edge")
@@ -121,10 +122,14 @@ def test_derivatives_are_differences_of_the_smoothed_image(size):
         yy, xx = s[2:, 1:-1] + s[:-2, 1:-1] - 2 * smooth, s[1:-1, 2:] + s[1:-1, :-2] - 2 * smooth
         xy = (s[2:, 2:] + s[:-2, :-2] - s[2:, :-2] - s[:-2, 2:]) / 4
         pair = np.linalg.eigvalsh(np.moveaxis(np.array([[yy, xy], [xy, xx]]), (0, 1), (-2, -1)))
-        wanted = {"gradient": np.hypot(gy, gx), "hessian_small": pair[..., 0], "hessian_large": pair[..., 1]}
-        for name, values in wanted.items():
+        expected = {
+            "gradient": np.hypot(gy, gx),
+            "hessian_small": pair[..., 0],
+            "hessian_large": pair[..., 1],
+        }
+        for name, values in expected.items():
             scale = np.abs(values).max()
-            np.testing.assert_allclose(found[f"{name}_{sigma:g}"], values, atol=2e-6 * scale + 1e-12, rtol=0)
+            np.testing.assert_allclose(actual[f"{name}_{sigma:g}"], values, atol=2e-6 * scale + 1e-12, rtol=0)
 
 
 def test_planes_are_the_features_one_after_the_other():
@@ -138,22 +143,22 @@ def test_pixels_without_data_are_zero_and_do_not_reach_their_neighbours():
     page = np.full((50, 60, 1), 0.25, np.float32)
     page[20:30, 10:40] = np.nan
     page[0, 0] = np.inf
-    found = Filters()(page)
+    actual = Filters()(page)
     lost = ~np.isfinite(page[..., 0])
-    assert (found[lost] == 0).all()
+    assert (actual[lost] == 0).all()
     names = Filters().names()
-    for name, layer in zip(names, np.moveaxis(found, -1, 0), strict=True):
-        wanted = 0.25 if name.startswith(("intensity", "gaussian")) else 0
-        np.testing.assert_allclose(layer[~lost], wanted, atol=1e-6, err_msg=name)
+    for name, layer in zip(names, np.moveaxis(actual, -1, 0), strict=True):
+        expected = 0.25 if name.startswith(("intensity", "gaussian")) else 0
+        np.testing.assert_allclose(layer[~lost], expected, atol=1e-6, err_msg=name)
 
 
 def test_channels_are_computed_one_by_one():
     page, filters = image(20, 31, channels=3), Filters()
-    found = filters(page)
-    assert found.shape == (20, 31, 78)
-    assert found.dtype == np.float32
+    actual = filters(page)
+    assert actual.shape == (20, 31, 78)
+    assert actual.dtype == np.float32
     for c in range(3):
-        np.testing.assert_array_equal(found[..., 26 * c : 26 * (c + 1)], filters(page[..., c : c + 1]))
+        np.testing.assert_array_equal(actual[..., 26 * c : 26 * (c + 1)], filters(page[..., c : c + 1]))
     assert len(filters.names(3)) == 78
     assert filters.names(3)[26] == "c1.intensity"
 
@@ -175,9 +180,9 @@ def test_features_of_chosen_pixels_are_those_of_the_page(height, width, count, h
         page[random.random((height, width)) < 0.1] = np.nan
     filters = Filters((1.0, 3.0))
     y, x = random.integers(0, height, count), random.integers(0, width, count)
-    found = filters.at(page, y, x)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, filters.planes(page)[:, y, x].T, atol=1e-6, rtol=0)
+    actual = filters.at(page, y, x)
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, filters.planes(page)[:, y, x].T, atol=1e-6, rtol=0)
 
 
 def test_pixels_far_apart_get_rectangles_of_their_own_and_dense_ones_share_one():

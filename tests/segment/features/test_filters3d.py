@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.read import Micrograph
 from vispe.segment.features.filters import Filters
@@ -30,11 +31,11 @@ def deep(pages, number, region=None, filters=None, **facts):
     filters = filters or Filters3D(FLAT, sigmas_3d=DEEP)
     image = micrograph(pages, **facts)
     page = np.where(image.valid[number][..., None], pages[number], np.float32(np.nan))
-    found = filters.within(Stack(image, pages), number).planes(page, region)
+    actual = filters.within(Stack(image, pages), number).planes(page, region)
     flat = Filters(FLAT).planes(page, region)
-    np.testing.assert_array_equal(found[: len(flat)], flat)
-    assert found.dtype == np.float32
-    return found[len(flat) :].reshape(pages.shape[3], len(DEEP), len(KINDS_3D), *found.shape[1:])
+    np.testing.assert_array_equal(actual[: len(flat)], flat)
+    assert actual.dtype == np.float32
+    return actual[len(flat) :].reshape(pages.shape[3], len(DEEP), len(KINDS_3D), *actual.shape[1:])
 
 
 def reference(grey, sigma, step):
@@ -65,38 +66,36 @@ def reference(grey, sigma, step):
     return np.stack([mean, np.sqrt(sum(s**2 for s in slope)), *values, spread])
 
 
-@pytest.mark.parametrize(
-    ("shape", "step"), [((5, 23, 31, 1), 2.0), ((2, 17, 9, 2), 0.7), ((9, 8, 13, 1), 6.0)]
-)
+@cases(("shape", "step"), [((5, 23, 31, 1), 2.0), ((2, 17, 9, 2), 0.7), ((9, 8, 13, 1), 6.0)])
 def test_the_features_are_those_of_scipy_with_voxels_of_any_shape(shape, step):
     pages = volume(*shape)
-    found = np.stack([deep(pages, n, step=step) for n in range(shape[0])], 3)
+    actual = np.stack([deep(pages, n, step=step) for n in range(shape[0])], 3)
     for c in range(shape[3]):
         for i, sigma in enumerate(DEEP):
-            wanted = reference(pages[..., c], sigma, step)
-            np.testing.assert_allclose(found[c, i, :5], wanted[:5], atol=2e-7)
-            np.testing.assert_allclose(found[c, i, 5], wanted[5], atol=1e-6)
+            expected = reference(pages[..., c], sigma, step)
+            np.testing.assert_allclose(actual[c, i, :5], expected[:5], atol=2e-7)
+            np.testing.assert_allclose(actual[c, i, 5], expected[5], atol=1e-6)
 
 
 def test_the_step_counts_in_pixels():
     pages = volume(4, 12, 14, 1)
-    found = deep(pages, 1, size=(0.5, 0.5), step=1.0)
-    np.testing.assert_array_equal(found, deep(pages, 1, step=2.0))
+    actual = deep(pages, 1, size=(0.5, 0.5), step=1.0)
+    np.testing.assert_array_equal(actual, deep(pages, 1, step=2.0))
     np.testing.assert_array_equal(deep(pages, 1, size=None, step=3.0), deep(pages, 1, step=1.0))
-    np.testing.assert_allclose(deep(pages, 1, size=(0.25, 1.0), step=1.0), found, atol=1e-7)
+    np.testing.assert_allclose(deep(pages, 1, size=(0.25, 1.0), step=1.0), actual, atol=1e-7)
 
 
-@pytest.mark.parametrize("region", [Region(0, 7, 3, 20), Region(60, 83, 11, 12), Region(5, 70, 0, 37)])
+@cases("region", [Region(0, 7, 3, 20), Region(60, 83, 11, 12), Region(5, 70, 0, 37)])
 def test_a_region_gets_the_numbers_of_the_whole(region):
     pages = volume(3, 83, 37, 1)
     whole = deep(pages, 1)
     np.testing.assert_allclose(deep(pages, 1, region), whole[(..., *region.slices)], atol=1e-7)
 
 
-def test_they_turn_with_the_picture_and_do_not_change_when_the_stack_is_turned_over():
+def test_they_rotate_with_the_image_and_are_invariant_to_the_order_of_slices():
     pages = volume(4, 20, 33, 1)
-    found = deep(pages, 1)
-    np.testing.assert_allclose(deep(pages[::-1], 2), found, atol=1e-6)
+    actual = deep(pages, 1)
+    np.testing.assert_allclose(deep(pages[::-1], 2), actual, atol=1e-6)
     for turns in range(4):
         for mirror in (False, True):
 
@@ -104,24 +103,24 @@ def test_they_turn_with_the_picture_and_do_not_change_when_the_stack_is_turned_o
                 a = np.flip(a, axes[1]) if mirror else a
                 return np.ascontiguousarray(np.rot90(a, turns, axes))
 
-            np.testing.assert_allclose(deep(move(pages, (1, 2)), 1), move(found, (3, 4)), atol=1e-6)
+            np.testing.assert_allclose(deep(move(pages, (1, 2)), 1), move(actual, (3, 4)), atol=1e-6)
 
 
 def test_pixels_without_data_have_no_weight():
     pages = volume(3, 15, 18, 1)
     pages[1, 4:9, 6:11] = np.nan
-    found = deep(pages, 1)
+    actual = deep(pages, 1)
     valid = np.isfinite(pages[..., 0])
-    assert np.isfinite(found).all()
-    assert (found[..., ~valid[1]] == 0).all()
+    assert np.isfinite(actual).all()
+    assert (actual[..., ~valid[1]] == 0).all()
     filled = np.where(valid, pages[..., 0], 0).astype(np.float64)
     for i, sigma in enumerate(DEEP):
         mean, weight = (
             ndimage.gaussian_filter(a, (sigma / 2, sigma, sigma), mode="reflect", truncate=4.0)
             for a in (filled, valid.astype(float))
         )
-        wanted = (mean / weight)[1]
-        np.testing.assert_allclose(found[0, i, 0][valid[1]], wanted[valid[1]], atol=1e-6)
+        expected = (mean / weight)[1]
+        np.testing.assert_allclose(actual[0, i, 0][valid[1]], expected[valid[1]], atol=1e-6)
     pages[2] = np.nan  # a whole slice
     np.testing.assert_array_equal(deep(pages, 2), 0)
 
@@ -137,7 +136,7 @@ def test_times_are_volumes_of_their_own_in_either_order():
         np.testing.assert_array_equal(deep(mixed, 2 + t, axes=(("Z", 3), ("T", 2))), alone[t])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("count", "axes", "message"),
     [
         (1, (), r"s.tif has one page, but 3D filters need a Z stack. Omit filters_3d"),
@@ -183,8 +182,8 @@ def test_every_channel_has_a_name():
     filters = Filters3D(FLAT, sigmas_3d=DEEP)
     for channels in (1, 2):
         pages = volume(2, 6, 7, channels)
-        found = filters.within(Stack(micrograph(pages), pages), 0).planes(pages[0])
+        actual = filters.within(Stack(micrograph(pages), pages), 0).planes(pages[0])
         names = filters.names(channels)
-        assert len(names) == len(found) == len(set(names))
+        assert len(names) == len(actual) == len(set(names))
     assert names[-12:-10] == ["c1.gaussian3d_1", "c1.gradient3d_1"]
     assert filters.reach == 11

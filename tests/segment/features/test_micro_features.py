@@ -5,6 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.cases import cases
+from tests.products import partly
 from vispe.backbones.micro import PATCH, WEIGHTS, load_micro
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.micro_features import DenseMaps, DenseModel
@@ -21,29 +23,30 @@ def page(height, width, channels=1, seed=0):
     return np.random.default_rng(seed).random((height, width, channels), np.float32)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
-@pytest.mark.parametrize("tile", [None, 48])
-@pytest.mark.parametrize("channels", [1, 2, 3])
+@partly(2)
+@cases("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
+@cases("tile", [None, 48])
+@cases("channels", [1, 2, 3])
 def test_tiles_cover_the_page(model, size, tile, channels):
-    found = DenseMaps(model, page(*size, channels), tile)
+    actual = DenseMaps(model, page(*size, channels), tile)
     covered = np.zeros(size, int)
-    for number, region in enumerate(found.regions):
+    for number, region in enumerate(actual.regions):
         assert region.top % PATCH == region.left % PATCH == 0
-        part = found.inside(number)
-        planes = found.planes(number)
-        assert planes.shape == (found.width, *part.shape)
+        part = actual.inside(number)
+        planes = actual.planes(number)
+        assert planes.shape == (actual.width, *part.shape)
         assert planes.dtype == np.float32
         covered[part.slices] += 1
     assert covered.min() >= 1
-    assert found.width == model.dim * {1: 1, 2: 2, 3: 1}[channels]
-    assert bool(found.notes) == (min(size) < PATCH)
+    assert actual.width == model.dim * {1: 1, 2: 2, 3: 1}[channels]
+    assert bool(actual.notes) == (min(size) < PATCH)
 
 
-@pytest.mark.parametrize("size", [(64, 96), (50, 37)])
+@cases("size", [(64, 96), (50, 37)])
 def test_a_page_without_tiles_is_the_model_of_the_reflected_page(model, size):
     one = page(*size)
-    found = DenseMaps(model, one, None)
-    assert len(found.regions) == 1
+    actual = DenseMaps(model, one, None)
+    assert len(actual.regions) == 1
     height, width = (-(-n // PATCH) * PATCH for n in size)
     top, left = ((height - size[0]) // 2, (width - size[1]) // 2)
     rim = ((top, height - size[0] - top), (left, width - size[1] - left), (0, 0))
@@ -51,18 +54,18 @@ def test_a_page_without_tiles_is_the_model_of_the_reflected_page(model, size):
     expected = load_micro()(whole[None])
     full = torch.nn.functional.interpolate(expected, scale_factor=2, mode="bilinear", align_corners=False)
     cut = full[0, :, top : top + size[0], left : left + size[1]]
-    np.testing.assert_allclose(found.planes(0), cut.numpy(), atol=1e-4)
+    np.testing.assert_allclose(actual.planes(0), cut.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3])
-@pytest.mark.parametrize("mirror", [False, True])
+@cases("turns", [1, 2, 3])
+@cases("mirror", [False, True])
 def test_features_turn_with_the_page(model, turns, mirror):
     one = page(64, 96)
     pose = lambda a: np.rot90(a[:, ::-1] if mirror else a, turns)  # noqa: E731
     base = np.moveaxis(DenseMaps(model, one, None).planes(0), 0, -1)
-    turned = np.moveaxis(DenseMaps(model, np.ascontiguousarray(pose(one)), None).planes(0), 0, -1)
+    rotated = np.moveaxis(DenseMaps(model, np.ascontiguousarray(pose(one)), None).planes(0), 0, -1)
     centred = np.linalg.norm(base - base.mean((0, 1)))
-    assert np.linalg.norm(turned - pose(base)) / centred < 1e-5
+    assert np.linalg.norm(rotated - pose(base)) / centred < 1e-5
 
 
 def test_features_in_tiles_are_nearly_those_of_the_whole(model):
@@ -93,14 +96,14 @@ def test_it_is_the_default_and_needs_no_basis():
     assert features.config.fingerprint == DenseModel().fingerprint()
 
 
-def test_pictures_of_the_same_bytes_but_another_shape_are_not_mixed_up(model):
+def test_images_of_equal_bytes_and_another_shape_are_distinguished(model):
     flat = torch.full((1, 32, 48), 0.5)
-    found = [model(one.contiguous(), again=True) for one in (flat, flat.mT, flat.view(1, 16, 96))]
-    assert [tuple(f.shape[1:]) for f in found] == [(16, 24), (24, 16), (8, 48)]
+    actual = [model(one.contiguous(), again=True) for one in (flat, flat.mT, flat.view(1, 16, 96))]
+    assert [tuple(f.shape[1:]) for f in actual] == [(16, 24), (24, 16), (8, 48)]
     colour = torch.rand(3, 16, 16)
-    kept = model(colour, again=True)
+    stored = model(colour, again=True)
     assert model(colour.reshape(1, 16, 48)).shape[1:] == (8, 24)
-    assert torch.equal(model(colour), kept)
+    assert torch.equal(model(colour), stored)
 
 
 def test_what_training_computed_is_used_once_more(monkeypatch):
@@ -126,9 +129,9 @@ def test_what_training_computed_is_used_once_more(monkeypatch):
     small = page(64, 64, seed=1), valid[:64, :64]
     features.prepare(*small).gather(mask[:64, :64])
     before = len(runs)
-    kept = features.prepare(*small).compute(0)
+    stored = features.prepare(*small).compute(0)
     assert len(runs) == before
-    np.testing.assert_array_equal(features.prepare(*small).compute(0), kept)
+    np.testing.assert_array_equal(features.prepare(*small).compute(0), stored)
     monkeypatch.setattr(cache, "_limits", (100, 100))
     features.prepare(*small).gather(mask[:64, :64])
     before = len(runs)

@@ -1,8 +1,8 @@
 """The lattice on a page: its points, training samples, and regions that make up the whole."""
 
 import numpy as np
-import pytest
 
+from tests.cases import cases
 from vispe.segment.classify.out_of_distribution import FeatureDistribution, feature_sums
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.features.sample_grid import FeatureGrid, offsets, sample
@@ -17,9 +17,7 @@ def domain(f, m=2):
     return FeatureDistribution(np.zeros(f, np.float32), rng.normal(size=(m, f)).astype(np.float32), *flat)
 
 
-@pytest.mark.parametrize(
-    "region", [Region(0, 1, 0, 4), Region(0, 5, 3, 29), Region(13, 77, 4, 5), Region(60, 61, 5, 12)]
-)
+@cases("region", [Region(0, 1, 0, 4), Region(0, 5, 3, 29), Region(13, 77, 4, 5), Region(60, 61, 5, 12)])
 def test_points_lie_in_the_middle_of_cells_of_eight_pixels(region):
     top, bottom, left, right = grid_points(region)
     rows = [i for i in range(20) if region.top <= 8 * i + 4 < region.bottom]
@@ -31,7 +29,7 @@ def test_points_lie_in_the_middle_of_cells_of_eight_pixels(region):
     assert (x + region.left).tolist() == [8 * i + 4 for i in columns]
 
 
-@pytest.mark.parametrize("side", [8, 13, 64, 500])
+@cases("side", [8, 13, 64, 500])
 def test_blocks_share_out_the_points_of_a_page(side):
     shape = 133, 97
     marks = np.zeros(shape, int)
@@ -43,7 +41,7 @@ def test_blocks_share_out_the_points_of_a_page(side):
     assert marks.sum() == len(y) * len(x)
 
 
-@pytest.mark.parametrize(
+@cases(
     "config",
     [
         FeatureConfig(sigmas=(1.0, 2.0)),
@@ -56,37 +54,37 @@ def test_a_piece_has_the_features_of_its_pixels(config):
     valid = np.ones(page.shape[:2], bool)
     prepared = Features(config, device="cpu").prepare(page, valid)
     for number, piece in enumerate(prepared.pieces):
-        found = prepared.sampled(number)
+        actual = prepared.sampled(number)
         whole = prepared.compute(number)
         y, x = offsets(piece)
-        np.testing.assert_allclose(found, whole[:, y[:, None], x].transpose(1, 2, 0), atol=2e-5)
+        np.testing.assert_allclose(actual, whole[:, y[:, None], x].transpose(1, 2, 0), atol=2e-5)
 
 
 def test_a_sample_leaves_out_what_has_no_data_and_patches_of_few_points():
     page, valid = RNG.random((150, 210, 1), np.float32), np.ones((150, 210), bool)
     valid[:64, :64] = False
     valid[64:80, 64:128] = False  # a quarter of a patch
-    found = sample(Features(FeatureConfig(sigmas=(1.0,)), device="cpu").prepare(page, valid), valid)
+    actual = sample(Features(FeatureConfig(sigmas=(1.0,)), device="cpu").prepare(page, valid), valid)
     # patches of 64 px: rows 0, 1 and 22 px of row 2, columns 0, 1, 2 and 18 px of column 3
     sizes = {(r, c): [8, 8, 3][r] * [8, 8, 8, 2][c] for r in range(3) for c in range(4)}
     sizes[0, 0], sizes[1, 1] = 0, 48
-    kept = {place: size for place, size in sizes.items() if size >= 16}
-    assert np.bincount(found.patch).tolist() == [kept[place] for place in sorted(kept)]
-    quarter = {(r, c): (r * 64 + 32 >= 75) * 2 + (c * 64 + 32 >= 105) for r, c in kept}
-    assert found.part.tolist() == [quarter[place] for place in sorted(kept)]
-    assert found.features.shape == (sum(kept.values()), 6)
+    stored = {position: size for position, size in sizes.items() if size >= 16}
+    assert np.bincount(actual.patch).tolist() == [stored[position] for position in sorted(stored)]
+    quarter = {(r, c): (r * 64 + 32 >= 75) * 2 + (c * 64 + 32 >= 105) for r, c in stored}
+    assert actual.part.tolist() == [quarter[position] for position in sorted(stored)]
+    assert actual.features.shape == (sum(stored.values()), 6)
 
 
 def test_many_pieces_are_sampled_at_even_distances():
     page, valid = RNG.random((64, 640, 1), np.float32), np.ones((64, 640), bool)
     prepared = Features(FeatureConfig(sigmas=(1.0,), tile=64), device="cpu").prepare(page, valid)
-    found = sample(prepared, valid, 4)
+    actual = sample(prepared, valid, 4)
     everything = sample(prepared, valid, 16)
     assert len(everything.part) == 10
-    assert len(found.part) == 4
+    assert len(actual.part) == 4
     own = [0, 3, 6, 9]
     expected = np.concatenate([everything.features[everything.patch == k] for k in own])
-    np.testing.assert_array_equal(found.features, expected)
+    np.testing.assert_array_equal(actual.features, expected)
 
 
 def test_a_page_without_data_or_points_gives_none():
@@ -96,17 +94,17 @@ def test_a_page_without_data_or_points_gives_none():
         assert sample(features.prepare(RNG.random((*shape, 1), np.float32), valid), valid) is None
 
 
-@pytest.mark.parametrize("side", [40, 64, 77])
+@cases("side", [40, 64, 77])
 def test_regions_make_up_the_whole_where_pieces_overlap(side):
     shape = 118, 163
     page, valid = RNG.random((*shape, 1), np.float32), RNG.random(shape) > 0.2
     config = FeatureConfig("tokens", model="vispe_micro", tile=64)
     prepared = Features(config, device="cpu").prepare(page, valid)
-    seen = domain(prepared.sampled(0).shape[-1])
-    codes = [seen.codes(prepared.sampled(number)) for number in range(len(prepared.pieces))]
+    recorded = domain(prepared.sampled(0).shape[-1])
+    codes = [recorded.codes(prepared.sampled(number)) for number in range(len(prepared.pieces))]
 
     def filled(region):
-        out = FeatureGrid.empty(region, seen)
+        out = FeatureGrid.empty(region, recorded)
         for number, piece in enumerate(prepared.pieces):
             out.add(piece, codes[number], prepared.weight(number))
         out.forget(~valid[region.slices])
@@ -134,11 +132,11 @@ def test_regions_make_up_the_whole_where_pieces_overlap(side):
 
 
 def test_the_map_has_one_value_for_each_patch():
-    seen = domain(3)
-    one = FeatureGrid.empty(Region(0, 130, 0, 71), seen)
+    recorded = domain(3)
+    one = FeatureGrid.empty(Region(0, 130, 0, 71), recorded)
     assert one.map().shape == (2, 2)
     assert np.isnan(one.map()).all()
     one.codes[:] = RNG.integers(-3000, 3000, one.codes.shape)
     one.best[:8, :8] = 1
     assert np.isfinite(one.map()).tolist() == [[True, False], [False, False]]
-    assert one.map()[0, 0] == seen.patches(feature_sums(one.codes[:8, :8].reshape(-1, 2))[None])[0]
+    assert one.map()[0, 0] == recorded.patches(feature_sums(one.codes[:8, :8].reshape(-1, 2))[None])[0]

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import cases
 from vispe.segment.features.threads import in_order
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@cases("threads", [1, 2, 5])
 def test_results_come_in_order_whatever_takes_longer(threads):
     def work(number):
         time.sleep(0.02 if number % 3 == 0 else 0)
@@ -18,7 +19,7 @@ def test_results_come_in_order_whatever_takes_longer(threads):
     assert list(in_order(work, 0, threads)) == []
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@cases("threads", [1, 3])
 def test_torch_uses_one_thread_inside_and_as_many_as_before_afterwards(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -65,14 +66,14 @@ def test_training_starts_no_threads_that_wait_for_each_other(monkeypatch):
     from vispe.segment.features import micro_features, sample_grid
     from vispe.segment.features.pixel_features import FeatureConfig, Features
 
-    seen = []
+    calls = []
 
     def recorded(module, name):
         plain = getattr(module, name)
 
-        def work(*given, **named):
-            seen.append((name, torch.get_num_threads()))
-            return plain(*given, **named)
+        def work(*passed, **named):
+            calls.append((name, torch.get_num_threads()))
+            return plain(*passed, **named)
 
         monkeypatch.setattr(module, name, work)
 
@@ -88,7 +89,7 @@ def test_training_starts_no_threads_that_wait_for_each_other(monkeypatch):
         monkeypatch.setattr(
             prepared,
             "sampled",
-            lambda number: seen.append(("sampled", torch.get_num_threads())) or plain(number),
+            lambda number: calls.append(("sampled", torch.get_num_threads())) or plain(number),
         )
         assert sample_grid.sample(prepared, np.ones((96, 96), bool)) is not None
         classes, of = np.repeat([1, 2], 20), np.arange(40) // 5
@@ -96,5 +97,5 @@ def test_training_starts_no_threads_that_wait_for_each_other(monkeypatch):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert {name for name, _ in seen} == {"load_micro", "sampled", "calibrate"}
-    assert {threads for _, threads in seen} == {1}
+    assert {name for name, _ in calls} == {"load_micro", "sampled", "calibrate"}
+    assert {threads for _, threads in calls} == {1}

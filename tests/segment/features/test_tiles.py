@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from vispe.errors import ShapeError
 from vispe.segment.features.tiles import OVERLAP, Blend, Region, blocks, even_tiles, padding, tiles, window
 
@@ -21,15 +22,15 @@ def test_blocks_cover_each_pixel_once(height, width, side):
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 30), st.integers(1, 16))
 def test_tiles_cover_the_page_on_the_raster_of_patches(rows, columns, side, step):
     tile = (min(side, rows) * step, min(side, columns) * step)
-    found = tiles(rows * step, columns * step, tile, step)
+    actual = tiles(rows * step, columns * step, tile, step)
     count = np.zeros((rows * step, columns * step), int)
-    for region in found:
+    for region in actual:
         assert region.shape == tile
         assert region.top % step == 0
         assert region.left % step == 0
         count[region.slices] += 1
     assert (count > 0).all()
-    lefts = sorted({r.left for r in found})
+    lefts = sorted({r.left for r in actual})
     if tile[1] // step >= 4:
         for a, b in pairwise(lefts):
             assert a + tile[1] - b >= OVERLAP * tile[1] - 1e-9
@@ -46,17 +47,17 @@ def test_wrong_tiles_are_refused():
         tiles(64, 32, (32, 48), 16)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (14, 28), (5, 3)])
+@cases("size", [(1, 1), (14, 28), (5, 3)])
 def test_the_window_is_positive_and_symmetric(size):
-    found = window(*size)
-    assert found.dtype == np.float32
-    assert found.min() > 0
-    np.testing.assert_allclose(found, found[::-1, ::-1], rtol=1e-5)
-    assert found[size[0] // 2, size[1] // 2] == found.max()
+    actual = window(*size)
+    assert actual.dtype == np.float32
+    assert actual.min() > 0
+    np.testing.assert_allclose(actual, actual[::-1, ::-1], rtol=1e-5)
+    assert actual[size[0] // 2, size[1] // 2] == actual.max()
 
 
-@pytest.mark.parametrize(
-    ("size", "step", "least", "wanted"),
+@cases(
+    ("size", "step", "least", "expected"),
     [
         ((256, 320), 14, (1, 1), (5, 5, 1, 1)),
         ((3, 16), 16, (1, 1), (6, 7, 0, 0)),
@@ -64,8 +65,8 @@ def test_the_window_is_positive_and_symmetric(size):
         ((64, 64), 16, (64, 64), (0, 0, 0, 0)),
     ],
 )
-def test_padding_is_symmetric_with_the_odd_pixel_at_the_end(size, step, least, wanted):
-    assert padding(*size, step, least) == wanted
+def test_padding_is_symmetric_with_the_odd_pixel_at_the_end(size, step, least, expected):
+    assert padding(*size, step, least) == expected
 
 
 def test_blending_constant_probabilities_gives_them_back():
@@ -94,14 +95,14 @@ def test_disagreement_counts_pixels_where_any_two_tiles_differ():
     np.testing.assert_allclose(prob[:, 2, 9], [0, 0.8], rtol=1e-6)
 
 
-@pytest.mark.parametrize("length", [16, 48, 64, 80, 96, 112, 160, 208, 400, 1024, 1600, 4000])
-@pytest.mark.parametrize(("most", "overlap"), [(48, 16), (64, 0), (16, 0), (576, 64)])
-def test_even_tiles_cover_the_page_alike_from_both_ends(length, most, overlap):
-    found = even_tiles(length, 48, most, 16, overlap)
-    columns = len({r.left for r in found})
-    rows = found[::columns]
+@cases("length", [16, 48, 64, 80, 96, 112, 160, 208, 400, 1024, 1600, 4000])
+@cases(("most", "overlap"), [(48, 16), (64, 0), (16, 0), (576, 64)])
+def test_even_tiles_cover_the_page_symmetrically(length, most, overlap):
+    actual = even_tiles(length, 48, most, 16, overlap)
+    columns = len({r.left for r in actual})
+    rows = actual[::columns]
     side = rows[0].shape[0]
-    assert len({r.shape for r in found}) == 1
+    assert len({r.shape for r in actual}) == 1
     assert side % 16 == 0
     assert side <= most
     assert rows[0].top == 0

@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 
+from tests.cases import cases
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.segment.features import token_features
@@ -43,8 +44,8 @@ def test_at_the_patch_nothing_changes():
 
 def test_two_looks_along_each_axis_where_nothing_is_said():
     """What synthetic tasks chose; once for tokens an odd number of pixels apart, and for several maps."""
-    two, given = (TokenModel(NAME, weights="random", shifts=shifts) for shifts in (None, 2))
-    for a, b in zip(*(token_maps(model, page(50, 70), None).maps for model in (two, given)), strict=True):
+    two, passed = (TokenModel(NAME, weights="random", shifts=shifts) for shifts in (None, 2))
+    for a, b in zip(*(token_maps(model, page(50, 70), None).maps for model in (two, passed)), strict=True):
         np.testing.assert_array_equal(a, b)
     assert (two.shifts, two.pitch) == (2, 8)
     assert TokenModel(NAME, weights="random", stride=1).shifts == 1
@@ -53,8 +54,8 @@ def test_two_looks_along_each_axis_where_nothing_is_said():
     assert Features(FeatureConfig("tokens", model="vispe_micro")).config.token_shifts is None
 
 
-@pytest.mark.parametrize("pos_embed", [None, "none", BIASED, "rope_axial"])
-@pytest.mark.parametrize("stride", [8, 4])
+@cases("pos_embed", [None, "none", BIASED, "rope_axial"])
+@cases("stride", [8, 4])
 def test_tokens_that_do_not_look_at_others_stay_where_they_were(pos_embed, stride):
     plain, fine = (
         without_attention(TokenModel(NAME, weights="random", pos_embed=pos_embed, stride=s))
@@ -63,21 +64,21 @@ def test_tokens_that_do_not_look_at_others_stay_where_they_were(pos_embed, strid
     # the grid of the model itself, one that is stretched, and one that is shrunk
     for side in ((160, 160), (192, 160), (64, 96)):
         image = torch.rand(1, 3, *side)
-        found, wanted = fine(image), plain(image)
+        actual, expected = fine(image), plain(image)
         step = 16 // stride
-        assert found.shape[1:3] == tuple((s - 16) // stride + 1 for s in side)
-        torch.testing.assert_close(found[:, ::step, ::step], wanted, atol=2e-5, rtol=1e-5)
+        assert actual.shape[1:3] == tuple((s - 16) // stride + 1 for s in side)
+        torch.testing.assert_close(actual[:, ::step, ::step], expected, atol=2e-5, rtol=1e-5)
 
 
 def test_a_constant_page_is_constant_on_the_torus():
     fine = TokenModel(NAME, weights="random", pos_embed="alibi2d", stride=8)
-    found = fine(torch.full((1, 3, 80, 96), 0.3))
-    assert found.std(dim=(1, 2)).max() < 1e-5
+    actual = fine(torch.full((1, 3, 80, 96), 0.3))
+    assert actual.std(dim=(1, 2)).max() < 1e-5
 
 
-@pytest.mark.parametrize(("stride", "shifts"), [(16, 2), (8, 1), (8, 2), (16, 4)])
-def test_every_token_is_seen_at_its_own_pixels(stride, shifts):
-    """A page that grows along each axis: the mean of a patch is the place of its middle."""
+@cases(("stride", "shifts"), [(16, 2), (8, 1), (8, 2), (16, 4)])
+def test_every_token_is_at_its_own_pixels(stride, shifts):
+    """A page that grows along each axis: the mean of a patch is the position of its middle."""
     model = TokenModel(NAME, weights="random", pos_embed="none", stride=stride, shifts=shifts)
     mean, std = model._features.mean, model._features.std
 
@@ -96,7 +97,7 @@ def test_every_token_is_seen_at_its_own_pixels(stride, shifts):
         for number, region in enumerate(maps.regions):
             assert maps.maps[number].shape[:2] == tuple((s - 16) // pitch + 1 for s in region.shape)
             part = maps.inside(number)
-            found = maps.planes(number)
+            actual = maps.planes(number)
             # away from the border of the page, where reflection bends the slope
             top, left = (
                 max(16 - a, 16 - maps.crop(number)[i].start) for i, a in enumerate((part.top, part.left))
@@ -105,29 +106,29 @@ def test_every_token_is_seen_at_its_own_pixels(stride, shifts):
             rows, columns = part.shape
             down = rows - max(16 - (70 - part.bottom), 16 - (region.shape[0] - maps.crop(number)[0].stop))
             right = columns - max(16 - (90 - part.right), 16 - (region.shape[1] - maps.crop(number)[1].stop))
-            inner = found[:, top : min(down, rows), left : min(right, columns)]
-            wanted = grey[part.slices].transpose(2, 0, 1)[
+            inner = actual[:, top : min(down, rows), left : min(right, columns)]
+            expected = grey[part.slices].transpose(2, 0, 1)[
                 :, top : min(down, rows), left : min(right, columns)
             ]
             assert inner.size
-            np.testing.assert_allclose(inner, wanted, atol=1e-5)
+            np.testing.assert_allclose(inner, expected, atol=1e-5)
             at_y, at_x = (a.ravel() for a in np.mgrid[top : min(down, rows), left : min(right, columns)])
             chosen = maps.at(number, at_y, at_x)
-            np.testing.assert_allclose(chosen, found[:, at_y, at_x].T, atol=1e-6)
+            np.testing.assert_allclose(chosen, actual[:, at_y, at_x].T, atol=1e-6)
 
 
 def test_looks_are_the_maps_of_shifted_pages():
     model = TokenModel(NAME, weights="random", shifts=2)
     framed = torch.rand(1, 3, 48 + 8, 64 + 8)
-    found = model.shifted_passes(framed)
-    assert found.shape[1:3] == (6, 8)
+    actual = model.shifted_passes(framed)
+    assert actual.shape[1:3] == (6, 8)
     for row in range(2):
         for column in range(2):
             cut = framed[..., 8 * row : 8 * row + 48, 8 * column : 8 * column + 64]
-            assert torch.equal(found[:, row::2, column::2], model(cut))
+            assert torch.equal(actual[:, row::2, column::2], model(cut))
 
 
-@pytest.mark.parametrize(("name", "size"), [(NAME, (5, 40)), (NAME, (1, 1)), ("test_resnet", (70, 50))])
+@cases(("name", "size"), [(NAME, (5, 40)), (NAME, (1, 1)), ("test_resnet", (70, 50))])
 def test_looks_cover_small_pages_and_other_models(name, size):
     model = TokenModel(name, weights="random", shifts=2)
     maps = token_maps(model, page(*size), None)
@@ -161,8 +162,8 @@ def test_blocks_are_joined_each_with_the_final_norm():
         x = first._model._pos_embed(x)
         for block in first._model.blocks[:2]:
             x = block(x)
-        wanted = first._model.norm(x)[:, 1:].unflatten(1, (3, 4))
-    torch.testing.assert_close(first(image), wanted, atol=1e-6, rtol=1e-5)
+        expected = first._model.norm(x)[:, 1:].unflatten(1, (3, 4))
+    torch.testing.assert_close(first(image), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_a_page_is_cut_by_the_tokens_that_it_gives(monkeypatch):
@@ -170,9 +171,9 @@ def test_a_page_is_cut_by_the_tokens_that_it_gives(monkeypatch):
     plain, fine = (TokenModel(NAME, weights="random", stride=s, shifts=1) for s in (None, 4))
     grey = page(96, 96)
     assert [r.shape for r in token_maps(plain, grey, None).regions] == [(96, 96)]
-    found = token_maps(fine, grey, None)
-    assert len(found.regions) > 1
-    assert all(m.shape[0] * m.shape[1] <= 36 for m in found.maps)
+    actual = token_maps(fine, grey, None)
+    assert len(actual.regions) > 1
+    assert all(m.shape[0] * m.shape[1] <= 36 for m in actual.maps)
     # a smaller tile than that is what memory trouble asks for
     features = Features(FeatureConfig("tokens", model=NAME, weights="random", token_stride=8))
     assert features._model.tile == 48

@@ -6,6 +6,7 @@ import timm
 import torch
 
 import vispe.backbones.hub as hub_module
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, UnknownName
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.features.token_features import TokenBasis, TokenModel, token_maps
@@ -37,32 +38,32 @@ def test_tokens_are_the_normed_patch_tokens_of_timm(model):
     mean, std = (torch.tensor(plain.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     shown = torch.from_numpy(grey).permute(2, 0, 1)[None].expand(1, 3, 48, 80)
     with torch.no_grad():
-        wanted = plain.forward_features((shown - mean) / std)[:, plain.num_prefix_tokens :]
-    found = token_maps(model, grey, None)
-    assert len(found.maps) == 1
-    np.testing.assert_allclose(found.maps[0], wanted.reshape(3, 5, -1).numpy(), atol=1e-5)
+        expected = plain.forward_features((shown - mean) / std)[:, plain.num_prefix_tokens :]
+    actual = token_maps(model, grey, None)
+    assert len(actual.maps) == 1
+    np.testing.assert_allclose(actual.maps[0], expected.reshape(3, 5, -1).numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
-@pytest.mark.parametrize("tile", [None, 48])
+@cases("size", [(1, 1), (5, 40), (50, 37), (97, 130)])
+@cases("tile", [None, 48])
 def test_tiles_lie_on_patches_and_cover_the_page(model, size, tile):
-    found = token_maps(model, page(*size), tile)
+    actual = token_maps(model, page(*size), tile)
     covered = np.zeros(size, int)
-    found.basis = basis = TokenBasis.fit(found.maps, 8, 0)
-    for number, region in enumerate(found.regions):
+    actual.basis = basis = TokenBasis.fit(actual.maps, 8, 0)
+    for number, region in enumerate(actual.regions):
         assert region.top % 16 == region.left % 16 == 0
-        part = found.inside(number)
-        assert found.planes(number).shape == (len(basis.scale), *part.shape)
+        part = actual.inside(number)
+        assert actual.planes(number).shape == (len(basis.scale), *part.shape)
         covered[part.slices] += 1
     assert (covered > 0).all()
-    assert bool(found.notes) == (min(size) < 16)
+    assert bool(actual.notes) == (min(size) < 16)
 
 
 def test_other_channel_counts_are_put_side_by_side(model):
     two = page(32, 48, channels=2)
-    found = token_maps(model, two, None).maps[0]
+    actual = token_maps(model, two, None).maps[0]
     alone = [token_maps(model, two[..., c : c + 1], None).maps[0] for c in range(2)]
-    np.testing.assert_allclose(found, np.concatenate(alone, -1), atol=1e-5)
+    np.testing.assert_allclose(actual, np.concatenate(alone, -1), atol=1e-5)
     width = alone[0].shape[-1]
     assert token_maps(model, page(32, 48, channels=3), None).maps[0].shape == (2, 3, width)
 
@@ -70,9 +71,9 @@ def test_other_channel_counts_are_put_side_by_side(model):
 def test_the_basis_is_standardised_with_fixed_signs(model):
     maps = token_maps(model, page(160, 240), None).maps
     basis = TokenBasis.fit(maps, 32, 0)
-    found = basis.project(maps[0]).reshape(-1, len(basis.scale))
-    np.testing.assert_allclose(found.mean(0), 0, atol=1e-3)
-    np.testing.assert_allclose(found.std(0, ddof=1), 1, atol=1e-2)
+    actual = basis.project(maps[0]).reshape(-1, len(basis.scale))
+    np.testing.assert_allclose(actual.mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(actual.std(0, ddof=1), 1, atol=1e-2)
     largest = np.abs(basis.components).argmax(1)
     assert (basis.components[np.arange(len(largest)), largest] > 0).all()
 
@@ -83,9 +84,9 @@ def test_a_basis_is_fitted_to_a_sample_of_all_tokens(monkeypatch):
     maps = [random.random((rows, 7, 5), np.float32) for rows in (6, 1, 9)]
     together = np.concatenate([m.reshape(-1, 5) for m in maps])
     drawn = np.sort(np.random.default_rng(3).permutation(len(together))[:30])
-    found, wanted = TokenBasis.fit(maps, 4, 3), TokenBasis.fit([together[drawn][None]], 4, 3)
-    for name, value in wanted.tensors().items():
-        np.testing.assert_array_equal(found.tensors()[name], value)
+    actual, expected = TokenBasis.fit(maps, 4, 3), TokenBasis.fit([together[drawn][None]], 4, 3)
+    for name, value in expected.tensors().items():
+        np.testing.assert_array_equal(actual.tensors()[name], value)
 
 
 def test_labelled_pixels_get_the_features_of_the_pieces():
@@ -95,10 +96,10 @@ def test_labelled_pixels_get_the_features_of_the_pieces():
     features.fit([(grey, valid)])
     prepared = features.prepare(grey, valid)
     mask = np.random.default_rng(0).random((70, 90)) < 0.1
-    found = prepared.gather(mask)
-    assert found.shape == (mask.sum(), 26 + len(features.basis.scale))
-    assert np.isfinite(found).all()
-    for y, x, row in list(zip(*np.nonzero(mask), found, strict=True))[::50]:
+    actual = prepared.gather(mask)
+    assert actual.shape == (mask.sum(), 26 + len(features.basis.scale))
+    assert np.isfinite(actual).all()
+    for y, x, row in list(zip(*np.nonzero(mask), actual, strict=True))[::50]:
         weights = {}
         for number, piece in enumerate(prepared.pieces):
             if piece.top <= y < piece.bottom and piece.left <= x < piece.right:
@@ -117,8 +118,8 @@ def test_a_checkpoint_is_loaded_whatever_its_head(model, tmp_path):
     grey = torch.rand(1, 3, 160, 160)
     with torch.no_grad():
         mean, std = (torch.tensor(source.pretrained_cfg[k]).view(1, 3, 1, 1) for k in ("mean", "std"))
-        wanted = source.eval().forward_features((grey - mean) / std)[:, source.num_prefix_tokens :]
-    np.testing.assert_allclose(loaded(grey).reshape(wanted.shape), wanted, atol=1e-5)
+        expected = source.eval().forward_features((grey - mean) / std)[:, source.num_prefix_tokens :]
+    np.testing.assert_allclose(loaded(grey).reshape(expected.shape), expected, atol=1e-5)
 
 
 def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
@@ -157,9 +158,9 @@ def test_no_weights_and_no_network_is_said_at_once(monkeypatch):
 
 
 def test_a_convolutional_network_gives_tokens_too():
-    found = token_maps(TokenModel("test_resnet", weights="random"), page(70, 50), None)
-    assert found.regions[0].shape == (96, 64)
-    assert found.maps[0].shape[:2] == (3, 2)
+    actual = token_maps(TokenModel("test_resnet", weights="random"), page(70, 50), None)
+    assert actual.regions[0].shape == (96, 64)
+    assert actual.maps[0].shape[:2] == (3, 2)
 
 
 def test_weights_that_changed_since_the_training_are_refused():

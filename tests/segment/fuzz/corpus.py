@@ -26,7 +26,7 @@ class Good:
 
 
 def grey(kind=np.uint8, *shape):
-    """A smooth picture with noise, which compresses, in the whole range of its type."""
+    """A smooth image with noise, which compresses, in the whole range of its type."""
     shape = shape or (H, W)
     y, x = np.mgrid[: shape[-2], : shape[-1]]
     wave = 0.5 + 0.2 * np.sin(x / 3.0) + 0.2 * np.cos(y / 4.0) + RNG.uniform(-0.1, 0.1, shape)
@@ -133,12 +133,12 @@ def zeros(megabytes: int) -> bytes:
 
 def pages(count: int, back: int | None = None, **tags: int) -> bytes:
     """A TIFF file of so many pages of 4 x 4 pixels; its list goes on at page `back`, in a circle."""
-    found = {256: 4, 257: 4, 258: 8, 259: 1, 262: 1, 273: 0, 278: 4, 279: 16}
-    found |= {int(key[1:]): value for key, value in tags.items()}
-    body = b"".join(struct.pack("<HHII", key, 4, 1, value) for key, value in sorted(found.items()))
+    actual = {256: 4, 257: 4, 258: 8, 259: 1, 262: 1, 273: 0, 278: 4, 279: 16}
+    actual |= {int(key[1:]): value for key, value in tags.items()}
+    body = b"".join(struct.pack("<HHII", key, 4, 1, value) for key, value in sorted(actual.items()))
     size = 2 + len(body) + 4
     follow = [8 + size * (k + 1) for k in range(count - 1)] + [0 if back is None else 8 + size * back]
-    parts = [struct.pack("<H", len(found)) + body + struct.pack("<I", n) for n in follow]
+    parts = [struct.pack("<H", len(actual)) + body + struct.pack("<I", n) for n in follow]
     return b"II*\0" + struct.pack("<I", 8) + b"".join(parts) + bytes(64)
 
 
@@ -208,6 +208,7 @@ def hostile() -> Iterator[tuple[str, bytes, str]]:
     )
     yield "shared.tif", _shared(300), r"decompression bomb, got 300 x 2000 x 2000"
     yield "planes.tif", ome("<TiffData/>", 10**9), r"got 1e\+09"
+    yield "planes8.tif", ome("<TiffData/>", 10**8), r"got 1e\+08"  # a list of them fits the memory
     yield "planes18.tif", ome("<TiffData/>", 10**18), r"got 1e\+18"
     yield "count.tif", ome('<TiffData IFD="0" PlaneCount="1000000000"/>'), r"got 1e\+09"
     for name, other in (("device", "/dev/zero"), ("above", "../../secret.tif"), ("folder", ".")):
@@ -233,7 +234,7 @@ def _shared(count: int) -> bytes:
 
 
 def foreign() -> Iterator[tuple[str, bytes]]:
-    """Things that are no pictures, under the names of pictures."""
+    """Things that are no images, under the names of images."""
     yield "text.png", b"this is no image\n"
     yield "page.jpg", b"<!DOCTYPE html><html><body>404 not found</body></html>"
     yield "archive.tif", b"PK\x03\x04" + bytes(60)
@@ -247,7 +248,7 @@ def foreign() -> Iterator[tuple[str, bytes]]:
 
 
 def damaged(data: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """Cut, flip single bits, and overwrite blocks, at places drawn with `seed`."""
+    """Cut, flip single bits, and overwrite blocks, at positions drawn with `seed`."""
     rng = np.random.default_rng(seed)
     ends = np.unique(
         np.append(np.linspace(0, len(data) - 1, count).astype(int), len(data) - 1 - np.arange(4))

@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 import time
+from pathlib import Path
 
 MEMORY = 6 << 30  # address space, of which the libraries take most
 SECONDS = 20
@@ -21,9 +22,11 @@ def stop(*_: object) -> None:
 
 
 def main() -> None:
-    """Read each file and say what came of it."""
+    """Read the header and the pixels of each file, and print the outcome."""
     from vispe.errors import VispeError
+    from vispe.images.formats.headers import stored_planes, stored_shape, stored_tag
     from vispe.images.read import read_image
+    from vispe.train.data.image_reading import count_pages
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGALRM, stop)
@@ -33,16 +36,20 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(signal.alarm, 0)
             try:
-                found, text = "read", str(read_image(path).notes)
+                for header in (stored_shape, stored_tag, stored_planes):
+                    header(Path(path))
+                with contextlib.suppress(VispeError):
+                    count_pages(Path(path))
+                outcome, text = "read", str(read_image(path).notes)
             except VispeError as error:
-                found, text = "refused", str(error)
+                outcome, text = "refused", str(error)
             except TooLong:
-                found, text = "hang", ""
+                outcome, text = "hang", ""
             except Exception as error:
-                found, text = type(error).__name__, str(error)
+                outcome, text = type(error).__name__, str(error)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         seconds = time.process_time() - start
-        sys.stdout.write(json.dumps([path, found, text, (after - before) >> 10, seconds]) + "\n")
+        sys.stdout.write(json.dumps([path, outcome, text, (after - before) >> 10, seconds]) + "\n")
 
 
 if __name__ == "__main__":

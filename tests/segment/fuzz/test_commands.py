@@ -84,28 +84,32 @@ def test_a_folder_of_bad_files_gives_a_line_for_each_and_the_good_ones_are_done(
     assert not list(Path("out").glob("cut*"))
 
 
-@pytest.mark.parametrize(
-    "kind", ["bool", "uint8", "int8", "uint16", "uint32", "int64", "uint64", "float16", "float64"]
-)
-def test_any_depth_is_segmented_alike(capsys, model, kind):
-    levels = np.kron(np.arange(2), np.ones((12, 9)))[:, :]
-    a = levels.astype(bool) if kind == "bool" else (levels * 100).astype(kind)
-    tifffile.imwrite("a.tif", a)
-    code, _, _ = vispe(capsys, "apply", model, "a.tif", "-o", "out")
-    assert code == 0
+KINDS = ("bool", "uint8", "int8", "uint16", "uint32", "int64", "uint64", "float16", "float64")
+
+
+def test_the_bit_depth_does_not_change_the_segmentation(capsys, model):
+    levels = np.kron(np.arange(2), np.ones((12, 9)))
+    for kind in KINDS:
+        tifffile.imwrite(
+            f"{kind}.tif", levels.astype(bool) if kind == "bool" else (levels * 100).astype(kind)
+        )
     Image.fromarray((levels * 255).astype(np.uint8)).save("b.png")
-    assert vispe(capsys, "apply", model, "b.png", "-o", "out2")[0] == 0
-    np.testing.assert_array_equal(
-        np.asarray(Image.open("out/a_seg.png")), np.asarray(Image.open("out2/b_seg.png"))
-    )
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 200), (200, 1), (2, 3)])
-def test_thin_pictures_are_segmented(capsys, model, shape):
-    Image.fromarray(corpus.grey(np.uint8, *shape)).save("a.png")
-    code, _, _ = vispe(capsys, "apply", model, "a.png", "-o", "out")
+    code, lines, _ = vispe(capsys, "apply", model, *(f"{kind}.tif" for kind in KINDS), "b.png", "-o", "out")
     assert code == 0
-    assert np.asarray(Image.open("out/a_seg.png")).shape == shape
+    assert len(lines) == len(KINDS) + 1
+    expected = np.asarray(Image.open("out/b_seg.png"))
+    for kind in KINDS:
+        np.testing.assert_array_equal(np.asarray(Image.open(f"out/{kind}_seg.png")), expected, err_msg=kind)
+
+
+def test_thin_images_are_segmented(capsys, model):
+    shapes = {f"{h}x{w}": (h, w) for h, w in ((1, 1), (1, 200), (200, 1), (2, 3))}
+    for name, shape in shapes.items():
+        Image.fromarray(corpus.grey(np.uint8, *shape)).save(f"{name}.png")
+    code, _, _ = vispe(capsys, "apply", model, *(f"{name}.png" for name in shapes), "-o", "out")
+    assert code == 0
+    for name, shape in shapes.items():
+        assert np.asarray(Image.open(f"out/{name}_seg.png")).shape == shape
 
 
 NAMES = [
@@ -189,20 +193,20 @@ def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_pat
             os.seteuid(user)
             pytest.skip("root may read everything, and nobody else may import what is installed here")
     try:
-        found = [vispe(capsys, "apply", *w, "-o", "open/out") for w in words]
+        actual = [vispe(capsys, "apply", *w, "-o", "open/out") for w in words]
     finally:
         os.seteuid(user)
         Path("shut").chmod(0o755)
-    for (_, name), (code, _, err) in zip(words, found, strict=True):
+    for (_, name), (code, _, err) in zip(words, actual, strict=True):
         assert code == 2
-        # a model of a tiny picture cannot compare others with it, which is said as well
+        # a model of a tiny image cannot compare others with it, which is said as well
         err = [line for line in err if "no summary of its training images" not in line]
         assert len(err) == 1
         assert name in err[0]
         assert "ermission" in err[0]
 
 
-def test_a_folder_with_the_name_of_a_picture_is_a_folder(capsys, model):
+def test_a_folder_with_the_name_of_an_image_is_a_folder(capsys, model):
     Path("a.png").mkdir()
     code, _, err = vispe(capsys, "apply", model, "a.png", "-o", "out")
     assert code == 2

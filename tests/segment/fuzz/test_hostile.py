@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError
 from vispe.images.formats import size_limits
@@ -23,7 +24,7 @@ unix = pytest.mark.skipif(sys.platform == "win32", reason="limits of memory and 
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def outcomes(tmp_path_factory):
     """What came of each file: kind, text, MB more than before, seconds of CPU."""
     folder = tmp_path_factory.mktemp("hostile")
     return read_alone(folder, {name: data for name, (data, _) in FILES.items()})
@@ -47,9 +48,9 @@ def read_alone(folder, files):
 
 
 @unix
-@pytest.mark.parametrize("name", FILES)
-def test_hostile_files_are_refused_at_little_cost(found, name):
-    kind, text, megabytes, seconds = found[name]
+@cases("name", FILES)
+def test_hostile_files_are_refused_at_little_cost(outcomes, name):
+    kind, text, megabytes, seconds = outcomes[name]
     assert kind == "refused", (kind, text)
     assert re.search(FILES[name][1], text), text
     assert name in text
@@ -119,7 +120,7 @@ def test_a_lack_of_memory_is_one_sentence(monkeypatch, tmp_path):
         read_image(tmp_path / "a.png")
 
 
-def test_planes_in_a_file_beside_are_read_and_elsewhere_refused(tmp_path):
+def test_planes_in_a_file_of_the_same_folder_are_read_and_others_refused(tmp_path):
     import tifffile
 
     planes = [corpus.grey(np.uint8, 5, 7) for _ in range(2)]
@@ -153,7 +154,9 @@ def test_any_entries_of_a_tiff_file_are_survived(tmp_path, seed):
         )
         for n in range(250)
     }
-    found = read_alone(tmp_path / "in", files)
-    assert len(found) == len(files)
-    bad = {name: rest for name, rest in found.items() if rest[0] not in ("read", "refused") or rest[2] > 500}
+    outcomes = read_alone(tmp_path / "in", files)
+    assert len(outcomes) == len(files)
+    bad = {
+        name: rest for name, rest in outcomes.items() if rest[0] not in ("read", "refused") or rest[2] > 500
+    }
     assert not bad, bad

@@ -1,4 +1,4 @@
-"""Labels, strokes and legends of strangers: read as they are, or refused in one sentence."""
+"""Labels, scribbles and legends of strangers: read as they are, or refused in one sentence."""
 
 import json
 from itertools import pairwise
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from skimage.draw import disk, line
 
+from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError, VispeError
 from vispe.images.labels.class_values import read_names
@@ -22,14 +23,14 @@ GOOD = [{"class": 1, "points": [[2, 3], [9, 3]]}, {"class": 2, "width": 3, "poin
 
 
 def strokes(tmp_path, content):
-    """Read strokes -> labels; `content` is text, or made JSON."""
+    """Read scribbles -> labels; `content` is text, or made JSON."""
     path = tmp_path / "s.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return read_labels(path, SHAPE)
 
 
 def with_(index, **changes):
-    """The good strokes with one of them changed."""
+    """The good scribbles with one of them changed."""
     return [{**stroke, **(changes if i == index else {})} for i, stroke in enumerate(GOOD)]
 
 
@@ -62,7 +63,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@cases("name", BAD)
 def test_strokes_that_cannot_be_drawn_are_refused(tmp_path, name):
     with pytest.raises(InputError, match=rf"s\.json.*{BAD[name][1]}") as caught:
         strokes(tmp_path, BAD[name][0])
@@ -82,7 +83,7 @@ def test_a_long_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
         strokes(tmp_path, GOOD)
 
 
-@pytest.mark.parametrize("width", [15, 16, 17, 18, 40, 101, 200])
+@cases("width", [15, 16, 17, 18, 40, 101, 200])
 def test_wide_pens_draw_what_the_disk_at_every_pixel_of_the_line_draws(tmp_path, width):
     h, w = 61, 83
     points = [[3, 50], [70, 9], [70, 58], [12, 12]]
@@ -97,11 +98,11 @@ def test_wide_pens_draw_what_the_disk_at_every_pixel_of_the_line_draws(tmp_path,
     for (x0, y0), (x1, y1) in pairwise(points):
         for y, x in zip(*line(y0, x0, y1, x1), strict=True):
             rows, columns = tip + np.array([[y], [x]])
-            kept = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
-            expected[rows[kept], columns[kept]] = 1
+            stored = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
+            expected[rows[stored], columns[stored]] = 1
     expected[line(0, 0, 60, 82)] = 2
-    found = read_labels(tmp_path / "s.json", (1, h, w))
-    np.testing.assert_array_equal(found.values[0], expected)
+    actual = read_labels(tmp_path / "s.json", (1, h, w))
+    np.testing.assert_array_equal(actual.values[0], expected)
 
 
 JSON = st.recursive(
@@ -132,13 +133,13 @@ FEW = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 def tried(path):
     """Read any labels: sane ones, or one sentence."""
     try:
-        found = read_labels(path, SHAPE)
+        actual = read_labels(path, SHAPE)
     except VispeError:
         return
-    assert found.values.shape == SHAPE
-    assert found.values.dtype == np.int32
-    assert 0 <= found.values.min() <= found.values.max() <= len(found.names)
-    assert len(np.unique(found.values[found.values > 0])) >= 2
+    assert actual.values.shape == SHAPE
+    assert actual.values.dtype == np.int32
+    assert 0 <= actual.values.min() <= actual.values.max() <= len(actual.names)
+    assert len(np.unique(actual.values[actual.values > 0])) >= 2
 
 
 @settings(max_examples=40, derandomize=True, **FEW)
@@ -187,7 +188,7 @@ def test_much_json_is_a_legend_or_refused(tmp_path, content):
     legend(tmp_path / "l.json", content)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "reason"),
     [
         ('{"1": "a", "1": "b"}', "duplicate key '1'"),
@@ -207,13 +208,13 @@ def test_legends_that_name_no_classes_are_refused(tmp_path, text, reason):
         read_names(None, tmp_path / "l.json")
 
 
-def test_names_of_any_script_are_kept(tmp_path):
+def test_names_of_any_script_are_preserved(tmp_path):
     names = ["Ferrit δ", "空隙", "μ-Phase №2", "a\u00a0b", "זווית"]
     (tmp_path / "l.json").write_text(json.dumps(names))
     assert read_names(None, tmp_path / "l.json").names == tuple(names)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "reason"),
     [
         (
@@ -234,15 +235,13 @@ def test_label_images_of_strange_numbers_are_refused(tmp_path, values, reason):
             read(tmp_path / "l.tif")
 
 
-@pytest.mark.parametrize(
-    "kind", ["bool", "uint8", "int16", "uint32", "int64", "uint64", "float16", "float64"]
-)
+@cases("kind", ["bool", "uint8", "int16", "uint32", "int64", "uint64", "float16", "float64"])
 def test_label_images_of_any_type_are_exact(tmp_path, kind):
     values = np.array([[0, 1, 1], [1, 0, 1]]) if kind == "bool" else np.array([[0, 1, 2], [2, 0, 1]])
     tifffile.imwrite(tmp_path / "l.tif", values.astype(kind), photometric="minisblack")
     if kind == "bool":
-        found = read_labels(tmp_path / "l.tif", (1, 2, 3), dense=True).values[0]
-        np.testing.assert_array_equal(found, values + 1)
+        actual = read_labels(tmp_path / "l.tif", (1, 2, 3), dense=True).values[0]
+        np.testing.assert_array_equal(actual, values + 1)
     else:
         np.testing.assert_array_equal(read_labels(tmp_path / "l.tif", (1, 2, 3)).values[0], values)
 
@@ -255,8 +254,8 @@ def test_damaged_label_files_are_refused_or_read_whole(tmp_path):
     for what, broken in corpus.damaged(data, 25, seed=1):
         (tmp_path / "l.png").write_bytes(broken)
         try:
-            found = read_labels(tmp_path / "l.png", SHAPE)
+            actual = read_labels(tmp_path / "l.png", SHAPE)
         except InputError:
             continue
-        np.testing.assert_array_equal(found.values[0], drawn, err_msg=what)
-        assert found.notes or broken == data
+        np.testing.assert_array_equal(actual.values[0], drawn, err_msg=what)
+        assert actual.notes or broken == data

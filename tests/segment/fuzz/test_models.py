@@ -20,6 +20,7 @@ from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
+from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.cli.main import main
 from vispe.errors import InputError, VispeError
@@ -75,16 +76,16 @@ def plain(tmp_path_factory):
 def changed(path, data, *, card=None, compression=zipfile.ZIP_STORED, **members):
     """Write a model file with other members or entries of the card, with right checksums."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        found = {name: archive.read(name) for name in archive.namelist()}
-    found |= {
+        actual = {name: archive.read(name) for name in archive.namelist()}
+    actual |= {
         {"estimator": "estimator.skops", "tensors": "tensors.safetensors"}[k]: v for k, v in members.items()
     }
-    head = json.loads(found.pop("card.json"))
-    head["sha256"] = {name: hashlib.sha256(part).hexdigest() for name, part in found.items()}
+    head = json.loads(actual.pop("card.json"))
+    head["sha256"] = {name: hashlib.sha256(part).hexdigest() for name, part in actual.items()}
     head |= card or {}
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("card.json", head if isinstance(head, bytes) else json.dumps(head))
-        for name, part in found.items():
+        for name, part in actual.items():
             archive.writestr(name, part)
     return path
 
@@ -99,14 +100,14 @@ def refused(path, pattern):
     assert len(text) < 600 + len(str(path))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_honest_models_pass_every_check(tmp_path, plain, kind):
     (tmp_path / "m.vispe").write_bytes(plain[kind])
-    found = load_model(tmp_path / "m.vispe").classifier.probabilities(X)
-    np.testing.assert_allclose(found, fitted(kind).probabilities(X), atol=1e-6)
+    actual = load_model(tmp_path / "m.vispe").classifier.probabilities(X)
+    np.testing.assert_allclose(actual, fitted(kind).probabilities(X), atol=1e-6)
 
 
-def test_few_types_are_trusted_beside_those_of_skops():
+def test_few_types_are_trusted_in_addition_to_those_of_skops():
     assert sorted(TRUSTED) == [
         "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
         "sklearn.tree._tree.Tree",
@@ -195,13 +196,13 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@cases("name", CALLS)
 def test_types_and_functions_of_elsewhere_are_refused(tmp_path, plain, name, monkeypatch):
     def never(*_, **__):
         raise AssertionError("something was executed")
 
-    for place in ("os.system", "subprocess.Popen.__init__", "builtins.eval", "builtins.exec"):
-        monkeypatch.setattr(place, never)
+    for position in ("os.system", "subprocess.Popen.__init__", "builtins.eval", "builtins.exec"):
+        monkeypatch.setattr(position, never)
     schema, parts = schema_of(estimator_of(plain["forest"]))
     for root in (True, False):
         strange = {"__id__": 987654321, **CALLS[name]}
@@ -231,7 +232,7 @@ def test_estimators_that_would_call_things_are_refused_though_skops_trusts_their
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("name", ["../../../tmp/evil.npy", "/etc/evil", "evil.py", "1.npy/../x"])
+@cases("name", ["../../../tmp/evil.npy", "/etc/evil", "evil.py", "1.npy/../x"])
 def test_members_that_lead_elsewhere_are_refused(tmp_path, plain, name):
     _, parts = schema_of(estimator_of(plain["forest"]))
     path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed(parts, extra=[(name, b"x")]))
@@ -277,7 +278,7 @@ def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path, plain):
 # --- numbers ---
 
 
-@pytest.mark.parametrize("what", ["circle", "outside", "negative", "feature", "half", "value", "threshold"])
+@cases("what", ["circle", "outside", "negative", "feature", "half", "value", "threshold"])
 def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain, what):
     forest = fitted("forest").estimator
     tree = forest.estimators_[1].tree_
@@ -329,7 +330,7 @@ ENSEMBLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ENSEMBLES)
+@cases("what", ENSEMBLES)
 def test_ensembles_of_inconsistent_arrays_are_refused(tmp_path, plain, what):
     from safetensors.numpy import load
 
@@ -345,9 +346,7 @@ def test_ensembles_of_inconsistent_arrays_are_refused(tmp_path, plain, what):
         load_model(path)
 
 
-@pytest.mark.parametrize(
-    "what", ["circle", "outside", "feature", "category", "value", "baseline", "loss", "kind"]
-)
+@cases("what", ["circle", "outside", "feature", "category", "value", "baseline", "loss", "kind"])
 def test_boosted_trees_that_lead_astray_are_refused(tmp_path, plain, what):
     boosting = fitted("boosting").estimator
     nodes = boosting._predictors[2][1].nodes
@@ -369,7 +368,7 @@ def test_boosted_trees_that_lead_astray_are_refused(tmp_path, plain, what):
     refused(path, "its boosting classifier was not written by vispe")
 
 
-@pytest.mark.parametrize("name", ["cluster_centers_", "mean_", "scale_", "zero"])
+@cases("name", ["cluster_centers_", "mean_", "scale_", "zero"])
 def test_clusters_of_no_numbers_are_refused(tmp_path, plain, name):
     pipeline = fitted("kmeans").estimator
     step = pipeline[-1] if name == "cluster_centers_" else pipeline[0]
@@ -381,7 +380,7 @@ def test_clusters_of_no_numbers_are_refused(tmp_path, plain, name):
     refused(path, "its kmeans classifier was not written by vispe")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "tensors"),
     [
         ("logistic", {"linear.weight": np.full((3, 26), np.nan)}),
@@ -437,7 +436,7 @@ CARDS = {
 }
 
 
-@pytest.mark.parametrize("name", CARDS)
+@cases("name", CARDS)
 def test_cards_that_make_no_sense_are_refused(tmp_path, plain, name):
     card, pattern = CARDS[name]
     path = changed(tmp_path / "m.vispe", plain["logistic"], card=card)
@@ -455,14 +454,14 @@ def test_a_card_that_is_no_card_is_refused(tmp_path, plain):
         refused(path, "not a complete vispe model file|is not a segmentation model")
 
 
-@pytest.mark.parametrize("weights", ["../evil.pth", "/dev/zero"])
+@cases("weights", ["../evil.pth", "/dev/zero"])
 def test_weights_that_a_model_names_are_read_as_numbers_only(tmp_path, plain, monkeypatch, capsys, weights):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
     sentinel = tmp_path / "ran"
-    for place in (tmp_path / "evil.pth", Path("evil.pth")):
-        place.write_bytes(pickle.dumps(Payload(sentinel), protocol=2))
+    for position in (tmp_path / "evil.pth", Path("evil.pth")):
+        position.write_bytes(pickle.dumps(Payload(sentinel), protocol=2))
     for model in ("test_vit", "vispe_micro"):
         features = {"kind": "both", "sigmas": [1.0], "model": model, "weights": weights}
         path = changed(Path("m.vispe"), plain["logistic"], card={"features": features})
@@ -497,12 +496,12 @@ def damage(folder, data, seed, count):
     for what, broken in corpus.damaged(data, count, seed):
         path.write_bytes(broken)
         try:
-            found = load_model(path)
+            actual = load_model(path)
         except VispeError:
             continue
         path.write_bytes(data)
         expected = load_model(path).classifier.probabilities(X[:9])
-        np.testing.assert_allclose(found.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=what)
+        np.testing.assert_allclose(actual.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=what)
 
 
 # --- untrusted cards, once more: lengths, foreign members, downloads ---
@@ -530,7 +529,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("case", LONG)
+@cases("case", LONG)
 def test_cards_are_as_long_as_they_need_to_be(tmp_path, plain, case):
     card, pattern = LONG[case]
     refused(changed(tmp_path / "m.vispe", plain["logistic"], card=card), pattern)
@@ -547,9 +546,7 @@ def test_a_card_that_is_nested_without_end(tmp_path, plain):
     refused(path, "is not a complete vispe model file|nested more than 16")
 
 
-@pytest.mark.parametrize(
-    "name", ["estimator.pkl", "../../x", "/tmp/x", "card.json.bak", "tensors.safetensors/x", "x" * 500]
-)
+@cases("name", ["estimator.pkl", "../../x", "/tmp/x", "card.json.bak", "tensors.safetensors/x", "x" * 500])
 def test_foreign_members_are_refused(tmp_path, plain, name):
     path = changed(tmp_path / "m.vispe", plain["logistic"])
     with zipfile.ZipFile(path, "a") as archive:
@@ -558,7 +555,7 @@ def test_foreign_members_are_refused(tmp_path, plain, name):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("name", ["card.json", "tensors.safetensors"])
+@cases("name", ["card.json", "tensors.safetensors"])
 def test_a_member_that_is_there_twice_is_refused(tmp_path, plain, name):
     path = changed(tmp_path / "m.vispe", plain["logistic"])
     with zipfile.ZipFile(path, "a") as archive:
@@ -587,14 +584,14 @@ def test_what_is_written_can_be_read(tmp_path):
     assert not (tmp_path / "n.vispe").exists()
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "hf-hub:somebody/something"])
+@cases("name", ["vit_tiny_patch16_224", "hf-hub:somebody/something"])
 def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch, capsys, name):
-    asked = []
+    requested = []
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
-        "vispe.backbones.hub.unreachable", lambda address: asked.append(address) or "nobody answers"
+        "vispe.backbones.hub.unreachable", lambda address: requested.append(address) or "nobody answers"
     )
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     with zipfile.ZipFile(io.BytesIO(plain["logistic"])) as archive:
@@ -607,8 +604,8 @@ def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch,
     said = capsys.readouterr().err
     assert f"the pretrained weights of {name} are not on this disk" in said
     assert "allow_download" in said
-    assert asked == []
+    assert requested == []
     assert not (tmp_path / "out").exists()
     assert main([*words, "--allow-download"]) == 2
     assert "nobody answers" in capsys.readouterr().err
-    assert len(asked) == 1
+    assert len(requested) == 1

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError, VispeError
 from vispe.images.normalize import normalize
@@ -21,42 +22,42 @@ from vispe.images.read import read_image
 GOOD = {f.name: f for f in corpus.good()}
 PHOTOGRAPHS = {f.name: f for f in corpus.photographs()}
 COUNT = 9
-CHECKED = [n for n in GOOD if n.endswith(".png")]  # formats with a checksum over every byte of the picture
+CHECKED = [n for n in GOOD if n.endswith(".png")]  # formats with a checksum over every byte of the image
 
 
 def outcome(path, data, pixels):
     """'refused', 'same' or 'changed', and the notes."""
     path.write_bytes(data)
     try:
-        found = read_image(path)
+        actual = read_image(path)
     except VispeError as error:
         text = str(error)
         assert path.name in text
         assert text.endswith((".", "imagecodecs"))
         return "refused", (text,)
-    same = found.pages.shape == pixels.shape and np.array_equal(found.pages, pixels)
-    return "same" if same else "changed", found.notes
+    same = actual.pages.shape == pixels.shape and np.array_equal(actual.pages, pixels)
+    return "same" if same else "changed", actual.notes
 
 
-@pytest.mark.parametrize("name", [*GOOD, *PHOTOGRAPHS])
+@cases("name", [*GOOD, *PHOTOGRAPHS])
 def test_good_files_are_read_as_other_readers_read_them(tmp_path, name):
     file = (GOOD | PHOTOGRAPHS)[name]
     path = tmp_path / name
     path.write_bytes(file.data)
-    found = read_image(path)
-    assert found.pages.dtype == file.pixels.dtype
-    np.testing.assert_array_equal(found.pages, file.pixels)
-    assert not [n for n in found.notes if "damaged" in n or "truncated" in n]
+    actual = read_image(path)
+    assert actual.pages.dtype == file.pixels.dtype
+    np.testing.assert_array_equal(actual.pages, file.pixels)
+    assert not [n for n in actual.notes if "damaged" in n or "truncated" in n]
     if "palette" in name or "alpha" in name or "bits" in name:
         return  # read as colours, without alpha, and as 0 and 255: corpus.py says so
     other = tifffile.imread(path) if name.endswith("tif") else skimage.io.imread(path)
     if name == "planar.tif":
         other = np.moveaxis(other, 0, -1)
-    np.testing.assert_array_equal(found.pages.squeeze(), other.squeeze())
+    np.testing.assert_array_equal(actual.pages.squeeze(), other.squeeze())
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_damage_is_refused_or_said_where_it_can_be_seen(tmp_path, name):
+@cases("name", GOOD)
+def test_visible_damage_is_refused_or_reported(tmp_path, name):
     file = GOOD[name]
     for what, data in corpus.damaged(file.data, COUNT, seed=len(name)):
         kind, notes = outcome(tmp_path / name, data, file.pixels)
@@ -67,7 +68,7 @@ def test_damage_is_refused_or_said_where_it_can_be_seen(tmp_path, name):
             assert kind != "changed", (what, notes)
 
 
-@pytest.mark.parametrize("name", PHOTOGRAPHS)
+@cases("name", PHOTOGRAPHS)
 def test_photographs_that_break_off_are_refused_or_said(tmp_path, name):
     file = PHOTOGRAPHS[name]
     for what, data in corpus.damaged(file.data, COUNT, seed=3):
@@ -86,7 +87,7 @@ def test_a_photograph_that_is_zeros_from_some_byte_on_is_said_to_be_damaged(tmp_
     assert kind in ("refused", "changed")  # JPEG cannot tell: docs/how-to/micrographs/robustness.md says so
 
 
-@pytest.mark.parametrize(
+@cases(
     ("broken", "reason"),
     [
         (lambda d: d.replace(b"\xff\xd0", b"\xff\xd5", 1), "restart markers are out of order"),
@@ -118,9 +119,9 @@ def test_a_wrong_checksum_of_the_pixels_of_a_png_is_refused_though_pillow_reads_
         read_image(path)
 
 
-@pytest.mark.parametrize("interlaced", [0, 1])
-@pytest.mark.parametrize(("h", "w"), [(1, 1), (3, 5), (8, 8), (9, 17), (2, 33)])
-@pytest.mark.parametrize(("bits", "colour"), [(1, 0), (4, 0), (8, 0), (8, 2), (16, 0), (8, 6)])
+@cases("interlaced", [0, 1])
+@cases(("h", "w"), [(1, 1), (3, 5), (8, 8), (9, 17), (2, 33)])
+@cases(("bits", "colour"), [(1, 0), (4, 0), (8, 0), (8, 2), (16, 0), (8, 6)])
 def test_the_length_of_the_pixels_of_a_png_is_known(tmp_path, h, w, bits, colour, interlaced):
     from vispe.images.formats.integrity import _png_bytes, png_damage
 
@@ -133,7 +134,7 @@ def test_the_length_of_the_pixels_of_a_png_is_known(tmp_path, h, w, bits, colour
     assert read_image(path).shape == (h, w)  # Pillow wants as many bytes, or says that it is cut short
 
 
-def test_damage_outside_the_picture_is_a_note(tmp_path):
+def test_damage_outside_the_pixels_is_a_note(tmp_path):
     g = corpus.grey()
     rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in g))
     extra = bytearray(corpus.chunk(b"vpAg", b"12345678"))
@@ -143,9 +144,9 @@ def test_damage_outside_the_picture_is_a_note(tmp_path):
     kind, notes = outcome(path, path.read_bytes(), g[None, ..., None])
     assert kind == "refused" or any("vpAg does not match its checksum" in n for n in notes)
     path.write_bytes(corpus.png(corpus.W, corpus.H, 8, 0, rows)[:-12])
-    found = read_image(path)
-    np.testing.assert_array_equal(found.pages[0, ..., 0], g)
-    assert any("truncated" in n for n in found.notes)
+    actual = read_image(path)
+    np.testing.assert_array_equal(actual.pages[0, ..., 0], g)
+    assert any("truncated" in n for n in actual.notes)
 
 
 def test_compressed_pixels_of_a_tiff_file_have_a_checksum(tmp_path):
@@ -158,19 +159,19 @@ def test_compressed_pixels_of_a_tiff_file_have_a_checksum(tmp_path):
         assert outcome(tmp_path / "a.tif", bytes(data), file.pixels)[0] == "refused"
 
 
-@pytest.mark.parametrize(("name", "data"), [*corpus.foreign()], ids=lambda v: v if isinstance(v, str) else "")
-def test_what_is_no_picture_is_refused(tmp_path, name, data):
+@cases(("name", "data"), [*corpus.foreign()], ids=lambda v: v if isinstance(v, str) else "")
+def test_files_that_are_not_images_are_refused(tmp_path, name, data):
     assert outcome(tmp_path / name, data, np.zeros(0))[0] == "refused"
 
 
-@pytest.mark.parametrize("ending", [".png", ".jpg", ".tif", ".bmp", ".txt", ""])
-@pytest.mark.parametrize("name", ["grey.png", "grey.bmp", "big.tif"])
+@cases("ending", [".png", ".jpg", ".tif", ".bmp", ".txt", ""])
+@cases("name", ["grey.png", "grey.bmp", "big.tif"])
 def test_the_content_decides_and_not_the_name(tmp_path, name, ending):
     file = GOOD[name]
     assert outcome(tmp_path / f"a{ending}", file.data, file.pixels)[0] == "same"
 
 
-@pytest.mark.parametrize("kind", ["complex64", "complex128"])
+@cases("kind", ["complex64", "complex128"])
 def test_numbers_that_are_no_grey_levels_are_refused(tmp_path, kind):
     tifffile.imwrite(tmp_path / "a.tif", np.ones((5, 7), kind))
     with pytest.raises(InputError, match=rf"a\.tif: values must be real numbers, got {kind}"):
@@ -226,9 +227,9 @@ def test_any_tiff_comes_back_bit_for_bit(
             metadata=None,
             **layout,
         )
-    found = read_image(path)
-    assert found.pages.dtype == a.dtype
-    np.testing.assert_array_equal(found.pages.reshape(shape), a)
+    actual = read_image(path)
+    assert actual.pages.dtype == a.dtype
+    np.testing.assert_array_equal(actual.pages.reshape(shape), a)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -247,16 +248,16 @@ def test_any_png_or_bmp_of_pillow_comes_back(tmp_path, shape, mode, orientation,
     image = image.convert("1") if mode == "1" else image.quantize(5) if mode == "P" else image
     if mode == "CMYK":
         image.save(tmp_path / "a.jpg")
-        found = read_image(tmp_path / "a.jpg")
+        actual = read_image(tmp_path / "a.jpg")
         np.testing.assert_array_equal(
-            found.pages[0], np.asarray(Image.open(tmp_path / "a.jpg").convert("RGB"))
+            actual.pages[0], np.asarray(Image.open(tmp_path / "a.jpg").convert("RGB"))
         )
-        assert "CMYK colours were converted to RGB." in found.notes
+        assert "CMYK colours were converted to RGB." in actual.notes
         return
     exif = Image.Exif()
     exif[274] = orientation
     image.save(tmp_path / "a.png", exif=exif)
-    found = read_image(tmp_path / "a.png").pages[0]
+    actual = read_image(tmp_path / "a.png").pages[0]
     with Image.open(tmp_path / "a.png") as stored:
         from PIL import ImageOps
 
@@ -267,12 +268,12 @@ def test_any_png_or_bmp_of_pillow_comes_back(tmp_path, shape, mode, orientation,
         expected = expected[..., :-1]
     if mode == "1":
         expected = expected * np.uint8(255)
-    if mode == "P" and found.shape[-1] == 1:
+    if mode == "P" and actual.shape[-1] == 1:
         expected = expected[..., :1]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("values", [(-1e308, 1.7e308), (-3e38, 3e38)])
+@cases("values", [(-1e308, 1.7e308), (-3e38, 3e38)])
 def test_spans_that_no_float_holds_are_refused_and_others_scaled(tmp_path, values):
     kind = np.float64 if values[0] == -1e308 else np.float32
     a = np.repeat(np.array(values, kind), 20).reshape(5, 8)
@@ -287,8 +288,8 @@ def test_spans_that_no_float_holds_are_refused_and_others_scaled(tmp_path, value
     np.testing.assert_array_equal(normalize(m)[0][0, ..., 0], (a > 0).astype(np.float32))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_pictures_of_no_data_are_refused(tmp_path, value):
+@cases("value", [np.nan, np.inf, -np.inf])
+def test_images_without_data_are_refused(tmp_path, value):
     tifffile.imwrite(tmp_path / "a.tif", np.full((5, 7), value, np.float32))
     with pytest.raises(InputError, match=r"holds no data: all 35 pixels"):
         read_image(tmp_path / "a.tif")

@@ -7,6 +7,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.segment.features.pixel_features import FeatureConfig, Features
@@ -60,8 +61,8 @@ def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
     line = capsys.readouterr().out.strip()
     saved = json.loads(Path("out/report.json").read_text())
     record = saved["images"][0]
-    found = record["trust"]
-    assert line.endswith(f"; trust: {found['brief']} -> out/a_seg.png")
+    actual = record["trust"]
+    assert line.endswith(f"; trust: {actual['brief']} -> out/a_seg.png")
     assert {p.name for p in Path("out").iterdir()} - {p.name for p in Path("plain").iterdir()} == {
         "a_trust.png",
         "a_disagreement.png",
@@ -74,13 +75,13 @@ def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
     with Image.open("out/a_trust.png") as figure:
         assert min(figure.size) > 800
     (row,) = csv.DictReader(Path("out/report.csv").read_text().splitlines())
-    assert row["trust.dependence"] == found["dependence"]
-    assert float(row["trust.spread_pp.disc"]) == found["spread_pp"]["disc"]
-    assert float(row["trust.floor_pp.ground"]) == found["floor_pp"]["ground"]
-    assert [p["family"] for p in found["poses"]] == ["turned"] * 3 + ["mirrored"] * 4 + ["shifted"] * 3
-    assert found["page"] == 0
-    assert found["classes"]["disc"]["fraction"] == pytest.approx(record["map_fractions"]["disc"])
-    assert 0 < found["seconds"] <= record["seconds"]
+    assert row["trust.dependence"] == actual["dependence"]
+    assert float(row["trust.spread_pp.disc"]) == actual["spread_pp"]["disc"]
+    assert float(row["trust.floor_pp.ground"]) == actual["floor_pp"]["ground"]
+    assert [p["family"] for p in actual["poses"]] == ["turned"] * 3 + ["mirrored"] * 4 + ["shifted"] * 3
+    assert actual["page"] == 0
+    assert actual["classes"]["disc"]["fraction"] == pytest.approx(record["map_fractions"]["disc"])
+    assert 0 < actual["seconds"] <= record["seconds"]
     assert vispe(f"{words} --trust -o plain") == 2
     assert "plain/a_seg.png" in capsys.readouterr().err
 
@@ -99,14 +100,14 @@ def test_the_files_hold_what_the_library_finds(folder, undrawn):
             page, valid, features, loaded.classifier, PostProcessing(smooth=1), lambda share: None
         )
 
-    found = measure_invariance(page, np.ones(grey.shape, bool), predict, loaded.names)
+    actual = measure_invariance(page, np.ones(grey.shape, bool), predict, loaded.names)
     record = report.images[0]["trust"]
-    for key, value in found.to_dict().items():
+    for key, value in actual.to_dict().items():
         assert record[key] == value, key
     np.testing.assert_array_equal(
-        np.asarray(Image.open("more/a_disagreement.png")), uncertainty_image(found.disagreement)
+        np.asarray(Image.open("more/a_disagreement.png")), uncertainty_image(actual.disagreement)
     )
-    assert found.level == "steady"  # filters turn with the picture
+    assert actual.level == "steady"  # filters turn with the image
     assert record["agreement_by_family"]["turned"] > 0.999
 
 
@@ -171,8 +172,8 @@ def test_a_watcher_hears_of_every_pose(folder, undrawn, size):
 
 def test_clusters_can_be_trusted_too(folder, undrawn, capsys):
     assert vispe("segment a.png --cluster 2 --trust -o out --json") == 0
-    found = json.loads(capsys.readouterr().out)["images"][0]["trust"]
-    assert list(found["classes"]) == ["cluster 1", "cluster 2"]
+    actual = json.loads(capsys.readouterr().out)["images"][0]["trust"]
+    assert list(actual["classes"]) == ["cluster 1", "cluster 2"]
 
 
 def test_words_can_be_trusted_too(folder, undrawn, capsys):
@@ -183,35 +184,35 @@ def test_words_can_be_trusted_too(folder, undrawn, capsys):
     mask[:, 24:56] = True
     Image.fromarray(np.where(mask, 190, 40).astype(np.uint8)).save("b.png")
     assert vispe(f"segment b.png --text dark bright --model local-dir:{model} --trust -o out --json") == 0
-    found = json.loads(capsys.readouterr().out)["images"][0]["trust"]
-    assert found["classes"]["bright"]["fraction"] == pytest.approx(0.4)
-    assert found["agreement_by_family"]["turned"] == found["agreement_by_family"]["mirrored"] == 1
-    assert found["agreement_by_family"]["shifted"] < 1
+    actual = json.loads(capsys.readouterr().out)["images"][0]["trust"]
+    assert actual["classes"]["bright"]["fraction"] == pytest.approx(0.4)
+    assert actual["agreement_by_family"]["turned"] == actual["agreement_by_family"]["mirrored"] == 1
+    assert actual["agreement_by_family"]["shifted"] < 1
 
 
-def test_vispe_micro_turns_with_a_picture_of_whole_patches(folder, undrawn):
+def test_vispe_micro_is_equivariant_on_images_of_whole_patches(folder, undrawn):
     report = segment(["a.png"], "out", labels=["drawn.png"], trust=True)
-    found = report.images[0]["trust"]
+    actual = report.images[0]["trust"]
     assert report.run["model"] == "vispe_micro"
     for family in ("turned", "mirrored"):
-        assert found["agreement_by_family"][family] > 1 - 3 / 64 / 96  # a tie may fall either way in float32
-    assert found["agreement_by_family"]["shifted"] < 1
+        assert actual["agreement_by_family"][family] > 1 - 3 / 64 / 96  # a tie may fall either way in float32
+    assert actual["agreement_by_family"]["shifted"] < 1
     Image.fromarray(scene(1, 64, 83)[0]).save("b.png")  # 13 px to whole patches: 6 left, 7 right
-    found = apply("out/model.vispe", ["b.png"], "more", trust=True).images[0]["trust"]
-    agreement = {p["name"]: p["agreement"] for p in found["poses"]}
+    actual = apply("out/model.vispe", ["b.png"], "more", trust=True).images[0]["trust"]
+    agreement = {p["name"]: p["agreement"] for p in actual["poses"]}
     assert agreement["vflip"] > 1 - 3 / 64 / 83
     assert agreement["hflip"] < agreement["vflip"]
 
 
-def test_learned_positions_are_seen(folder, undrawn):
+def test_learned_positions_are_detected(folder, undrawn):
     tokens = FeatureConfig("tokens", model="test_vit", weights="random")
-    found = segment(["a.png"], "out", labels=["drawn.png"], features=tokens, trust=True).images[0]["trust"]
-    assert found["agreement_by_family"]["turned"] < 0.97
-    assert found["inside_changed"] > 0.005
-    assert found["dependence"] != "steady"
+    actual = segment(["a.png"], "out", labels=["drawn.png"], features=tokens, trust=True).images[0]["trust"]
+    assert actual["agreement_by_family"]["turned"] < 0.97
+    assert actual["inside_changed"] > 0.005
+    assert actual["dependence"] != "steady"
 
 
-@pytest.mark.parametrize(("size", "count"), [((30, 200), 1), ((1300, 20), 2), ((40, 50), 20)])
+@cases(("size", "count"), [((30, 200), 1), ((1300, 20), 2), ((40, 50), 20)])
 def test_any_report_can_be_drawn(size, count):
     page = np.random.default_rng(0).random((*size, 2), np.float32)
     valid = np.ones(size, bool)
@@ -222,14 +223,14 @@ def test_any_report_can_be_drawn(size, count):
         return np.where(v, 1 + (count * (p[..., 0] + rows) / 2.001).astype(int), 0)
 
     names = [f"a $name$ that is rather long for a legend, {k}" for k in range(count)]
-    found = measure_invariance(page, valid, predict, names)
-    picture = rendered(plot_trust(found, page, title="_x_$y$.png"))
-    assert picture.dtype == np.uint8
-    assert picture.shape[2] == 3
-    assert (picture == 255).all(-1).mean() < 0.97
+    actual = measure_invariance(page, valid, predict, names)
+    image = rendered(plot_trust(actual, page, title="_x_$y$.png"))
+    assert image.dtype == np.uint8
+    assert image.shape[2] == 3
+    assert (image == 255).all(-1).mean() < 0.97
 
 
 def test_a_page_without_data_is_drawn():
     page = np.zeros((20, 30, 1), np.float32)
-    found = measure_invariance(page, np.zeros((20, 30), bool), lambda p, v: np.zeros(v.shape, int), ["x"])
-    assert rendered(plot_trust(found, page)).ndim == 3
+    actual = measure_invariance(page, np.zeros((20, 30), bool), lambda p, v: np.zeros(v.shape, int), ["x"])
+    assert rendered(plot_trust(actual, page)).ndim == 3

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.segment.invariance_report import FAMILIES, RUNS, SHIFTS, measure_invariance
 from vispe.segment.invariance_report.poses import (
@@ -50,11 +51,11 @@ def oracle(p, valid, predict, count, shifts):
     first = predict(p, valid)
     poses = []
     for g in D4[1:]:
-        place = g.apply(np.arange(h * w).reshape(h, w))
-        found = predict(p.reshape(h * w, -1)[place], valid.ravel()[place])
+        position = g.apply(np.arange(h * w).reshape(h, w))
+        actual = predict(p.reshape(h * w, -1)[position], valid.ravel()[position])
         back = np.zeros(h * w, int)
-        for there, here in np.ndenumerate(place):
-            back[here] = found[there]
+        for there, here in np.ndenumerate(position):
+            back[here] = actual[there]
         poses.append((g.name, "mirrored" if g.flip else "turned", back.reshape(h, w)))
     mirror = lambda i, n: -i - 1 if i < 0 else 2 * n - 1 - i if i >= n else i  # noqa: E731
     for dy, dx in shifts:
@@ -63,11 +64,11 @@ def oracle(p, valid, predict, count, shifts):
             for x in range(w):
                 source = mirror(y - dy, h), mirror(x - dx, w)
                 moved[y, x], data[y, x] = p[source], valid[source]
-        found, back = predict(moved, data), np.zeros((h, w), int)
+        actual, back = predict(moved, data), np.zeros((h, w), int)
         for y in range(h):
             for x in range(w):
                 if 0 <= y + dy < h and 0 <= x + dx < w:
-                    back[y, x] = found[y + dy, x + dx]
+                    back[y, x] = actual[y + dy, x + dx]
         poses.append((f"shift ({dy}, {dx}) px", "shifted", back))
     common = np.zeros((h, w), bool)
     for y in range(h):
@@ -79,13 +80,13 @@ def oracle(p, valid, predict, count, shifts):
         change = [100 * (np.mean(back[where] == k) - np.mean(first[where] == k)) for k in range(1, count + 1)]
         rows[name] = family, change, np.mean(back[where] == first[where]), where.sum()
     for y, x in np.argwhere(valid):
-        seen = [first[y, x], *(b[y, x] for *_, b in poses if b[y, x])]
-        disagreement[y, x] = 1 - max(seen.count(k) for k in seen) / len(seen)
+        recorded = [first[y, x], *(b[y, x] for *_, b in poses if b[y, x])]
+        disagreement[y, x] = 1 - max(recorded.count(k) for k in recorded) / len(recorded)
     return rows, disagreement
 
 
-@pytest.mark.parametrize("size", [(5, 8), (7, 6)])
-@pytest.mark.parametrize(
+@cases("size", [(5, 8), (7, 6)])
+@cases(
     "move",
     [
         *map(SquareSymmetry, D4),
@@ -95,7 +96,7 @@ def oracle(p, valid, predict, count, shifts):
         ShiftMargin(1, 2, 0, 3),
     ],
 )
-def test_moves_undo_themselves_where_they_show_the_picture(move, size):
+def test_moves_are_inverted_where_they_show_the_image(move, size):
     labels = np.arange(1, 1 + size[0] * size[1]).reshape(size)
     planes = np.stack([labels, -labels])
     moved = move.apply(planes)
@@ -120,9 +121,9 @@ def test_a_shift_moves_down_and_right_and_mirrors_what_comes_in():
     )
 
 
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize("size", [(33, 26), (24, 24)])
-@pytest.mark.parametrize("kind", ["row and column", "patch"])
+@cases("holes", [False, True])
+@cases("size", [(33, 26), (24, 24)])
+@cases("kind", ["row and column", "patch"])
 def test_every_number_is_that_of_plain_loops(kind, size, holes):
     def predict(p, valid):
         if kind == "patch":
@@ -134,57 +135,57 @@ def test_every_number_is_that_of_plain_loops(kind, size, holes):
     valid = everywhere(p)
     if holes:
         valid[3:9, 10:15] = valid[20, 1] = valid[0, 0] = False
-    found = measure_invariance(p, valid, predict, "abc", shifts=shifts)
+    actual = measure_invariance(p, valid, predict, "abc", shifts=shifts)
     rows, disagreement = oracle(p, valid, predict, 3, shifts)
-    assert [q.name for q in found.poses] == list(rows)
-    for q in found.poses:
+    assert [q.name for q in actual.poses] == list(rows)
+    for q in actual.poses:
         family, change, agreement, pixels = rows[q.name]
         assert (q.family, q.pixels) == (family, pixels)
         np.testing.assert_allclose(q.change, change, atol=1e-10)
         assert q.agreement == pytest.approx(agreement, abs=1e-12)
-    np.testing.assert_allclose(found.disagreement, disagreement, atol=1e-6)
+    np.testing.assert_allclose(actual.disagreement, disagreement, atol=1e-6)
     for family in FAMILIES:
         changes = np.array([[0] * 3, *(r[1] for r in rows.values() if r[0] == family)])
-        np.testing.assert_allclose(found.phase_spread(family), changes.max(0) - changes.min(0), atol=1e-10)
-    assert found.agreement == pytest.approx(np.mean(disagreement[valid] == 0))
-    np.testing.assert_array_equal(found.labels, predict(p, valid))
-    assert sum(c.any() for c in found.changed.values()) == 3
-    np.testing.assert_array_equal(np.any(list(found.changed.values()), 0), np.nan_to_num(disagreement) > 0)
+        np.testing.assert_allclose(actual.phase_spread(family), changes.max(0) - changes.min(0), atol=1e-10)
+    assert actual.agreement == pytest.approx(np.mean(disagreement[valid] == 0))
+    np.testing.assert_array_equal(actual.labels, predict(p, valid))
+    assert sum(c.any() for c in actual.changed.values()) == 3
+    np.testing.assert_array_equal(np.any(list(actual.changed.values()), 0), np.nan_to_num(disagreement) > 0)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_what_does_not_depend_on_the_place_is_steady(size):
+@cases("size", SIZES)
+def test_a_position_independent_rule_is_steady(size):
     p = page(*size)
     valid = everywhere(p)
     valid[5:20, 7:30] = False
-    found = measure_invariance(p, valid, by_level, ["matrix", "carbide", "pore"])
-    assert not np.nan_to_num(found.disagreement).any()
-    np.testing.assert_array_equal(np.isnan(found.disagreement), ~valid)
+    actual = measure_invariance(p, valid, by_level, ["matrix", "carbide", "pore"])
+    assert not np.nan_to_num(actual.disagreement).any()
+    np.testing.assert_array_equal(np.isnan(actual.disagreement), ~valid)
     for family in FAMILIES:
-        np.testing.assert_array_equal(found.phase_spread(family), 0)
+        np.testing.assert_array_equal(actual.phase_spread(family), 0)
         np.testing.assert_allclose(
-            found.floor(family), 100 / min(q.pixels for q in found.poses if q.family == family)
+            actual.floor(family), 100 / min(q.pixels for q in actual.poses if q.family == family)
         )
-        assert not found.changed[family].any()
-    assert found.level == "steady"
-    assert found.agreement == 1
-    assert np.isnan(found.at_borders)
+        assert not actual.changed[family].any()
+    assert actual.level == "steady"
+    assert actual.agreement == 1
+    assert np.isnan(actual.at_borders)
     assert (
-        found.verdict == "Steady: no pixel changes its class when the image is rotated, mirrored or shifted."
+        actual.verdict == "Steady: no pixel changes its class when the image is rotated, mirrored or shifted."
     )
-    assert found.brief == "steady, 100 % of pixels agree"
-    assert found.to_dict()["changes_at_borders"] is None
+    assert actual.brief == "steady, 100 % of pixels agree"
+    assert actual.to_dict()["changes_at_borders"] is None
 
 
 def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
     p = np.zeros((120, 160, 1), np.float32)
     p[:60] = 1  # bright above: seen at rest, not seen upside down, half seen on its side
-    found = measure_invariance(p, everywhere(p), by_row, ["matrix", "band"])
-    share = {q.name: q.fractions[1] for q in found.poses}
-    assert found.fractions[1] == share["hflip"] == 50
+    actual = measure_invariance(p, everywhere(p), by_row, ["matrix", "band"])
+    share = {q.name: q.fractions[1] for q in actual.poses}
+    assert actual.fractions[1] == share["hflip"] == 50
     assert share["rot180"] == share["vflip"] == 0
     assert {share[name] for name in ("rot90", "rot270", "transpose", "antitranspose")} == {25}
-    change = {q.name: q.change[1] for q in found.poses}
+    change = {q.name: q.change[1] for q in actual.poses}
     assert change["shift (-3, 5) px"] == pytest.approx(0)
     assert change["shift (8, -7) px"] == pytest.approx(
         -800 / 101
@@ -195,21 +196,21 @@ def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
         ("mirrored", 50, 19200),
         ("shifted", 1600 / 101, 101 * 137),
     ):
-        np.testing.assert_allclose(found.phase_spread(family), spread)
-        np.testing.assert_allclose(found.floor(family), 100 / pixels)
-    assert found.levels == ("strong", "strong")
-    assert found.verdict == (
+        np.testing.assert_allclose(actual.phase_spread(family), spread)
+        np.testing.assert_allclose(actual.floor(family), 100 / pixels)
+    assert actual.levels == ("strong", "strong")
+    assert actual.verdict == (
         "Strong dependence: the fraction of matrix (50 %) changes by 50 percentage points when the image is rotated "
         "(floor <0.01), 50 when mirrored (floor <0.01) and 16 when shifted (floor <0.01). 50.0 % of the pixels have "
         "the same class in every pose; 3.3 % of the others are within 2 px of a class border, and away from "
         "borders 50.0 % change."
     )
-    assert found.brief == "strong, matrix by 50 pp (floor <0.01)"
-    assert found.agreement == 0.5  # all of the band changes, nothing else
-    np.testing.assert_array_equal(found.disagreement[60:], 0)
-    assert found.disagreement[5, 10] == pytest.approx(4 / 11)  # two upside down, two of four on the side
-    assert found.at_borders == pytest.approx(2 / 60)
-    assert found.inside == 0.5
+    assert actual.brief == "strong, matrix by 50 pp (floor <0.01)"
+    assert actual.agreement == 0.5  # all of the band changes, nothing else
+    np.testing.assert_array_equal(actual.disagreement[60:], 0)
+    assert actual.disagreement[5, 10] == pytest.approx(4 / 11)  # two upside down, two of four on the side
+    assert actual.at_borders == pytest.approx(2 / 60)
+    assert actual.inside == 0.5
 
 
 def test_of_equal_classes_the_rarest_is_named():
@@ -222,14 +223,14 @@ def test_of_equal_classes_the_rarest_is_named():
         )
 
 
-def test_a_grid_of_patches_is_seen_by_shifts_alone():
+def test_a_grid_of_patches_is_detected_by_shifts_alone():
     p = page(64, 96)
-    found = measure_invariance(p, everywhere(p), by_patch, "ab")
-    assert not found.phase_spread("turned").any()
-    assert not found.phase_spread("mirrored").any()
-    assert not found.changed["turned"].any()
-    assert found.phase_spread("shifted")[0] > 1
-    change = {q.name: np.abs(q.change).max() for q in found.poses}
+    actual = measure_invariance(p, everywhere(p), by_patch, "ab")
+    assert not actual.phase_spread("turned").any()
+    assert not actual.phase_spread("mirrored").any()
+    assert not actual.changed["turned"].any()
+    assert actual.phase_spread("shifted")[0] > 1
+    change = {q.name: np.abs(q.change).max() for q in actual.poses}
     assert change["shift (16, 16) px"] == 0  # whole patches
     assert change["shift (-3, 5) px"] > 0
 
@@ -241,12 +242,12 @@ def test_the_floor_is_what_a_second_look_changes():
         return 1 + (p[..., 0] + draws.normal(0, 0.1, valid.shape) > 0.5)
 
     p = page(64, 48)
-    found = measure_invariance(p, everywhere(p), unsteady, "ab")
-    again = found.controls[0]
+    actual = measure_invariance(p, everywhere(p), unsteady, "ab")
+    again = actual.controls[0]
     assert again.name == "identity"
     assert again.agreement < 0.95
     floor = max(abs(again.change[0]), 100 / p.size)
-    assert found.floor("turned")[0] == found.floor("mirrored")[0] == pytest.approx(floor)
+    assert actual.floor("turned")[0] == actual.floor("mirrored")[0] == pytest.approx(floor)
 
 
 def test_the_floor_of_shifts_is_what_the_lost_rim_changes():
@@ -255,17 +256,19 @@ def test_the_floor_of_shifts_is_what_the_lost_rim_changes():
 
     p = page(64, 64)
     p[-16:] *= 0.2  # what the largest shift takes out of the frame
-    found = measure_invariance(p, everywhere(p), against_the_mean, "ab")
-    assert not found.phase_spread("turned").any()
-    assert found.floor("shifted")[0] > 5
-    assert found.floor("turned")[0] == pytest.approx(100 / 64**2)
+    actual = measure_invariance(p, everywhere(p), against_the_mean, "ab")
+    assert not actual.phase_spread("turned").any()
+    assert actual.floor("shifted")[0] > 5
+    assert actual.floor("turned")[0] == pytest.approx(100 / 64**2)
     rim = ShiftMargin.of(SHIFTS)
-    assert found.controls[1].pixels == rim.frame(64, 64).sum() == 45 * 41
-    assert found.effect("shifted")[0] < found.phase_spread("shifted")[0]
-    assert found.to_dict()["classes"]["a"]["floor_pp"]["shifted"] == pytest.approx(found.floor("shifted")[0])
+    assert actual.controls[1].pixels == rim.frame(64, 64).sum() == 45 * 41
+    assert actual.effect("shifted")[0] < actual.phase_spread("shifted")[0]
+    assert actual.to_dict()["classes"]["a"]["floor_pp"]["shifted"] == pytest.approx(
+        actual.floor("shifted")[0]
+    )
 
 
-def test_angles_stand_beside_their_floor():
+def test_angles_have_a_floor_of_their_own():
     y, x = np.mgrid[:97, :120]
     p = (0.5 + 0.5 * np.sin(x / 9) * np.cos(y / 7)).astype(np.float32)[..., None]
     steady = measure_invariance(
@@ -290,11 +293,11 @@ def test_angles_stand_beside_their_floor():
     assert "rotated by other angles (floor" in biased.verdict
     holes = everywhere(p)
     holes[30:50, 40:60] = False
-    found = measure_invariance(
+    actual = measure_invariance(
         p, holes, lambda q, v: np.where(v, 1 + (q[..., 0] > 0.6), 0), "ab", angles=(45,), shifts=()
     )
-    assert found.poses[-1].pixels < tilted.pixels
-    assert np.abs(found.poses[-1].change).max() < 1
+    assert actual.poses[-1].pixels < tilted.pixels
+    assert np.abs(actual.poses[-1].change).max() < 1
 
 
 def test_a_prediction_that_is_known_is_not_made_again():
@@ -319,26 +322,26 @@ def test_a_prediction_that_is_known_is_not_made_again():
 def test_shifts_that_do_not_fit_are_left_out_and_said():
     assert valid_shifts([(1, 2), (0, 0), (1, 2), (9, 0)], (32, 32)) == [(1, 2)]
     p = page(20, 70)
-    found = measure_invariance(p, everywhere(p), by_level, "abc")
-    assert [q.name for q in found.poses if q.family == "shifted"] == ["shift (-3, 5) px"]
-    assert found.notes == ("2 of 3 shifts are too large for 20 x 70 px and were skipped.",)
+    actual = measure_invariance(p, everywhere(p), by_level, "abc")
+    assert [q.name for q in actual.poses if q.family == "shifted"] == ["shift (-3, 5) px"]
+    assert actual.notes == ("2 of 3 shifts are too large for 20 x 70 px and were skipped.",)
     tiny = page(3, 5)
-    found = measure_invariance(tiny, everywhere(tiny), by_level, "abc")
-    assert found.families == ("turned", "mirrored")
-    assert found.verdict == "Steady: no pixel changes its class when the image is rotated or mirrored."
-    assert list(found.to_dict()["agreement_by_family"]) == ["turned", "mirrored"]
+    actual = measure_invariance(tiny, everywhere(tiny), by_level, "abc")
+    assert actual.families == ("turned", "mirrored")
+    assert actual.verdict == "Steady: no pixel changes its class when the image is rotated or mirrored."
+    assert list(actual.to_dict()["agreement_by_family"]) == ["turned", "mirrored"]
 
 
 def test_a_page_without_data_has_nothing_to_compare():
     p = page(40, 40)
-    found = measure_invariance(p, np.zeros((40, 40), bool), by_level, "abc")
-    assert found.verdict.startswith("Nothing could be compared")
-    assert found.brief == "nothing to compare"
-    assert found.to_dict()["classes"]["a"]["fraction"] is None
-    assert found.to_dict()["agreement"] is None
+    actual = measure_invariance(p, np.zeros((40, 40), bool), by_level, "abc")
+    assert actual.verdict.startswith("Nothing could be compared")
+    assert actual.brief == "nothing to compare"
+    assert actual.to_dict()["classes"]["a"]["fraction"] is None
+    assert actual.to_dict()["agreement"] is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("own", "lost", "level"),
     [(40, 0.5, "steady"), (40, 2, "mild"), (40, 6, "strong"), (2, 0.5, "mild"), (0.6, 0.4, "strong")],
 )
@@ -353,14 +356,14 @@ def test_levels_go_by_points_and_for_rare_classes_by_their_share(own, lost, leve
             labels.ravel()[bright[: int(lost * 100)]] = 1
         return labels
 
-    found = measure_invariance(p, everywhere(p), some_lost, ["rest", "phase"], shifts=())
-    np.testing.assert_allclose(found.phase_spread("turned")[1], lost)
-    assert found.levels[1] == level
-    assert found.to_dict()["spread_pp"]["phase"] == pytest.approx(lost)
+    actual = measure_invariance(p, everywhere(p), some_lost, ["rest", "phase"], shifts=())
+    np.testing.assert_allclose(actual.phase_spread("turned")[1], lost)
+    assert actual.levels[1] == level
+    assert actual.to_dict()["spread_pp"]["phase"] == pytest.approx(lost)
 
 
-@pytest.mark.parametrize(("columns", "level"), [(1, "steady"), (8, "mild"), (40, "strong")])
-def test_classes_that_change_places_are_seen_though_no_fraction_changes(columns, level):
+@cases(("columns", "level"), [(1, "steady"), (8, "mild"), (40, "strong")])
+def test_swapped_classes_are_detected_though_no_fraction_changes(columns, level):
     p = page(80, 160)
 
     def left_and_right(q, valid):
@@ -370,22 +373,22 @@ def test_classes_that_change_places_are_seen_though_no_fraction_changes(columns,
         along[:, :columns] = 2
         return labels
 
-    found = measure_invariance(p, everywhere(p), left_and_right, "ab", shifts=())
-    assert not found.phase_spread("turned").any()
-    assert found.levels == ("steady", "steady")
-    assert found.pixel_level == found.level == level
+    actual = measure_invariance(p, everywhere(p), left_and_right, "ab", shifts=())
+    assert not actual.phase_spread("turned").any()
+    assert actual.levels == ("steady", "steady")
+    assert actual.pixel_level == actual.level == level
     inner = max(columns - 2, 0) + columns  # of the strip, and of the one on the other side
-    assert found.inside == pytest.approx(inner / (160 - min(columns, 2) - 2))
+    assert actual.inside == pytest.approx(inner / (160 - min(columns, 2) - 2))
     if level == "strong":
-        assert found.brief == "strong, 50.0 % of pixels away from borders change"
-        assert found.verdict == (
+        assert actual.brief == "strong, 50.0 % of pixels away from borders change"
+        assert actual.verdict == (
             "Strong dependence: no fraction changes beyond the floor of the measurement when the image is rotated or "
             "mirrored. 50.0 % of the pixels have the same class in every pose; 2.5 % of the others are within 2 px of "
             "a class border, and away from borders 50.0 % change."
         )
 
 
-def test_errors_say_what_was_found():
+def test_errors_contain_the_value():
     p = page(32, 40)
     with pytest.raises(
         ShapeError, match=r"needs a page \(h, w, c\) and valid \(h, w\), got \(32, 40\) and \(32, 40\)"

@@ -9,7 +9,7 @@ import tempfile
 import time
 
 CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))),
     None,
 )
 
@@ -71,16 +71,16 @@ class Browser:
                     raise ConnectionError("the browser has ended")
                 self._rest += part
             one, self._rest = self._rest.split(b"\0", 1)
-            found = json.loads(one)
-            if found.get("id") == self._number:
-                assert "error" not in found, found
-                return found["result"]
+            actual = json.loads(one)
+            if actual.get("id") == self._number:
+                assert "error" not in actual, actual
+                return actual["result"]
 
     def run(self, script):
         """Return the value of an expression in the page."""
-        found = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        actual = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in actual, actual["exceptionDetails"]
+        return actual["result"].get("value")
 
     def wait(self, script, seconds=60):
         """Wait until an expression is true."""
@@ -92,13 +92,13 @@ class Browser:
     def drag(self, *points, button="left"):
         """Press at the first point, move over the others, and let go."""
 
-        def mouse(kind, place):
+        def mouse(kind, position):
             held = {"left": 1, "right": 2}[button]
             self.send(
                 "Input.dispatchMouseEvent",
                 type=kind,
-                x=place[0],
-                y=place[1],
+                x=position[0],
+                y=position[1],
                 button=button,
                 buttons=held,
                 clickCount=1,

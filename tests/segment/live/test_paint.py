@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.live.browser import CHROMIUM, Browser
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
@@ -40,8 +41,8 @@ def image(tmp_path):
     return tmp_path / "a.png", (int(x), int(y))
 
 
-def strokes_of(place):
-    return [STROKES[0], {**STROKES[1], "points": [list(place)]}]
+def strokes_of(position):
+    return [STROKES[0], {**STROKES[1], "points": [list(position)]}]
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ def paint(image):
 
 @pytest.fixture
 def server(paint):
-    with Server(paint) as found:
-        thread = threading.Thread(target=found.serve_forever, daemon=True)
+    with Server(paint) as actual:
+        thread = threading.Thread(target=actual.serve_forever, daemon=True)
         thread.start()
-        yield found
-        found.shutdown()
+        yield actual
+        actual.shutdown()
 
 
 def ask(server, path, content=None, token=None, headers=()):
@@ -63,23 +64,23 @@ def ask(server, path, content=None, token=None, headers=()):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     body = None if content is None else json.dumps(content)
     kind = {"Content-Type": "application/json"} if body else {}
-    asked = f"{path}?token={server.token if token is None else token}"
-    connection.request("POST" if body else "GET", asked, body, {**kind, **dict(headers)})
-    found = connection.getresponse()
-    answer = found.status, dict(found.getheaders()), found.read()
+    requested = f"{path}?token={server.token if token is None else token}"
+    connection.request("POST" if body else "GET", requested, body, {**kind, **dict(headers)})
+    actual = connection.getresponse()
+    answer = actual.status, dict(actual.getheaders()), actual.read()
     connection.close()
     return answer
 
 
 def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_path):
-    path, place = image
-    strokes = strokes_of(place)
-    found = paint.update({"names": ["ground", "disc"], "strokes": strokes})
-    assert found["ready"]
+    path, position = image
+    strokes = strokes_of(position)
+    actual = paint.update({"names": ["ground", "disc"], "strokes": strokes})
+    assert actual["ready"]
     config = paint.live._features.config
     live = Live(paint.image, features=config, classifier="ensemble", names=["ground", "disc"])
-    wanted = live.update(paint.labels())
-    assert np.array_equal(paint.prediction.labels, wanted.labels)
+    expected = live.update(paint.labels())
+    assert np.array_equal(paint.prediction.labels, expected.labels)
     assert paint.save() == ["a_strokes.json", "model.vispe", "a_seg.png"]
     out = tmp_path / "a_paint"
     assert main(["segment", str(path), "--labels", str(out / "a_strokes.json"), "--classes", "ground,disc",
@@ -88,7 +89,7 @@ def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_p
     assert np.array_equal(mine, theirs)
     assert main(["apply", str(out / "model.vispe"), str(path), "-o", str(tmp_path / "again")]) == 0
     assert np.array_equal(mine, np.asarray(Image.open(tmp_path / "again/a_seg.png")))
-    with Image.open(io.BytesIO(base64.b64decode(found["labels"]))) as shown:
+    with Image.open(io.BytesIO(base64.b64decode(actual["labels"]))) as shown:
         assert np.array_equal(np.asarray(shown), mine)
         assert shown.info["transparency"] == 0
 
@@ -173,13 +174,13 @@ NAMES = [None, "ab", ["a"], ["a", "a"], ["a", " "], ["a", 1], [str(i) for i in r
 NAMES += [["a" * 201, "b"], ["a", "\u202eb"], ["a", "b\x07"]]
 
 
-@pytest.mark.parametrize("names", NAMES)
+@cases("names", NAMES)
 def test_names_are_checked(names):
     with pytest.raises(OptionError, match="names="):
         checked_names(names)
 
 
-@pytest.mark.parametrize(
+@cases(
     "stroke",
     [None, 3, {}, {"class": 0, "width": 1, "points": [[1, 1]]}, {"class": 3, "width": 1, "points": [[1, 1]]},
      {"class": 1, "width": 0, "points": [[1, 1]]}, {"class": 1, "width": 1, "points": []},
@@ -192,15 +193,15 @@ def test_strokes_are_checked(stroke):
 
 
 def test_points_outside_are_refused():
-    for place in ([-5, 4], [6.6, 4], [3, 8.51]):
+    for position in ([-5, 4], [6.6, 4], [3, 8.51]):
         with pytest.raises(InputError, match="scribble 0 has points outside the image"):
-            checked_strokes([{"class": 1, "width": 1, "points": [place]}], 2, 0, (9, 7))
-    found = checked_strokes([{"class": 1, "width": 1, "points": [[-0.49, 8.49]]}], 2, 0, (9, 7))
-    assert found[0].points.tolist() == [[-0.49, 8.49]]
+            checked_strokes([{"class": 1, "width": 1, "points": [position]}], 2, 0, (9, 7))
+    actual = checked_strokes([{"class": 1, "width": 1, "points": [[-0.49, 8.49]]}], 2, 0, (9, 7))
+    assert actual[0].points.tolist() == [[-0.49, 8.49]]
 
 
 def test_what_is_saved_is_what_was_painted(paint, image, tmp_path):
-    """Places just beside the border of two pixels: the file has as many digits as the result was made from."""
+    """Positions just alongside the border of two pixels: the file has as many digits as the result was made from."""
     rng = np.random.default_rng(0)
     points = np.stack([rng.integers(2, 45, 40), rng.integers(2, 6, 40)], 1) + rng.choice(
         [0.497, 0.4951, -0.4996], (40, 2)
@@ -221,7 +222,7 @@ def test_saving_takes_the_newest_strokes(paint, image, tmp_path):
     assert len(paint.save({"names": ["a", "b"], "strokes": strokes})) == 3
     assert len(json.loads((tmp_path / "a_paint/a_strokes.json").read_text())) == 2
     assert paint.saved
-    # the window sends its strokes again when it is opened again
+    # the window sends its scribbles again when it is opened again
     paint.update({"names": ["a", "b"], "strokes": strokes})
     assert paint.saved
     paint.update({"names": ["a", "c"], "strokes": strokes})
@@ -397,7 +398,7 @@ def test_in_a_browser(server, image, tmp_path):
         assert [s.level for s in paint.strokes] == [(2,)]
         browser.key("z")
         browser.wait("document.body.dataset.version === '6'")
-        # a pen that leaves the picture lifts: nothing is painted along the border
+        # a pen that leaves the image lifts: nothing is painted along the border
         right = paint.image.shape[1]
         browser.key("b")
         browser.drag(at(right - 6, 8), at(right + 9, 9), at(right + 9, 30), at(right - 6, 31))
@@ -434,10 +435,10 @@ def test_the_command_ends_with_control_c(image, tmp_path):
     try:
         facts = json.loads(process.stdout.readline())
         assert facts["out"] == str(tmp_path / "p")
-        found = urlsplit(facts["address"])
-        connection = http.client.HTTPConnection(found.hostname, found.port, timeout=60)
+        actual = urlsplit(facts["address"])
+        connection = http.client.HTTPConnection(actual.hostname, actual.port, timeout=60)
         body = json.dumps({"names": ["a", "b"], "strokes": strokes_of(image[1])[:1]})
-        connection.request("POST", f"/update?{found.query}", body, {"Content-Type": "application/json"})
+        connection.request("POST", f"/update?{actual.query}", body, {"Content-Type": "application/json"})
         assert json.loads(connection.getresponse().read())["ready"] is False
         connection.close()
         process.send_signal(signal.SIGINT)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import ShapeError
 from vispe.segment.materials import correlation
 from vispe.segment.materials.correlation import lag_counts, two_point_correlation
@@ -18,8 +19,8 @@ def naive(mask, reach):
     return out
 
 
-@pytest.mark.parametrize("tile", [5, 16, 1024])
-@pytest.mark.parametrize("shape", [(23, 31), (16, 9)])
+@cases("tile", [5, 16, 1024])
+@cases("shape", [(23, 31), (16, 9)])
 def test_pairs_are_those_of_a_naive_loop_in_tiles_of_any_size(monkeypatch, tile, shape):
     monkeypatch.setattr(correlation, "_TILE", tile)
     mask = np.random.default_rng(tile).random(shape) < 0.4
@@ -30,27 +31,27 @@ def test_pairs_are_those_of_a_naive_loop_in_tiles_of_any_size(monkeypatch, tile,
 def test_shells_are_means_over_their_pairs_and_pixels_without_data_are_in_none():
     rng = np.random.default_rng(2)
     inside, valid = rng.random((24, 30)) < 0.5, rng.random((24, 30)) < 0.8
-    found = two_point_correlation(inside, valid)
+    actual = two_point_correlation(inside, valid)
     both, pairs = naive(inside & valid, 12), naive(valid, 12)
     offsets = np.arange(-12, 13)
     length = np.hypot(offsets[:, None], offsets)
-    for shell, (r, value) in enumerate(zip(found.distance, found.value, strict=True)):
+    for shell, (r, value) in enumerate(zip(actual.distance, actual.value, strict=True)):
         own = np.rint(length) == shell
         assert r == pytest.approx(length[own].mean())
         assert value == pytest.approx(both[own].sum() / pairs[own].sum())
-    assert len(found.value) == 13
-    assert found.value[0] == pytest.approx(inside[valid].mean())
+    assert len(actual.value) == 13
+    assert actual.value[0] == pytest.approx(inside[valid].mean())
 
 
 def test_what_is_left_out_does_not_change_a_page_that_is_the_same_everywhere():
     valid = np.random.default_rng(0).random((40, 33)) < 0.6
-    found = two_point_correlation(np.ones((40, 33), bool), valid)
-    np.testing.assert_array_equal(found.value, 1)
-    assert found.specific_surface == pytest.approx(0, abs=1e-12)
+    actual = two_point_correlation(np.ones((40, 33), bool), valid)
+    np.testing.assert_array_equal(actual.value, 1)
+    assert actual.specific_surface == pytest.approx(0, abs=1e-12)
 
 
 def boolean(side, radius, density, seed):
-    """Discs at random places -> bool (side, side)."""
+    """Discs at random positions -> bool (side, side)."""
     rng = np.random.default_rng(seed)
     wide = side + 2 * radius
     y, x = np.mgrid[:side, :side]
@@ -62,17 +63,17 @@ def boolean(side, radius, density, seed):
 
 def test_the_boolean_model_of_discs():
     radius, density = 7, 0.004
-    found = [
+    actual = [
         two_point_correlation(boolean(200, radius, density, s), np.ones((200, 200), bool)) for s in range(6)
     ]
-    value, r = np.mean([f.value for f in found], 0), found[0].distance
+    value, r = np.mean([f.value for f in actual], 0), actual[0].distance
     # both outside: no centre in the union of two discs
     t = np.clip(r / (2 * radius), 0, 1)
     common = 2 * radius**2 * (np.arccos(t) - t * np.sqrt(1 - t**2))
     empty = np.exp(-density * np.pi * radius**2)
     expected = 1 - 2 * empty + np.exp(-density * (2 * np.pi * radius**2 - common))
     np.testing.assert_allclose(value, expected, atol=0.03)
-    surface = np.mean([f.specific_surface for f in found])
+    surface = np.mean([f.specific_surface for f in actual])
     assert surface == pytest.approx(4 / np.pi * 2 * np.pi * radius * density * empty, rel=0.06)
 
 

@@ -4,21 +4,22 @@ import math
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.errors import InputError, ShapeError
 from vispe.segment.materials.crossings import count_crossings
 from vispe.segment.materials.directions import STEPS
 
 
 def passed(step):
-    """All ways of pixels along a step: at each place of the longer axis one of the pixels beside the line."""
+    """All ways of pixels along a step: at each position of the longer axis one of the pixels alongside the line."""
     dy, dx = step
     long = max(abs(dy), abs(dx))
-    places = []
+    positions = []
     for t in range(long + 1):
         y, x = t * dy / long, t * dx / long
         ys, xs = {math.floor(y + 1e-9), math.ceil(y - 1e-9)}, {math.floor(x + 1e-9), math.ceil(x - 1e-9)}
-        places.append([(a, b) for a in ys for b in xs])
-    return places
+        positions.append([(a, b) for a in ys for b in xs])
+    return positions
 
 
 def naive(labels, step, k):
@@ -28,7 +29,7 @@ def naive(labels, step, k):
     for y, x in itertools.product(range(h), range(w)):
         if not (0 <= y + step[0] < h and 0 <= x + step[1] < w):
             continue
-        values = [[labels[y + a, x + b] for a, b in place] for place in passed(step)]
+        values = [[labels[y + a, x + b] for a, b in position] for position in passed(step)]
         if 0 in itertools.chain(*values):
             continue
         steps += 1
@@ -39,22 +40,22 @@ def naive(labels, step, k):
     return steps, crossings
 
 
-@pytest.mark.parametrize("shape", [(9, 14), (17, 8), (33, 20)])
+@cases("shape", [(9, 14), (17, 8), (33, 20)])
 def test_counts_are_those_of_a_naive_loop(shape):
     labels = np.random.default_rng(shape[0]).choice(4, shape, p=(0.02, 0.5, 0.3, 0.18)).astype(np.uint8)
-    found = count_crossings(labels, 3)
-    assert found.pixels.sum(0).tolist() == [(labels == k).sum() for k in (1, 2, 3)]
+    actual = count_crossings(labels, 3)
+    assert actual.pixels.sum(0).tolist() == [(labels == k).sum() for k in (1, 2, 3)]
     for d, step in enumerate(STEPS):
         for k in range(4):
             expected = naive(labels, step, k)
-            assert (found.steps[:, d].sum(), found.changes[:, d, k].sum()) == expected, (step, k)
+            assert (actual.steps[:, d].sum(), actual.changes[:, d, k].sum()) == expected, (step, k)
 
 
-@pytest.mark.parametrize("angle", [0, 3, 11, 20, 30, 45, 62, 77, 90, 100, 119, 150, 171])
+@cases("angle", [0, 3, 11, 20, 30, 45, 62, 77, 90, 100, 119, 150, 171])
 def test_a_line_crosses_a_straight_boundary_once_however_its_pixels_step(angle):
     y, x = np.mgrid[:61, :74] - np.array([30.2, 36.7])[:, None, None]
     labels = (x * np.cos(np.radians(angle)) - y * np.sin(np.radians(angle)) > 0) + 1
-    found = count_crossings(labels, 2)
+    actual = count_crossings(labels, 2)
     for d, (dy, dx) in enumerate(STEPS):
         lines = 0
         for top, left in itertools.product(range(61), range(74)):
@@ -64,19 +65,19 @@ def test_a_line_crosses_a_straight_boundary_once_however_its_pixels_step(angle):
                 ends.append((73 - left if dx > 0 else left) // abs(dx) if dx else 99)
                 last = min(ends)
                 lines += labels[top, left] != labels[top + last * dy, left + last * dx]
-        assert found.changes[:, d, 0].sum() == lines
-        assert (found.changes[:, d] == found.changes[:, d, :1]).all()
+        assert actual.changes[:, d, 0].sum() == lines
+        assert (actual.changes[:, d] == actual.changes[:, d, :1]).all()
 
 
 def test_every_step_and_every_pixel_belongs_to_one_block():
     labels = np.ones((70, 53), np.uint8)
-    found = count_crossings(labels, 1)
-    assert found.pixels.shape == (4 * 3, 1)
-    assert found.pixels.sum() == labels.size
+    actual = count_crossings(labels, 1)
+    assert actual.pixels.shape == (4 * 3, 1)
+    assert actual.pixels.sum() == labels.size
     for d, (dy, dx) in enumerate(STEPS):
-        assert found.steps[:, d].sum() == (70 - abs(dy)) * (53 - abs(dx))
-    assert not found.changes.any()
-    assert found.pixels.min() > 0.8 * found.pixels.max()
+        assert actual.steps[:, d].sum() == (70 - abs(dy)) * (53 - abs(dx))
+    assert not actual.changes.any()
+    assert actual.pixels.min() > 0.8 * actual.pixels.max()
 
 
 def test_what_cannot_be_counted_is_refused():

@@ -41,15 +41,15 @@ def test_numbers_by_command_are_those_of_the_label_map(folder, capsys):
     assert "without an ASTM grain size number" in " ".join(capsys.readouterr().err.split())
     (record,) = json.loads(Path("out/report.json").read_text())["images"]
     labels = np.asarray(Image.open("out/a_seg.png"))
-    found, curves = measure(labels, ["dark", "bright"])
-    assert record["materials"] == {"unit": "px", "pages": [found]}
+    actual, curves = measure(labels, ["dark", "bright"])
+    assert record["materials"] == {"unit": "px", "pages": [actual]}
     assert record["files"]["materials"] == "out/a_materials.csv"
     table = rows("out/a_materials.csv")
     assert list(table[0]) == ["page", "class", "curve", "at", "at_unit", "value"]
     assert len(table) == len(curves)
     assert [row["value"] for row in table] == ["" if c["value"] is None else str(c["value"]) for c in curves]
     (row,) = rows("out/report.csv")
-    dark = found["classes"]["dark"]
+    dark = actual["classes"]["dark"]
     assert float(row["materials.class.dark.mean_intercept"]) == dark["mean_intercept"]
     assert float(row["materials.class.dark.mean_intercept_high"]) == dark["mean_intercept_ci95"][1]
     assert row["materials.patches.grain_size_number"] == ""

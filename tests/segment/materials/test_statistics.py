@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from skimage.measure import perimeter_crofton
 
+from tests.cases import cases
 from tests.segment.materials.test_correlation import boolean
 from vispe.errors import InputError, OptionError
 from vispe.segment.materials.directions import ANGLES
@@ -16,7 +17,7 @@ def stripes(shape, width, angle):
     return (across // width % 2).astype(np.uint8) + 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("millimetres", "number"),
     # mean intercepts of ASTM E112, table 4
     [(0.3200, 0), (0.2263, 1), (0.1600, 2), (0.1131, 3), (0.0800, 4), (0.0566, 5), (0.0400, 6), (0.0283, 7),
@@ -32,11 +33,11 @@ def test_a_length_that_is_none_has_no_number():
             grain_size_number(value)
 
 
-@pytest.mark.parametrize("angle", [0, 10, 45, 63.434949, 90, 120, 161.565051])
+@cases("angle", [0, 10, 45, 63.434949, 90, 120, 161.565051])
 def test_stripes_at_any_angle(angle):
     width = 9
-    found, _ = measure(stripes((241, 260), width, angle), ["a", "b"])
-    for numbers in (found["patches"], *found["classes"].values()):
+    actual, _ = measure(stripes((241, 260), width, angle), ["a", "b"])
+    for numbers in (actual["patches"], *actual["classes"].values()):
         # lines at an angle d to the stripes: width / sin d
         between = np.abs(np.sin(np.radians(np.array(ANGLES) - angle)))
         steep = between > 0.25
@@ -52,9 +53,9 @@ def test_stripes_at_any_angle(angle):
 def test_a_chessboard():
     side = 20
     y, x = (np.mgrid[:240, :320] + side // 2) // side  # the page ends in the middle of fields
-    found, _ = measure(((y + x) % 2 + 1).astype(np.uint8), ["a", "b"])
+    actual, _ = measure(((y + x) % 2 + 1).astype(np.uint8), ["a", "b"])
     radians = np.radians(ANGLES)
-    for numbers in (found["patches"], *found["classes"].values()):
+    for numbers in (actual["patches"], *actual["classes"].values()):
         expected = side / (np.abs(np.cos(radians)) + np.abs(np.sin(radians)))
         # corners, where two boundaries are crossed at once, count less
         np.testing.assert_allclose(numbers["rose"]["mean_intercept"], expected, rtol=0.13)
@@ -65,14 +66,14 @@ def test_a_chessboard():
 def test_a_disc_has_the_perimeter_that_scikit_image_finds():
     y, x = np.mgrid[:201, :180]
     labels = ((y - 99.3) ** 2 + (x - 88.8) ** 2 < 60**2) + 1
-    found, _ = measure(labels, ["matrix", "disc"])
-    disc = found["classes"]["disc"]
+    actual, _ = measure(labels, ["matrix", "disc"])
+    disc = actual["classes"]["disc"]
     length = disc["boundary_per_area"] * labels.size
     assert length == pytest.approx(2 * np.pi * 60, rel=0.02)
     assert length == pytest.approx(perimeter_crofton(labels == 2, 4), rel=0.025)
     assert disc["mean_intercept"] == pytest.approx(np.pi * 60 / 2, rel=0.02)
     assert disc["surface_per_volume"] == pytest.approx(4 / np.pi * disc["boundary_per_area"])
-    assert found["patches"]["boundary_per_area"] == disc["boundary_per_area"]
+    assert actual["patches"]["boundary_per_area"] == disc["boundary_per_area"]
 
 
 def test_chords_of_the_boolean_model():
@@ -101,13 +102,13 @@ def voronoi(side, area, seed):
 
 def test_a_poisson_voronoi_tessellation():
     area, names = 900, [str(k) for k in range(12)]
-    found = [measure(voronoi(200, area, s), names, (0.5, 0.5))[0]["patches"] for s in range(3)]
+    actual = [measure(voronoi(200, area, s), names, (0.5, 0.5))[0]["patches"] for s in range(3)]
     # intercept pi/4 sqrt(A), boundary 2 / sqrt(A); 1 in 12 neighbours is of the same class
-    mean = np.mean([f["mean_intercept"] for f in found])
+    mean = np.mean([f["mean_intercept"] for f in actual])
     assert mean == pytest.approx(0.5 * np.pi / 4 * np.sqrt(area) * 12 / 11, rel=0.06)
-    density = np.mean([f["boundary_per_area"] for f in found])
+    density = np.mean([f["boundary_per_area"] for f in actual])
     assert density == pytest.approx(2 * 2 / np.sqrt(area) * 11 / 12, rel=0.06)
-    for f in found:
+    for f in actual:
         low, high = f["mean_intercept_ci95"]
         assert low < f["mean_intercept"] < high
         assert f["relative_accuracy_percent"] == pytest.approx(50 * (high - low) / f["mean_intercept"])
@@ -116,12 +117,12 @@ def test_a_poisson_voronoi_tessellation():
         assert f["elongation"]["ratio_ci95"][0] < 1.1
 
 
-def test_a_turned_page_has_turned_numbers():
+def test_a_rotated_page_has_rotated_statistics():
     labels = stripes((96, 130), 7, 25)
     labels[20:50, 30:60] = 2
-    (one, _), (turned, _) = (measure(a, ["a", "b"]) for a in (labels, np.rot90(labels).copy()))
+    (one, _), (rotated, _) = (measure(a, ["a", "b"]) for a in (labels, np.rot90(labels).copy()))
     for name in ("a", "b"):
-        before, after = one["classes"][name], turned["classes"][name]
+        before, after = one["classes"][name], rotated["classes"][name]
         rose = np.roll(before["rose"]["mean_intercept"], 18)
         np.testing.assert_allclose(after["rose"]["mean_intercept"], rose, rtol=1e-9)
         for key in ("mean_intercept", "boundary_per_area", "specific_surface_from_correlation"):
@@ -131,12 +132,12 @@ def test_a_turned_page_has_turned_numbers():
 
 def test_pixels_that_are_not_square():
     tall = stripes((128, 128), 8, 0)  # boundaries every 8 rows of 2 um
-    found, curves = measure(tall, ["a", "b"], (2.0, 0.5))
-    rose = found["patches"]["rose"]["mean_intercept"]
+    actual, curves = measure(tall, ["a", "b"], (2.0, 0.5))
+    rose = actual["patches"]["rose"]["mean_intercept"]
     assert rose[ANGLES.index(90)] == pytest.approx(16, rel=0.06)
     assert rose[0] is None
-    assert found["patches"]["elongation"]["ratio"] is None
-    assert abs((found["patches"]["elongation"]["degrees"] + 90) % 180 - 90) < 1
+    assert actual["patches"]["elongation"]["ratio"] is None
+    assert abs((actual["patches"]["elongation"]["degrees"] + 90) % 180 - 90) < 1
     assert {row["at_unit"] for row in curves} == {"um", "degrees"}
 
 
@@ -153,8 +154,8 @@ def test_pixels_without_data_are_left_out():
 
 
 def test_classes_that_are_absent_or_everywhere_have_no_intercepts():
-    found, curves = measure(np.ones((40, 40), np.uint8), ["all", "none"])
-    for numbers in (found["patches"], *found["classes"].values()):
+    actual, curves = measure(np.ones((40, 40), np.uint8), ["all", "none"])
+    for numbers in (actual["patches"], *actual["classes"].values()):
         assert numbers["mean_intercept"] is None
         assert numbers["mean_intercept_ci95"] is None
         assert numbers["boundary_per_area"] == 0
@@ -169,8 +170,8 @@ def test_classes_that_are_absent_or_everywhere_have_no_intercepts():
 
 
 def test_small_pages_have_numbers_without_intervals():
-    found, _ = measure(stripes((20, 40), 4, 90), ["a", "b"])
-    assert found["blocks"] == 2
-    assert found["patches"]["mean_intercept"] > 0
-    assert found["patches"]["mean_intercept_ci95"] is None
-    assert found["patches"]["relative_accuracy_percent"] is None
+    actual, _ = measure(stripes((20, 40), 4, 90), ["a", "b"])
+    assert actual["blocks"] == 2
+    assert actual["patches"]["mean_intercept"] > 0
+    assert actual["patches"]["mean_intercept_ci95"] is None
+    assert actual["patches"]["relative_accuracy_percent"] is None

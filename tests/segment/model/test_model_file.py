@@ -11,6 +11,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
+from tests.cases import cases
 from vispe.errors import InputError
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
@@ -46,7 +47,7 @@ def classifier_of(kind):
     return PixelClassifier(kind, 3, seed=5).fit(features, classes)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "kmeans"])
+@cases("kind", [*KINDS, "kmeans"])
 def test_a_model_comes_back_as_it_was(kind, tmp_path):
     model = made(classifier_of(kind))
     path = save_model(tmp_path / "m.vispe", model)
@@ -60,7 +61,7 @@ def test_a_model_comes_back_as_it_was(kind, tmp_path):
     assert loaded.classifier.kind == kind
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "kmeans"])
+@cases("kind", [*KINDS, "kmeans"])
 def test_the_same_training_gives_the_same_bytes(kind, tmp_path):
     paths = [save_model(tmp_path / f"{i}.vispe", made(classifier_of(kind))) for i in range(2)]
     assert paths[0].read_bytes() == paths[1].read_bytes()
@@ -87,12 +88,12 @@ def test_options_of_tokens_come_back(tmp_path):
         assert load_model(path).features == config
         with zipfile.ZipFile(path) as archive:
             entries = json.loads(archive.read("card.json"))["features"]
-        found = {key: entries[key] for key in ("token_stride", "token_shifts", "layers") if key in entries}
-        asked = {"token_stride": 8, "token_shifts": 2, "layers": [1, -1]}
-        assert found == ({"token_shifts": 1} if name == "plain" else asked)
+        actual = {key: entries[key] for key in ("token_stride", "token_shifts", "layers") if key in entries}
+        requested = {"token_stride": 8, "token_shifts": 2, "layers": [1, -1]}
+        assert actual == ({"token_shifts": 1} if name == "plain" else requested)
     # files of before had one look, and did not say so
     (tmp_path / "old").write_bytes((tmp_path / "plain").read_bytes())
-    rewritten(tmp_path / "old", card={"features": {k: v for k, v in entries.items() if k not in asked}})
+    rewritten(tmp_path / "old", card={"features": {k: v for k, v in entries.items() if k not in requested}})
     assert load_model(tmp_path / "old").features == plain
     for wrong in ({"layers": ["a"]}, {"token_stride": 0}, {"token_shifts": 1.5}):
         (tmp_path / "wrong").write_bytes((tmp_path / "dense").read_bytes())
@@ -113,7 +114,7 @@ def test_the_card_can_be_read_by_people_and_nothing_is_pickled(tmp_path):
     assert all(name.endswith((".json", ".npy")) for name in inner.namelist())
 
 
-def test_existing_files_are_kept_without_force(tmp_path):
+def test_existing_files_are_not_overwritten_without_force(tmp_path):
     path = save_model(tmp_path / "m.vispe", made(classifier_of("logistic")))
     with pytest.raises(InputError, match="--force"):
         save_model(path, made(classifier_of("logistic")))
@@ -125,16 +126,16 @@ def rewritten(path, **parts):
     import hashlib
 
     with zipfile.ZipFile(path) as archive:
-        found = {name: archive.read(name) for name in archive.namelist()}
-    card = json.loads(found["card.json"])
+        actual = {name: archive.read(name) for name in archive.namelist()}
+    card = json.loads(actual["card.json"])
     card.update(parts.pop("card", {}))
     for name, value in parts.items():
         member = {"estimator": "estimator.skops", "tensors": "tensors.safetensors"}[name]
-        found[member] = value
+        actual[member] = value
         card["sha256"][member] = hashlib.sha256(value).hexdigest()
-    found["card.json"] = json.dumps(card).encode()
+    actual["card.json"] = json.dumps(card).encode()
     with zipfile.ZipFile(path, "w") as archive:
-        for name, value in found.items():
+        for name, value in actual.items():
             archive.writestr(name, value)
     return path
 

@@ -1,7 +1,8 @@
 import numpy as np
-import pytest
 import torch
 
+from tests.cases import cases
+from tests.products import partly
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
@@ -23,36 +24,35 @@ def scene(height=75, width=101, channels=1, holes=False):
 
 def fitted(features, page, valid, kind="logistic", classes=3):
     drawn = (np.random.default_rng(0).random(valid.shape) < 0.1) & valid
-    found = features.prepare(page, valid).gather(drawn)
+    actual = features.prepare(page, valid).gather(drawn)
     grey = page[drawn].mean(-1)
     if kind == "kmeans":
-        return PixelClusters(classes).fit(found, grey)
+        return PixelClusters(classes).fit(actual, grey)
     levels = np.quantile(grey, np.linspace(0, 1, classes + 1)[1:-1])
-    return PixelClassifier(kind, classes).fit(found, 1 + np.searchsorted(levels, grey))
+    return PixelClassifier(kind, classes).fit(actual, 1 + np.searchsorted(levels, grey))
 
 
 def predict(features, page, valid, classifier, post=None):
     return predict_page(page, valid, features, classifier, post or PostProcessing(), lambda share: None)
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "classes"), [("logistic", 2), ("logistic", 4), ("forest", 3), ("kmeans", 3)]
-)
+@partly(1)
+@cases("channels", [1, 2])
+@cases("holes", [False, True])
+@cases(("kind", "classes"), [("ensemble", 3), ("logistic", 2), ("logistic", 4), ("forest", 3), ("kmeans", 3)])
 def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, channels):
     page, valid = scene(channels=channels, holes=holes)
     features = Features(FeatureConfig(tile=40))
     classifier = fitted(features, page, valid, kind, classes)
     plain = PostProcessing() if kind == "kmeans" else PostProcessing(prior="uniform")
-    found = predict(features, page, valid, classifier, plain)
+    actual = predict(features, page, valid, classifier, plain)
     pixels = features.prepare(page, valid).gather(valid)
-    np.testing.assert_allclose(found.prob[:, valid].T, classifier.probabilities(pixels), atol=2e-6)
-    assert (found.prob[:, ~valid] == 0).all()
-    assert (found.labels[~valid] == 0).all()
-    assert np.isnan(found.uncertainty[~valid]).all()
-    np.testing.assert_array_equal(found.labels[valid], found.prob.argmax(0)[valid] + 1)
-    assert found.overlap == found.disagreeing == 0
+    np.testing.assert_allclose(actual.prob[:, valid].T, classifier.probabilities(pixels), atol=2e-6)
+    assert (actual.prob[:, ~valid] == 0).all()
+    assert (actual.labels[~valid] == 0).all()
+    assert np.isnan(actual.uncertainty[~valid]).all()
+    np.testing.assert_array_equal(actual.labels[valid], actual.prob.argmax(0)[valid] + 1)
+    assert actual.overlap == actual.disagreeing == 0
 
 
 def test_threads_do_not_change_a_bit():
@@ -69,7 +69,7 @@ def test_threads_do_not_change_a_bit():
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.parametrize("classes", [2, 3, 7])
+@cases("classes", [2, 3, 7])
 def test_of_equal_classes_the_first_one_wins(classes):
     prob = np.random.default_rng(0).integers(0, 4, (classes, 37, 5)).astype(np.float32) / 8
     valid = np.random.default_rng(1).random((37, 5)) < 0.8
@@ -85,11 +85,11 @@ def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
     prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
     whole = most_probable(prob, valid)
     monkeypatch.setattr("vispe.segment.model.uncertainty._PIXELS", 7)
-    for found, wanted in zip(most_probable(prob, valid), whole, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for actual, expected in zip(most_probable(prob, valid), whole, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("holes", [False, True])
+@cases("holes", [False, True])
 def test_chosen_pixels_come_row_by_row_with_the_features_of_the_page(holes):
     page, valid = scene(channels=2, holes=holes)
     whole = Features(FeatureConfig()).prepare(page, valid).compute(0)

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from vispe.images.read import Micrograph
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
@@ -16,7 +17,7 @@ from vispe.segment.pipeline import DEFAULT
 
 
 def stack(pages: int = 1, h: int = 50, w: int = 61) -> tuple[Micrograph, np.ndarray]:
-    """A picture with a bright half, and labels on both halves of its first page."""
+    """A image with a bright half, and labels on both halves of its first page."""
     rng = np.random.default_rng(0)
     grey = rng.normal(60, 10, (pages, h, w))
     grey[:, :, w // 2 :] += 80
@@ -58,14 +59,14 @@ def test_pages_names_and_setups(monkeypatch):
     real = Live.__init__
     monkeypatch.setattr(Live, "__init__", lambda self, *a, **k: (made.append(k), real(self, *a, **k))[1])
     session = Session()
-    told: list[float] = []
-    first = session.answer(WorkItem(setup(image), 2, ("a", "b"), labels), told.append)
+    messages: list[float] = []
+    first = session.answer(WorkItem(setup(image), 2, ("a", "b"), labels), messages.append)
     assert list(first.pages) == [2]
-    assert sum(told) == pytest.approx(1)
-    told.clear()
-    every = session.answer(WorkItem(setup(image), 1, ("a", "b"), labels, every=True), told.append)
+    assert sum(messages) == pytest.approx(1)
+    messages.clear()
+    every = session.answer(WorkItem(setup(image), 1, ("a", "b"), labels, every=True), messages.append)
     assert list(every.pages) == [0, 1, 2]
-    assert sum(told) == pytest.approx(1)
+    assert sum(messages) == pytest.approx(1)
     np.testing.assert_allclose(every.pages[2].prob, first.pages[2].prob, rtol=0, atol=1e-6)
     one = labels[0].copy()
     one[0, 0] = 3
@@ -101,19 +102,21 @@ def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
     )  # the model decides
 
 
-def test_trust_is_told_with_the_result():
+def test_trust_is_reported_with_the_result():
     image, labels = stack(2, 64, 64)
-    told: list[float] = []
-    answer = Session().answer(WorkItem(setup(image), 0, ("dark", "bright"), labels, trust=True), told.append)
+    messages: list[float] = []
+    answer = Session().answer(
+        WorkItem(setup(image), 0, ("dark", "bright"), labels, trust=True), messages.append
+    )
     assert answer.error is None
     assert answer.trust.names == ("dark", "bright")
     np.testing.assert_array_equal(answer.trust.labels, answer.pages[0].labels)
     assert answer.trust.disagreement.shape == (64, 64)
     assert "rotated" in answer.trust.verdict
-    assert sum(told) == pytest.approx(1)
+    assert sum(messages) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "text"),
     [
         ({"labels": None}, "there is no model yet. Label at least 2 classes"),
@@ -134,7 +137,7 @@ def test_what_cannot_be_done_is_one_sentence(change, text):
         raise AssertionError(answer.error)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "text"),
     [
         (MemoryError(), "out of memory. Close other layers, use the features 'filters' or crop the image."),
@@ -156,7 +159,7 @@ def test_nothing_is_raised(monkeypatch, error, text):
     assert Session().answer(WorkItem(setup(image), labels=labels)).error == text
 
 
-def test_places_for_the_next_strokes_come_with_the_page():
+def test_suggested_positions_come_with_the_page():
     image, labels = stack(2)
     session = Session()
     answer = session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels, suggest=True))

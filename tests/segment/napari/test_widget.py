@@ -133,40 +133,40 @@ def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, made):
     classes = viewer.layers["picture classes"]
     before = classes.data.copy()
     assert set(np.unique(before)) == {1, 2}
-    asked = []
-    real, widget.session.answer = widget.session.answer, lambda *a: (asked.append(a), real(*a))[1]
+    requested = []
+    real, widget.session.answer = widget.session.answer, lambda *a: (requested.append(a), real(*a))[1]
     widget.labels.refresh()
     widget.labels.opacity = 0.3
     settle(qt, widget)
-    assert not asked
+    assert not requested
     widget.labels.paint((30, 32), 3)
     settle(qt, widget)
-    assert len(asked) == 1
+    assert len(requested) == 1
     assert widget.panel.names == ["class 1", "class 2", "class 3"]
     assert (classes.data == 3).any()
     widget.labels.undo()
     widget.labels.data = np.where(widget.labels.data == 3, 0, widget.labels.data)
     settle(qt, widget)
-    assert len(asked) == 2
+    assert len(requested) == 2
     np.testing.assert_array_equal(classes.data, before)
     widget.panel.live.setChecked(False)
     widget.labels.paint((30, 32), 3)
     settle(qt, widget)
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 def test_wishes_during_work_are_answered_once_afterwards(qt, made):
     _, widget = made(halves(50, 64))
     widget.new_labels()
     draw(widget.labels)
-    asked = []
-    real, widget.session.answer = widget.session.answer, lambda *a: (asked.append(a), real(*a))[1]
+    requested = []
+    real, widget.session.answer = widget.session.answer, lambda *a: (requested.append(a), real(*a))[1]
     for _ in range(4):
         widget.segment()
     settle(qt, widget)
     while widget.busy:
         settle(qt, widget)
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 def test_stacks_colours_and_pages(qt, made):
@@ -258,7 +258,7 @@ def test_samples_open_and_can_be_segmented(qt):
 
 
 @pytest.mark.parametrize("shape", [(80, 100), (3, 80, 100)])
-def test_places_for_the_next_strokes_are_rings_that_are_replaced(qt, made, shape):
+def test_suggested_positions_are_rings_that_are_replaced(qt, made, shape):
     viewer, widget = made(halves(*shape))
     widget.new_labels()
     draw(widget.labels, (0,) * (len(shape) - 2))
@@ -277,8 +277,8 @@ def test_places_for_the_next_strokes_are_rings_that_are_replaced(qt, made, shape
     )
     live.update(brush.data)
     expected = suggest(live)
-    assert rings.data[:, -2:].tolist() == [[place.y, place.x] for place in expected]
-    assert rings.features["reason"].tolist() == [place.reason for place in expected]
+    assert rings.data[:, -2:].tolist() == [[position.y, position.x] for position in expected]
+    assert rings.features["reason"].tolist() == [position.reason for position in expected]
     assert widget.panel.status.text().startswith(f"1: {expected[0].reason}")
     assert viewer.layers.selection.active is brush
     assert "picture suggested labels" not in [

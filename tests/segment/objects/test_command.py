@@ -39,20 +39,20 @@ def test_a_batch_through_the_command_line(folder, capsys):
     images = [str(folder / f"i{n}.png") for n in range(2)]
     labels = ["--labels", ",".join(str(folder / f"i{n}_labels.png") for n in range(2))]
     out = folder / "out"
-    asked = ["--objects", "disc", "--object-min-area", "5", "--touching", "keep", "-o", str(out)]
-    assert main(["segment", *images, *labels, *FAST, *asked]) == 0
+    requested = ["--objects", "disc", "--object-min-area", "5", "--touching", "keep", "-o", str(out)]
+    assert main(["segment", *images, *labels, *FAST, *requested]) == 0
     assert "objects: " in capsys.readouterr().out
     together = []
     report = json.loads((out / "report.json").read_text())
     for n, record in enumerate(report["images"]):
-        found = tifffile.imread(out / f"i{n}_objects.tif")
+        actual = tifffile.imread(out / f"i{n}_objects.tif")
         marked = label(np.asarray(Image.open(out / f"i{n}_seg.png")) == 2, connectivity=2)
         sizes = np.bincount(marked.ravel())[1:]
-        assert found.dtype == np.uint16
-        assert found.shape == marked.shape
-        assert np.array_equal(found > 0, np.append(0, sizes >= 5)[marked] > 0)
+        assert actual.dtype == np.uint16
+        assert actual.shape == marked.shape
+        assert np.array_equal(actual > 0, np.append(0, sizes >= 5)[marked] > 0)
         rows = rows_of(out / f"i{n}_objects.csv")
-        assert [int(r["area_px"]) for r in rows] == [p.area for p in regionprops(found)]
+        assert [int(r["area_px"]) for r in rows] == [p.area for p in regionprops(actual)]
         assert {r["area_um2"] for r in rows} == {""}
         assert {r["page"] for r in rows} == {"0"}
         assert record["objects"]["classes"]["disc"]["count"] == len(rows) > 1
@@ -69,7 +69,7 @@ def test_a_batch_through_the_command_line(folder, capsys):
     assert batch["mean_equivalent_diameter_px"] == pytest.approx(mean)
     assert report["objects"]["interval"] == "bootstrap over images"
     again = folder / "again"
-    assert main(["apply", str(out / "model.vispe"), *images, *asked[:-1], str(again)]) == 0
+    assert main(["apply", str(out / "model.vispe"), *images, *requested[:-1], str(again)]) == 0
     assert (again / "objects.csv").read_bytes() == (out / "objects.csv").read_bytes()
 
 
@@ -89,15 +89,15 @@ def test_a_z_stack_has_volumes_and_a_series_has_pages(folder):
         metadata={"axes": "ZYX", "unit": "um", "spacing": 1.5},
     )  # fmt: skip
     tifffile.imwrite(folder / "t.tif", np.stack([grey] * 3), imagej=True, metadata={"axes": "TYX"})
-    asked = ObjectOptions(["class 2"], "keep")
+    requested = ObjectOptions(["class 2"], "keep")
     first = segment(
-        [folder / "i0.png"], folder / "one", labels=[folder / "i0_labels.png"], objects=asked,
+        [folder / "i0.png"], folder / "one", labels=[folder / "i0_labels.png"], objects=requested,
         features=FeatureConfig("filters"),
     )  # fmt: skip
     count = first.images[0]["objects"]["classes"]["class 2"]["count"]
     model = folder / "one" / "model.vispe"
-    volumes = apply(model, [folder / "z.tif"], folder / "z", objects=asked).images[0]
-    pages = apply(model, [folder / "t.tif"], folder / "t", objects=asked).images[0]
+    volumes = apply(model, [folder / "z.tif"], folder / "z", objects=requested).images[0]
+    pages = apply(model, [folder / "t.tif"], folder / "t", objects=requested).images[0]
     assert pages["objects"]["classes"]["class 2"]["count"] == 3 * count
     assert volumes["objects"]["neighbours"] == 26
     rows = rows_of(folder / "z" / "z_objects.csv")
@@ -126,17 +126,21 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_tables(folder):
             raise KeyboardInterrupt
 
     images, labels = ([folder / f"i{n}{end}.png" for n in range(2)] for end in ("", "_labels"))
-    asked = {"labels": labels, "features": FeatureConfig("filters"), "objects": ObjectOptions(["class 2"])}
-    segment(images, folder / "whole", **asked)
+    requested = {
+        "labels": labels,
+        "features": FeatureConfig("filters"),
+        "objects": ObjectOptions(["class 2"]),
+    }
+    segment(images, folder / "whole", **requested)
     with pytest.raises(KeyboardInterrupt):
-        segment(images, folder / "out", watch=Stops(), **asked)
+        segment(images, folder / "out", watch=Stops(), **requested)
     with pytest.raises(InputError, match="unfinished run with other objects"):
-        segment(images, folder / "out", **{**asked, "objects": ObjectOptions(["class 2"], "keep")})
-    segment(images, folder / "out", **asked)
+        segment(images, folder / "out", **{**requested, "objects": ObjectOptions(["class 2"], "keep")})
+    segment(images, folder / "out", **requested)
     for name in ("objects.csv", "i0_objects.csv", "i1_objects.tif"):
         assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
     with pytest.raises(InputError, match="exist"):
-        segment(images, folder / "out", **asked)
+        segment(images, folder / "out", **requested)
 
 
 def test_an_image_without_objects_has_an_empty_table(folder):
@@ -150,9 +154,9 @@ def test_an_image_without_objects_has_an_empty_table(folder):
     none = ObjectOptions(["class 2"], min_area=100_000)
     report = apply(model, [folder / "i0.png"], folder / "o", objects=none)
     assert rows_of(folder / "o" / "i0_objects.csv") == [] == rows_of(folder / "o" / "objects.csv")
-    found = report.images[0]["objects"]
-    assert found["classes"]["class 2"]["equivalent_diameter_px"]["mean"] is None
-    assert found["left_out"]["smaller"] > 0
+    actual = report.images[0]["objects"]
+    assert actual["classes"]["class 2"]["equivalent_diameter_px"]["mean"] is None
+    assert actual["left_out"]["smaller"] > 0
     assert "object_min_area=0" in " ".join(report.images[0]["notes"])
     assert tifffile.imread(folder / "o" / "i0_objects.tif").max() == 0
 
@@ -197,7 +201,7 @@ def test_objects_for_other_programs(tmp_path, capsys):
     assert {"geojson", "rois", "coco"} <= set(record["files"])
 
 
-def test_objects_for_other_programs_are_asked_for_with_objects(tmp_path, capsys):
+def test_export_of_objects_needs_objects(tmp_path, capsys):
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "a.png")
     code = main(
         [
@@ -248,12 +252,12 @@ def test_the_figure_outlines_every_object_in_the_colour_of_its_class(folder):
     images, labels = [str(folder / "i0.png")], ["--labels", str(folder / "i0_labels.png")]
     assert main(["segment", *images, *labels, *FAST, "--objects", "disc", "-o", str(folder / "out")]) == 0
     shown = np.asarray(Image.open(folder / "out" / "i0_objects.png"))
-    found = tifffile.imread(folder / "out" / "i0_objects.tif")
-    factor = shown.shape[0] // found.shape[0]
-    assert shown.shape == (factor * found.shape[0], factor * found.shape[1], 3)
+    actual = tifffile.imread(folder / "out" / "i0_objects.tif")
+    factor = shown.shape[0] // actual.shape[0]
+    assert shown.shape == (factor * actual.shape[0], factor * actual.shape[1], 3)
     colored = (shown == PALETTE[1]).all(-1)
-    large = found.repeat(factor, 0).repeat(factor, 1)
-    assert set(np.unique(large[colored])) == set(range(1, found.max() + 1))
+    large = actual.repeat(factor, 0).repeat(factor, 1)
+    assert set(np.unique(large[colored])) == set(range(1, actual.max() + 1))
     inside = (grey_dilation(large, 3) == large) & (grey_erosion(large, 3) == large)
     assert not colored[inside].any()
     page = (folder / "out" / "report.html").read_text()

@@ -9,6 +9,7 @@ import tifffile
 from PIL import Image
 from scipy.ndimage import binary_erosion
 
+from tests.cases import cases
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
@@ -22,16 +23,16 @@ SIDE, COUNT = 200, 30
 
 def discs(seed, side=SIDE, count=COUNT, radius=(3.0, 12.0)):
     """Discs on a torus: as a field of view it cuts objects, and the true number per area is known."""
-    rng, found = np.random.default_rng(seed), []
-    while len(found) < count:
+    rng, actual = np.random.default_rng(seed), []
+    while len(actual) < count:
         center, own = rng.random(2) * side, rng.uniform(*radius)
-        gaps = (np.abs(center - c) for c, _ in found)
-        far = [np.hypot(*np.minimum(g, side - g)) - r for g, (_, r) in zip(gaps, found, strict=True)]
+        gaps = (np.abs(center - c) for c, _ in actual)
+        far = [np.hypot(*np.minimum(g, side - g)) - r for g, (_, r) in zip(gaps, actual, strict=True)]
         if all(f > own + 2 for f in far):
-            found.append((center, own))
+            actual.append((center, own))
     mask = np.zeros((side, side), bool)
     y, x = np.mgrid[:side, :side]
-    for (cy, cx), own in found:
+    for (cy, cx), own in actual:
         dy, dx = np.abs(y - cy), np.abs(x - cx)
         mask |= np.minimum(dy, side - dy) ** 2 + np.minimum(dx, side - dx) ** 2 <= own**2
     return mask
@@ -43,21 +44,21 @@ def density(mask, *, valid=None, min_area=0, exclude=False, volumes=None):
     labels = labels.reshape(-1, *labels.shape[-2:])
     prob = np.ones((len(labels), 2, *labels.shape[1:]), np.float32)
     options = ObjectOptions("disc", "keep", min_area, exclude_border=exclude)
-    _, found = find(labels, prob, labels[..., None], NAMES, options, volumes=volumes)
-    record = summarize_image(found, options, NAMES, float((labels > 0).sum()), volumes is not None)
+    _, actual = find(labels, prob, labels[..., None], NAMES, options, volumes=volumes)
+    record = summarize_image(actual, options, NAMES, float((labels > 0).sum()), volumes is not None)
     own = record["classes"]["disc"]
     return own["per_um3" if volumes else "per_um2"], own["count"]
 
 
-@pytest.mark.parametrize("exclude", [False, True])
-@pytest.mark.parametrize("min_area", [0, 10, 25])
+@cases("exclude", [False, True])
+@cases("min_area", [0, 10, 25])
 def test_density_has_no_bias_from_the_border(exclude, min_area):
     fields = [discs(seed) for seed in range(6)]
-    found = [density(mask, min_area=min_area, exclude=exclude) for mask in fields]
+    actual = [density(mask, min_area=min_area, exclude=exclude) for mask in fields]
     true = COUNT / SIDE**2
-    assert np.mean([per for per, _ in found]) == pytest.approx(true, rel=0.02)
+    assert np.mean([per for per, _ in actual]) == pytest.approx(true, rel=0.02)
     # what was counted before is off by more
-    assert abs(np.mean([count for _, count in found]) / COUNT - 1) > 0.05
+    assert abs(np.mean([count for _, count in actual]) / COUNT - 1) > 0.05
 
 
 def test_slanted_fibres_are_counted_once():
@@ -67,8 +68,8 @@ def test_slanted_fibres_are_counted_once():
     fibre = (np.abs(y + x - 60) <= 2) & (np.abs(y - x) <= 25)
     whole = np.tile(fibre, (2, 2))
     offsets = itertools.product(range(0, side, 5), repeat=2)
-    found = [density(whole[a : a + field, b : b + field])[0] for a, b in offsets]
-    assert np.mean(found) == pytest.approx(1 / side**2, rel=0.02)
+    actual = [density(whole[a : a + field, b : b + field])[0] for a, b in offsets]
+    assert np.mean(actual) == pytest.approx(1 / side**2, rel=0.02)
 
 
 def test_small_specks_are_left_out_of_the_density():
@@ -108,7 +109,7 @@ def test_density_of_volumes():
         assert count == (1 if exclude else 27)
 
 
-@pytest.mark.parametrize("options", [{}, {"exclude_border": True}])
+@cases("options", [{}, {"exclude_border": True}])
 def test_the_report_has_the_density_of_the_sample(tmp_path, options):
     count, mask = 15, discs(3, count=15, radius=(9.0, 12.0))
     drawn = np.where(np.random.default_rng(0).random(mask.shape) < 0.02, mask + 1, 0).astype(np.uint8)
@@ -120,19 +121,19 @@ def test_the_report_has_the_density_of_the_sample(tmp_path, options):
         features=FeatureConfig(sigmas=(1.0,)), objects=ObjectOptions("class 2", **options),
     )  # fmt: skip
     saved = json.loads((tmp_path / "out" / "report.json").read_text())
-    found = saved["images"][0]["objects"]
-    assert found["area_um2"] == SIDE**2 / 4
-    assert found["classes"]["class 2"]["per_um2"] == pytest.approx(4 * count / SIDE**2, rel=0.02)
-    assert saved["objects"]["classes"]["class 2"]["per_um2"] == found["classes"]["class 2"]["per_um2"]
-    assert "counting frame" in found["density"]
+    actual = saved["images"][0]["objects"]
+    assert actual["area_um2"] == SIDE**2 / 4
+    assert actual["classes"]["class 2"]["per_um2"] == pytest.approx(4 * count / SIDE**2, rel=0.02)
+    assert saved["objects"]["classes"]["class 2"]["per_um2"] == actual["classes"]["class 2"]["per_um2"]
+    assert "counting frame" in actual["density"]
     assert report.exit_code == 0
 
 
 def test_density_of_a_batch_is_pooled():
     def record(framed, area):
-        found = {"count": 9, "counted_in_frame": framed, "per_um2": framed / area}
-        found["equivalent_diameter_um"] = {"mean": 1.0}
-        return {"objects": {"area_um2": area, "classes": {"disc": found}}}
+        actual = {"count": 9, "counted_in_frame": framed, "per_um2": framed / area}
+        actual["equivalent_diameter_um"] = {"mean": 1.0}
+        return {"objects": {"area_um2": area, "classes": {"disc": actual}}}
 
     batch = summarize_batch([record(4.0, 10.0), record(8.0, 30.0)])["classes"]["disc"]
     assert batch["per_um2"] == pytest.approx(12 / 40)
@@ -143,20 +144,20 @@ def test_density_of_a_batch_is_pooled():
     assert "per_um2" not in summarize_batch([record(4.0, 10.0), unknown])["classes"]["disc"]
 
 
-@pytest.mark.parametrize("pixel", [(0.5, 0.25), (1.0, 0.25), (0.25, 1.0), (0.5, 0.5)])
-@pytest.mark.parametrize("angle", [0, 30, 75, 120])
+@cases("pixel", [(0.5, 0.25), (1.0, 0.25), (0.25, 1.0), (0.5, 0.5)])
+@cases("angle", [0, 30, 75, 120])
 def test_measurements_are_those_of_the_sample_on_any_pixels(pixel, angle):
     long, short, turn = 14.0, 7.0, np.radians(angle)
     rows, columns = int(2 * long / pixel[0]), int(2 * long / pixel[1])
     y, x = np.mgrid[-rows : rows + 1, -columns : columns + 1] * np.reshape(pixel, (2, 1, 1))
     along, across = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
     mask = (along / long) ** 2 + (across / short) ** 2 <= 1
-    found = measure(mask, np.ones((*mask.shape, 1)), (0, 0), pixel)
+    actual = measure(mask, np.ones((*mask.shape, 1)), (0, 0), pixel)
     h = ((long - short) / (long + short)) ** 2
     around = np.pi * (long + short) * (1 + 3 * h / (10 + np.sqrt(4 - 3 * h)))
-    assert found["perimeter_um"] == pytest.approx(around, rel=0.05)
-    assert found["area_um2"] == pytest.approx(np.pi * long * short, rel=0.02)
-    assert found["equivalent_diameter_um"] == pytest.approx(2 * np.sqrt(long * short), rel=0.01)
-    assert found["eccentricity"] == pytest.approx(np.sqrt(1 - (short / long) ** 2), rel=0.02)
-    assert abs((found["orientation_deg"] - angle + 90) % 180 - 90) < 1.5
-    assert 0 <= found["orientation_deg"] < 180
+    assert actual["perimeter_um"] == pytest.approx(around, rel=0.05)
+    assert actual["area_um2"] == pytest.approx(np.pi * long * short, rel=0.02)
+    assert actual["equivalent_diameter_um"] == pytest.approx(2 * np.sqrt(long * short), rel=0.01)
+    assert actual["eccentricity"] == pytest.approx(np.sqrt(1 - (short / long) ** 2), rel=0.02)
+    assert abs((actual["orientation_deg"] - angle + 90) % 180 - 90) < 1.5
+    assert 0 <= actual["orientation_deg"] < 180

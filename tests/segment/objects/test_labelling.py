@@ -3,6 +3,7 @@ import pytest
 from scipy.ndimage import binary_fill_holes
 from skimage.measure import label, regionprops
 
+from tests.cases import cases
 from vispe.errors import OptionError
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions, options_or_none
@@ -42,9 +43,9 @@ def flood(mask, steps):
 
 def test_the_table_is_that_of_regionprops():
     labels, prob, grey = scene()
-    found, objects = find(labels, prob, grey, NAMES, ObjectOptions(["pore"], "keep", 0), spacing=(0.5, 0.5))
+    actual, objects = find(labels, prob, grey, NAMES, ObjectOptions(["pore"], "keep", 0), spacing=(0.5, 0.5))
     expected = label(labels[0] == 2, connectivity=2)
-    assert np.array_equal(found[0], expected)
+    assert np.array_equal(actual[0], expected)
     props = regionprops(expected, grey[0])
     assert len(props) == len(objects.rows) > 5
     for row, p in zip(objects.rows, props, strict=True):
@@ -88,11 +89,11 @@ def test_holes_are_filled_but_for_other_objects():
     labels[0, 3:7, 3:7] = 1
     labels[0, 4, 4] = 3
     prob, grey = np.ones((1, 3, 11, 13)), np.ones((1, 11, 13, 1))
-    found, _ = find(labels, prob, grey, NAMES, ObjectOptions("pore", "keep", fill_holes=True))
-    assert np.array_equal(found[0] > 0, binary_fill_holes(labels[0] == 2))
-    found, _ = find(labels, prob, grey, NAMES, ObjectOptions(["pore", "carbide"], "keep", 0, True))
-    assert found[0, 4, 4] == 2
-    assert (found[0] == 1).sum() == 63
+    actual, _ = find(labels, prob, grey, NAMES, ObjectOptions("pore", "keep", fill_holes=True))
+    assert np.array_equal(actual[0] > 0, binary_fill_holes(labels[0] == 2))
+    actual, _ = find(labels, prob, grey, NAMES, ObjectOptions(["pore", "carbide"], "keep", 0, True))
+    assert actual[0, 4, 4] == 2
+    assert (actual[0] == 1).sum() == 63
 
 
 def test_a_filled_hole_is_no_neck():
@@ -110,28 +111,28 @@ def test_small_and_border_objects_are_counted():
     labels = np.ones((1, 9, 30), np.uint8)
     labels[0, 0:4, 3:8] = labels[0, 3:6, 12:16] = labels[0, 2, 20] = 2
     prob, grey = np.ones((1, 3, 9, 30)), np.ones((1, 9, 30, 1))
-    found, objects = find(labels, prob, grey, NAMES, ObjectOptions("pore", "keep", 12, exclude_border=True))
+    actual, objects = find(labels, prob, grey, NAMES, ObjectOptions("pore", "keep", 12, exclude_border=True))
     assert (objects.small, objects.border, len(objects.rows)) == (1, 1, 1)
-    assert np.array_equal(found[0] > 0, np.pad(np.ones((3, 4), bool), ((3, 3), (12, 14))))
+    assert np.array_equal(actual[0] > 0, np.pad(np.ones((3, 4), bool), ((3, 3), (12, 14))))
 
 
-@pytest.mark.parametrize("radius", [6, 10, 25])
+@cases("radius", [6, 10, 25])
 def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
     y, x = np.mgrid[: 2 * radius + 7, : 4 * radius + 7]
     first = np.hypot(y - radius - 3, x - radius - 3) <= radius
     second = np.hypot(y - radius - 3, x - 2.7 * radius - 3) <= radius
     both = first | second
-    found = split(both, np.ones(both.shape))
-    assert found.max() == 2
-    assert np.array_equal(found > 0, both)
-    share = [(found[first & ~second] == n).mean() for n in (1, 2)]
+    actual = split(both, np.ones(both.shape))
+    assert actual.max() == 2
+    assert np.array_equal(actual > 0, both)
+    share = [(actual[first & ~second] == n).mean() for n in (1, 2)]
     assert max(share) > 0.97
     assert split(first, np.ones(first.shape)).max() == 1
     ball = np.stack([both] * 5)
     assert split(ball, np.ones(ball.shape)).max() >= 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("made", "words"),
     [
         (lambda: ObjectOptions([]), "names no class"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from tests.segment.objects.test_labelling import NAMES, scene
 from vispe.errors import InputError
 from vispe.segment.features.tiles import blocks
@@ -28,8 +29,8 @@ def in_blocks(labels, prob, grey, side, options, **more):
     return out, find_in_blocks(source, blocks(*labels.shape[1:], side), NAMES, options, **more)
 
 
-@pytest.mark.parametrize("touching", ["keep", "split"])
-@pytest.mark.parametrize(("shape", "volumes"), [((1, 61, 83), None), ((4, 29, 33), None), ((6, 23, 31), 3)])
+@cases("touching", ["keep", "split"])
+@cases(("shape", "volumes"), [((1, 61, 83), None), ((4, 29, 33), None), ((6, 23, 31), 3)])
 def test_the_table_and_the_map_do_not_depend_on_blocks(shape, volumes, touching):
     labels, prob, grey = scene(shape, seed=3)
     labels[:, 11:40, 25:27] = 0  # no data, which the counting frame ends at
@@ -40,8 +41,8 @@ def test_the_table_and_the_map_do_not_depend_on_blocks(shape, volumes, touching)
     ):
         expected, known = find(labels, prob, grey, NAMES, options, volumes=volumes, spacing=spacing)
         for side in (7, 16, 100):
-            found, objects = in_blocks(labels, prob, grey, side, options, volumes=volumes, spacing=spacing)
-            assert np.array_equal(found, expected)
+            actual, objects = in_blocks(labels, prob, grey, side, options, volumes=volumes, spacing=spacing)
+            assert np.array_equal(actual, expected)
             assert objects.rows == known.rows
             assert (objects.small, objects.border) == (known.small, known.border)
             assert objects.in_frame == known.in_frame

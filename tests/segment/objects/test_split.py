@@ -1,10 +1,10 @@
 """Necks are cut, and single objects are not."""
 
 import numpy as np
-import pytest
 from scipy import ndimage
 from skimage.measure import label
 
+from tests.cases import cases
 from vispe.segment.objects.split import split
 
 RNG = np.random.default_rng(5)
@@ -13,12 +13,12 @@ RNG = np.random.default_rng(5)
 def discs(shape, centres, radii):
     """A map of discs that may overlap."""
     y, x = np.indices(shape)
-    found = [(y - cy) ** 2 + (x - cx) ** 2 <= r * r for (cy, cx), r in zip(centres, radii, strict=True)]
-    return np.any(found, 0)
+    actual = [(y - cy) ** 2 + (x - cx) ** 2 <= r * r for (cy, cx), r in zip(centres, radii, strict=True)]
+    return np.any(actual, 0)
 
 
-@pytest.mark.parametrize("distance", [29, 32, 34])
-@pytest.mark.parametrize("angle", [0, 33, 90])
+@cases("distance", [29, 32, 34])
+@cases("angle", [0, 33, 90])
 def test_two_discs_that_touch_are_two(distance, angle):
     step = distance / 2 * np.array([np.sin(np.radians(angle)), np.cos(np.radians(angle))])
     mask = discs((80, 90), [(40 - step[0], 45 - step[1]), (40 + step[0], 45 + step[1])], (18, 18))
@@ -30,7 +30,7 @@ def test_two_discs_that_touch_are_two(distance, angle):
     assert np.array_equal(parts > 0, mask)
 
 
-@pytest.mark.parametrize(
+@cases(
     "mask",
     [
         discs((60, 60), [(30, 30)], [20]),

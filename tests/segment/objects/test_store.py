@@ -23,10 +23,10 @@ def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, 
     path = write_store(tmp_path / "a.zarr", values.astype(np.float32), axes)
     labels = scribbled(tmp_path / "a_labels.png", phase)
     out = tmp_path / "out"
-    asked = ["--objects", "bright", "--touching", touching, "--object-min-area", "5", "--fill-holes"]
+    requested = ["--objects", "bright", "--touching", touching, "--object-min-area", "5", "--fill-holes"]
     more = ["--features", "filters", "--classes", "bright,dark", "-o", str(out)]
     more += ["--label-page", "0"] if axes == "zyx" else []
-    assert main(["segment", str(path), "--labels", str(labels), *more, *asked]) == 0
+    assert main(["segment", str(path), "--labels", str(labels), *more, *requested]) == 0
     root = zarr.open_group(str(out / "a_seg.ome.zarr"), mode="r")
     shape = (-1, *phase.shape)
     classes, prob = root["labels/classes/0"][:].reshape(shape), root["0"][:]
@@ -37,9 +37,9 @@ def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, 
     record = json.loads((out / "report.json").read_text())["images"][0]
     spacing = None if axes == "zyx" and record["z_step_um"] is None else spacing
     expected, known = find(classes, prob, grey, ["bright", "dark"], options, volumes=volumes, spacing=spacing)
-    found = root["labels/objects/0"][:]
-    assert found.dtype == np.uint32
-    assert np.array_equal(found.reshape(shape), expected)
+    actual = root["labels/objects/0"][:]
+    assert actual.dtype == np.uint32
+    assert np.array_equal(actual.reshape(shape), expected)
     with (out / "a_objects.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == len(known.rows) > 3
@@ -61,7 +61,7 @@ def test_an_unknown_class_in_a_store(tmp_path, capsys):
 
 
 def test_files_for_other_programs_are_refused(tmp_path):
-    asked = Request("apply", [], tmp_path, objects=ObjectOptions(["a"], kinds=("rois",)))
+    requested = Request("apply", [], tmp_path, objects=ObjectOptions(["a"], kinds=("rois",)))
     with pytest.raises(OptionError, match="objects_as is not supported for images processed in blocks"):
-        check_request(asked)
+        check_request(requested)
     check_request(Request("apply", [], tmp_path, objects=ObjectOptions(["a"])))

@@ -122,9 +122,9 @@ def test_scribbles_train_the_model_of_an_image_in_memory(tmp_path, small_blocks)
     drawn = write_store(tmp_path / "labels.zarr", np.asarray(Image.open(labels)), chunk=33)
     pipeline.segment([tmp_path / "a.png"], tmp_path / "memory", labels=[labels], features=MICRO)
     whole = load_model(tmp_path / "memory" / "model.vispe")
-    for number, given in enumerate((labels, tmp_path / "labels.json", drawn)):
+    for number, passed in enumerate((labels, tmp_path / "labels.json", drawn)):
         out = tmp_path / f"out{number}"
-        pipeline.segment([store], out, labels=[given], features=MICRO)
+        pipeline.segment([store], out, labels=[passed], features=MICRO)
         model = load_model(out / "model.vispe")
         for key, value in whole.classifier.tensors().items():
             np.testing.assert_array_equal(model.classifier.tensors()[key], value)
@@ -186,9 +186,9 @@ def test_colours_in_labels_are_those_of_read_labels(tmp_path, small_blocks):
     Image.fromarray((drawn[..., 0] // 9).astype(np.uint8)).save(tmp_path / "grey.png")
     for name in ("rgb.png", "p.png", "grey.png"):
         expected = read_labels(tmp_path / name, (1, 300, 40))
-        found, names, colors, notes = read_scribbles([tmp_path / name], [image], LabelOptions())
+        actual, names, colors, notes = read_scribbles([tmp_path / name], [image], LabelOptions())
         full = np.zeros(300 * 40, np.int32)
-        full[found[0].indices] = found[0].classes
+        full[actual[0].indices] = actual[0].classes
         np.testing.assert_array_equal(full.reshape(1, 300, 40), expected.values)
         assert (names, colors, tuple(notes)) == (expected.names, expected.colors, expected.notes)
 

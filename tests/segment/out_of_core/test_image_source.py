@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from tests.cases import cases
 from tests.segment.out_of_core.stores import write_store, zarr
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.tiles import Region
@@ -15,7 +16,7 @@ def pages_of(image):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("axes", "version"), [("yx", "0.4"), ("cyx", "0.5"), ("tcyx", "0.4"), ("czyx", "0.5"), ("tczyx", "0.5")]
 )
 def test_every_axis_but_y_x_and_c_counts_pages(tmp_path, axes, version):
@@ -85,7 +86,7 @@ def test_a_series_of_one_image_is_that_image(tmp_path):
         open_image(tmp_path / "a.zarr")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("attributes", "message"),
     [
         ({}, "contains no image"),
@@ -120,7 +121,7 @@ def test_tiff_is_read_region_by_region(tmp_path):
         open_image(tmp_path / "white.tif")
 
 
-def test_stores_are_told_from_files(tmp_path):
+def test_stores_are_distinguished_from_files(tmp_path):
     a = write_store(tmp_path / "a.ome.zarr", np.zeros((20, 30), np.uint8))
     b = write_store(tmp_path / "b.zarr", np.zeros((20, 30), np.uint8))
     (tmp_path / "c.png").write_bytes(b"")
@@ -142,15 +143,15 @@ def test_stores_are_told_from_files(tmp_path):
     assert [output_stem(p) for p in (a, b, "x/y.ome.tif", "z.tiff", "q.r")] == ["a", "b", "y", "z", "q.r"]
 
 
-def test_results_beside_stores_are_no_images(tmp_path):
+def test_results_next_to_stores_are_not_images(tmp_path):
     values = np.zeros((60, 70), np.uint8)
     for name in ("a.zarr", "a_seg.ome.zarr", "b.zarr", "c_seg.zarr"):
         write_store(tmp_path / name, values)
     with pytest.warns(
         UserWarning, match=r"1 store\(s\) next to the images .*: a_seg\.ome\.zarr. Pass such a store"
     ):
-        found = out_of_core_images([tmp_path], None, None)
-    assert [path.name for path in found] == ["a.zarr", "b.zarr", "c_seg.zarr"]
+        actual = out_of_core_images([tmp_path], None, None)
+    assert [path.name for path in actual] == ["a.zarr", "b.zarr", "c_seg.zarr"]
     named = out_of_core_images([tmp_path / "a.zarr", tmp_path / "a_seg.ome.zarr"], None, None)
     assert [path.name for path in named] == ["a.zarr", "a_seg.ome.zarr"]
 
@@ -171,8 +172,8 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("name", CLAIMS)
-@pytest.mark.parametrize("version", [2, 3])
+@cases("name", CLAIMS)
+@cases("version", [2, 3])
 def test_metadata_that_claim_more_than_any_image_has_are_refused(tmp_path, name, version):
     how, axes, reason = CLAIMS[name]
     zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=version, **how)

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.cases import cases
 from tests.segment.out_of_core.stores import write_store
 from vispe.errors import InputError
 from vispe.images.normalize import normalize
@@ -34,7 +35,7 @@ def test_percentiles_are_those_of_numpy_in_every_bit(data, dtype, clip):
     assert (lowest, highest) == (float(values.min()), float(values.max()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@cases("dtype", DTYPES)
 def test_many_values_in_many_parts(dtype):
     random = np.random.default_rng(0)
     values = (random.standard_normal(50_001) * (30 if dtype[1] == "1" else 3000)).astype(dtype)
@@ -47,7 +48,7 @@ def test_no_values_have_no_percentiles():
     assert percentiles(lambda first: iter([np.zeros(0, np.float32)]), np.dtype("f4"), (1.0, 99.0)) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("mode", "dtype"),
     [("stack", "u2"), ("stack", "f8"), ("image", "f4"), ("none", "u1"), ("none", "f2")],
 )

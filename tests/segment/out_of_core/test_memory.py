@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from tests.segment.out_of_core.stores import scene, scribbled, write_store, zarr
 from vispe.errors import OptionError
 from vispe.segment import pipeline
@@ -27,7 +28,7 @@ print(json.dumps({"before": before, "after": peak(), "record": report.images[0]}
 """
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "size"),
     [("2 GiB", 2**31), ("500MB", 500 * 2**20), ("1.5g", 3 * 2**29), ("64 KiB", 2**16), ("7", 7), (9, 9)],
 )
@@ -35,7 +36,7 @@ def test_amounts_of_memory(text, size):
     assert parse_memory(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "many", "2 XB", "-1 GB", "0", "1e9"])
+@cases("text", ["", "many", "2 XB", "-1 GB", "0", "1e9"])
 def test_what_is_no_amount_of_memory(text):
     with pytest.raises(OptionError, match=r"is not an amount of memory\. Use a value such as '2 GiB'"):
         parse_memory(text)
@@ -66,9 +67,9 @@ def test_the_peak_stays_below_the_memory(tmp_path, features, limit, side):
     if features == "filters":
         assert side * side * 8 >= 10 * limit * 2**20
     words = [str(tmp_path / name) for name in ("out/model.vispe", "small.zarr", "large.zarr", "results")]
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words, f"{limit} MiB"], check=True, capture_output=True, text=True
     )
-    told = json.loads(found.stdout)
-    assert told["record"]["height"] == side
-    assert told["after"] - told["before"] <= limit * 2**20, told
+    messages = json.loads(actual.stdout)
+    assert messages["record"]["height"] == side
+    assert messages["after"] - messages["before"] <= limit * 2**20, messages

@@ -5,6 +5,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.out_of_core.stores import zarr
 from tests.segment.out_of_core.test_image_source import pages_of
 from vispe.errors import InputError
@@ -26,7 +27,7 @@ def drawn(*levels, rest=0):
     return out
 
 
-@pytest.mark.parametrize("tag", range(2, 9))
+@cases("tag", range(2, 9))
 def test_a_tag_is_not_applied_and_labels_fit(tmp_path, tag):
     tifffile.imwrite(tmp_path / "a.tif", GREY, extratags=[(274, "H", 1, tag, True)])
     image = open_image(tmp_path / "a.tif")
@@ -36,9 +37,9 @@ def test_a_tag_is_not_applied_and_labels_fit(tmp_path, tag):
     frames = [drawn(1, 2), *([oriented(drawn(1, 2)[None], tag)[0]] if tag >= 5 else [])]
     for array in frames:
         Image.fromarray(array.astype(np.uint8)).save(tmp_path / "l.png")
-        ((found,), *_) = read_scribbles([tmp_path / "l.png"], [image], LabelOptions())
+        ((actual,), *_) = read_scribbles([tmp_path / "l.png"], [image], LabelOptions())
         flat = np.zeros(H * W, int)
-        flat[found.indices] = found.classes
+        flat[actual.indices] = actual.classes
         np.testing.assert_array_equal(flat.reshape(H, W), drawn(1, 2))
 
 
@@ -55,7 +56,7 @@ def test_the_largest_image_with_its_lengths(tmp_path):
     assert known == pytest.approx((0.5, 0.25, 1.5, 2.5), rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["png", "zarr"])
+@cases("kind", ["png", "zarr"])
 def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
     tifffile.imwrite(tmp_path / "a.tif", GREY)
     image, path = open_image(tmp_path / "a.tif"), tmp_path / f"l.{kind}"
@@ -68,11 +69,11 @@ def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
             stored[...] = array.astype(np.uint8)
         return read_scribbles([path], [image], LabelOptions())
 
-    (found,), names, _, notes = read(drawn(1, 2, rest=255))
+    (actual,), names, _, notes = read(drawn(1, 2, rest=255))
     assert len(names) == 2
-    np.testing.assert_array_equal(np.flatnonzero(drawn(1, 2)), found.indices)
+    np.testing.assert_array_equal(np.flatnonzero(drawn(1, 2)), actual.indices)
     assert any("is treated as unlabelled" in note for note in notes)
-    (found,), names, _, _ = read(drawn(85, 170, 255))
+    (actual,), names, _, _ = read(drawn(85, 170, 255))
     assert len(names) == 3
     with pytest.raises(InputError, match="255 covers"):
         read(drawn(100, 200, rest=255))
@@ -84,9 +85,9 @@ def test_planes_are_slices_where_the_image_has_as_many(tmp_path):
     labels = np.stack([drawn(1, 2), drawn(0, 1), drawn()]).astype(np.uint8)
     tifffile.imwrite(tmp_path / "l.tif", labels)
     image = open_image(tmp_path / "a.tif")
-    ((found,), *_) = read_scribbles([tmp_path / "l.tif"], [image], LabelOptions())
+    ((actual,), *_) = read_scribbles([tmp_path / "l.tif"], [image], LabelOptions())
     expected = read_labels(tmp_path / "l.tif", labels.shape).values
-    np.testing.assert_array_equal(found.indices, np.flatnonzero(expected))
+    np.testing.assert_array_equal(actual.indices, np.flatnonzero(expected))
     tifffile.imwrite(tmp_path / "p.tif", np.stack([GREY] * 3))
     assert any(
         "3 planes are read as one colour image" in note for note in open_image(tmp_path / "p.tif").notes

@@ -31,7 +31,7 @@ class Killed(Exception):
 
 
 def contents(folder):
-    """Return the bytes of every file of the stores and pictures in a folder."""
+    """Return the bytes of every file of the stores and images in a folder."""
     files = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith("report")]
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
@@ -47,24 +47,24 @@ def task(tmp_path, small_blocks):
     labels = scribbled(tmp_path / "a.png", phase)
 
     def run(out, monkeypatch=None, after=None, **options):
-        seen = []
+        recorded = []
         original = store_run.run_block
 
         def counted(*args):
-            if after is not None and len(seen) == after:
+            if after is not None and len(recorded) == after:
                 raise Killed
-            seen.append(args)
+            recorded.append(args)
             original(*args)
 
         if monkeypatch is not None:
             monkeypatch.setattr(store_run, "run_block", counted)
-        given = {"labels": [labels], "features": FILTERS, **options}
+        passed = {"labels": [labels], "features": FILTERS, **options}
         try:
-            report = pipeline.segment(stores, out, **given)
+            report = pipeline.segment(stores, out, **passed)
         finally:
             if monkeypatch is not None:
                 monkeypatch.setattr(store_run, "run_block", original)
-        return report, seen
+        return report, recorded
 
     return run
 
@@ -78,8 +78,8 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, task, monkeypatch, after):
     said = []
     watch = ProgressCallbacks()
     watch.note = said.append
-    report, seen = task(out, monkeypatch, watch=watch)
-    assert len(seen) == 2 * 4 - after
+    report, recorded = task(out, monkeypatch, watch=watch)
+    assert len(recorded) == 2 * 4 - after
     assert [Path(record["image"]).name for record in report.images] == ["a.zarr", "b.zarr"]
     assert contents(out) == contents(tmp_path / "whole")
     assert not (out / NAME).exists()
@@ -98,8 +98,8 @@ def test_a_block_that_was_half_written_is_computed_again(tmp_path, task, monkeyp
     (out / "a_seg.partial" / "raw" / "c" / "0" / "0" / "0" / "1.abc.partial").write_bytes(
         b"left by a killed write"
     )
-    _, seen = task(out, monkeypatch)
-    assert len(seen) == 6
+    _, recorded = task(out, monkeypatch)
+    assert len(recorded) == 6
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -116,8 +116,8 @@ def test_other_options_do_not_go_on(tmp_path, task, monkeypatch):
     (tmp_path / "a.zarr" / "0" / "c" / "0" / "0").touch()
     with pytest.raises(InputError, match="unfinished run with other images"):
         task(out)
-    _, seen = task(out, monkeypatch, force=True, post=PostProcessing(smooth=2))
-    assert len(seen) == 8
+    _, recorded = task(out, monkeypatch, force=True, post=PostProcessing(smooth=2))
+    assert len(recorded) == 8
 
 
 def test_finished_results_are_overwritten_with_force_alone(tmp_path, task):

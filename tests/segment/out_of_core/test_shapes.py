@@ -29,10 +29,10 @@ def test_shapes_label_a_store_as_they_label_an_image(tmp_path):
     ]
     path = tmp_path / "a.geojson"
     path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
-    (found,), names, colors, notes = read_scribbles([path], [image], LabelOptions())
+    (actual,), names, colors, notes = read_scribbles([path], [image], LabelOptions())
     whole = read_labels(path, (1, 70, 90))
     values = np.zeros(70 * 90, np.int32)
-    values[found.indices] = found.classes
+    values[actual.indices] = actual.classes
     np.testing.assert_array_equal(values.reshape(1, 70, 90), whole.values)
     assert (names, colors, tuple(notes)) == (whole.names, whole.colors, whole.notes)
-    assert np.array_equal(found.indices, np.unique(found.indices))
+    assert np.array_equal(actual.indices, np.unique(actual.indices))

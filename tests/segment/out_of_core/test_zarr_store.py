@@ -68,9 +68,9 @@ def test_means_leave_out_what_is_no_data():
     np.testing.assert_array_equal(_mean(values), np.array([[3, np.nan], [3, 8]], np.float32))
 
 
-def test_a_picture_is_reduced_to_means():
+def test_an_image_is_reduced_to_means():
     grey = np.random.default_rng(0).random((7, 10, 2), np.float32)
-    found = _reduced(grey, 4)
-    assert found.shape == (2, 3, 2)
-    np.testing.assert_allclose(found[1, 2], grey[4:, 8:].mean((0, 1)), rtol=1e-6)
+    actual = _reduced(grey, 4)
+    assert actual.shape == (2, 3, 2)
+    np.testing.assert_allclose(actual[1, 2], grey[4:, 8:].mean((0, 1)), rtol=1e-6)
     np.testing.assert_array_equal(_reduced(grey, 1), grey)

@@ -119,7 +119,7 @@ def test_a_saved_model_is_scored_by_the_names_of_its_classes(folder):
     assert scores["pixel_accuracy"] < 0.01
 
 
-def test_annotations_given_as_images_are_refused_with_a_way_on(folder, capsys):
+def test_annotations_passed_as_images_are_refused_with_advice(folder, capsys):
     geojson("a.geojson")
     assert main(["segment", "a.geojson", "--labels", "drawn.png", "-o", "out"]) == 2
     assert "pass it as --labels" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.segment import overlays
@@ -40,9 +41,9 @@ def run(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     rows, key = overlays._legend_rows, figure.legend_text
     patch.setattr(
-        overlays, "_legend_rows", lambda *given: said["legend"].append(found := rows(*given)) or found
+        overlays, "_legend_rows", lambda *passed: said["legend"].append(actual := rows(*passed)) or actual
     )
-    patch.setattr(figure, "legend_text", lambda *given: said["key"].append(found := key(*given)) or found)
+    patch.setattr(figure, "legend_text", lambda *passed: said["key"].append(actual := key(*passed)) or actual)
     words = [
         "segment",
         str(folder / "a.png"),
@@ -82,7 +83,7 @@ def shares(run):
 def percentages(text, name):
     """Return the percentages that follow the name of a class, and where they stand."""
     pattern = rf"\b{name}\b[ :(]{{1,2}}(\d+(?:\.\d+)?) %"
-    return [(float(found[1]), found.start()) for found in re.finditer(pattern, text)]
+    return [(float(actual[1]), actual.start()) for actual in re.finditer(pattern, text)]
 
 
 def check(text, of_map, estimated):
@@ -153,7 +154,7 @@ def test_json(run, shares):
         assert 100 * record["trust"]["classes"][name]["fraction"] == pytest.approx(shares[0][name])
 
 
-@pytest.mark.parametrize("how", ["cluster", "uniform"])
+@cases("how", ["cluster", "uniform"])
 def test_where_nothing_is_estimated_all_are_of_the_map(run, tmp_path, how, capsys):
     source = run[0].parent
     words = (
@@ -177,9 +178,9 @@ def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, mon
     pages = np.stack([np.asarray(Image.open(run[0].parent / "a.png"))] * 3)
     pages[1, :20] = 255
     tifffile.imwrite(tmp_path / "z.tif", pages, imagej=True, metadata={"axes": "TYX"})
-    found = []
+    actual = []
     plain = image_pipeline.overlay
-    monkeypatch.setattr(image_pipeline, "overlay", lambda *a, **k: found.append((a[1], k)) or plain(*a, **k))
+    monkeypatch.setattr(image_pipeline, "overlay", lambda *a, **k: actual.append((a[1], k)) or plain(*a, **k))
     drawn = np.zeros(pages.shape, np.uint8)
     drawn[0] = np.asarray(Image.open(run[0].parent / "drawn.png"))
     tifffile.imwrite(tmp_path / "l.tif", drawn, photometric="minisblack")
@@ -187,7 +188,7 @@ def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, mon
         [tmp_path / "z.tif"], tmp_path / "out", labels=[tmp_path / "l.tif"], features=FeatureConfig(sigmas=(1.0,)),
         post=PostProcessing(smooth=1),
     )  # fmt: skip
-    ((labels, options),) = found
+    ((labels, options),) = actual
     assert "counts" not in options
     assert np.array_equal(labels, tifffile.imread(tmp_path / "out" / "z_seg.tif")[1])
 
@@ -200,20 +201,20 @@ def test_the_list_of_paint_has_the_fractions_of_the_map():
 
     labels = np.array([[1, 2, 2, 0]], np.uint8)
     areas = Areas(np.array([2.0, 1.0]), np.zeros(2), (), np.zeros(2))
-    found = type(
+    actual = type(
         "Found",
         (),
         {"labels": labels, "areas": areas, "uncertainty": np.zeros((1, 4), np.float32), "notes": ()},
     )
-    assert Paint._shown(Shown, found)["fractions"] == [1 / 3, 2 / 3]
+    assert Paint._shown(Shown, actual)["fractions"] == [1 / 3, 2 / 3]
 
 
 def test_a_class_without_evidence_has_no_interval():
     names = ["a", "b", "never drawn"]
     areas = Areas(np.array([60.0, 40.0, 0.0]), np.array([3.0, 3.0, 0.0]), (np.ones(3) / 3,), np.zeros(3))
-    found = fractions(np.array([0, 70, 30, 0]), areas, names, "logistic")
-    assert found["fractions_ci95"]["never drawn"] is None
-    assert found["fractions_ci95"]["a"][0] < 0.6 < found["fractions_ci95"]["a"][1]
+    actual = fractions(np.array([0, 70, 30, 0]), areas, names, "logistic")
+    assert actual["fractions_ci95"]["never drawn"] is None
+    assert actual["fractions_ci95"]["a"][0] < 0.6 < actual["fractions_ci95"]["a"][1]
     assert fractions(np.array([9, 0, 0, 0]), areas, names, "logistic")["fractions"]["a"] is None
     assert estimate_words(0.0, None) == "0.0 % (no interval)"
     assert estimate_words(None, None) == "no data"

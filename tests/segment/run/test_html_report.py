@@ -71,11 +71,11 @@ def test_the_page_has_what_readme_promises(trusted):
 def test_trust_has_its_numbers_and_its_figure(run, trusted):
     page = html.unescape((trusted / "report.html").read_text())
     (record,) = json.loads((trusted / "report.json").read_text())["images"]
-    found = record["trust"]
-    assert f"<p>i0.png: {found['verdict']}</p>" in page
-    for name, facts in found["classes"].items():
+    actual = record["trust"]
+    assert f"<p>i0.png: {actual['verdict']}</p>" in page
+    for name, facts in actual["classes"].items():
         cells = ["i0.png", name, f"{100 * facts['fraction']:.1f} %", facts["dependence"]]
-        cells += [format_points(found["spread_pp"][name]), format_points(found["floor_pp"][name])]
+        cells += [format_points(actual["spread_pp"][name]), format_points(actual["floor_pp"][name])]
         row = "".join(rf"<td[^>]*>{re.escape(cell)}</td>" for cell in cells)
         assert re.search(row, page)
     figure = base64.b64encode((trusted / "i0_trust.png").read_bytes()).decode()
@@ -97,9 +97,9 @@ def test_maps_and_histograms_are_drawn(run, trusted):
 
 def test_materials_have_intervals(run):
     page, report = (run / "report.html").read_text(), json.loads((run / "report.json").read_text())
-    found = report["images"][0]["materials"]["pages"][0]["patches"]
-    low, high = found["mean_intercept_ci95"]
-    assert f"{found['mean_intercept']:.3g} ({low:.3g} to {high:.3g}) px" in page
+    actual = report["images"][0]["materials"]["pages"][0]["patches"]
+    low, high = actual["mean_intercept_ci95"]
+    assert f"{actual['mean_intercept']:.3g} ({low:.3g} to {high:.3g}) px" in page
 
 
 def test_it_says_what_the_report_says(run):
@@ -131,11 +131,11 @@ def test_names_are_text_and_nothing_is_fetched(run):
     assert "<script" not in page
 
 
-def test_pictures_are_inside(run):
+def test_images_are_embedded(run):
     page = (run / "report.html").read_text()
-    found = re.findall(r'src="data:image/(\w+);base64,([^"]+)"', page)
-    assert len(found) == 2
-    for kind, data in found:
+    actual = re.findall(r'src="data:image/(\w+);base64,([^"]+)"', page)
+    assert len(actual) == 2
+    for kind, data in actual:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             assert image.format.lower() == kind
             assert max(image.size) <= 900
@@ -150,7 +150,7 @@ def test_strokes_left_out(run):
     assert 0.5 < facts["left_out"]["balanced_accuracy"] <= 1
 
 
-def test_many_images_are_not_all_pictures(run):
+def test_of_many_images_some_are_embedded(run):
     report = json.loads((run / "report.json").read_text())
     report["images"] = report["images"][:1] * (SHOWN + 5)
     page = report_page(run, report).html()

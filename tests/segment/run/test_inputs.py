@@ -1,6 +1,7 @@
-"""Inputs that are not what they seem: companions of images, truth, painted pictures, files of other programs."""
+"""Inputs that are not what they seem: companions of images, truth, painted images, files of other programs."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from tests.cli.test_segment import scene, vispe
+from tests.products import slow_except
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images.file_search import find_images
@@ -47,7 +50,7 @@ def segmented(folder="out"):
 
 
 def test_names_that_belong_to_another():
-    found = [
+    actual = [
         "a",
         "a_labels",
         "A_seg",
@@ -59,12 +62,18 @@ def test_names_that_belong_to_another():
         "b.truth",
         "a_segment",
     ]
-    assert companions(found) == {"a_labels", "b-mask", "a_labels_overlay", "b.truth"}
+    assert companions(actual) == {"a_labels", "b-mask", "a_labels_overlay", "b.truth"}
 
 
-@pytest.mark.parametrize("images", ["data", "data/*.png", "data/a.png data/b.png", "data/a.png data"])
-@pytest.mark.parametrize("labels", ["data/*_labels.png", "data/a_labels.png,data/b_labels.png", "data"])
-def test_labels_beside_the_images_are_no_images(data, capsys, images, labels):
+IMAGES = ("data", "data/*.png", "data/a.png data/b.png", "data/a.png data")
+LABELS = ("data/*_labels.png", "data/a_labels.png,data/b_labels.png", "data")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    slow_except(list(product(IMAGES, LABELS)), [(image, LABELS[k % 3]) for k, image in enumerate(IMAGES)]),
+)
+def test_labels_next_to_the_images_are_not_images(data, capsys, images, labels):
     (data / "data" / "a_mask.png").unlink()
     assert vispe(f"segment {images} --labels {labels} {FAST} -o out") == 0
     assert segmented() == ["a.png", "b.png"]
@@ -124,9 +133,10 @@ def test_results_inside_the_folder_of_images_are_no_images(data, capsys):
 )
 @pytest.mark.parametrize("way", ["--labels data/a_labels.png", "--cluster 2", "apply"])
 def test_truth_is_checked_before_any_work(data, capsys, truth, pattern, way):
-    assert vispe(f"segment data/a.png --labels data/a_labels.png {FAST} -o first") == 0
     save("t.png", truth)
     if way == "apply":
+        assert vispe(f"segment data/a.png --labels data/a_labels.png {FAST} -o first") == 0
+        capsys.readouterr()
         words = "apply first/model.vispe data/a.png --truth t.png -o out"
     else:
         words = f"segment data/a.png {way} {FAST} --truth t.png -o out"
@@ -149,7 +159,7 @@ def test_a_batch_without_any_usable_truth_does_no_work(data, capsys):
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6])
+@cases("orientation", [1, 3, 6])
 def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
     rng = np.random.default_rng(0)
     exif = Image.Exif()
@@ -176,12 +186,12 @@ def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
 # --- labels ---
 
 
-@pytest.mark.parametrize("colour", [False, True])
-def test_labels_painted_on_a_copy_of_the_picture(tmp_path, colour):
+@cases("colour", [False, True])
+def test_labels_painted_on_a_copy_of_the_image(tmp_path, colour):
     grey, _, drawn = scene()
-    picture = np.stack([grey] * 3, -1) if colour else grey
-    picture[drawn > 0] = (255, 0, 0) if colour else 255
-    save(tmp_path / "a.png", picture)
+    image = np.stack([grey] * 3, -1) if colour else grey
+    image[drawn > 0] = (255, 0, 0) if colour else 255
+    save(tmp_path / "a.png", image)
     with pytest.raises(
         InputError, match=r"probably a copy of the image .* on an empty layer \(black or transp"
     ):
@@ -199,9 +209,7 @@ def test_labels_with_smooth_edges_get_other_advice(tmp_path):
 # --- damage, options without effect, other formats ---
 
 
-@pytest.mark.parametrize(
-    "head", [b"II*\0\x08\0\0\0\0\0\0\0\0\0", b"II*\0", b"MM\0*\0\0\0\x08\0\x01" + bytes(12)]
-)
+@cases("head", [b"II*\0\x08\0\0\0\0\0\0\0\0\0", b"II*\0", b"MM\0*\0\0\0\x08\0\x01" + bytes(12)])
 def test_a_broken_head_is_described_in_words(tmp_path, head):
     (tmp_path / "a.tif").write_bytes(head)
     with pytest.raises(InputError) as caught:
@@ -244,7 +252,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@cases("name", FOREIGN)
 def test_files_of_other_programs_are_recognised(tmp_path, name):
     head, words = FOREIGN[name]
     (tmp_path / name).write_bytes(head.ljust(400, b"\1"))

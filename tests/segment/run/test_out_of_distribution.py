@@ -10,6 +10,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.products import slow_except
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images.textures import random_field
@@ -56,8 +57,8 @@ def test_images_of_the_same_kind_pass_and_others_are_named(tmp_path, trained, ca
     Image.fromarray(same).save(tmp_path / "same.png")
     Image.fromarray(strange).save(tmp_path / "strange.png")
     out = tmp_path / "out"
-    pictures = [str(tmp_path / "same.png"), str(tmp_path / "strange.png")]
-    assert main(["apply", str(trained), *pictures, "-o", str(out)]) == 0
+    images = [str(tmp_path / "same.png"), str(tmp_path / "strange.png")]
+    assert main(["apply", str(trained), *images, "-o", str(out)]) == 0
     report = json.loads((out / "report.json").read_text())
     first, second = report["images"]
     assert first["domain"] == {
@@ -91,8 +92,8 @@ def test_other_images_of_the_training_run_are_compared_too(tmp_path, fields):
     Image.fromarray(grey).save(tmp_path / "a.png")
     Image.fromarray(255 - np.clip(grey, 0, 90)).save(tmp_path / "b.png")
     labels = drawn(tmp_path / "a_labels.png", classes)
-    pictures = [tmp_path / "a.png", tmp_path / "b.png"]
-    report = segment(pictures, tmp_path / "out", labels=[labels], features=FILTERS)
+    images = [tmp_path / "a.png", tmp_path / "b.png"]
+    report = segment(images, tmp_path / "out", labels=[labels], features=FILTERS)
     own, other = (record["domain"]["score"] for record in report.images)
     assert own < 0.5 < other
 
@@ -110,7 +111,7 @@ def test_strange_pages_of_a_stack_are_named(tmp_path, trained, fields):
     assert np.asarray(Image.open(tmp_path / "out" / "s_domain.png")).shape == (256, 256)
 
 
-@pytest.mark.parametrize("kind", ["forest", "kmeans"])
+@pytest.mark.parametrize("kind", slow_except(["forest", "kmeans"], ["kmeans"]))
 def test_every_kind_of_classifier_compares(tmp_path, kind, fields):
     grey, classes = fields[0][0], fields[1][0]
     Image.fromarray(grey).save(tmp_path / "a.png")
@@ -190,7 +191,7 @@ def test_pages_without_data_have_no_score(trained):
     assert ood_record(model, [np.zeros(count, np.int64)]) is None
     some = np.zeros(count, np.int64)
     some[0] = 5
-    found = ood_record(model, [np.zeros(count, np.int64), some])
-    assert found["pages"][0] is None
-    assert found["score"] == found["pages"][1]
+    actual = ood_record(model, [np.zeros(count, np.int64), some])
+    assert actual["pages"][0] is None
+    assert actual["score"] == actual["pages"][1]
     assert ood_record(model, [None]) is None

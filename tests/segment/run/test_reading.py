@@ -68,12 +68,12 @@ def test_labels_of_stored_pixels_fit_and_a_note_says_so(tag, name, capsys):
     Image.fromarray(TRUTH - 1).save("truth.png")
     assert vispe(f"segment {name} --labels l.png {FAST} --truth truth.png -o out") == 0
     assert agreement(result("t")) > 0.95
-    found = report()["images"][0]
-    assert found["scores"]["miou"] > 0.9
-    assert found["orientation"] == {"tag": tag, "applied": False}
+    actual = report()["images"][0]
+    assert actual["scores"]["miou"] > 0.9
+    assert actual["orientation"] == {"tag": tag, "applied": False}
     note = f"{name} has the orientation tag {tag} "
     assert note in capsys.readouterr().err
-    assert any(text.startswith(note) for text in found["notes"])
+    assert any(text.startswith(note) for text in actual["notes"])
     assert note in Path("out/report.html").read_text()
 
 
@@ -110,15 +110,15 @@ def test_what_is_not_the_sample_counts_nowhere(how, capsys):
     _with_bar()
     more = "--objects 2 --object-min-area 5 --materials --truth truth.png"
     assert vispe(f"segment b.png --labels l.png {FAST} {how} {more} -o out") == 0
-    found, said = report()["images"][0], capsys.readouterr().err
+    actual, said = report()["images"][0], capsys.readouterr().err
     labels = result("b")
     assert labels.shape == (H + 16, W)
     assert not labels[H:].any()
     assert agreement(labels[:H]) > 0.95
-    assert found["fractions"]["class 2"] == pytest.approx(0.3, abs=0.03)
-    assert found["excluded_share"] == found["no_data_share"] == pytest.approx(0.2)
-    assert found["scores"]["n_pixels"] < H * W
-    assert found["scores"]["fraction_mean_abs_error_pp"] < 1
+    assert actual["fractions"]["class 2"] == pytest.approx(0.3, abs=0.03)
+    assert actual["excluded_share"] == actual["no_data_share"] == pytest.approx(0.2)
+    assert actual["scores"]["n_pixels"] < H * W
+    assert actual["scores"]["fraction_mean_abs_error_pp"] < 1
     assert not tifffile.imread("out/b_objects.tif")[H:].any()
     assert not tifffile.imread("out/b_prob.tif")[:, H:].any()
     assert "20 % of the pixels of b.png" in said
@@ -209,9 +209,9 @@ def test_labels_decide_whether_planes_are_slices(count, capsys):
         [("known", "plain"), ("plain", "known"), ("plain", "plain"), ("known", "known")]
     ):
         assert vispe(f"segment {image}.tif --labels {labels}_l.tif {FAST} -o out{number}") == 0
-        found = result(image, f"out{number}")
-        assert found.shape == stack.shape
-        assert agreement(found, truth) > 0.95
+        actual = result(image, f"out{number}")
+        assert actual.shape == stack.shape
+        assert agreement(actual, truth) > 0.95
         said = capsys.readouterr().err
         assert ("is read as a stack of" in said) == (image == "plain")
     assert vispe(f"segment plain.tif --cluster 2 {FAST} -o clusters") == 0
@@ -260,9 +260,9 @@ def test_paint_and_suggest_exclude_the_same_pixels():
     assert vispe(f"segment b.png {words} {FAST} --crop :-16,: -o same") == 0
     np.testing.assert_array_equal(result("b", "same"), window.prediction.labels)
     assert vispe(f"suggest b.png --labels l.png {FAST} --crop 0:{H},: -o suggested") == 0
-    found = json.loads(Path("suggested/b_suggest.json").read_text())["places"]
-    assert found
-    assert all(one["y"] < H for one in found)
+    actual = json.loads(Path("suggested/b_suggest.json").read_text())["places"]
+    assert actual
+    assert all(one["y"] < H for one in actual)
 
 
 def test_strokes_painted_on_an_image_with_a_tag_fit_it():

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import cases
 from tests.cli.test_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.errors import InputError
@@ -27,10 +29,8 @@ posix = pytest.mark.skipif(os.name != "posix", reason="processes are killed and 
 FAST = "--features filters"
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
+def write_inputs():
     """Four images, labels of two of them, a truth of one."""
-    monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
     for seed, name in enumerate("abcd"):
         grey, mask, drawn = scene(seed)
@@ -39,7 +39,24 @@ def data(tmp_path, monkeypatch):
             Image.fromarray(drawn).save(f"{name}_labels.png")
         if name == "b":
             Image.fromarray(mask).save("b_truth.png")
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A current folder with the inputs."""
+    monkeypatch.chdir(tmp_path)
+    write_inputs()
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Contents of the results of a run that was not interrupted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("whole"))
+        write_inputs()
+        assert vispe(f"{WAYS['labels']} -o whole") == 0
+        return contents("whole")
 
 
 def timeless(value):
@@ -52,18 +69,18 @@ def timeless(value):
 
 def contents(folder):
     """Every file of a folder, hidden ones too: its bytes, or what counts of a report."""
-    found = {}
+    actual = {}
     for path in sorted(Path(folder).rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "report.json":
             text = path.read_text(encoding="utf-8").replace(f'"{folder}/', '"OUT/')
-            found[name] = timeless(json.loads(text))
+            actual[name] = timeless(json.loads(text))
         elif path.name == "report.csv":
             rows = list(csv.DictReader(io.StringIO(path.read_text())))
-            found[name] = [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+            actual[name] = [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
         else:
-            found[name] = path.read_bytes() if path.is_file() else None
-    return found
+            actual[name] = path.read_bytes() if path.is_file() else None
+    return actual
 
 
 def killed(jobs):
@@ -113,9 +130,9 @@ def test_every_moment_of_a_small_run(data):
     words = f"segment in/a.png in/b.png --labels a_labels.png {FAST}"
     moments = (*range(1, 40, 3), 38, 41, 44)
     killed([([], f"{words} -o whole"), *(([moment], f"{words} -o parts{moment}") for moment in moments)])
-    wanted = contents("whole")
+    expected = contents("whole")
     for moment in moments:
-        assert contents(f"parts{moment}") == wanted, moment
+        assert contents(f"parts{moment}") == expected, moment
 
 
 class Stop(BaseException):
@@ -145,15 +162,15 @@ def test_training_and_finished_images_are_not_done_again(data, monkeypatch, caps
     assert not Path("out", LOCK).exists()
     before = {path: path.stat().st_mtime_ns for path in Path("out").iterdir() if "report" not in path.name}
     monkeypatch.setattr("vispe.segment.pipeline.train", None)
-    seen = []
+    recorded = []
     original = batch_run.Batch._segment
     monkeypatch.setattr(
         batch_run.Batch,
         "_segment",
-        lambda run, image, by: seen.append(image.path.name) or original(run, image, by),
+        lambda run, image, by: recorded.append(image.path.name) or original(run, image, by),
     )
     assert vispe(words) == 0
-    assert seen == ["c.png", "d.png"]
+    assert recorded == ["c.png", "d.png"]
     assert len(capsys.readouterr().out.splitlines()) == 2 + 4  # two before, then all
     assert all(path.stat().st_mtime_ns == when for path, when in before.items() if path.name != NAME)
     assert not Path("out", NAME).exists()
@@ -161,38 +178,42 @@ def test_training_and_finished_images_are_not_done_again(data, monkeypatch, caps
     assert "add --force to overwrite them" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ("--smooth 2", "post"),
-        ("--seed 3", "seed"),
-        ("--classifier forest", "classifier"),
-        ("--truth-zero ignore", "scoring"),
-        ("--clip 1,99", "reading"),
-        ("--trust", "trust"),
-        ("--classes x,y", "labelling"),
-        ("touch in/d.png", "images"),
-        ("touch a_labels.png", "files"),
-        ("less in/d.png", "images"),
-    ],
-)
-def test_a_run_that_is_asked_for_something_else_is_refused(data, monkeypatch, capsys, change, named):
+CHANGES = {
+    "--smooth 2": "post",
+    "--seed 3": "seed",
+    "--classifier forest": "classifier",
+    "--truth-zero ignore": "scoring",
+    "--clip 1,99": "reading",
+    "--trust": "trust",
+    "--classes x,y": "labelling",
+    "touch in/d.png": "images",
+    "touch a_labels.png": "files",
+    "remove in/d.png": "images",
+}
+
+
+def test_a_run_with_other_arguments_or_files_is_refused(data, monkeypatch, capsys):
     words = f"{WAYS['labels']} -o out"
     stopped(monkeypatch, words, 1)
     before = contents("out")
-    if change.startswith("touch"):
-        os.utime(change.split()[1], ns=(1, 1))
-    elif change.startswith("less"):
-        Path(change.split()[1]).unlink()
-    else:
-        words += f" {change}"
-    assert vispe(words) == 2
-    said = capsys.readouterr().err
-    assert (
-        f"vispe: out contains an unfinished run with other {named}. Repeat that command to resume it, use force"
-        in said
-    )
-    assert contents("out") == before
+    for change, named in CHANGES.items():
+        action, _, path = change.partition(" ")
+        if action == "touch":
+            times = Path(path).stat()
+            os.utime(path, ns=(1, 1))
+        elif action == "remove":
+            Path(path).rename("removed.png")
+        assert vispe(words if path.endswith(".png") else f"{words} {change}") == 2
+        assert (
+            f"vispe: out contains an unfinished run with other {named}. Repeat that command to resume it, use "
+            "force" in capsys.readouterr().err
+        ), change
+        assert contents("out") == before
+        if action == "touch":
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        elif action == "remove":
+            Path("removed.png").rename(path)
+    assert vispe(words) == 0  # nothing else has changed
 
 
 def test_force_removes_temporary_files_of_its_own_images_and_nothing_else(data, monkeypatch, capsys):
@@ -228,43 +249,38 @@ def test_force_keeps_what_was_there_before_the_run_that_did_not_end(data, monkey
     assert not Path("out", NAME).exists()
 
 
-def test_force_does_not_go_on(data, monkeypatch, capsys):
+def test_force_does_not_go_on(data, monkeypatch, capsys, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
     assert vispe(f"{WAYS['labels']} -o out --force") == 0
     assert "resuming" not in capsys.readouterr().err
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
-def test_a_result_that_was_removed_is_made_again(data, monkeypatch):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_a_result_that_was_removed_is_made_again(data, monkeypatch, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 3)
     Path("out/a_prob.tif").unlink()
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
-def test_a_model_that_was_changed_is_trained_again(data, monkeypatch):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_a_model_that_was_changed_is_trained_again(data, monkeypatch, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 1)
     Path("out/model.vispe").write_bytes(b"?")
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
-def test_a_line_that_breaks_off_does_not_count(data, monkeypatch):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_a_line_that_breaks_off_does_not_count(data, monkeypatch, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
     path = Path("out", NAME)
     path.write_bytes(path.read_bytes()[:-9])
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 1)
     assert len(path.read_bytes().splitlines()) == 2 + 2
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
-def test_images_that_failed_are_tried_again(data, monkeypatch, capsys):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, whole):
     original = image_pipeline.read_image
 
     def failing(path, **how):
@@ -276,7 +292,7 @@ def test_images_that_failed_are_tried_again(data, monkeypatch, capsys):
         patched.setattr(image_pipeline, "read_image", failing)
         assert vispe(f"{WAYS['labels']} -o out") == 1
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
 @pytest.mark.parametrize(
@@ -315,7 +331,7 @@ def test_a_folder_that_is_being_written_is_refused(data, capsys):
 
 @pytest.mark.slow
 @posix
-def test_of_two_processes_one_wins(data):
+def test_of_two_simultaneous_processes_one_is_refused(data):
     words = [sys.executable, "-m", "vispe", *f"{WAYS['micro']} -o out --force".split()]
     env = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[3])}
     both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
@@ -331,11 +347,11 @@ def test_of_two_processes_one_wins(data):
 
 @posix
 def test_a_lock_is_free_when_its_process_was_killed(data):
-    Path("out").mkdir()
-    program = "import os, signal; from pathlib import Path; from vispe.segment.run.lock import lock_folder\n"
-    program += "with lock_folder(Path('out')): os.kill(os.getpid(), signal.SIGKILL)"
-    env = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[3])}
-    subprocess.run([sys.executable, "-c", program], env=env, timeout=100)
+    process = os.fork()  # a new interpreter imports for seconds
+    if process == 0:
+        with lock_folder(Path("out")):
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
     assert Path("out", LOCK).exists()
     with lock_folder(Path("out")):
         pass
@@ -355,7 +371,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 # --- a full disk ---
 
 
-def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys):
+def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys, whole):
     monkeypatch.setattr("vispe.segment.run.disk_space.shutil.disk_usage", lambda _: Usage(9000))
     assert vispe(f"{WAYS['labels']} -o out") == 2
     said = capsys.readouterr().err
@@ -367,8 +383,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypat
     monkeypatch.undo()
     monkeypatch.chdir(data)
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
 class Usage:
@@ -380,8 +395,9 @@ class Usage:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system which file is meant")
 @pytest.mark.parametrize("kind", ["_prob", "_uncertainty", "_overlay", "_seg", "report", NAME])
-def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(data, monkeypatch, capsys, kind):
-    assert vispe(f"{WAYS['labels']} -o whole") == 0
+def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(
+    data, monkeypatch, capsys, kind, whole
+):
     original, count = os.fsync, [0]
 
     def full(number):
@@ -405,7 +421,7 @@ def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(data, mo
         assert sum(name.startswith(f"{stem}_") for name in names) in (0, 4)
     assert not any(name.startswith("d_") for name in names)
     assert vispe(f"{WAYS['labels']} -o out") == 0
-    assert contents("out") == contents("whole")
+    assert contents("out") == whole
 
 
 def test_which_errors_say_that_a_disk_is_full(tmp_path):
@@ -429,8 +445,8 @@ def test_which_errors_say_that_a_disk_is_full(tmp_path):
 
 
 def test_the_record_of_a_run(tmp_path):
-    asked = resume.to_json({"a": (1, 2), "b": Path("x"), "w": ProgressCallbacks is ProgressCallbacks})
-    state = Journal(tmp_path, asked, False)
+    requested = resume.to_json({"a": (1, 2), "b": Path("x"), "w": ProgressCallbacks is ProgressCallbacks})
+    state = Journal(tmp_path, requested, False)
     assert (state.resumes, state.empty, state.model) == (False, True, None)
     state.start([tmp_path / "a_seg.png"])
     state.trained("abc", ["n"])
@@ -438,10 +454,10 @@ def test_the_record_of_a_run(tmp_path):
     state.finished(
         Path("a.png"), {"x": np.float32(0.1), "files": {"labels": "elsewhere/a_seg.png"}}, ["n", "m"]
     )
-    again = Journal(tmp_path, asked, False)
+    again = Journal(tmp_path, requested, False)
     assert (again.resumes, again.model, again.notes) == (True, "abc", ["n", "m"])
-    wanted = {"x": float(np.float32(0.1)), "files": {"labels": str(tmp_path / "a_seg.png")}}
-    assert again.record(Path("a.png")) == wanted
+    expected = {"x": float(np.float32(0.1)), "files": {"labels": str(tmp_path / "a_seg.png")}}
+    assert again.record(Path("a.png")) == expected
     (tmp_path / "a_seg.png").unlink()
     assert again.record(Path("a.png")) is None
     assert again.record(Path("b.png")) is None
@@ -449,7 +465,7 @@ def test_the_record_of_a_run(tmp_path):
     assert not (tmp_path / NAME).exists()
 
 
-@pytest.mark.parametrize("name", ["../a_seg.png", "thesis.txt", "photos", ".", "..", "", "a_seg.png"])
+@cases("name", ["../a_seg.png", "thesis.txt", "photos", ".", "..", "", "a_seg.png"])
 def test_names_in_a_journal_remove_nothing(tmp_path, name):
     out = tmp_path / "out"
     (out / "photos").mkdir(parents=True)

@@ -9,6 +9,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
 from vispe.images import write as outputs
@@ -65,8 +66,8 @@ def by_hand(path, planes, description, order="<", one_entry=False):
 # --- reading ---
 
 
-@pytest.mark.parametrize(
-    ("axes", "shape", "pages", "found"),
+@cases(
+    ("axes", "shape", "pages", "actual"),
     [
         ("ZYX", (4,), "zyx", (("Z", 4),)),
         ("TYX", (3,), "tyx", (("T", 3),)),
@@ -80,7 +81,7 @@ def by_hand(path, planes, description, order="<", one_entry=False):
         ("TZCYX", (1, 3, 2), "zyxc", (("Z", 3),)),
     ],
 )
-def test_ome_files_of_tifffile_in_every_order(tmp_path, axes, shape, pages, found):
+def test_ome_files_of_tifffile_in_every_order(tmp_path, axes, shape, pages, actual):
     array = levels(*shape, kind=np.uint16)
     metadata = {"axes": axes, "PhysicalSizeX": 250, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 250}
     metadata |= {"PhysicalSizeYUnit": "nm", "PhysicalSizeZ": 2.0, "PhysicalSizeZUnit": "µm"}
@@ -88,10 +89,10 @@ def test_ome_files_of_tifffile_in_every_order(tmp_path, axes, shape, pages, foun
     image = read_image(tmp_path / "a.ome.tif")
     letters = "".join(a for a in axes if a.lower() in pages)
     taken = array.squeeze() if len(letters) < len(axes) else array
-    wanted = np.einsum(f"{letters.lower()}->{pages}", taken)
-    wanted = wanted.reshape(-1, H, W, *([wanted.shape[-1]] if pages.endswith("c") else [1]))
-    np.testing.assert_array_equal(image.pages, wanted)
-    assert image.page_axes == found
+    expected = np.einsum(f"{letters.lower()}->{pages}", taken)
+    expected = expected.reshape(-1, H, W, *([expected.shape[-1]] if pages.endswith("c") else [1]))
+    np.testing.assert_array_equal(image.pages, expected)
+    assert image.page_axes == actual
     assert image.pixel_size == pytest.approx((0.25, 0.25))
     assert image.z_step == 2.0
 
@@ -108,7 +109,7 @@ def test_imagej_hyperstacks_of_tifffile(tmp_path):
     assert any("T=2 x Z=3 are read as 6 pages" in note for note in image.notes)
 
 
-@pytest.mark.parametrize("one_entry", [False, True])
+@cases("one_entry", [False, True])
 def test_an_imagej_file_byte_by_byte(tmp_path, one_entry):
     planes = levels(6)
     text = (
@@ -122,20 +123,20 @@ def test_an_imagej_file_byte_by_byte(tmp_path, one_entry):
     assert image.pixel_size is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("order", "schema"),
     [("XYZCT", "OME/2016-06"), ("XYCZT", "OME/2013-06"), ("XYTCZ", "OME/2010-06")],
 )
 def test_an_ome_file_byte_by_byte_with_planes_in_any_order(tmp_path, order, schema):
     sizes = {"T": 2, "C": 2, "Z": 3}
     planes = levels(12)
-    places = RNG.permutation(12)  # plane number -> directory in the file
+    positions = RNG.permutation(12)  # plane number -> directory in the file
     slow = order[:1:-1]  # slowest axis first
     counts = [sizes[a] for a in slow]
     blocks = ""
     for number, index in enumerate(np.ndindex(*counts)):
         firsts = " ".join(f'First{a}="{i}"' for a, i in zip(slow, index, strict=True))
-        blocks += f'<TiffData {firsts} IFD="{places[number]}" PlaneCount="1"/>'
+        blocks += f'<TiffData {firsts} IFD="{positions[number]}" PlaneCount="1"/>'
     channels = "".join(f'<Channel ID="Channel:0:{c}" SamplesPerPixel="1"/>' for c in range(2))
     sizes_text = " ".join(f'Size{a}="{n}"' for a, n in sizes.items())
     text = (
@@ -145,13 +146,13 @@ def test_an_ome_file_byte_by_byte_with_planes_in_any_order(tmp_path, order, sche
         f"{channels}{blocks}</Pixels></Image></OME>"
     )
     stored = np.empty_like(planes)
-    stored[places] = planes
+    stored[positions] = planes
     image = read_image(by_hand(tmp_path / "a.ome.tif", stored, text))
     pages = "".join(a for a in slow if a != "C")
-    wanted = np.einsum(f"{slow.lower()}yx->{pages.lower()}yxc", planes.reshape(*counts, H, W)).reshape(
+    expected = np.einsum(f"{slow.lower()}yx->{pages.lower()}yxc", planes.reshape(*counts, H, W)).reshape(
         6, H, W, 2
     )
-    np.testing.assert_array_equal(image.pages, wanted)
+    np.testing.assert_array_equal(image.pages, expected)
     assert image.page_axes == tuple((a, sizes[a]) for a in pages)
     assert image.pixel_size == (0.5, 0.5)
     assert image.z_step == pytest.approx(1.5)
@@ -194,7 +195,7 @@ def image_of(axes, **facts):
     return Micrograph(Path("x.tif"), np.zeros((count, H, W, 1), np.uint8), page_axes=axes, **facts)
 
 
-@pytest.mark.parametrize("axes", [(("Z", 3),), (("T", 3),), (("T", 2), ("Z", 3)), (("I", 4),), (("TZ", 5),)])
+@cases("axes", [(("Z", 3),), (("T", 3),), (("T", 2), ("Z", 3)), (("I", 4),), (("TZ", 5),)])
 def test_results_open_in_imagej_with_their_axes_and_voxels(tmp_path, axes):
     image = image_of(axes, pixel_size=(0.5, 0.25), z_step=2.0, resolution=(72.0, 72.0, "inch"))
     count = image.n_pages
@@ -225,7 +226,7 @@ def test_results_open_in_imagej_with_their_axes_and_voxels(tmp_path, axes):
         assert back.n_pages == count
 
 
-@pytest.mark.parametrize(("axes", "room"), [((("Z", 3), ("T", 2)), None), ((("T", 2), ("Z", 3)), 0)])
+@cases(("axes", "room"), [((("Z", 3), ("T", 2)), None), ((("T", 2), ("Z", 3)), 0)])
 def test_results_that_imagej_cannot_hold_are_ome(tmp_path, monkeypatch, axes, room):
     if room is not None:
         monkeypatch.setattr(outputs, "_IMAGEJ", room)
@@ -284,7 +285,7 @@ def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
         for y, x in np.argwhere(one[1] > 0)
     ]
     (folder / "dots.json").write_text(json.dumps(dots))
-    found = []
+    actual = []
     for name, page in (("page.png", 1), ("pages.tif", None), ("dots.json", None)):
         out = folder / name.replace(".", "_")
         report = segment(
@@ -294,13 +295,13 @@ def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
             labelling=LabelOptions(label_page=page),
             features=FeatureConfig(),
         )
-        found.append(tifffile.imread(out / "s_seg.tif"))
+        actual.append(tifffile.imread(out / "s_seg.tif"))
         assert report.run["training"]["labelled_pixels"] == {
             f"class {k}": int((one == k).sum()) for k in (1, 2)
         }
-    assert (found[0] == scene()[1]).mean() > 0.95
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
+    assert (actual[0] == scene()[1]).mean() > 0.95
+    np.testing.assert_array_equal(actual[0], actual[1])
+    np.testing.assert_array_equal(actual[0], actual[2])
 
 
 def test_a_slice_alone_gets_the_map_that_it_gets_in_the_stack(folder):

@@ -75,7 +75,7 @@ def planted(folder: Path) -> Path:
             tower.proj[channel, 0] = sign
             model.text_projection[channel, 0] = sign
         eye = torch.eye(32)
-        block.attn.in_proj_weight[32:64] = 2 * eye  # keys: patches that look alike attend to each other
+        block.attn.in_proj_weight[32:64] = 2 * eye  # keys: patches that look equally attend to each other
         block.attn.in_proj_weight[64:] = eye
         block.attn.out_proj.weight.copy_(eye)
         (sentence,) = model.transformer.resblocks  # the last token gathers all words

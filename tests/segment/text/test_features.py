@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.cases import cases
 from tests.segment.text.common import TIMM, VISION, planted, save, stock, with_trunk, write_folder
 from tests.segment.text.test_readouts import small_vit
 from vispe.errors import InputError
@@ -49,7 +50,7 @@ def predicted(made, grey, valid=None):
     return predict_page(grey, valid, made, made.classifier, PostProcessing(), lambda share: None)
 
 
-@pytest.mark.parametrize("size", [(32, 32), (50, 69), (97, 40), (5, 33)])
+@cases("size", [(32, 32), (50, 69), (97, 40), (5, 33)])
 def test_tiles_change_nothing_where_patches_do_not_see_each_other(shallow, size):
     """One block, values as they are, no position: each patch is described by itself alone."""
     made = {
@@ -59,13 +60,13 @@ def test_tiles_change_nothing_where_patches_do_not_see_each_other(shallow, size)
     grey = page(*size)
     whole = predicted(made[512], grey)
     for tile in (None, 16, 24):
-        found = predicted(made[tile], grey)
+        actual = predicted(made[tile], grey)
         np.testing.assert_allclose(
             prepared(made[tile], grey).grid, prepared(made[512], grey).grid, rtol=0, atol=1e-6
         )
-        np.testing.assert_allclose(found.prob, whole.prob, rtol=0, atol=1e-5)
-        np.testing.assert_array_equal(found.labels, whole.labels)
-        assert found.overlap == 0
+        np.testing.assert_allclose(actual.prob, whole.prob, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(actual.labels, whole.labels)
+        assert actual.overlap == 0
     assert bool(whole.notes) == (min(size) < 8)
 
 
@@ -84,20 +85,20 @@ def test_tiles_are_averaged_under_a_window_patch_by_patch(folder):
         total[(slice(None), *where)] += similar * window(4, 4)
         weights[where] += window(4, 4)
         chosen.append((where, similar.argmax(0)))
-    found = prepared(made, grey)
-    np.testing.assert_allclose(found.grid, total / weights, atol=1e-5)
+    actual = prepared(made, grey)
+    np.testing.assert_allclose(actual.grid, total / weights, atol=1e-5)
     first, again, differ = np.full((8, 6), -1), 0, 0
     for where, best in chosen:
-        seen = first[where] >= 0
-        again, differ = again + seen.sum(), differ + (seen & (first[where] != best)).sum()
-        first[where] = np.where(seen, first[where], best)
+        recorded = first[where] >= 0
+        again, differ = again + recorded.sum(), differ + (recorded & (first[where] != best)).sum()
+        first[where] = np.where(recorded, first[where], best)
     assert differ > 0
-    assert found.notes == (
+    assert actual.notes == (
         f"overlapping tiles predict different classes for {100 * differ / again:.1f} % of their common patches.",
     )
 
 
-@pytest.mark.parametrize(("step", "size"), [(8, (50, 69)), (16, (600, 530)), (14, (9, 40))])
+@cases(("step", "size"), [(8, (50, 69)), (16, (600, 530)), (14, (9, 40))])
 def test_pixels_lie_bilinearly_between_patches(step, size):
     rows, columns = (-(-side // step) for side in size)
     offset = ((rows * step - size[0]) // 2, (columns * step - size[1]) // 2)
@@ -107,9 +108,9 @@ def test_pixels_lie_bilinearly_between_patches(step, size):
     whole = whole[0, :, offset[0] : offset[0] + size[0], offset[1] : offset[1] + size[1]].numpy()
     covered = np.zeros(size, int)
     for number, piece in enumerate(made.pieces):
-        found = made.compute(number)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, whole[(slice(None), *piece.slices)], atol=1e-5)
+        actual = made.compute(number)
+        assert actual.dtype == np.float32
+        np.testing.assert_allclose(actual, whole[(slice(None), *piece.slices)], atol=1e-5)
         covered[piece.slices] += 1
     assert (covered == 1).all()
     assert not made.overlapping
@@ -133,16 +134,16 @@ def test_pixels_without_data_count_as_black_and_get_no_class(folder):
     valid[:9, 3:7] = False
     hidden = grey.copy()
     hidden[~valid] = np.nan
-    found = predicted(made, hidden, valid)
+    actual = predicted(made, hidden, valid)
     grey[~valid] = 0
-    wanted = predicted(made, grey)
-    np.testing.assert_array_equal(found.labels, np.where(valid, wanted.labels, 0))
-    assert (found.prob[:, ~valid] == 0).all()
-    np.testing.assert_allclose(found.prob[:, valid].sum(0), 1, atol=1e-5)
+    expected = predicted(made, grey)
+    np.testing.assert_array_equal(actual.labels, np.where(valid, expected.labels, 0))
+    assert (actual.prob[:, ~valid] == 0).all()
+    np.testing.assert_allclose(actual.prob[:, valid].sum(0), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("readout", ["naclip", "sclip"])
-def test_a_turned_page_gives_a_turned_map_through_tiles(tmp_path, readout):
+@cases("readout", ["naclip", "sclip"])
+def test_a_rotated_page_has_a_rotated_map_through_tiles(tmp_path, readout):
     model = stock(write_folder(tmp_path, {**VISION, "image_size": 32}))
     kernel = model.visual.conv1.weight
     model.visual.conv1.weight.copy_(
@@ -152,8 +153,8 @@ def test_a_turned_page_gives_a_turned_map_through_tiles(tmp_path, readout):
     made, grey = features(tmp_path, readout=readout, pos_embed="alibi2d"), page(64, 64)
     still = prepared(made, grey).grid
     for k in range(1, 4):
-        turned = prepared(made, np.ascontiguousarray(np.rot90(grey, k))).grid
-        np.testing.assert_allclose(turned, np.rot90(still, k, (1, 2)), atol=1e-5)
+        rotated = prepared(made, np.ascontiguousarray(np.rot90(grey, k))).grid
+        np.testing.assert_allclose(rotated, np.rot90(still, k, (1, 2)), atol=1e-5)
     mirrored = prepared(made, np.ascontiguousarray(grey[:, ::-1])).grid
     np.testing.assert_allclose(mirrored, still[..., ::-1], atol=1e-5)
 
@@ -179,7 +180,7 @@ def test_a_tower_of_timm_runs_at_its_own_tile_size(tmp_path):
 
 
 def test_memory_that_runs_out_halves_the_tile(folder, monkeypatch):
-    made, told = features(folder, tile=512), []
+    made, messages = features(folder, tile=512), []
 
     def small(images):
         if images.shape[-1] > 130:
@@ -189,15 +190,15 @@ def test_memory_that_runs_out_halves_the_tile(folder, monkeypatch):
     made._tower.__class__ = type(
         "Small", (type(made._tower),), {"__call__": lambda self, images: small(images)}
     )
-    found = within_memory(made, lambda: predicted(made, page(300, 300)), told.append)
-    assert found.labels.shape == (300, 300)
+    actual = within_memory(made, lambda: predicted(made, page(300, 300)), messages.append)
+    assert actual.labels.shape == (300, 300)
     assert made.tile == 128
-    assert told == [f"out of memory: the tile was halved to {n} px." for n in (256, 128)]
+    assert messages == [f"out of memory: the tile was halved to {n} px." for n in (256, 128)]
     monkeypatch.setattr(
         made._tower.__class__, "__call__", lambda self, images: small(torch.ones(1, 3, 200, 200))
     )
     with pytest.raises(InputError, match="out of memory even with tiles of 64 px on cpu"):
-        within_memory(made, lambda: predicted(made, page(300, 300)), told.append)
+        within_memory(made, lambda: predicted(made, page(300, 300)), messages.append)
 
 
 def test_other_weights_than_those_of_the_model_are_refused(folder, shallow):
@@ -230,10 +231,10 @@ def test_planted_weights_find_what_words_say(tmp_path):
     from vispe.segment.text.prompts import Prompts
 
     prompts = Prompts.read(["bright", "dark/mute"])
-    found = features(planted(tmp_path), prompts).classifier
-    wanted = np.zeros((2, 16))
-    wanted[:, 0] = 1, -1
-    np.testing.assert_allclose(found.vectors, wanted, atol=1e-6)
+    actual = features(planted(tmp_path), prompts).classifier
+    expected = np.zeros((2, 16))
+    expected[:, 0] = 1, -1
+    np.testing.assert_allclose(actual.vectors, expected, atol=1e-6)
     with pytest.raises(InputError, match="at least two text vectors of length 1"):
         features(tmp_path, Prompts.read(["bright", "mute"]))
 

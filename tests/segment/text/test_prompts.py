@@ -5,6 +5,7 @@ import open_clip
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.segment.text.common import VISION, VOCABULARY, stock, write_folder
 from vispe.errors import InputError, OptionError
 from vispe.segment.text.config import TextClassifier, TextConfig
@@ -14,28 +15,28 @@ from vispe.segment.text.weights import MODEL
 
 
 def test_classes_are_named_by_their_first_phrase():
-    found = Prompts.read(["matrix", " pore / hole/ pore "])
-    assert found.names == ("matrix", "pore")
-    assert found.phrases == (("matrix",), ("pore", "hole"))
-    assert found.templates == TEMPLATES
+    actual = Prompts.read(["matrix", " pore / hole/ pore "])
+    assert actual.names == ("matrix", "pore")
+    assert actual.phrases == (("matrix",), ("pore", "hole"))
+    assert actual.templates == TEMPLATES
     assert all(template.count("{}") == 1 for template in TEMPLATES)
-    assert found.sentences()[1][: len(TEMPLATES) + 1] == [
+    assert actual.sentences()[1][: len(TEMPLATES) + 1] == [
         *(t.replace("{}", "pore") for t in TEMPLATES),
         "hole",
     ]
 
 
-def test_a_single_class_is_told_from_a_background():
-    found = Prompts.read(["nuclei"])
-    assert found.names == ("nuclei", "background")
-    assert found.phrases[1] == tuple(BACKGROUND.split("/"))
+def test_a_single_class_is_compared_with_a_background():
+    actual = Prompts.read(["nuclei"])
+    assert actual.names == ("nuclei", "background")
+    assert actual.phrases[1] == tuple(BACKGROUND.split("/"))
     assert Prompts.read(["a", "b"]).names == ("a", "b")
-    found = Prompts.read(["a", "b"], background="empty resin/glass")
-    assert found.names == ("a", "b", "background")
-    assert found.phrases[2] == ("empty resin", "glass")
+    actual = Prompts.read(["a", "b"], background="empty resin/glass")
+    assert actual.names == ("a", "b", "background")
+    assert actual.phrases[2] == ("empty resin", "glass")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("texts", "background", "message"),
     [
         ([], None, r"text needs 2 to 255 classes, got 0 \(none\)"),
@@ -55,10 +56,10 @@ def test_classes_that_cannot_be(texts, background, message):
 def test_templates_come_from_a_list_or_a_file(tmp_path):
     file = tmp_path / "templates.txt"
     file.write_text("# for steels\n\na scanning electron micrograph of {}\n  a polished section of {}  \n")
-    wanted = ("a scanning electron micrograph of {}", "a polished section of {}")
-    assert Prompts.read(["a", "b"], [str(file)]).templates == wanted
-    assert Prompts.read(["a", "b"], file).templates == wanted
-    assert Prompts.read(["a", "b"], wanted).templates == wanted
+    expected = ("a scanning electron micrograph of {}", "a polished section of {}")
+    assert Prompts.read(["a", "b"], [str(file)]).templates == expected
+    assert Prompts.read(["a", "b"], file).templates == expected
+    assert Prompts.read(["a", "b"], expected).templates == expected
     assert Prompts.read(["a", "b"], ["{}"]).sentences() == [["a"], ["b"]]
     file.write_text("a micrograph\n")
     with pytest.raises(OptionError, match=r"the template 'a micrograph' must contain {} exactly once"):
@@ -91,14 +92,14 @@ def test_a_class_is_the_mean_of_its_sentences(tmp_path):
     model = stock(write_folder(tmp_path, VISION, vocabulary=VOCABULARY))
     words = open_clip.get_tokenizer(f"local-dir:{tmp_path}")
     prompts = Prompts.read(["matrix", "pore/hole"], ["a micrograph of {}", "{}"])
-    found = encode(model, words, prompts)
-    assert found.kind == "text"
-    assert found.n_classes == 2
-    assert found.scale == pytest.approx(float(model.logit_scale.exp()))
+    actual = encode(model, words, prompts)
+    assert actual.kind == "text"
+    assert actual.n_classes == 2
+    assert actual.scale == pytest.approx(float(model.logit_scale.exp()))
     said = ["a micrograph of pore", "pore", "a micrograph of hole", "hole"]
     one_by_one = [model.encode_text(words([text]))[0].double() for text in said]
-    wanted = torch.stack([v / v.norm() for v in one_by_one]).mean(0)
-    np.testing.assert_allclose(found.vectors[1], (wanted / wanted.norm()).numpy(), atol=1e-6)
+    expected = torch.stack([v / v.norm() for v in one_by_one]).mean(0)
+    np.testing.assert_allclose(actual.vectors[1], (expected / expected.norm()).numpy(), atol=1e-6)
     with pytest.raises(
         OptionError,
         match=r"the prompt 'a micrograph of pore .*' has \d+ tokens, but the text tower supports 24",
@@ -111,11 +112,11 @@ def test_probabilities_are_a_softmax_of_scaled_similarities():
     classifier = TextClassifier(vectors, 50.0)
     similar = np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32)
     weight = np.exp(50.0 * similar.astype(np.float64))
-    found = classifier.planes(similar)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, weight / weight.sum(0), atol=1e-5)
+    actual = classifier.planes(similar)
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, weight / weight.sum(0), atol=1e-5)
     again = TextClassifier.from_tensors(classifier.tensors())
-    np.testing.assert_array_equal(again.planes(similar), found)
+    np.testing.assert_array_equal(again.planes(similar), actual)
     assert np.isfinite(TextClassifier(vectors, 1e6).planes(similar)).all()
     with pytest.raises(
         InputError, match=r"at least two text vectors of length 1, got \(3, 5\) of lengths 0 to 0"

@@ -9,6 +9,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
+from tests.cases import cases
 from tests.segment.text.common import TIMM, TOWERS, VISION, stock, with_trunk, write_folder
 from vispe.errors import OptionError, UnknownName, UnsupportedCombination, UnsupportedHost
 from vispe.segment.text.readouts import READOUTS, Readout, parse_readout
@@ -50,12 +51,12 @@ def last_block(block, x, readout, grid, bias=None):
     q, k, v = head_parts(block.attn, norm1(x))
     sides, (heads, n, width) = {"q": q, "k": k}, v.shape
     prefix = n - grid[0] * grid[1]
-    place = [None] * prefix + [divmod(i, grid[1]) for i in range(grid[0] * grid[1])]
+    position = [None] * prefix + [divmod(i, grid[1]) for i in range(grid[0] * grid[1])]
     out = torch.zeros_like(v)
     gauss = torch.zeros(n, n, dtype=v.dtype)
     for i in range(prefix, n if readout.sigma is not None else 0):
         for j in range(prefix, n):
-            squared = sum((s - t) ** 2 for s, t in zip(place[i], place[j], strict=True))
+            squared = sum((s - t) ** 2 for s, t in zip(position[i], position[j], strict=True))
             gauss[i, j] = math.exp(-squared / (2 * readout.sigma**2))
     for h in range(heads):
         for i in range(n):
@@ -95,8 +96,8 @@ def expected(model, image, readout):
     return y.unflatten(0, tuple(grid))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", [*READOUTS, "naclip(sigma=0.7,residual=true)", "sclip(mlp=false)"])
+@cases("kind", KINDS)
+@cases("text", [*READOUTS, "naclip(sigma=0.7,residual=true)", "sclip(mlp=false)"])
 def test_readouts_are_what_plain_loops_give(tmp_path, kind, text):
     vision = {**KINDS[kind], "image_size": 64} if kind == "timm" else KINDS[kind]
     folder = write_folder(tmp_path, vision)
@@ -106,11 +107,11 @@ def test_readouts_are_what_plain_loops_give(tmp_path, kind, text):
         model, other = stock(folder), stock(folder)
     readout = parse_readout(text)
     image = images(48, 64) if kind == "timm" else images(24, 40)
-    found = tower_of(model, readout)(image)
-    assert found.shape[0] == 2
-    wanted = expected(other, image[1], readout)
+    actual = tower_of(model, readout)(image)
+    assert actual.shape[0] == 2
+    target = expected(other, image[1], readout)
     np.testing.assert_allclose(
-        found[1].numpy(), wanted.numpy(), rtol=0, atol=3e-5 * float(wanted.abs().max())
+        actual[1].numpy(), target.numpy(), rtol=0, atol=3e-5 * float(target.abs().max())
     )
 
 
@@ -121,20 +122,20 @@ def small_vit(**options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_vanilla_is_the_tower_itself(tmp_path, kind):
     folder = write_folder(tmp_path, KINDS[kind])
     model, other = stock(folder), stock(folder).visual
     image = images(*((160, 160) if kind == "timm" else (24, 40)))
-    found = tower_of(model, "vanilla")(image)
-    wanted = other.forward_intermediates(image, 1, normalize_intermediates=True, intermediates_only=True)
-    wanted = wanted["image_intermediates"][-1].permute(0, 2, 3, 1)
-    wanted = other.head(wanted) if kind == "timm" else wanted @ other.proj
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    actual = tower_of(model, "vanilla")(image)
+    target = other.forward_intermediates(image, 1, normalize_intermediates=True, intermediates_only=True)
+    target = target["image_intermediates"][-1].permute(0, 2, 3, 1)
+    target = other.head(target) if kind == "timm" else target @ other.proj
+    torch.testing.assert_close(actual, target, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("pool", ["token", "avg"])
-@pytest.mark.parametrize("projected", [True, False])
+@cases("pool", ["token", "avg"])
+@cases("projected", [True, False])
 def test_eva_keeps_its_rotation_at_any_grid(tmp_path, pool, projected):
     def made(size):
         torch.manual_seed(1)
@@ -156,14 +157,14 @@ def test_eva_keeps_its_rotation_at_any_grid(tmp_path, pool, projected):
     tower = tower_of(made((48, 64)), "vanilla")
     for size in ((48, 64), (80, 48), (48, 64)):
         own = made(size).visual
-        wanted = own.forward_intermediates(
+        target = own.forward_intermediates(
             images(*size), 1, normalize_intermediates=True, intermediates_only=True
         )
-        wanted = own.trunk.fc_norm(wanted["image_intermediates"][-1].permute(0, 2, 3, 1))
-        torch.testing.assert_close(tower(images(*size)), own.head(own.trunk.head(wanted)), rtol=0, atol=1e-5)
+        target = own.trunk.fc_norm(target["image_intermediates"][-1].permute(0, 2, 3, 1))
+        torch.testing.assert_close(tower(images(*size)), own.head(own.trunk.head(target)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("readout", READOUTS)
+@cases("readout", READOUTS)
 def test_an_absolute_table_is_interpolated_for_another_grid(tmp_path, readout):
     tower = tower_of(stock(write_folder(tmp_path / "a", VISION)), readout)
     other = stock(write_folder(tmp_path / "b", {**VISION, "image_size": [56, 32]}))
@@ -176,25 +177,25 @@ def test_an_absolute_table_is_interpolated_for_another_grid(tmp_path, readout):
     )
 
 
-@pytest.mark.parametrize("text", [*READOUTS, "naclip(sigma=2)"])
+@cases("text", [*READOUTS, "naclip(sigma=2)"])
 def test_the_encoding_of_a_tower_stays_in_force(tmp_path, text):
     vision = {**VISION, "image_size": [24, 40]}
     model, other = stock(write_folder(tmp_path, vision)), stock(tmp_path).visual.double()
     readout = parse_readout(text)
-    found = tower_of(model, readout, "alibi2d.local(slopes=geometric)")(images(24, 40))[0]
+    actual = tower_of(model, readout, "alibi2d.local(slopes=geometric)")(images(24, 40))[0]
     other.positional_embedding.zero_()
-    places = [divmod(i, 5) for i in range(15)]
+    positions = [divmod(i, 5) for i in range(15)]
     bias = torch.zeros(4, 16, 16, dtype=torch.float64)
     for h in range(4):
-        for i, p in enumerate(places):
-            for j, q in enumerate(places):
+        for i, p in enumerate(positions):
+            for j, q in enumerate(positions):
                 bias[h, i + 1, j + 1] = -(2.0 ** (-2 * (h + 1))) * math.dist(p, q)
     x = other._embeds(images(24, 40)[:1].double())
     for block in other.transformer.resblocks[:-1]:
         x = block(x, attn_mask=bias)
-    wanted = last_block(other.transformer.resblocks[-1], x[0], readout, (3, 5), bias)[1:]
-    wanted = (other.ln_post(wanted) @ other.proj).unflatten(0, (3, 5))
-    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=0, atol=3e-5 * float(wanted.abs().max()))
+    target = last_block(other.transformer.resblocks[-1], x[0], readout, (3, 5), bias)[1:]
+    target = (other.ln_post(target) @ other.proj).unflatten(0, (3, 5))
+    np.testing.assert_allclose(actual.numpy(), target.numpy(), rtol=0, atol=3e-5 * float(target.abs().max()))
 
 
 def test_a_wide_gaussian_is_none_where_there_is_no_class_token(tmp_path):
@@ -210,9 +211,9 @@ def test_a_wide_gaussian_is_none_where_there_is_no_class_token(tmp_path):
     assert (narrow - plain).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("readout", READOUTS)
-@pytest.mark.parametrize("spec", ["none", "alibi2d"])
-def test_a_turned_image_gives_turned_embeddings(tmp_path, readout, spec):
+@cases("readout", READOUTS)
+@cases("spec", ["none", "alibi2d"])
+def test_a_rotated_image_has_rotated_embeddings(tmp_path, readout, spec):
     model = stock(write_folder(tmp_path, {**VISION, "image_size": 40}))
     kernel = model.visual.conv1.weight
     kernel = sum(torch.rot90(t, k, (2, 3)) for t in (kernel, kernel.flip(3)) for k in range(4)) / 8
@@ -222,13 +223,13 @@ def test_a_turned_image_gives_turned_embeddings(tmp_path, readout, spec):
     for k in range(4):
         for mirror in (False, True):
             moved = torch.rot90(image, k, (2, 3))
-            wanted = torch.rot90(still, k, (1, 2))
+            target = torch.rot90(still, k, (1, 2))
             if mirror:
-                moved, wanted = moved.flip(3), wanted.flip(2)
-            torch.testing.assert_close(tower(moved), wanted, rtol=0, atol=2e-5)
+                moved, target = moved.flip(3), target.flip(2)
+            torch.testing.assert_close(tower(moved), target, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "spec"),
     [
         *[("default", spec) for spec in ("rope_axial", "sincos2d", "irpe", "peg", "gaussian2d", "learned")],
@@ -253,12 +254,12 @@ def test_towers_with_other_encodings_are_read_out(tmp_path, kind, spec):
     model = made()
     torch.manual_seed(3)
     tower = tower_of(model, vanilla, spec)
-    found = tower.visual.forward_intermediates(
+    actual = tower.visual.forward_intermediates(
         images(48, 80), 1, normalize_intermediates=True, intermediates_only=True
     )
-    wanted = found["image_intermediates"][-1].permute(0, 2, 3, 1)
-    wanted = tower.visual.head(wanted) if kind == "timm" else wanted @ tower.visual.proj
-    torch.testing.assert_close(tower(images(48, 80)), wanted, rtol=0, atol=1e-5)
+    target = actual["image_intermediates"][-1].permute(0, 2, 3, 1)
+    target = tower.visual.head(target) if kind == "timm" else target @ tower.visual.proj
+    torch.testing.assert_close(tower(images(48, 80)), target, rtol=0, atol=1e-5)
 
 
 def test_values_that_an_encoding_adds_to_need_weights(tmp_path):

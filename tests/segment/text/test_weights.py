@@ -57,11 +57,11 @@ def test_offline_mode_is_respected(monkeypatch):
         find_weights("ViT-B-32", "openai")
 
 
-def test_weights_in_the_cache_are_found_without_network(cache, tmp_path):
+def test_cached_weights_are_loaded_without_network(cache, tmp_path):
     path = put(cache, "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "open_clip_pytorch_model.bin")
-    found = find_weights(MODEL, None)
-    assert (found.name, found.weights, found.path) == (MODEL, TAG, path)
-    assert found.config["mean"] == open_clip.OPENAI_DATASET_MEAN
+    actual = find_weights(MODEL, None)
+    assert (actual.name, actual.weights, actual.path) == (MODEL, TAG, path)
+    assert actual.config["mean"] == open_clip.OPENAI_DATASET_MEAN
     better = put(cache, "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "open_clip_model.safetensors")
     assert find_weights(MODEL, TAG).path == better
     old = tmp_path / "home" / ".cache" / "clip" / "ViT-L-14.pt"
@@ -132,12 +132,12 @@ def test_a_model_of_the_hub_is_its_folder_in_the_cache(cache, tmp_path):
     folder = write_folder(tmp_path / "tiny", VISION)
     save(stock(folder), folder)
     files = [put(cache, "someone/tiny", p.name, p.read_bytes()) for p in folder.iterdir()]
-    found = find_weights("hf-hub:someone/tiny", None)
-    assert found.path in files
-    assert found.weights is None
-    model = build(found, None, NACLIP, 0)
-    wanted = stock(folder).state_dict()
-    assert all(torch.equal(value, wanted[key]) for key, value in model.state_dict().items())
+    actual = find_weights("hf-hub:someone/tiny", None)
+    assert actual.path in files
+    assert actual.weights is None
+    model = build(actual, None, NACLIP, 0)
+    expected = stock(folder).state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
 
 
 def test_what_a_tag_says_about_its_weights_is_heeded(tmp_path):
@@ -156,8 +156,8 @@ def test_checkpoints_of_stock_and_of_converted_towers_load(tmp_path, spec):
     folder = write_folder(tmp_path, VISION)
     model = stock(folder)
     save(model, folder)
-    found = find_weights(f"local-dir:{folder}", None)
-    from_stock = build(found, spec, NACLIP, 0)
+    actual = find_weights(f"local-dir:{folder}", None)
+    from_stock = build(actual, spec, NACLIP, 0)
     assert from_stock.visual.positional_embedding is None
     assert torch.equal(from_stock.visual.proj, model.visual.proj)
     with torch.no_grad():

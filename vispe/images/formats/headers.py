@@ -14,6 +14,8 @@ from vispe.images.formats.decoded_image import (
     largest_frame,
     no_size_limit,
 )
+from vispe.images.formats.metadata import png_metadata_after_pixels
+from vispe.images.formats.size_limits import check_size
 from vispe.images.orientation import Orientation, known_tag, oriented_size
 from vispe.images.read import pick_pages
 
@@ -58,13 +60,9 @@ def stored_planes(path: Path) -> int:
         with path.open("rb") as stream:
             if stream.read(4) not in TIFF_MAGIC:
                 return 0
-        import tifffile
+        from vispe.images.formats.tiff import checked_tiff, largest_series, separate_colours
 
-        from vispe.images.formats.metadata import check_page_list
-        from vispe.images.formats.tiff import largest_series, quiet, separate_colours
-
-        check_page_list(path)
-        with quiet(), tifffile.TiffFile(path) as tif:
+        with checked_tiff(path) as tif:
             series = tif.series[largest_series(tif.series)]
             return separate_colours(tif, series) if series.axes == "SYX" else 0
     except (InputError, *BROKEN):
@@ -75,19 +73,25 @@ def _plain(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
     with no_size_limit(), Image.open(path, formats=PILLOW_FORMATS) as image:
         largest_frame(image)
         width, height = image.size
-        tag = known_tag(image.getexif().get(274, 1))
+        tag = known_tag(_exif(path, image).get(274, 1))
         bands = () if image.mode in ("1", "L", "P", "I", "I;16") else (len(image.getbands()),)
     return _sizes(path, (height, width, *bands), "YXS"[: 2 + len(bands)], axes), tag
 
 
+def _exif(path: Path, image: Image.Image) -> Image.Exif:
+    """Return the EXIF data; of PNG files without decoding the pixels unless metadata follow them."""
+    if image.format != "PNG":
+        return image.getexif()
+    if not png_metadata_after_pixels(path):
+        return Image.Image.getexif(image)
+    check_size(path, (image.height, image.width, len(image.getbands())), 8)
+    return image.getexif()
+
+
 def _tiff(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
-    import tifffile
+    from vispe.images.formats.tiff import checked_tiff, largest_series, tag_value
 
-    from vispe.images.formats.metadata import check_page_list
-    from vispe.images.formats.tiff import largest_series, quiet, tag_value
-
-    check_page_list(path)
-    with quiet(), tifffile.TiffFile(path) as tif:
+    with checked_tiff(path) as tif:
         series = tif.series[largest_series(tif.series)]
         tag = known_tag(tag_value(series.keyframe, "Orientation", 1))
         return _sizes(path, series.shape, series.axes, axes), tag

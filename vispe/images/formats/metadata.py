@@ -88,6 +88,20 @@ def png_scale(path: Path) -> tuple[float, float] | None:
     return None
 
 
+def png_metadata_after_pixels(path: Path) -> bool:
+    """Return whether EXIF or text chunks follow the pixels of a PNG file, where Pillow finds them by decoding."""
+    after_pixels = False
+    with path.open("rb") as stream:
+        stream.seek(8)
+        while len(head := stream.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", head)
+            if after_pixels and kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+                return True
+            after_pixels = after_pixels or kind == b"IDAT"
+            stream.seek(length + 4, 1)
+    return False
+
+
 def check_metadata(path: Path, text: str) -> None:
     """Reject XML metadata of a TIFF file that would exhaust memory or refer to other folders.
 

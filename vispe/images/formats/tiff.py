@@ -341,6 +341,19 @@ def tag_value(page: tifffile.TiffPage, name: str, default: object) -> object:
 
 
 @contextmanager
+def checked_tiff(path: Path) -> Iterator[tifffile.TiffFile]:
+    """Open a TIFF file for its header, without log messages of tifffile.
+
+    Raises:
+        InputError: page list or metadata that would hang or exhaust memory as soon as tifffile parses its series.
+    """
+    check_page_list(path)
+    with quiet(), tifffile.TiffFile(path) as tif:
+        check_metadata(path, tif.pages.first.description)
+        yield tif
+
+
+@contextmanager
 def quiet() -> Iterator[list[str]]:
     """Collect the log messages of tifffile, which reports some damage only in the log."""
     messages: list[str] = []

@@ -132,12 +132,11 @@ def count_pages(path: Path, label: str | None = None) -> int:
     if path.suffix.lower() not in STACKS:
         return 1
     require("tifffile", "cli", f"reading {path.name} (TIFF)")
-    import tifffile
-
     from vispe.images.formats.decoded_image import BROKEN
+    from vispe.images.formats.tiff import checked_tiff
 
     try:
-        with tifffile.TiffFile(path) as stack:
+        with checked_tiff(path) as stack:
             first = stack.series[0]
             sizes = [n for a, n in zip(first.axes, first.shape, strict=True) if a not in "YXCS"]
     except BROKEN as error:
