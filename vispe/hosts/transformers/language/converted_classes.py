@@ -501,6 +501,9 @@ class PositionedLayer:
             kwargs["attention_mask"] = isolated(
                 kwargs.get("attention_mask"), samples, self, cache_of(kwargs), hidden_states.dtype
             )
+        if kwargs.get("position_embeddings", rotation) is None:  # the host does not rotate this layer (NoPE)
+            kwargs.pop(LATE, None)
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         if isinstance(rotation, dict):
             selected, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
             # layers that share keys may get some tokens only, with their rotation

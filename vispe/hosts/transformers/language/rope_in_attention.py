@@ -127,6 +127,11 @@ def check_late_rotation(text: Any) -> None:
             "late_rotation needs queries and keys that are normalised before their rotation, got "
             f"{type(text).__name__}, which normalises them after it. Use late_rotation=False."
         )
+    if any(getattr(getattr(layer, "self_attn", None), "indexer", None) is not None for layer in text.layers):
+        raise UnsupportedHost(
+            f"late_rotation needs attention over all keys, got {type(text).__name__}, whose indexers select keys by "
+            "rotated keys of their own. Use late_rotation=False."
+        )
     if getattr(text.config, "qk_rope_head_dim", None):
         raise UnsupportedHost(
             "late_rotation needs heads whose first channels are rotated, got multi-head latent attention, where the "
