@@ -19,10 +19,12 @@ from tests.hosts.transformers.more import (
     SIDES,
     SIZED,
     SLIDING,
+    class_of,
     copy_of,
     prompt,
     stock,
 )
+from tests.hosts.transformers.newer import TINY
 from tests.hosts.transformers.tiny import CLASSES as FIRST
 from tests.hosts.transformers.tiny import IMAGE, PAD, transformers
 from tests.products import partly
@@ -32,6 +34,8 @@ from vispe.hosts.transformers.language.rotary_detection import rotary_of
 from vispe.multimodal import Stream, list_schemes
 
 every = cases("family", CLASSES)
+EARLY = (*SLIDING, *NEWLINES, *(family for family, tiny in TINY.items() if not tiny.late))
+NOT_LATE = r"sliding window|normalises them after|latent attention|indexers select"
 
 
 def converted(family, spec, **options):
@@ -87,10 +91,21 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     assert torch.equal(*said)
 
 
-@cases("family", [f for f in GRIDS if f not in ("paddleocr_vl", *NEWLINES)])  # which read images alone
+FILMED = [f for f in GRIDS if f not in ("paddleocr_vl", *NEWLINES, *TINY)]
+
+
+@cases("family", [*FILMED, *(f for f, tiny in TINY.items() if tiny.videos)])  # which read images alone
 def test_videos_are_where_stock_has_them(family):
     inputs = prompt(family, video=True).inputs
     assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
+
+
+@cases("family", [f for f, tiny in TINY.items() if tiny.videos])
+def test_videos_have_the_coordinates_of_their_blocks(family):
+    sample, model = prompt(family, video=True), converted(family, "vrope")
+    ids = model.model.vispe_scheme.coordinates(Stream.of([sample.segments])).ids
+    by_hand = sample.inputs | {"position_ids": ids}
+    torch.testing.assert_close(logits(model, by_hand), logits(model, sample.inputs), rtol=1e-5, atol=1e-5)
 
 
 @partly(1)
@@ -131,8 +146,13 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
 
 
 @cases(
-    "family", [f for f in CLASSES if f not in (*GRIDS, *SIZED, *PACKED, "got_ocr2", "gemma3n")]
-)  # which mixes neighbours
+    "family",
+    [
+        f
+        for f in CLASSES  # got_ocr2 mixes neighbours
+        if f not in (*GRIDS, *SIZED, *PACKED, "got_ocr2", "gemma3n") and (f not in TINY or TINY[f].square)
+    ],
+)
 def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
     sample, model, recorded = prompt(family).inputs, stock(family), []
     hook = (
@@ -175,8 +195,8 @@ def test_generation_with_a_cache_is_the_full_pass(family):
 @partly(10)
 @every
 def test_late_rotation_is_early_rotation(family):
-    if family in (*SLIDING, *NEWLINES):
-        with pytest.raises(UnsupportedHost, match=r"sliding window|normalises them after"):
+    if family in EARLY:
+        with pytest.raises(UnsupportedHost, match=NOT_LATE):
             converted(family, "vrope", late_rotation=True)
         return
     inputs = prompt(family).inputs
@@ -191,8 +211,8 @@ def test_late_rotation_is_early_rotation(family):
 @cases("scheme", list_schemes())
 def test_every_scheme_goes_into_every_family(family, scheme):
     spec = "mhrope(sections=[0,0,1])" if scheme == "mhrope" else scheme  # the models have one key head
-    if scheme == "mhrope" and family in (*SLIDING, *NEWLINES):
-        with pytest.raises(UnsupportedHost, match=r"sliding window|normalises them after"):
+    if scheme == "mhrope" and family in EARLY:
+        with pytest.raises(UnsupportedHost, match=NOT_LATE):
             converted(family, spec)
         return
     sample, model = prompt(family), converted(family, spec)
@@ -204,10 +224,10 @@ def test_every_scheme_goes_into_every_family(family, scheme):
 
 
 @partly(7)
-@every
+@cases("family", [f for f in CLASSES if f not in TINY or TINY[f].saved])
 def test_loaded_in_half_precision(family, tmp_path):
     """The default type of numbers is then that of the model, also while it is converted."""
-    kind = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")
+    kind = class_of(family)
     copy.deepcopy(stock(family)).save_pretrained(tmp_path)
     direct = vispe.convert(kind.from_pretrained(tmp_path, dtype=torch.bfloat16), own_of(family))
     with pytest.warns(UserWarning, match="is saved with the position scheme"):
@@ -220,15 +240,13 @@ def test_loaded_in_half_precision(family, tmp_path):
 
 
 @partly(7)
-@every
+@cases("family", [f for f in CLASSES if f not in TINY or TINY[f].saved])
 def test_restored_and_saved(family, tmp_path):
     inputs, model = prompt(family).inputs, converted(family, "vrope")
     expected = logits(model, inputs)
     with pytest.warns(UserWarning, match="is saved with the position scheme vrope"):
         model.save_pretrained(tmp_path)
-    again = vispe.from_pretrained(
-        getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration"), tmp_path
-    ).eval()
+    again = vispe.from_pretrained(class_of(family), tmp_path).eval()
     assert torch.equal(logits(again, inputs), expected)
     vispe.restore(model)
     assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
