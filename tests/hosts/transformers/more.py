@@ -405,6 +405,8 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         inputs["input_ids"] = torch.tensor([[*words[:2], *clip, words[5]]])
     tokens = inputs["input_ids"]
     inputs["attention_mask"] = torch.ones_like(tokens)
+    if family in TINY and TINY[family].prefix:
+        inputs["token_type_ids"] = torch.zeros_like(tokens)
     if family in GRIDS and family not in OMNI:
         inside = (tokens == CLIP_START).cumsum(1) > (tokens == CLIP_END).cumsum(1)
         film = (tokens == VIDEO) | ((tokens == IMAGE) & inside)

@@ -42,6 +42,7 @@ class Tiny:
         sliding: whether some layers have a sliding window.
         kinds: whether layers of several types have frequencies of their own.
         square: whether images are squares of patches in raster order, given as pixels.
+        prefix: whether the processor marks tokens of the prefix, which all attend to each other.
         late: whether late rotation is supported.
         saved: whether a stock model has equal outputs after saving and loading.
         videos: blocks of a video, by hand.
@@ -60,6 +61,7 @@ class Tiny:
     sliding: bool = False
     kinds: bool = False
     square: bool = False
+    prefix: bool = False
     late: bool = True
     saved: bool = True
     videos: list[Video] = field(default_factory=list)
@@ -144,6 +146,16 @@ def docling() -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(1, 2, 3, 24, 24), "pixel_attention_mask": mask}
 
 
+def views() -> dict[str, Tensor]:
+    local = torch.randn(2, 3, 32, 32)
+    return {"pixel_values": torch.randn(2, 3, 64, 64), "pixel_values_local": local,
+            "num_local_patches": torch.tensor([2, 0])}  # fmt: skip
+
+
+def joined() -> dict[str, Tensor]:
+    return views() | {"num_local_patches": [2, 0], "patches_grid": [[2, 1], [0, 0]]}
+
+
 def step() -> dict[str, Tensor]:
     local = torch.randn(2, 3, 32, 32)
     return {"pixel_values": torch.randn(2, 3, 48, 48), "pixel_values_local": local,
@@ -214,6 +226,10 @@ ALL: dict[str, Tiny] = {
         "FastVlm", QWEN2, {"model_type": "timm_wrapper", "architecture": "fastvit_t8", "hidden_size": 768,
                            "do_pooling": True, "model_args": {"inference_mode": True}},
         pixels(2, 3, 96, 96), more=INDEXED, saved=False,
+    ),
+    "paligemma": Tiny(
+        "PaliGemma", TEXT | {"model_type": "gemma"}, SIGLIP, pixels(2, 3, 12, 12),
+        more=INDEXED | {"projection_dim": 64}, prefix=True,
     ),
     "lfm2_vl": Tiny(
         "Lfm2Vl", TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
@@ -309,6 +325,33 @@ ALL: dict[str, Tiny] = {
         "GraniteDocling", TEXT | {"model_type": "granite_docling_text", "attention_multiplier": 0.2},
         SEEN | {"image_size": 24, "scale_factor": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
         docling,
+    ),
+    "deepseek_ocr2": Tiny(
+        "DeepseekOcr2",
+        TEXT | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_group": 1,
+                "topk_group": 1, "mlp_layer_types": ["dense", "sparse"]},
+        {"sam_config": SAM | {"model_type": "deepseek_ocr2_sam_vision_model", "downsample_channels": [32, 64]},
+         "encoder_config": TEXT | {"num_hidden_layers": 1, "model_type": "deepseek_ocr2_encoder"}},
+        views, [[Image(1, 144), Image(1, 144), Image(1, 144), Image(1, 1)], [Image(1, 144), Image(1, 1)]],
+    ),
+    "unlimited_ocr": Tiny(
+        "UnlimitedOcr",
+        TEXT | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_group": 1,
+                "topk_group": 1, "mlp_layer_types": ["dense", "sparse"], "sliding_window": 64},
+        {"sam_config": SAM | {"model_type": "unlimited_ocr_sam_vision_model", "downsample_channels": [32, 64]},
+         "encoder_config": VISION | {"hidden_size": 64, "image_size": 64, "patch_size": 16}},
+        joined, [[Image(2, 5), Image(4, 5), Image(1, 1)], [Image(4, 5), Image(1, 1)]], sliding=True,
+    ),
+    "muse_spark": Tiny(
+        "MuseSpark",
+        TEXT | WINDOWS | {"moe_intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2,
+                          "moe_hidden_size": 32},
+        VISION | {"patch_size": PATCH, "pos_emb_height": 6, "pos_emb_width": 6, "patch_temporal": 1},
+        grids(3 * PATCH**2), GRIDS,
+        BOTH | {"projector_hidden_size": 32, "out_hidden_size": 128, "audio_token_id": 299,
+                "audio_config": {"patch_sizes": [16, 6], "hidden_sizes": [16, 32], "depths": [1, 1],
+                                 "num_hidden_layers": 2, "out_hidden_size": 64}},
+        sliding=True, videos=[Video(1, 2, 2)] * 2, video_inputs=clip(3 * PATCH**2), separated=True,
     ),
     "step3p7": Tiny(
         "Step3p7", STEP, SEEN | {"image_size": 48, "max_position_embeddings": 144, "mlp_ratio": 2.0}, step,

@@ -21,6 +21,7 @@ class TextConversion:
         late_rotation: whether queries and keys are rotated inside the attention.
         parallel: method that makes adjacent images unordered, if any.
         self_extend: group and window of grouped positions, if any.
+        first: position of the first token in the stock model.
     """
 
     scheme: Scheme
@@ -29,3 +30,4 @@ class TextConversion:
     late_rotation: bool
     parallel: Parallel | None
     self_extend: tuple[int, int] | None
+    first: int = 0

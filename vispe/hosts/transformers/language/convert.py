@@ -17,6 +17,7 @@ from vispe.hosts.transformers.diagnosis import refusal
 from vispe.hosts.transformers.language.conversion_record import TextConversion
 from vispe.hosts.transformers.language.converted_classes import (
     PositionedGeneration,
+    PositionedGenerationFromOne,
     PositionedLayer,
     PositionedModel,
     PositionedText,
@@ -131,11 +132,11 @@ def convert_vlm(
     _log_cast(text, rotaries)
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
+    first = family_of(inner.config).first
     if model is not inner:
         has_index = hasattr(model, "get_rope_index")
-        model.__class__ = converted_subclass(
-            type(model), PositionedIndexGeneration if has_index else PositionedGeneration
-        )
+        counted = PositionedGenerationFromOne if first else PositionedGeneration
+        model.__class__ = converted_subclass(type(model), PositionedIndexGeneration if has_index else counted)
     indexed = hasattr(inner, "get_rope_index")
     inner.__class__ = converted_subclass(type(inner), PositionedIndex if indexed else PositionedModel)
     inner.vispe_scheme = scheme
@@ -148,6 +149,7 @@ def convert_vlm(
         late_rotation,
         parallel,
         self_extend,
+        first,
     )
     if late_rotation:
         enable_late_rotation(text)

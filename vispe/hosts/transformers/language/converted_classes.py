@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -187,6 +186,17 @@ class PositionedGeneration:
         ours = (TABLE, SPAN, OFFSET, ATTRIBUTES)
         kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in ours}
         return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
+
+
+class PositionedGenerationFromOne(PositionedGeneration):
+    """The model with a head, of a stock class that adds 1 to the positions of `generate`."""
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Prepare a step of generation, with positions that count from 0."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
+        if inputs.get("position_ids") is not None:
+            inputs["position_ids"] = inputs["position_ids"] - 1
+        return inputs
 
 
 class PositionedModel:
@@ -431,7 +441,11 @@ class PositionedText:
         rotary = self.vispe_text.rotary[kind]
         pairs = {"frequencies": rotary.rates(self), "axis_of_pair": getattr(self, buffer_of(kind))}
         factor, dtype = rotary.scaling(self), torch.float32 if rotary.full else dtype
-        tables_at = partial(tables, **pairs, scaling=factor, dtype=dtype)
+
+        def tables_at(ids: Tensor) -> tuple[Tensor, Tensor]:
+            first = self.vispe_text.first
+            return tables(ids + first if first else ids, **pairs, scaling=factor, dtype=dtype)
+
         cos, sin = tables_at(ids)
         if not self.vispe_text.late_rotation:
             return (rotary.expand(cos), rotary.expand(sin)), None

@@ -117,7 +117,7 @@ def check_late_rotation(text: Any) -> None:
             f"late_rotation supports the attention implementations {', '.join(BASES)}, got {base!r}. Call "
             "model.set_attn_implementation('sdpa') first."
         )
-    if "sliding_attention" in (getattr(text.config, "layer_types", None) or ()):
+    if any("sliding" in kind for kind in getattr(text.config, "layer_types", None) or ()):
         raise UnsupportedHost(
             "late_rotation needs all keys in the cache, got a model with sliding windows. Use late_rotation=False."
         )

@@ -14,9 +14,10 @@ from vispe.hosts.transformers.language.families.patches import PATCH_FAMILIES
 from vispe.hosts.transformers.language.families.sizes import SIZE_FAMILIES
 from vispe.hosts.transformers.language.families.squares import SQUARE_FAMILIES
 from vispe.hosts.transformers.language.families.tiles import TILE_FAMILIES
+from vispe.hosts.transformers.language.families.views import VIEW_FAMILIES
 
 FAMILIES: dict[str, LanguageFamily] = (
-    GRID_FAMILIES | SIZE_FAMILIES | SQUARE_FAMILIES | PATCH_FAMILIES | TILE_FAMILIES
+    GRID_FAMILIES | SIZE_FAMILIES | SQUARE_FAMILIES | PATCH_FAMILIES | TILE_FAMILIES | VIEW_FAMILIES
 )
 
 

@@ -78,6 +78,7 @@ class LanguageFamily:
         own: function from a configuration to the scheme that the model was trained with.
         separate_frames: whether the frames of a video are separate blocks, with timestamps as text between them.
         framed: whether video frames consist of image tokens, between markers of a video.
+        first: position of the first token in the stock model.
         masks: whether the model around the language model creates masks itself, from ordinary position ids.
     """
 
@@ -85,4 +86,5 @@ class LanguageFamily:
     own: Callable[[Any], Scheme] = lambda config: create_scheme("rope1d")
     separate_frames: bool = False
     framed: bool = False
+    first: int = 0
     masks: bool = False

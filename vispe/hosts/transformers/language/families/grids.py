@@ -155,6 +155,7 @@ GRID_FAMILIES: dict[str, LanguageFamily] = {
     "hyperclovax_vision_v2": LanguageFamily(PLAIN_GRIDS),
     "minimax_m3_vl": LanguageFamily(PLAIN_GRIDS, separate_frames=True),
     "muse_glimmer": LanguageFamily(PLAIN_GRIDS, separate_frames=True),
+    "muse_spark": LanguageFamily(PLAIN_GRIDS, separate_frames=True),
     "kimi_k25": LanguageFamily(POOLED_GRIDS),
     "video_llama_3": LanguageFamily(MERGED_GRIDS),
     "qwen2_5_omni_thinker": LanguageFamily(GRIDS, _clocked("tmrope")),

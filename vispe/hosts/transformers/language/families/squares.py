@@ -166,24 +166,6 @@ def _docling(call: CallTokens) -> ImageBlocks:
     return _equal(call, (side * (1 if call.arguments.get("tile_fine_mask") is None else 2)) ** 2)
 
 
-def _local_views(call: CallTokens) -> ImageBlocks:
-    """Return the blocks of Step 3.7's images: square local views, then the whole image."""
-    arguments, patch = call.arguments, int(call.config.vision_config.patch_size)
-    pixels, local, counts = (
-        arguments.get(name) for name in ("pixel_values", "pixel_values_local", "num_local_patches")
-    )
-    if pixels is None:
-        return ImageBlocks(call.types, [])
-    # two convolutions of stride 2 with padding round up
-    whole, view = (
-        [-(-(int(n) // patch) // 4) for n in p.shape[-2:]]
-        for p in (pixels, pixels if local is None else local)
-    )
-    numbers = [0] * len(pixels) if counts is None else [int(n) for n in counts]
-    blocks = [[Image(*view)] * number + [Image(*whole)] for number in numbers]
-    return ImageBlocks(call.types, [block for image in blocks for block in image])
-
-
 SQUARES = ImageRule(squares, "squares of the configured size", tiles=True)
 COUNTED = ImageRule(_counted, "equal squares, counted", needed={"image": "pixel_values"})
 VIDEO_LLAVA = ImageRule(
@@ -196,7 +178,6 @@ POOLED_TILES = ImageRule(
     _pooled_tiles, "equal squares, counted", "one block", {"video": "pixel_values_videos"}
 )
 DOCLING = ImageRule(_docling, "equal squares, counted")
-LOCAL_VIEWS = ImageRule(_local_views, "local views, then the whole image", needed={"image": "pixel_values"})
 LATENTS = ImageRule(
     _latents(lambda call: int(call.config.perceiver_config.resampler_n_latents)), "one row of learned queries"
 )
@@ -223,10 +204,10 @@ SQUARE_FAMILIES: dict[str, LanguageFamily] = {
     "gemma3": LanguageFamily(COUNTED, masks=True),
     "gemma3n": LanguageFamily(COUNTED),
     "shieldgemma2": LanguageFamily(COUNTED, masks=True),
+    "paligemma": LanguageFamily(COUNTED, first=1, masks=True),
     "video_llava": LanguageFamily(VIDEO_LLAVA),
     "perception_lm": LanguageFamily(POOLED_TILES),
     "granite_docling": LanguageFamily(DOCLING),
-    "step3p7": LanguageFamily(LOCAL_VIEWS),
     "idefics2": LanguageFamily(LATENTS),
     "aria": LanguageFamily(ARIA_QUERIES),
 }
