@@ -299,6 +299,17 @@ ALL: dict[str, Tiny] = {
         grids(), GRIDS, BOTH | {"vision_start_token_id": 292, "vision_end_token_id": 293},
         axes=3, videos=[Video(1, 2, 2)] * 2, video_inputs=clip(), separated=True,
     ),
+    "qwen4_exp": Tiny(
+        "Qwen4Exp",
+        TEXT | LINEAR | {"layer_types": ["linear_attention", "indexed_attention"], "num_experts": 4,
+                         "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48,
+                         "rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
+                         "hc_count": 2, "hc_lowrank": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+                         "indexer_head_dim": 32, "indexer_budget": 8, "indexer_compress_ratio": 4},
+        QWEN_TOWER | {"num_position_embeddings": 16}, grids(), GRIDS,
+        BOTH | {"vision_start_token_id": 292, "vision_end_token_id": 293}, axes=3, late=False,
+        videos=[Video(1, 2, 2)] * 2, video_inputs=clip(), separated=True,
+    ),
     "video_llama_3": Tiny(
         "VideoLlama3", QWEN2, VISION | {"patch_size": PATCH}, merged, GRIDS, BOTH,
         videos=[Video(1, 2, 2)] * 2, video_inputs=merged_clip, separated=True,

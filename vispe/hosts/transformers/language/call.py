@@ -202,7 +202,7 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     images |= call.input_ids is None and call.types is not None
     if state is None:
         check_filled_here(call.cache)
-        late = language_model_of(call.model).vispe_text.late_rotation
+        late = language_model_of(call.model).vispe_text.caches_coordinates
         state = state_of_prefix(call.cache, tokens, axes, late=late, by_mask=images)
     token_index, ids = _split(call, tokens, position_ids)
     # only ids of the caller can restart, which means that several samples are packed into a row

@@ -41,7 +41,7 @@ from vispe.hosts.transformers.language.rope_index import (
     PositionedIndex,
     PositionedIndexGeneration,
 )
-from vispe.hosts.transformers.language.rotary_detection import DetectedRotary, kinds_of, rotaries_of
+from vispe.hosts.transformers.language.rotary_detection import ALL_POSITIONS, DetectedRotary, kinds_of, rotaries_of
 from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
 from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme
@@ -150,6 +150,7 @@ def convert_vlm(
         parallel,
         self_extend,
         first,
+        text.config.model_type in ALL_POSITIONS,
     )
     if late_rotation:
         enable_late_rotation(text)

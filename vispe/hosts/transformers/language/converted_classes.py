@@ -446,10 +446,12 @@ class PositionedText:
             first = self.vispe_text.first
             return tables(ids + first if first else ids, **pairs, scaling=factor, dtype=dtype)
 
+        past = None if state is None else state.ids
+        if self.vispe_text.all_positions and past is not None:
+            ids = torch.cat([past, ids], 2)
         cos, sin = tables_at(ids)
         if not self.vispe_text.late_rotation:
             return (rotary.expand(cos), rotary.expand(sin)), None
-        past = None if state is None else state.ids
         of_keys = (cos, sin) if past is None else tables_at(torch.cat([past, ids], 2))
         pairwise = self._pairwise(ids, token_attributes, state, factor, **pairs)
         late = LateRotation(_with_heads(cos, sin), _with_heads(*of_keys), *pairwise, rotary.layout)
@@ -535,7 +537,7 @@ class PositionedLayer:
                 "returned by the rotary embedding of the language model, or call the language model."
             )
         state: SequenceState | None = getattr(cache_of(kwargs), "vispe_state", None)
-        if state is not None and state.ids is not None:
+        if state is not None and state.ids is not None and not state.rotated:
             raise InputError(
                 f"{type(self).__qualname__}: the cache contains unrotated keys, which only the attention of the "
                 "language model rotates, got a direct call of a layer. Call the language model, or omit the cache."

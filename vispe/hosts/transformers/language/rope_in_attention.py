@@ -159,7 +159,7 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
         ShapeError: the number of tokens, rows or axes differs.
     """
     state: SequenceState | None = getattr(cache, "vispe_state", None)
-    if state is None or state.ids is None:
+    if state is None or state.ids is None or state.rotated:
         raise UnsupportedHost(
             "reposition: the keys in the cache are already rotated. Convert the model with late_rotation=True and fill "
             "the cache again."

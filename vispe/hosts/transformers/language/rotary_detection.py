@@ -22,6 +22,8 @@ RTOL = 1e-2
 STATIC_ROPE = ("default", "linear", "yarn", "llama3", "proportional", "ntk_alpha")
 # language models with several axes that reject a first row of ordinary ids; they expand ids (b, s) themselves
 WITHOUT_ORDINARY_ROW = ("hunyuan_vl_text",)
+# language models whose layers need the rotation of cached tokens as well
+ALL_POSITIONS = ("qwen4_exp_text",)
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,7 @@ GRID_FAMILIES: dict[str, LanguageFamily] = {
     "qwen3_vl_moe": _QWEN3,
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,
+    "qwen4_exp": _QWEN3,
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
     "glm46v": _GLM,
