@@ -310,6 +310,15 @@ ALL: dict[str, Tiny] = {
         BOTH | {"vision_start_token_id": 292, "vision_end_token_id": 293}, axes=3, late=False,
         videos=[Video(1, 2, 2)] * 2, video_inputs=clip(), separated=True,
     ),
+    "hy_v4_vl": Tiny(
+        "HYV4VL",
+        MLA | {"index_topk": 8, "index_head_dim": 32, "index_n_heads": 2, "mlp_layer_types": ["dense", "sparse"],
+               "indexer_types": ["full", "shared"], "hc_mult": 2,
+               "rope_parameters": ROPE | {"mrope_section": [4, 2, 2]}, "model_type": "hy_v4_vl_text"},
+        VISION | {"patch_size": PATCH, "spatial_merge_size": 2, "max_image_size": 24, "out_hidden_size": 64},
+        grids(3 * PATCH**2), [[Image(2, 4)], [Image(2, 3)]], BOTH, axes=3, late=False,
+        videos=[Video(1, 2, 3)] * 2, video_inputs=clip(3 * PATCH**2),
+    ),
     "video_llama_3": Tiny(
         "VideoLlama3", QWEN2, VISION | {"patch_size": PATCH}, merged, GRIDS, BOTH,
         videos=[Video(1, 2, 2)] * 2, video_inputs=merged_clip, separated=True,

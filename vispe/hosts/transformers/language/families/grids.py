@@ -73,6 +73,17 @@ def _merged(call: CallTokens, name: str) -> list[tuple[int, int, int]]:
     return [(t, h // m, w // m) for (t, h, w), m in zip(grid.tolist(), merges.tolist(), strict=True)]
 
 
+def _row_end_grids(call: CallTokens) -> ImageBlocks:
+    """Return the blocks of images and frames whose rows end with a token of the image (HY V4 VL)."""
+    merge = _merge_of(call.config.vision_config)
+    grids = (call.arguments.get(f"{name}_grid_thw") for name in ("image", "video"))
+    images, clips = (
+        [] if grid is None else [(t, h // merge, w // merge + 1) for t, h, w in grid.tolist()] for grid in grids
+    )
+    frames = [Video(1, h, w) for t, h, w in clips for _ in range(t)]
+    return ImageBlocks(call.types, [Image(h, w) for _, h, w in images], frames)
+
+
 def _newline_grids(call: CallTokens) -> ImageBlocks:
     grids: Tensor | None = call.arguments.get("image_grid_thw")
     merge = call.config.vision_config.spatial_merge_size
@@ -102,6 +113,7 @@ POOLED_GRIDS = ImageRule(_pooled_grids, "grids of the call", "frames with text t
 MERGED_GRIDS = ImageRule(
     _merged_grids, "grids and merge sizes of the call", "frames with text timestamps", NEEDED
 )
+ROW_END_GRIDS = ImageRule(_row_end_grids, "grids of the call, row ends", "one block for each frame", NEEDED)
 NEWLINE_GRIDS = ImageRule(
     _newline_grids, "grids of the call, row ends", needed={"image": "image_grid_thw"}
 )  # a token after each row and at both ends of an image
@@ -149,6 +161,7 @@ GRID_FAMILIES: dict[str, LanguageFamily] = {
     "glm_ocr": _GLM,
     "ernie4_5_vl_moe": LanguageFamily(GRIDS, _ernie),
     "paddleocr_vl": LanguageFamily(GRIDS, _of("mrope")),
+    "hy_v4_vl": LanguageFamily(ROW_END_GRIDS, _of("mrope_i")),
     "hunyuan_vl": LanguageFamily(NEWLINE_GRIDS, _hunyuan),
     "cosmos3_edge": _QWEN3,
     "cosmos3_omni": _QWEN3,
