@@ -131,6 +131,11 @@ def granite() -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(2, 3, 3, 24, 24), "image_sizes": sizes}
 
 
+def sized() -> dict[str, Tensor]:
+    sizes = torch.tensor([[16, 24], [24, 16]])
+    return {"pixel_values": torch.randn(2, 3, 24, 24), "image_sizes": sizes}
+
+
 def targets() -> dict[str, Tensor]:
     sizes = torch.tensor([[8, 12], [12, 8]])
     return {"pixel_values": torch.randn(1, 3, PATCH, 2 * 96 * PATCH), "target_sizes": sizes}
@@ -322,6 +327,15 @@ ALL: dict[str, Tiny] = {
     "video_llama_3": Tiny(
         "VideoLlama3", QWEN2, VISION | {"patch_size": PATCH}, merged, GRIDS, BOTH,
         videos=[Video(1, 2, 2)] * 2, video_inputs=merged_clip, separated=True,
+    ),
+    "mistral_large4": Tiny(
+        "MistralLarge4",
+        TEXT | {k: MLA[k] for k in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim",
+                "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace")}
+        | {"num_key_value_heads": 2, "index_topk": 8, "index_head_dim": 32, "index_n_heads": 2, "head_dim": 16},
+        SEEN | {"model_type": "pixtral", "image_size": 32, "head_dim": 16,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+        sized, [[Image(2, 3)], [Image(3, 2)]], INDEXED, late=False,
     ),
     "granite4_vision": Tiny(
         "Granite4Vision", TEXT, CLIP | {"hidden_size": 64, "image_size": 24}, granite,

@@ -126,6 +126,8 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     rope, width = config.rope_parameters, getattr(config, "head_dim", None) or config.hidden_size // 2
     rotated = int(width * rope.get("partial_rotary_factor", 1.0))
     rates = rope["rope_theta"] ** (-torch.arange(0, rotated, 2).double() / rotated)
+    learned = getattr(language_model_of(model.model).rotary_emb, "alpha", torch.zeros(1))
+    rates = rates * learned.double().exp()
     scheme = model.model.vispe_scheme
     ids = scheme.coordinates(Stream.of([sample.segments])).ids
     first = FAMILIES[family].first

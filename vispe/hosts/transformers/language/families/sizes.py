@@ -80,5 +80,6 @@ SIZE_FAMILIES: dict[str, LanguageFamily] = {
     "llava": LanguageFamily(SIZES),
     "lighton_ocr": LanguageFamily(SIZES),
     "mistral3": LanguageFamily(SIZES),
+    "mistral_large4": LanguageFamily(SIZES),
     "molmo2": LanguageFamily(REGIONS, masks=True),
 }
