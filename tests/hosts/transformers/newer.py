@@ -95,6 +95,10 @@ def clip(*shape: int, frames: int = 2) -> Callable[[], dict[str, Tensor]]:
     return inputs
 
 
+def renamed() -> dict[str, Tensor]:
+    return {"pixel_values_images": torch.randn(2, 3, 12, 12)}
+
+
 def tiles() -> dict[str, Tensor]:
     sizes = torch.tensor([[12, 24], [24, 12]])
     return {"pixel_values": torch.randn(2, 3, 3, 12, 12), "image_sizes": sizes}

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,9 +27,9 @@ from tests.hosts.transformers.more import (
 )
 from tests.hosts.transformers.newer import TINY
 from tests.hosts.transformers.tiny import CLASSES as FIRST
-from tests.hosts.transformers.tiny import IMAGE, PAD, transformers
+from tests.hosts.transformers.tiny import IMAGE, PAD, START, transformers
 from tests.products import partly
-from vispe.errors import InputError, UnsupportedHost
+from vispe.errors import InputError, MissingExtra, UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
 from vispe.hosts.transformers.language.rotary_detection import rotary_of
 from vispe.multimodal import Stream, list_schemes
@@ -55,16 +56,36 @@ def logits(model, inputs):
         return model(**inputs).logits
 
 
-def padded(inputs, count=3):
-    """The same prompt behind padding."""
+def padded(inputs, count=3, side="left"):
+    """The same prompt with padding."""
     types = ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids")
     left = {"input_ids": PAD, "attention_mask": 0} | dict.fromkeys(types, 0)
     more = {
-        n: torch.cat([inputs[n].new_full((1, count), fill), inputs[n]], 1)
+        n: torch.cat([inputs[n].new_full((1, count), fill), inputs[n]][:: 1 if side == "left" else -1], 1)
         for n, fill in left.items()
         if n in inputs
     }
     return inputs | more
+
+
+def with_one_image(family):
+    """The prompt up to its second image, for families whose inputs list images one after the other."""
+    inputs = dict(prompt(family).inputs)
+    ids, pixels = inputs["input_ids"], inputs.get("pixel_values")
+    second = int((ids[0] == START).nonzero()[1, 0])
+    for name, value in inputs.items():
+        if name == "pixel_values_local":  # all are of the first image
+            continue
+        if value is not pixels and tuple(value.shape if torch.is_tensor(value) else ()) == tuple(ids.shape):
+            inputs[name] = value[:, :second]
+        elif value is pixels and "target_sizes" in inputs:
+            inputs[name] = value[..., : value.shape[-1] // 2]
+        elif value is pixels and "image_grid_thw" in inputs:
+            inputs[name] = value[: int(inputs["image_grid_thw"][0].prod())]
+        else:
+            many = torch.is_tensor(value) and value.shape[:2] == (1, 2) and value.ndim > 1
+            inputs[name] = value[:, :1] if many else value[:1]
+    return inputs
 
 
 def test_every_family_of_the_table_is_tested():
@@ -87,10 +108,22 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     ids = {} if family in GRIDS else {"position_ids": keys}  # without them the other families count padding
     actual, expected = logits(model, behind), logits(stock(family), behind | ids)
     torch.testing.assert_close(actual[:, 3:], expected[:, 3:], rtol=0, atol=0)
+    ahead = padded(inputs, side="right")
+    keys = ahead["attention_mask"].cumsum(1) - 1 + FAMILIES[family].first
+    ids = {} if family in GRIDS else {"position_ids": keys}
+    actual, expected = logits(model, ahead), logits(stock(family), ahead | ids)
+    atol = 1e-5 if family == "aria" else 0  # padding changes how tokens are grouped by expert
+    torch.testing.assert_close(actual[:, :-3], expected[:, :-3], rtol=0, atol=atol)
     said = (
         m.generate(**behind, max_new_tokens=4, do_sample=False) for m in (model, copy.deepcopy(stock(family)))
     )
     assert torch.equal(*said)
+
+
+@cases("family", list(TINY))
+def test_one_image(family):
+    inputs = with_one_image(family)
+    assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
 
 
 FILMED = [f for f in GRIDS if f not in ("paddleocr_vl", *NEWLINES, *TINY)]
@@ -127,7 +160,7 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     rotated = int(width * rope.get("partial_rotary_factor", 1.0))
     rates = rope["rope_theta"] ** (-torch.arange(0, rotated, 2).double() / rotated)
     learned = getattr(language_model_of(model.model).rotary_emb, "alpha", torch.zeros(1))
-    rates = rates * learned.double().exp()
+    rates = rates * learned.detach().double().exp()
     scheme = model.model.vispe_scheme
     ids = scheme.coordinates(Stream.of([sample.segments])).ids
     first = FAMILIES[family].first
@@ -290,6 +323,21 @@ def test_logits_of_their_own_need_heads_that_turn_whole_in_halves(family):
         converted(family, "mrope_i", parallel="pine")
 
 
+@pytest.mark.filterwarnings("ignore:`pixel_values_images` is deprecated")
+def test_images_by_the_other_name_of_video_llava():
+    sample, model = prompt("video_llava"), converted("video_llava", "vrope")
+    pixels = sample.inputs.pop("pixel_values", None)
+    expected = logits(model, sample.inputs | {"pixel_values": pixels}) if pixels is not None else None
+    actual = logits(model, {"pixel_values_images": pixels} | sample.inputs)
+    assert expected is None or torch.equal(actual, expected)
+
+
+def test_a_family_of_a_newer_version_names_it(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "mistral3", replace(FAMILIES["mistral3"], since="99.0.0"))
+    with pytest.raises(MissingExtra, match=r"scheme in mistral3 needs transformers 99\.0\.0 or later, got"):
+        converted("mistral3", "vrope")
+
+
 def test_tiles_are_not_named_where_the_model_says_them():
     with pytest.raises(InputError, match="tile_grids is not supported by idefics3"):
         converted("idefics3", "vrope")(**prompt("idefics3").inputs, tile_grids=torch.tensor([[1, 1]]))
@@ -342,7 +390,7 @@ REASONS = {
     "mllama": "the input of cross-attention layers",
     "florence2": "an encoder and a decoder",
     "blip-2": "position schemes need a rotary embedding .* got a OPTForCausalLM without",
-    "fuyu": "the image placeholders and image sizes of this model type are unknown",
+    "fuyu": "its calls do not contain the sizes of images",
 }
 
 

@@ -46,7 +46,8 @@ from vispe.multimodal import Coordinates, Stream
 
 # part of error messages: advice for packed samples
 PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."
-PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
+# Video-LLaVA accepts images by another name as well, its only name before transformers 5.24
+PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "mm_encoder_outputs")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
 TABLE, SPAN, OFFSET = (
     "vispe_table",

@@ -41,9 +41,15 @@ from vispe.hosts.transformers.language.rope_index import (
     PositionedIndex,
     PositionedIndexGeneration,
 )
-from vispe.hosts.transformers.language.rotary_detection import ALL_POSITIONS, DetectedRotary, kinds_of, rotaries_of
+from vispe.hosts.transformers.language.rotary_detection import (
+    ALL_POSITIONS,
+    DetectedRotary,
+    kinds_of,
+    rotaries_of,
+)
 from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
+from vispe.hosts.transformers.version import check_version
 from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
 from vispe.multimodal.per_layer import ConcatenatedScheme, scheme_of
@@ -97,6 +103,8 @@ def convert_vlm(
     kind = getattr(inner.config, "model_type", "")
     if kind not in FAMILIES:
         raise UnsupportedHost(refusal(model, scheme.name))
+    if oldest := FAMILIES[kind].since:
+        check_version(oldest, f"vispe.convert: a position scheme in {kind}")
     text = language_model_of(inner)
     rotaries, heads = _check_text(text)
     scheme, of_layer = _sectioned(scheme, inner, rotaries), _of_layer(scheme, text)

@@ -98,7 +98,11 @@ class DecodingStep:
 
 def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | None:
     """Return a decoding step of one text token per row, whose rotation can be precomputed; None for other calls."""
-    if torch.compiler.is_compiling() or exporting() or language_model_of(call.model).vispe_text.caches_coordinates:
+    if (
+        torch.compiler.is_compiling()
+        or exporting()
+        or language_model_of(call.model).vispe_text.caches_coordinates
+    ):
         return None
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if (

@@ -79,6 +79,7 @@ class LanguageFamily:
         separate_frames: whether the frames of a video are separate blocks, with timestamps as text between them.
         framed: whether video frames consist of image tokens, between markers of a video.
         first: position of the first token in the stock model.
+        since: oldest supported version of transformers, if it is newer than that of other families.
         masks: whether the model around the language model creates masks itself, from ordinary position ids.
     """
 
@@ -87,4 +88,5 @@ class LanguageFamily:
     separate_frames: bool = False
     framed: bool = False
     first: int = 0
+    since: str = ""
     masks: bool = False

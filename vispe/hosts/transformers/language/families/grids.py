@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ def _row_end_grids(call: CallTokens) -> ImageBlocks:
     merge = _merge_of(call.config.vision_config)
     grids = (call.arguments.get(f"{name}_grid_thw") for name in ("image", "video"))
     images, clips = (
-        [] if grid is None else [(t, h // merge, w // merge + 1) for t, h, w in grid.tolist()] for grid in grids
+        [] if grid is None else [(t, h // merge, w // merge + 1) for t, h, w in grid.tolist()]
+        for grid in grids
     )
     frames = [Video(1, h, w) for t, h, w in clips for _ in range(t)]
     return ImageBlocks(call.types, [Image(h, w) for _, h, w in images], frames)
@@ -153,7 +155,7 @@ GRID_FAMILIES: dict[str, LanguageFamily] = {
     "qwen3_vl_moe": _QWEN3,
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,
-    "qwen4_exp": _QWEN3,
+    "qwen4_exp": replace(_QWEN3, since="5.24.0"),
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
     "glm46v": _GLM,
@@ -163,7 +165,7 @@ GRID_FAMILIES: dict[str, LanguageFamily] = {
     "paddleocr_vl": LanguageFamily(GRIDS, _of("mrope")),
     "hy_v4_vl": LanguageFamily(ROW_END_GRIDS, _of("mrope_i")),
     "hunyuan_vl": LanguageFamily(NEWLINE_GRIDS, _hunyuan),
-    "cosmos3_edge": _QWEN3,
+    "cosmos3_edge": replace(_QWEN3, since="5.24.0"),
     "cosmos3_omni": _QWEN3,
     "exaone4_5": LanguageFamily(PLAIN_GRIDS),
     "hyperclovax_vision_v2": LanguageFamily(PLAIN_GRIDS),
