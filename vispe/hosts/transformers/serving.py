@@ -20,7 +20,7 @@ from vispe.hosts.transformers.language.convert import (
     with_host_sections,
 )
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
-from vispe.hosts.transformers.language.families.grids import GRIDS, NEWLINE_GRIDS
+from vispe.hosts.transformers.language.families.grids import GRIDS, NEWLINE_GRIDS, ROW_END_GRIDS
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.saving import config_record
@@ -171,7 +171,7 @@ def serve_positions(
     config = inner.config
     if config.model_type not in FAMILIES or family_of(config).images is not GRIDS:
         names = ", ".join(name for name, family in FAMILIES.items() if family.images is GRIDS)
-        newlines = config.model_type in FAMILIES and family_of(config).images is NEWLINE_GRIDS
+        newlines = config.model_type in FAMILIES and family_of(config).images in (NEWLINE_GRIDS, ROW_END_GRIDS)
         numbered = (
             "whose positions they compute themselves" if newlines else "whose tokens they number one by one"
         )

@@ -2,6 +2,9 @@
 
 Properties of the language model itself are detected in `rotary_detection`. The tables contain properties that cannot
 be detected: one entry per model type, with an `ImageRule`, whose function locates images in the tokens of a call.
+
+To add a family, find the rule that returns the blocks of its images, or write a function from `CallTokens` to
+`ImageBlocks`, and add an entry to the table of its file, with the scheme of its training unless it is ``rope1d``.
 """
 
 from __future__ import annotations
