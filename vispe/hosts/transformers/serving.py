@@ -171,7 +171,10 @@ def serve_positions(
     config = inner.config
     if config.model_type not in FAMILIES or family_of(config).images is not GRIDS:
         names = ", ".join(name for name, family in FAMILIES.items() if family.images is GRIDS)
-        newlines = config.model_type in FAMILIES and family_of(config).images in (NEWLINE_GRIDS, ROW_END_GRIDS)
+        newlines = config.model_type in FAMILIES and family_of(config).images in (
+            NEWLINE_GRIDS,
+            ROW_END_GRIDS,
+        )
         numbered = (
             "whose positions they compute themselves" if newlines else "whose tokens they number one by one"
         )

@@ -126,6 +126,27 @@ def test_one_image(family):
     assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
 
 
+@partly(7)
+@cases(
+    "family", [f for f in TINY if f not in ("idefics2", "granite_docling")]
+)  # whose images are listed by row
+def test_a_batch_with_text_and_beams(family):
+    inputs = dict(prompt(family).inputs)
+    text = {"input_ids": [PAD, PAD, 5, 6, 7, 8], "attention_mask": [0, 0, 1, 1, 1, 1]}
+    for name in ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"):
+        if name in inputs:
+            row = torch.zeros_like(inputs[name])
+            row[0, -6:] = torch.tensor(text.get(name, [0] * 6))
+            inputs[name] = torch.cat([row, inputs[name]])
+    valid = inputs["attention_mask"].bool()
+    keys = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0) + FAMILIES[family].first
+    ids = {} if family in GRIDS else {"position_ids": keys}
+    model, before = converted(family, own_of(family)), copy_of(family)
+    assert torch.equal(logits(model, inputs)[valid], logits(before, inputs | ids)[valid])
+    said = (m.generate(**inputs, max_new_tokens=3, num_beams=2, do_sample=False) for m in (model, before))
+    assert torch.equal(*said)
+
+
 FILMED = [f for f in GRIDS if f not in ("paddleocr_vl", *NEWLINES, *TINY)]
 
 
