@@ -529,9 +529,14 @@ class PositionedLayer:
             kwargs[LATE] = late[self.vispe_kind]
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
+    def _is_rotated(self) -> bool:
+        """Return whether the host rotates queries and keys of this layer; models may list layers that it does not."""
+        rates = getattr(getattr(self, "config", None), "layer_rope_theta", None)
+        return rates is None or bool(rates[self.self_attn.layer_idx])  # type: ignore[attr-defined]
+
     def _check_alone(self, kwargs: dict[str, Any]) -> None:
         """Raise `InputError` if a direct call of the layer has no rotation, or a cache of unrotated keys."""
-        if kwargs.get("position_embeddings") is None:
+        if kwargs.get("position_embeddings") is None and self._is_rotated():
             raise InputError(
                 f"{type(self).__qualname__}: position_embeddings are missing, got None. Pass the cosines and sines "
                 "returned by the rotary embedding of the language model, or call the language model."
