@@ -12,6 +12,7 @@ from pathlib import Path
 import checkout  # noqa: F401  (finds vispe)
 
 from vispe.hosts.transformers.language.families import FAMILIES
+from vispe.hosts.transformers.language.families.patches import FRAMES
 from vispe.multimodal import Image, Parallel, Stream, Text, create_scheme, list_schemes
 from vispe.multimodal.properties import SchemeProperties, properties
 
@@ -36,20 +37,6 @@ POSITION = ("scheme", "moves with the text before", "text after an image", "text
             "random in training")  # fmt: skip
 
 
-PICTURES = {
-    "grids": "grids of the call",
-    "newline_grids": "grids of the call, row ends",
-    "squares": "squares of the configured size",
-    "sizes": "`image_sizes`, row ends; else squares",
-    "runs": "equal squares, counted",
-    "patch_positions": "positions of patches",
-    "patches": "`target_sizes`; slices are images",
-    "regions": "`image_grids`: thumbnail, full image, row ends",
-    "tiles": "`image_sizes`: thumbnail, tiles, row ends",
-    "one_vision": "`image_sizes`: thumbnail, tiles up to a limit",
-}
-
-
 def families() -> str:
     """Return the table of model families; requires transformers."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -57,16 +44,8 @@ def families() -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
         own = str(family.own(CONFIG_MAPPING[name]()))
-        videos = (
-            "frames with text timestamps"
-            if family.separate_frames or family.image_layout in ("patch_positions", "patches", "regions")
-            else "one block"
-            if family.image_layout == "grids"
-            else "-"
-        )
-        videos = "one block for all frames" if family.image_layout == "one_vision" else videos
-        videos = "frames with text timestamps" if family.image_layout == "patch_positions" else videos
-        rows.setdefault((PICTURES[family.image_layout], videos, f"`{own}`"), []).append(f"`{name}`")
+        videos = FRAMES if family.separate_frames else family.images.videos
+        rows.setdefault((family.images.text, videos, f"`{own}`"), []).append(f"`{name}`")
     heads = ("model types", "how images are located", "videos", "trained with")
     return _table(heads, [[", ".join(names), *key] for key, names in rows.items()])
 

@@ -10,6 +10,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
+from tests.hosts.transformers.newer import ALL, TINY
 from tests.hosts.transformers.tiny import (
     END,
     IMAGE,
@@ -91,14 +92,27 @@ else:
 if not hasattr(transformers, "HunYuanVLConfig"):
     LACKING = (*LACKING, "hunyuan_vl")
     CLASSES.pop("hunyuan_vl")
+LACKING = (*LACKING, *(family for family in ALL if family not in TINY))
 OMNI = tuple(family for family in CLASSES if "omni" in family)
 NEWLINES = tuple(family for family in CLASSES if family == "hunyuan_vl")  # rows end in a token of the image
 GRIDS = (*tuple(CLASSES)[:9], *OMNI, *NEWLINES)
 SIZED = ("mistral3", "lighton_ocr")
+CLASSES |= {family: tiny.name for family, tiny in TINY.items()}
+GRIDS = (*GRIDS, *(family for family, tiny in TINY.items() if tiny.axes == 3))
 BREAK = 296  # ends a row of an image; END ends the last
-KINDS = ("gemma3", "gemma3n", "gemma4")  # layers have frequencies by their kind
+KINDS = (
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    *(family for family, tiny in TINY.items() if tiny.kinds),
+)  # layers have frequencies by their kind
 PACKED = ("gemma4", "minicpmv4_6", "molmo2")  # images come as patches in a row
-SLIDING = ("aya_vision", "cohere2_vision", *KINDS)  # some layers keep a window
+SLIDING = (
+    "aya_vision",
+    "cohere2_vision",
+    *KINDS,
+    *(family for family, tiny in TINY.items() if tiny.sliding),
+)  # some layers keep a window
 SIDES = {"gemma3n": 2, "got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direction of a tile, 3 in the others
 
 
@@ -252,12 +266,14 @@ def stock(family: str) -> Any:
         "minicpmv4_6": {"video_token_id": VIDEO, "insert_layer_id": 0},
         "molmo2": {"image_patch_id": IMAGE, "adapter_config": MOLMO_ADAPTER},
     }.get(family, {})
-    name = CLASSES[family]
-    config = getattr(transformers, f"{name}Config")(
-        text_config=text_part(family), vision_config=vision_part(family), **more
-    )
+    if family in TINY:
+        config = TINY[family].config()
+    else:
+        config = getattr(transformers, f"{CLASSES[family]}Config")(
+            text_config=text_part(family), vision_config=vision_part(family), **more
+        )
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    model = class_of(family)(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.15 * torch.randn_like(weight))
@@ -266,6 +282,13 @@ def stock(family: str) -> Any:
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
     return model
+
+
+def class_of(family: str) -> Any:
+    """Return the class of the models of a family."""
+    if family in TINY:
+        return TINY[family].kind()
+    return getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")
 
 
 def copy_of(family: str) -> Any:
@@ -287,7 +310,9 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
     """Return words, an image, words, another image (of another size where there are sizes) and a word."""
     torch.manual_seed(seed)
     words = torch.randint(1, WORDS, (6,)).tolist()
-    if family in NEWLINES:
+    if family in TINY:
+        images = TINY[family].images
+    elif family in NEWLINES:
         images = [[Image(2, 4)], [Image(2, 3)]]
     elif family in GRIDS:
         images = [[Image(2, 3)], [Image(2, 2)]]
@@ -319,7 +344,9 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         ids += [START, *positioned, END, *words[2 + 2 * number : 4 + 2 * number]]
         segments += [Text(1 + around), *blocks, Text(3 + around)]
     inputs = {"input_ids": torch.tensor([ids])}
-    if family in GRIDS:
+    if family in TINY:
+        inputs |= TINY[family].inputs()
+    elif family in GRIDS:
         grids = [[1, 4, 6], [1, 4, 4]]
         channels = 3 * PATCH**2 * (1 if family in ("ernie4_5_vl_moe", "paddleocr_vl", *NEWLINES) else 2)
         pixels = torch.randn(40, channels)
@@ -352,7 +379,18 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         side = {"vipllava": 12, "got_ocr2": 64, "gemma3n": 28}.get(family, 24)
         lead = (1, 2) if family in ("idefics3", "smolvlm") else (2,)
         inputs["pixel_values"] = torch.randn(*lead, 3, side, side)
-    if video:  # of grid families: two frames of two patches in time each, with words between
+    if video and family in TINY:
+        ids, segments = words[:2], [Text(2)]
+        groups = (
+            [[block] for block in TINY[family].videos] if TINY[family].separated else [TINY[family].videos]
+        )
+        for group in groups:
+            count = sum(t * h * w for block in group for t, h, w, _ in block.parts())
+            ids += [9, START, *[VIDEO] * count, END]
+            segments += [Text(2), *group, Text(1)]
+        inputs = {"input_ids": torch.tensor([[*ids, words[5]]])} | TINY[family].video_inputs()
+        segments += [Text(1)]
+    elif video:  # of grid families: two frames of two patches in time each, with words between
         frames = 4 if family == "ernie4_5_vl_moe" else 2
         inputs |= {"video_grid_thw": torch.tensor([[frames, 4, 4]])}
         inputs["pixel_values_videos"] = torch.randn(frames * 16, channels)
@@ -370,6 +408,8 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         inputs["input_ids"] = torch.tensor([[*words[:2], *clip, words[5]]])
     tokens = inputs["input_ids"]
     inputs["attention_mask"] = torch.ones_like(tokens)
+    if family in TINY and TINY[family].prefix:
+        inputs["token_type_ids"] = torch.zeros_like(tokens)
     if family in GRIDS and family not in OMNI:
         inside = (tokens == CLIP_START).cumsum(1) > (tokens == CLIP_END).cumsum(1)
         film = (tokens == VIDEO) | ((tokens == IMAGE) & inside)

@@ -20,6 +20,15 @@ from vispe.multimodal.per_layer import ConcatenatedScheme
 
 # attribute names of the language model, in order of precedence
 TEXT_TOWERS = ("language_model", "text_model", "text_decoder", "decoder")
+# reasons that cannot be detected, by model type
+REASONS = {
+    "apertus1p5": "vispe has no rule yet for its images, which are codes of an image tokenizer, with row ends",
+    "dots3_note": "vispe has no rule yet for its images; its layers with indexers rotate queries and keys in float32",
+    "fuyu": "its calls do not contain the sizes of images, so the rows of image tokens are unknown",
+    "minicpmv4_7": "it assigns positions on a canvas to the tokens around image slices as well, which no scheme does",
+    "phi4_multimodal": "vispe has no rule yet for its images, which are crops and a thumbnail with row ends",
+    "pi0": "its action expert attends to the keys of its vision-language model, and counts positions itself",
+}
 
 
 def names_of(spec: Any) -> list[str]:
@@ -78,6 +87,8 @@ def supported_part(model: nn.Module) -> str | None:
 def _reason(model: Any, inner: Any) -> tuple[str, str]:
     """Return the reason, without a full stop, and the advice."""
     families = f"Use a model of another family. Supported families: {', '.join(FAMILIES)}."
+    if reason := REASONS.get(getattr(getattr(inner, "config", None), "model_type", "")):
+        return reason, families
     if path := supported_part(model):
         return (
             f"the vision-language model is its submodule `{path}`",
@@ -109,7 +120,7 @@ def _reason(model: Any, inner: Any) -> tuple[str, str]:
         rotaries_of(tower)
     except UnsupportedHost as error:
         return f"{str(error)[0].lower()}{str(error)[1:]}".rstrip("."), families
-    named = f", whose language model is `{path}`" if path else ""
+    named = f" (its language model is `{path}`)" if path else ""
     return (
         f"the image placeholders and image sizes of this model type are unknown to vispe{named}",
         families,

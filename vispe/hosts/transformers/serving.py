@@ -20,6 +20,7 @@ from vispe.hosts.transformers.language.convert import (
     with_host_sections,
 )
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
+from vispe.hosts.transformers.language.families.grids import GRIDS, NEWLINE_GRIDS, ROW_END_GRIDS
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.saving import config_record
@@ -168,9 +169,12 @@ def serve_positions(
         )
     inner: Any = model_inside(built)
     config = inner.config
-    if config.model_type not in FAMILIES or family_of(config).image_layout != "grids":
-        names = ", ".join(name for name, family in FAMILIES.items() if family.image_layout == "grids")
-        newlines = config.model_type in FAMILIES and family_of(config).image_layout == "newline_grids"
+    if config.model_type not in FAMILIES or family_of(config).images is not GRIDS:
+        names = ", ".join(name for name, family in FAMILIES.items() if family.images is GRIDS)
+        newlines = config.model_type in FAMILIES and family_of(config).images in (
+            NEWLINE_GRIDS,
+            ROW_END_GRIDS,
+        )
         numbered = (
             "whose positions they compute themselves" if newlines else "whose tokens they number one by one"
         )

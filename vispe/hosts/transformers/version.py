@@ -17,13 +17,13 @@ CACHE_NAMES = ("cache", "past_key_values")
 """Names of the KV cache as argument and output: from 5.24 on, and in older versions."""
 
 
-def check_version() -> None:
+def check_version(oldest: str = OLDEST, owner: str = "vispe") -> None:
     """Raise `MissingExtra` if the installed version of transformers is too old."""
     import transformers
 
-    if release(transformers.__version__) < release(OLDEST):
+    if release(transformers.__version__) < release(oldest):
         raise MissingExtra(
-            f"vispe needs transformers {OLDEST} or later, got {transformers.__version__}. Run: "
+            f"{owner} needs transformers {oldest} or later, got {transformers.__version__}. Run: "
             "pip install -U 'vispe[vlm]'"
         )
 

@@ -9,7 +9,7 @@ import torch
 import vispe
 from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted, logits
-from tests.hosts.transformers.more import CLASSES, KINDS, prompt, stock, text_part, vision_part
+from tests.hosts.transformers.more import KINDS, class_of, prompt, stock, text_part, vision_part
 from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.conversion_record import describe_vlm
@@ -52,7 +52,7 @@ def test_every_kind_of_layers_has_its_own_angles(family, spec):
     ids = scheme.coordinates(Stream.of([sample.segments])).ids
     for number, kind in enumerate(config.layer_types):
         pairs = recorded[number][0].shape[-1] // 2
-        assert pairs == (32 if family == "gemma4" and kind == "full_attention" else 16)
+        assert pairs == (32 if family.startswith("gemma4") and kind == "full_attention" else 16)
         rates = rates_of(config, kind, pairs)
         turning = int((rates > 0).sum())
         axes = scheme.allocation(turning).tolist() + [0] * (pairs - turning)
@@ -68,9 +68,9 @@ def test_images_see_themselves_whole_as_before(family):
     """Gemma's images attend both ways; the masks for that are made of ordinary ids."""
     inputs = dict(prompt(family).inputs)
     types = (inputs["input_ids"] == IMAGE).long()
-    if family == "gemma3":
+    if family in ("gemma3", "shieldgemma2"):
         inputs["token_type_ids"] = types
-    if family == "gemma4":
+    if family.startswith("gemma4"):
         inputs["mm_token_type_ids"] = types
     for sample in (inputs, {n: v for n, v in inputs.items() if n != "attention_mask"}):
         expected = logits(stock(family), sample)
@@ -81,7 +81,7 @@ def test_images_see_themselves_whole_as_before(family):
         )
         assert torch.equal(*said)
     one_way = logits(stock(family), prompt(family).inputs)
-    assert torch.equal(one_way, expected) == (family == "gemma3n")
+    assert torch.equal(one_way, expected) == (family in ("gemma3n", "step3p7"))
 
 
 @kinds
@@ -128,8 +128,7 @@ def test_on_meta_and_filled_later(family):
     expected = converted(family, "vrope")
     with torch.device("meta"):
         # a copy: conversion writes into the configuration, and `stock` is shared by all tests
-        made = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")
-        model = made(copy.deepcopy(stock(family).config))
+        model = class_of(family)(copy.deepcopy(stock(family).config))
     model = vispe.convert(model.eval(), "vrope").to_empty(device="cpu")
     model.init_weights()
     model.load_state_dict(expected.state_dict())

@@ -46,7 +46,8 @@ from vispe.multimodal import Coordinates, Stream
 
 # part of error messages: advice for packed samples
 PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."
-PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
+# Video-LLaVA accepts images by another name as well, its only name before transformers 5.24
+PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "mm_encoder_outputs")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
 TABLE, SPAN, OFFSET = (
     "vispe_table",
@@ -202,7 +203,7 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     images |= call.input_ids is None and call.types is not None
     if state is None:
         check_filled_here(call.cache)
-        late = language_model_of(call.model).vispe_text.late_rotation
+        late = language_model_of(call.model).vispe_text.caches_coordinates
         state = state_of_prefix(call.cache, tokens, axes, late=late, by_mask=images)
     token_index, ids = _split(call, tokens, position_ids)
     # only ids of the caller can restart, which means that several samples are packed into a row

@@ -27,6 +27,8 @@ class TextConversion:
         late_rotation: whether queries and keys are rotated inside the attention.
         parallel: method that makes adjacent images unordered, if any.
         self_extend: group and window of grouped positions, if any.
+        all_positions: whether layers need the rotation of cached tokens as well, as their indexers rotate cached keys.
+        first: position of the first token in the stock model.
     """
 
     scheme: Scheme
@@ -35,6 +37,13 @@ class TextConversion:
     late_rotation: bool
     parallel: Parallel | None
     self_extend: tuple[int, int] | None
+    first: int = 0
+    all_positions: bool = False
+
+    @property
+    def caches_coordinates(self) -> bool:
+        """Whether the coordinates of cached tokens are stored with the cache."""
+        return self.late_rotation or self.all_positions
 
 
 def schemes_of(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:

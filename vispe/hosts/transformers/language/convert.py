@@ -15,7 +15,10 @@ from vispe.attention.pairwise_rope.self_extend import check_self_extend
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.transformers.diagnosis import refusal
 from vispe.hosts.transformers.language.conversion_record import TextConversion, kind_key, schemes_of
-from vispe.hosts.transformers.language.converted_classes.generation import PositionedGeneration
+from vispe.hosts.transformers.language.converted_classes.generation import (
+    PositionedGeneration,
+    PositionedGenerationFromOne,
+)
 from vispe.hosts.transformers.language.converted_classes.layer import PositionedLayer
 from vispe.hosts.transformers.language.converted_classes.model import (
     PositionedModel,
@@ -40,9 +43,15 @@ from vispe.hosts.transformers.language.rope_index import (
     PositionedIndex,
     PositionedIndexGeneration,
 )
-from vispe.hosts.transformers.language.rotary_detection import DetectedRotary, kinds_of, rotaries_of
+from vispe.hosts.transformers.language.rotary_detection import (
+    ALL_POSITIONS,
+    DetectedRotary,
+    kinds_of,
+    rotaries_of,
+)
 from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
+from vispe.hosts.transformers.version import check_version
 from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
 from vispe.multimodal.per_layer import ConcatenatedScheme, scheme_of
@@ -96,6 +105,8 @@ def convert_vlm(
     kind = getattr(inner.config, "model_type", "")
     if kind not in FAMILIES:
         raise UnsupportedHost(refusal(model, scheme.name))
+    if oldest := FAMILIES[kind].since:
+        check_version(oldest, f"vispe.convert: a position scheme in {kind}")
     text = language_model_of(inner)
     rotaries, heads = _check_text(text)
     scheme, of_layer = _sectioned(scheme, inner, rotaries), _of_layer(scheme, text)
@@ -131,11 +142,11 @@ def convert_vlm(
     _log_cast(text, rotaries)
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
+    first = family_of(inner.config).first
     if model is not inner:
         has_index = hasattr(model, "get_rope_index")
-        model.__class__ = converted_subclass(
-            type(model), PositionedIndexGeneration if has_index else PositionedGeneration
-        )
+        generation = PositionedGenerationFromOne if first else PositionedGeneration
+        model.__class__ = converted_subclass(type(model), PositionedIndexGeneration if has_index else generation)
     indexed = hasattr(inner, "get_rope_index")
     inner.__class__ = converted_subclass(type(inner), PositionedIndex if indexed else PositionedModel)
     inner.vispe_scheme = scheme
@@ -148,6 +159,8 @@ def convert_vlm(
         late_rotation,
         parallel,
         self_extend,
+        first,
+        text.config.model_type in ALL_POSITIONS,
     )
     if late_rotation:
         enable_late_rotation(text)

@@ -53,13 +53,15 @@ class SequenceState:
     Attributes:
         offset: (b), float64, or (b, k) where layers have k counters.
         padding: number of tokens of each row without a separate index, such as padding (b).
-        ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation; otherwise None.
+        ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation, or layers
+            need the rotation of all tokens; otherwise None.
         by_mask: whether indices exclude padding; those of prompts without images include padding, as in the
             stock model.
         token_attributes: attributes of parallel sets for all tokens (k, b, s) as `Blocks.parallel`; None without sets.
         settled: number of cached tokens after which all tokens are text with this offset; None until it is known.
         packed: whether rows are packed samples, which cannot be continued.
         prefix: whether the cache contains only virtual tokens of prefix tuning.
+        rotated: whether cached keys are rotated although `ids` is stored, for indexers that rotate cached keys.
         upcoming: rotation of the next text tokens during decoding of single tokens; otherwise None.
     """
 
@@ -71,6 +73,7 @@ class SequenceState:
     token_attributes: Tensor | None = None
     packed: bool = False
     prefix: bool = False
+    rotated: bool = False
     upcoming: NextTokens | None = None
 
     def select(self, rows: Tensor) -> SequenceState:

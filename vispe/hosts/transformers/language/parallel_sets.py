@@ -36,8 +36,7 @@ def members_of(config: Any, input_ids: Tensor | None, stream: Stream) -> Tensor:
     Images separated by markers only are in one set.
     """
     b = stream.blocks
-    # an image of LLaVA-OneVision consists of two blocks, the thumbnail and the tiles
-    pieces = 2 if family_of(config).image_layout == "one_vision" else 1
+    pieces = family_of(config).images.pieces
     number = torch.where(b.kind == IMAGE, b.picture.div(pieces, rounding_mode="floor"), -1)
     member = stream.scatter(number[stream.block], -1)
     if input_ids is None:

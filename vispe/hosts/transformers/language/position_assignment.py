@@ -98,7 +98,11 @@ class DecodingStep:
 
 def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | None:
     """Return a decoding step of one text token per row, whose rotation can be precomputed; None for other calls."""
-    if torch.compiler.is_compiling() or exporting() or language_model_of(call.model).vispe_text.late_rotation:
+    if (
+        torch.compiler.is_compiling()
+        or exporting()
+        or language_model_of(call.model).vispe_text.caches_coordinates
+    ):
         return None
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if (
@@ -200,9 +204,10 @@ def store_state(text: Any, cache: Any, outputs: Any, positions: CallPositions) -
     elif cache is None and isinstance(outputs, tuple):
         cache = next((x for x in outputs if hasattr(x, "get_seq_length")), None)
     after = positions.after
-    if text.vispe_text.late_rotation:
+    if text.vispe_text.caches_coordinates:
         before = None if positions.before is None else positions.before.ids
         after = replace(after, ids=positions.ids if before is None else torch.cat([before, positions.ids], 2))
+        after = replace(after, rotated=not text.vispe_text.late_rotation)
         if positions.token_attributes is not None:
             past = None if positions.before is None else positions.before.token_attributes
             after = replace(after, token_attributes=append_attributes(past, positions.token_attributes))

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from vispe.errors import InputError, ShapeError, counted
 from vispe.hosts.transformers.language.families import family_of
+from vispe.hosts.transformers.language.families.grids import GRIDS, NEWLINE_GRIDS, ROW_END_GRIDS
 from vispe.multimodal import Scheme, Stream
 from vispe.multimodal.per_layer import ConcatenatedScheme
 
@@ -224,7 +225,7 @@ def _as_text(scheme: Scheme, ids: Tensor, tokens: Tensor) -> bool:
 def stock_scheme(config: Any) -> Scheme | None:
     """Return the scheme of a stock model with image grids; None for other models."""
     family = family_of(config)
-    return family.own(config) if family.image_layout in ("grids", "newline_grids") else None
+    return family.own(config) if family.images in (GRIDS, ROW_END_GRIDS, NEWLINE_GRIDS) else None
 
 
 def check_given(

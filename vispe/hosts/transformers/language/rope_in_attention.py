@@ -117,7 +117,7 @@ def check_late_rotation(text: Any) -> None:
             f"late_rotation supports the attention implementations {', '.join(BASES)}, got {base!r}. Call "
             "model.set_attn_implementation('sdpa') first."
         )
-    if "sliding_attention" in (getattr(text.config, "layer_types", None) or ()):
+    if any("sliding" in kind for kind in getattr(text.config, "layer_types", None) or ()):
         raise UnsupportedHost(
             "late_rotation needs all keys in the cache, got a model with sliding windows. Use late_rotation=False."
         )
@@ -126,6 +126,11 @@ def check_late_rotation(text: Any) -> None:
         raise UnsupportedHost(
             "late_rotation needs queries and keys that are normalised before their rotation, got "
             f"{type(text).__name__}, which normalises them after it. Use late_rotation=False."
+        )
+    if any(getattr(getattr(layer, "self_attn", None), "indexer", None) is not None for layer in text.layers):
+        raise UnsupportedHost(
+            f"late_rotation needs attention over all keys, got {type(text).__name__}, whose indexers select keys by "
+            "rotated keys of their own. Use late_rotation=False."
         )
     if getattr(text.config, "qk_rope_head_dim", None):
         raise UnsupportedHost(
@@ -154,7 +159,7 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
         ShapeError: the number of tokens, rows or axes differs.
     """
     state: SequenceState | None = getattr(cache, "vispe_state", None)
-    if state is None or state.ids is None:
+    if state is None or state.ids is None or state.rotated:
         raise UnsupportedHost(
             "reposition: the keys in the cache are already rotated. Convert the model with late_rotation=True and fill "
             "the cache again."

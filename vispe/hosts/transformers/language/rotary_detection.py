@@ -22,6 +22,8 @@ RTOL = 1e-2
 STATIC_ROPE = ("default", "linear", "yarn", "llama3", "proportional", "ntk_alpha")
 # language models with several axes that reject a first row of ordinary ids; they expand ids (b, s) themselves
 WITHOUT_ORDINARY_ROW = ("hunyuan_vl_text",)
+# language models whose layers need the rotation of cached tokens as well
+ALL_POSITIONS = ("qwen4_exp_text",)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class DetectedRotary:
 
     def rates(self, text: Any) -> Tensor:
         """Return the frequency of each pair (pairs,)."""
-        rates: Tensor = getattr(getattr(text, self.module), f"{self.prefix}inv_freq")
+        rates = _frequencies(getattr(text, self.module), self.prefix)
         return rates if self.is_ordered else rates[list(self.order)]
 
     def scaling(self, text: Any) -> float:
@@ -80,6 +82,13 @@ class DetectedRotary:
         if table.shape[-1] == 2 * self.pairs:
             return table
         return table.repeat_interleave(2, -1) if self.interleaved else torch.cat([table, table], -1)
+
+
+def _frequencies(rotary: Any, prefix: str) -> Tensor:
+    """Return the frequencies of a rotary embedding, which may be scaled by a learned tensor (Mistral Large 4)."""
+    rates: Tensor = getattr(rotary, f"{prefix}inv_freq")
+    learned = getattr(rotary, "alpha", None)
+    return rates.float() * learned.float().exp() if isinstance(learned, Tensor) else rates
 
 
 def kinds_of(text: Any) -> list[str]:
@@ -164,7 +173,7 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Detected
             rotary = type(rotary)(text.config, **plain)
         else:
             rotary = copy.deepcopy(rotary).cpu()
-    rates, scaling = (getattr(rotary, prefix + name) for name in ("inv_freq", "attention_scaling"))
+    rates, scaling = _frequencies(rotary, prefix).detach(), getattr(rotary, f"{prefix}attention_scaling")
     position = torch.ones(1, 1, dtype=torch.long, device="cpu")
     x = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")  # the default dtype may differ during loading
     # sections of the last axes may be omitted
@@ -176,7 +185,7 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Detected
             "Position schemes need a rotary embedding that returns cosines and sines, got "
             f"{type(rotary).__name__} with another output."
         )
-    sines = tables[1].flatten()
+    sines = tables[1].detach().flatten()
     full = rotary(x.bfloat16(), ids, *args, **named)[1].dtype == torch.float32
     interleaved = torch.equal(sines[::2], sines[1::2])
     # sines at position 1 identify the frequency of each pair; cosines of low frequencies are all 1

@@ -33,6 +33,13 @@ TENSORS = (
     "target_sizes",
     "target_sizes_videos",
     "batch_num_images",
+    "image_merge_sizes",
+    "video_merge_sizes",
+    "video_compression_mask",
+    "spatial_shapes",
+    "pixel_values_local",
+    "num_local_patches",
+    "tile_fine_mask",
 )
 OPTIONS = ("vision_aspect_ratio", "downsample_mode", "use_audio_in_video")  # text or booleans
 _MODELS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

@@ -138,3 +138,14 @@ class PositionedGeneration:
         ours = (TABLE, SPAN, OFFSET, ATTRIBUTES)
         kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in ours}
         return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
+
+
+class PositionedGenerationFromOne(PositionedGeneration):
+    """The model with a head, of a stock class that adds 1 to the positions of `generate`."""
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Prepare a step of generation, with positions that count from 0."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
+        if inputs.get("position_ids") is not None:
+            inputs["position_ids"] = inputs["position_ids"] - 1
+        return inputs

@@ -51,6 +51,9 @@ class PositionedLayer:
             kwargs["attention_mask"] = isolated(
                 kwargs.get("attention_mask"), samples, self, cache_of(kwargs), hidden_states.dtype
             )
+        if kwargs.get("position_embeddings", rotation) is None:  # the host does not rotate this layer (NoPE)
+            kwargs.pop(LATE, None)
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         if isinstance(rotation, dict):
             selected, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
             # layers that share keys may get some tokens only, with their rotation
@@ -60,15 +63,20 @@ class PositionedLayer:
             kwargs[LATE] = late[self.vispe_kind]
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
+    def _is_rotated(self) -> bool:
+        """Return whether the host rotates queries and keys of this layer; models may list layers that it does not."""
+        rates = getattr(getattr(self, "config", None), "layer_rope_theta", None)
+        return rates is None or bool(rates[self.self_attn.layer_idx])  # type: ignore[attr-defined]
+
     def _check_alone(self, kwargs: dict[str, Any]) -> None:
         """Raise `InputError` if a direct call of the layer has no rotation, or a cache of unrotated keys."""
-        if kwargs.get("position_embeddings") is None:
+        if kwargs.get("position_embeddings") is None and self._is_rotated():
             raise InputError(
                 f"{type(self).__qualname__}: position_embeddings are missing, got None. Pass the cosines and sines "
                 "returned by the rotary embedding of the language model, or call the language model."
             )
         state: SequenceState | None = getattr(cache_of(kwargs), "vispe_state", None)
-        if state is not None and state.ids is not None:
+        if state is not None and state.ids is not None and not state.rotated:
             raise InputError(
                 f"{type(self).__qualname__}: the cache contains unrotated keys, which only the attention of the "
                 "language model rotates, got a direct call of a layer. Call the language model, or omit the cache."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -309,11 +308,17 @@ class PositionedText:
         rotary = self.vispe_text.rotary[kind]
         pairs = {"frequencies": rotary.rates(self), "axis_of_pair": getattr(self, buffer_of(kind))}
         factor, dtype = rotary.scaling(self), torch.float32 if rotary.full else dtype
-        tables_at = partial(tables, **pairs, scaling=factor, dtype=dtype)
+
+        def tables_at(ids: Tensor) -> tuple[Tensor, Tensor]:
+            first = self.vispe_text.first
+            return tables(ids + first if first else ids, **pairs, scaling=factor, dtype=dtype)
+
+        past = None if state is None else state.ids
+        if self.vispe_text.all_positions and past is not None:
+            ids = torch.cat([past, ids], 2)
         cos, sin = tables_at(ids)
         if not self.vispe_text.late_rotation:
             return (rotary.expand(cos), rotary.expand(sin)), None
-        past = None if state is None else state.ids
         of_keys = (cos, sin) if past is None else tables_at(torch.cat([past, ids], 2))
         pairwise = self._pairwise(ids, token_attributes, state, factor, **pairs)
         late = LateRotation(_with_heads(cos, sin), _with_heads(*of_keys), *pairwise, rotary.layout)
