@@ -6,6 +6,7 @@ import torch
 
 import vispe
 from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.measure.audited_model import AuditedModel
 
@@ -45,8 +46,8 @@ def pictures():
     return 2 * level - 1 + contrast * torch.randn(12, 3, SIDE * PATCH, SIDE * PATCH, generator=g)
 
 
-def yes(f, pictures, **options):
-    found = audit(AuditedModel(f, "planted", patch_size=PATCH, **options), pictures)
+def yes(f, pictures, only=None, **options):
+    found = audit(AuditedModel(f, "planted", patch_size=PATCH, **options), pictures, choose(only))
     return {finding.name for finding in found.findings if finding.verdict == "yes"}, found
 
 
@@ -86,7 +87,7 @@ def test_an_answerer_that_prefers_the_first_picture(pictures, prefers_first, exp
         redness = 200 * float((liked[0] - liked[2]).mean())
         return torch.tensor([redness, 0.0])
 
-    rows, _ = yes(bag, pictures, answers=answers)
+    rows, _ = yes(bag, pictures, only=["behaviour", "read_or_used"], answers=answers)
     assert rows == expected
 
 

@@ -157,12 +157,10 @@ def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_
 
 
 def test_all_shifts_leave_nothing_of_a_table():
-    table = probe_baselines(
-        Table(), noise(3, 24, 32), step=2, blank=[0], shifts=99, black=torch.zeros(3, 1, 1)
-    )
-    alone = probe_baselines(
-        Table(strength=0), noise(3, 24, 32), step=2, blank=[0], black=torch.zeros(3, 1, 1)
-    )
+    images, black = noise(2, 24, 32), torch.zeros(3, 1, 1)
+    options = {"step": 2, "blank": [0], "black": black, "masks_per_image": 2}
+    table = probe_baselines(Table(), images, shifts=99, **options)
+    alone = probe_baselines(Table(strength=0), images, **options)
     np.testing.assert_allclose(table.row("shift_average").r2, alone.row("none").r2, atol=1e-6)
     assert table.row("shift_average").passes == 48
     assert not table.row("published_average").known
@@ -221,15 +219,15 @@ def test_channels_are_chosen_on_other_images_than_those_scored():
         return made
 
     feats = [leaking(3 if i % 2 == 0 else 8, i) for i in range(6)]
-    table = probe_baselines(feats, blank=1, step=2)
+    table = probe_baselines(feats, blank=1, step=2, masks_per_image=2)
     detail = "channels 8 were set to 0 in one half of the images and 3 in the other"
     assert table.row("blank").detail == detail
     assert table.row("blank").r2[table.targets.index("ud")].min() > 0.5  # its own channel is never blanked
     assert table.chosen_on == "chosen on the other half of the images"
-    other = probe_baselines(feats[::2], blank=1, choose_on=feats[1::2], step=2)
+    other = probe_baselines(feats[::2], blank=1, choose_on=feats[1::2], step=2, masks_per_image=2)
     assert other.row("blank").detail == "channels 8 were set to 0"
     assert other.chosen_on == "chosen on 3 other images"
-    same = probe_baselines([leaking(5, i) for i in range(4)], blank=1, step=2)
+    same = probe_baselines([leaking(5, i) for i in range(4)], blank=1, step=2, masks_per_image=2)
     assert same.row("blank").detail == "channels 5 were set to 0"
     assert np.median(same.row("blank").r2) < 0.05
     assert np.median(same.row("none").r2[same.targets.index("ud")]) > 0.5
@@ -271,7 +269,10 @@ def test_scores_far_below_nothing_are_shortened_in_tables_only():
 def test_images_may_differ_in_size():
     sizes = [(24, 32), (24, 32), (20, 28), (24, 32)]
     images = [noise(1, *size, seed=k)[0] for k, size in enumerate(sizes)]
-    f, options = Table(), {"blank": [2], "black": torch.zeros(3, 1, 1), "shifts": 1, "step": 2}
+    f, options = (
+        Table(),
+        {"blank": [2], "black": torch.zeros(3, 1, 1), "shifts": 1, "step": 2, "masks_per_image": 2},
+    )
     table = probe_baselines(f, images, **options)
     assert f.seen == 4 * (1 + 8 + 1 + 8) + 3  # black whenever the size changes
     alone = probe_baselines(Table(), images[:2], **options)
@@ -289,11 +290,12 @@ def test_verdicts_of_remedies():
     assert weak.verdict.startswith(
         "no position to remove: the original features have held-out R² of at most -"
     )
+    options = {"blank": [1], "step": 2, "masks_per_image": 2}
     strong = [rng(s).standard_normal((12, 12, 6)) + 20 * ramp("lr", (12, 12)) for s in range(2)]
-    verdict = probe_baselines(strong, blank=[1], step=2, rounds=0).verdict
+    verdict = probe_baselines(strong, rounds=0, **options).verdict
     assert verdict.startswith("no method removes position; the strongest is 'RASA, published form'")
-    assert probe_baselines(strong, blank=[1], step=2).verdict.startswith("position is removed by 'RASA': ")
-    flat = probe_baselines([np.ones((1, 30, 3))] * 2, blank=1, step=2)
+    assert probe_baselines(strong, **options).verdict.startswith("position is removed by 'RASA': ")
+    flat = probe_baselines([np.ones((1, 30, 3))] * 2, blank=1, step=2, masks_per_image=2)
     assert flat.verdict == "cannot be judged: a target is constant on this grid"
 
 

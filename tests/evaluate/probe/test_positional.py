@@ -420,7 +420,7 @@ def test_picture_of_a_probe_holds_the_verdict_and_every_score(tmp_path):
         assert "Positional probe: a model" in words
         assert result.verdict[1:] in words
         assert all(f"{np.median(row.r2_heldout):.2f}" in words for row in result.rows)
-        figure.savefig(tmp_path / "probe.png")
+    figure.savefig(tmp_path / "probe.png")
     assert (tmp_path / "probe.png").stat().st_size > 10_000
 
 

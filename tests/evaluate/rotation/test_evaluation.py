@@ -185,7 +185,7 @@ def test_json_has_every_number_of_every_image(everything, tmp_path):
 
 
 def test_words_name_the_guilty_part():
-    images = [picture((32, 32), k) for k in range(2)]
+    images = [picture((24, 24))]
 
     def short(f):
         return measure(f, images, metrics=["d4", "position"])
@@ -204,7 +204,7 @@ def test_words_name_the_guilty_part():
     assert value(averaged, "D4", "error").max() < 1e-6
     assert "position code alone is unknown" in " ".join(averaged.result.notes)
     raw = short(raw_intensity)
-    assert value(raw, "D4", "error").tolist() == [0, 0]
+    assert value(raw, "D4", "error").tolist() == [0]
     assert raw.result.settings["patch"] == 1
 
 

@@ -71,7 +71,10 @@ def test_sections_of_pictures_alone():
     assert sections(html(picture=picture)) == ALWAYS
 
 
-def test_everything_together_in_one_order():
+@pytest.mark.parametrize("rendered", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_everything_together_in_one_order(rendered, request):
+    if not rendered:
+        request.getfixturevalue("unrendered")
     rows = [r for given in SECTIONS.values() for r in given["rows"]]
     picture = np.zeros((4, 4, 3))
     text = html(rows=rows, picture=picture, poses={"identity": picture, "rot90": picture},
@@ -138,8 +141,9 @@ def test_the_tone_is_that_of_the_worst_number(error, r2, tone):
 
 @pytest.mark.usefixtures("unrendered")
 def test_remedy_and_verdict_of_labels():
-    assert "Replace it" not in html(rows=made.d4_rows())
-    assert "replace it by an isotropic one" in html(rows=made.d4_rows())
+    text = html(rows=made.d4_rows())
+    assert "Replace it" not in text
+    assert "replace it by an isotropic one" in text
     text = html(rows=[*made.label_rows(), *made.pose_rows()])
     said = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
     assert f'<p class="verdict plain">{said}; accuracy: 50.0 points' in text
