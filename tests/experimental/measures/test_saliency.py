@@ -207,8 +207,8 @@ def test_what_is_relevant_is_missed_first():
         return images, label, places
 
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(40):
-        images, label, _ = batch(32)
+    for _ in range(30):
+        images, label, _ = batch(24)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), label).backward()
         optimizer.step()

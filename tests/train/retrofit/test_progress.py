@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.products import slow_except
 from tests.train.tiny import config, training
 from vispe.backbones.distributed import POSITIONS, Processes
 from vispe.encodings.base import Encoding
@@ -39,7 +40,7 @@ def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
     assert {progress for name, progress, _ in said if name == "sincos2d"} == {p for p, _ in shift}
 
 
-@pytest.mark.parametrize("spec", ["rfs(reach=28)+rope_axial", SHIFT])
+@pytest.mark.parametrize("spec", slow_except([SHIFT, "rfs(reach=28)+rope_axial"], [SHIFT]))
 def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
     asked = {"student": Student(spec), "save_steps": 1}
     whole = training(config(tmp_path / "whole", **asked))

@@ -8,6 +8,7 @@ import torch
 
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.tiny import IMAGE, PATCH, SIDE, make
+from tests.products import slow_except
 from tests.train.processes import two_processes
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, UnsupportedHost
@@ -51,9 +52,9 @@ def spread(model, asked):
     return float((scores.amax(1) - scores.amin(1)).mean())
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("family", slow_except(["llava", "qwen2_vl"], ["llava"]))
 def test_the_order_decides_less_after_training(family):
-    """On what was trained on: random models share nothing that would carry over to other prompts."""
+    """On the training prompts: random models share nothing that would carry over to other prompts."""
     model = make(family)
     model.set_attn_implementation("eager")
     asked = prompts(family, 6)
@@ -145,7 +146,7 @@ def test_the_penalty_evens_attention():
         train_order_invariance(model, asked, OrderRecipe(steps=15, batch_size=2, lr=1e-2, rank=2, even=even))
         values = []
         with torch.no_grad():
-            for prompt, order in itertools.product(asked, ORDERS):
+            for prompt, order in itertools.product(asked[:2], ORDERS[::2]):
                 arranged = prompt.arranged(order)
                 output = model(**arranged.inputs, output_attentions=True)
                 values.append(float(attention_inequality(output.attentions, arranged)))

@@ -91,7 +91,7 @@ def test_layers_with_a_state_are_refused(family):
         model(input_ids=tokens, position_ids=ids)
 
 
-@pytest.mark.parametrize("family", sampled(TRAINED, ("qwen3_vl", "gemma3")))
+@pytest.mark.parametrize("family", sampled(TRAINED, ("qwen3_vl",)))
 def test_the_recipe_learns_from_isolated_samples(family, tmp_path, monkeypatch):
     """An adapter of zeros changes nothing, so the first loss is that of the converted model."""
     pytest.importorskip("peft", reason="peft is not installed")

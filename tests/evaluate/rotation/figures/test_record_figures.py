@@ -22,7 +22,7 @@ def axes(polar=False):
 
 def drawn(ax):
     """Lay out all of a figure, so that what matplotlib rejects fails here; returns the axes."""
-    ax.figure.draw_without_rendering()
+    ax.figure.canvas.draw()
     return ax
 
 
@@ -238,7 +238,7 @@ def test_the_fingerprint_in_plain_words():
                       (float("inf"), "do not depend on the image"), (NAN, "cannot be judged")):  # fmt: skip
         assert said in fingerprint_words(made.print_(snr))
     figure = record_figures.plot_fingerprint(made.print_(notes=("Only 7 images.",)))
-    figure.draw_without_rendering()
+    figure.canvas.draw()
     found = words(figure)
     assert {"Component 1: 50 %", "Component 2: 30 %", "Component 3: 10 %", "Only 7 images."} <= set(found)
     *maps, channels = [ax for ax in figure.axes if ax.get_label() != "<colorbar>"]
@@ -247,7 +247,7 @@ def test_the_fingerprint_in_plain_words():
     assert len({ax.images[0].get_clim() for ax in maps}) == 1  # one scale
     assert [t.get_text() for t in channels.get_xticklabels()] == ["1", "0", "2"]  # best first, NaN left out
     np.testing.assert_allclose([p.get_height() for p in channels.patches], [0.9, 0.2, 0])
-    record_figures.plot_fingerprint(made.print_(components=1, d=3)).draw_without_rendering()
+    record_figures.plot_fingerprint(made.print_(components=1, d=3)).canvas.draw()
 
 
 def poses(shape=(4, 6)):
@@ -258,7 +258,7 @@ def poses(shape=(4, 6)):
 def test_poses_are_shown_with_their_differences_on_one_scale():
     picture = np.full((8, 12, 3), 0.5)
     figure = record_figures.plot_poses(report(picture=picture, poses=poses()))
-    figure.draw_without_rendering()
+    figure.canvas.draw()
     shown = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.images}
     assert set(shown) >= {"the image", "its features", *POSES}
     np.testing.assert_array_equal(shown["vflip"].images[0].get_array(), poses()["vflip"])
@@ -280,7 +280,7 @@ def test_labels_in_every_pose_and_names_that_look_like_markup():
     other[:, 0] = 23  # a quarter of the pixels, and a class beyond the palette
     names = ("$\\frac", "_hidden")
     figure = record_figures.plot_label_poses(report(labels={"identity": still, "rot90": other}, names=names))
-    figure.draw_without_rendering()
+    figure.canvas.draw()
     found = words(figure)
     assert {"its labels", "rot90", "25.0 % changed", *names, "class 3", "class 23"} <= set(found)
     (shown,) = [ax for ax in figure.axes if ax.get_title(loc="left") == "its labels"]
@@ -298,7 +298,7 @@ def test_models_are_sorted_and_split():
     models = {"bad $x": result(bad), "unknown": [row("none", "r2", 0.9)], "good": result(good).to_dict(),
               "rows": result([row("D4", "error", 0.2, 2)], 2).to_dict()["rows"]}  # fmt: skip
     figure = record_figures.plot_models(models)
-    figure.draw_without_rendering()
+    figure.canvas.draw()
     left, middle, right = figure.axes
     assert [t.get_text() for t in left.get_yticklabels()] == ["good", "rows", "bad $x", "unknown"]
     np.testing.assert_allclose(line(left, "image transformed").get_xdata(), [0.01, 0.2, 0.7, NAN])
