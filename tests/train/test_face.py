@@ -2,12 +2,12 @@
 
 
 def test_the_function_is_that_of_the_recipe(tmp_path):
-    from tests.train.tiny import Pictures, config
+    from tests.train.tiny import RandomImages, config
     from vispe.train import load_student, retrofit
 
     steps = []
     result = retrofit(
-        config(tmp_path), source=Pictures(), on_step=lambda step, total, line: steps.append(step)
+        config(tmp_path), source=RandomImages(), on_step=lambda step, total, line: steps.append(step)
     )
     assert steps == list(range(1, 8))
     student, _, card = load_student(tmp_path)
