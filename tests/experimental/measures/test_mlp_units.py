@@ -81,8 +81,8 @@ def test_memory_does_not_grow_with_images():
 
 
 def test_a_model_of_timm_and_refusals():
-    images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(0))
-    model = vispe.convert(timm.create_model("test_vit", depth=2), "none").eval()
+    images = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    model = vispe.convert(timm.create_model("test_vit", img_size=64, depth=2), "none").eval()
     finding = audit(AuditedModel(VisionModel(model), "none"), images, (MlpUnits(),)).findings[0]
     assert finding.verdict == "no"
     assert len(finding.outcome.per_layer) == 2
