@@ -8,6 +8,7 @@ import vispe
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure import verdict
 from vispe.evaluate.measure.audited_model import AuditedModel
 
 PATCH, SIDE = 8, 12
@@ -37,6 +38,12 @@ def loud_rows(images):
     return maps * torch.where(row_of(maps) < -0.4, 5.0, 1.0)
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """200 bootstrap draws per interval, not 1,000: they take a third of the time, and planted effects are large."""
+    monkeypatch.setattr(verdict, "DRAWS", 200)
+
+
 @pytest.fixture(scope="module")
 def samples():
     g = torch.Generator().manual_seed(1)
@@ -51,6 +58,7 @@ def yes(f, samples, only=None, **options):
     return {finding.name for finding in actual.findings if finding.verdict == "yes"}, actual
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_bag_of_patches_turns_nothing(samples):
     rows, actual = yes(bag, samples)
     assert rows == set()
@@ -65,6 +73,7 @@ def test_a_bag_of_patches_turns_nothing(samples):
     }
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_channels_that_know_row_and_column(samples):
     rows, actual = yes(position_channels_of, samples)
     assert rows == {"probe", "pattern", "channels", "neighbours", "shift", "turn"}
@@ -72,6 +81,7 @@ def test_channels_that_know_row_and_column(samples):
     assert {(c["channel"], c["kind"]) for c in channels[:2]} == {(5, "row"), (9, "column")}
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_descriptor_that_weighs_the_upper_rows(samples):
     rows, _ = yes(loud_rows, samples)
     # directions stay, so nothing is read and cosines after a shift are 1: the weight alone is found
