@@ -62,9 +62,7 @@ class Small(nn.Module):
     def __init__(self, positions):
         super().__init__()
         self.positions = positions
-        self.of_image = nn.Sequential(
-            nn.Linear(3 * 64 if positions else 3, 64), nn.ReLU(), nn.Linear(64, 32)
-        )
+        self.of_image = nn.Sequential(nn.Linear(3 * 64 if positions else 3, 64), nn.ReLU(), nn.Linear(64, 32))
         self.of_words = nn.Sequential(nn.Linear(6 * len(LEXICON), 64), nn.ReLU(), nn.Linear(64, 32))
 
     def forward(self, made):
