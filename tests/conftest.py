@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from zlib import crc32
 
@@ -28,6 +29,8 @@ IGNORED_WARNINGS = (  # every warning is an error, except
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # workers of xdist inherit it, so that all collect the same tests around midnight
+    os.environ.setdefault("VISPE_SAMPLE_DAY", str(date.today().toordinal()))
     config.addinivalue_line("filterwarnings", "error")
     for line in IGNORED_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
@@ -40,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _sampled(items: list[pytest.Item], count: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Return the items, and those left over where a long test has more than `count` sets of parameters."""
     functions: dict[str, list[pytest.Item]] = {}
-    chosen = set()
+    chosen, day = set(), int(os.environ["VISPE_SAMPLE_DAY"])
     for item in items:
         # check_*: in an interpreter, where every test is long
         if item.get_closest_marker("slow") or item.path.name.startswith("check_"):
@@ -48,9 +51,11 @@ def _sampled(items: list[pytest.Item], count: int) -> tuple[list[pytest.Item], l
         else:
             chosen.add(id(item))
     for name, sets in functions.items():
-        step = max(
-            len(sets) / count, 1
-        )  # evenly over the parameters, the first included; a single one anywhere
+        if sets[0].get_closest_marker("compiles"):  # one of them, another one every day
+            chosen.add(id(sets[(crc32(name.encode()) + day) % len(sets)]))
+            continue
+        # evenly over the parameters, the first included; a single one anywhere
+        step = max(len(sets) / count, 1)
         start = crc32(name.encode()) % len(sets) if count == 1 else 0
         chosen |= {id(sets[start + int(k * step)]) for k in range(min(count, len(sets)))}
     return [i for i in items if id(i) in chosen], [i for i in items if id(i) not in chosen]
@@ -69,6 +74,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none on this machine"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if count := os.environ.get("VISPE_SAMPLE"):
+        day = os.environ["VISPE_SAMPLE_DAY"]
+        terminalreporter.write_line(
+            f"Sample of the long tests: VISPE_SAMPLE={count} VISPE_SAMPLE_DAY={day}. Set both for the same tests."
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,9 +54,9 @@ def name_of(path):
 FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imports(path):
+def imports(nodes):
     """Yield (module, name or None, line) for every import from the package."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((a.name, None, node.lineno) for a in node.names if a.name.split(".")[0] == "vispe")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vispe":
@@ -74,8 +74,21 @@ def package_of(module):
 
 
 @functools.cache  # not while tests are collected, which every worker does
+def syntax():
+    """Return (imports, public classes, aliases without need) of all modules; each file is parsed once."""
+    found, classes, aliases = {}, {}, {}
+    for name, path in FILES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        found[name] = sorted(set(imports(nodes)), key=str)
+        tops = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        classes[name] = [top for top in tops if not top.startswith("_")]
+        aliases[name] = list(needless_aliases(nodes))
+    return found, classes, aliases
+
+
 def all_imports():
-    return {name: sorted(set(imports(path)), key=str) for name, path in FILES.items()}
+    return syntax()[0]
 
 
 def test_every_package_has_a_layer():
@@ -181,16 +194,15 @@ CONVENTIONS = {
 
 def test_public_classes_have_unique_names():
     homes = {}
-    for name, path in FILES.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(name)
+    for module, classes in syntax()[1].items():
+        for name in classes:
+            homes.setdefault(name, []).append(module)
     assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
 
 
-def bound_names(tree):
+def bound_names(nodes):
     """Yield the names that a module binds other than by an import with an alias."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -201,22 +213,27 @@ def bound_names(tree):
             yield from (alias.name for alias in node.names if alias.asname is None)
 
 
+def needless_aliases(nodes):
+    """Yield the line and the text of each alias that neither avoids a clash nor follows a convention."""
+    imported = []
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = "" if isinstance(node, ast.Import) else f"{node.module}."
+            imported += [(module + a.name, a.name, a.asname, node.lineno) for a in node.names]
+    originals = [original for _, original, _, _ in imported]
+    candidates = [
+        (full, original, alias, line)
+        for full, original, alias, line in imported
+        if alias not in (None, original, CONVENTIONS.get(full), "_".join(full.split(".")[-2:]))
+        and originals.count(original) < 2
+    ]
+    bound = set(bound_names(nodes)) if candidates else set()
+    for full, original, alias, line in candidates:
+        if original.rpartition(".")[2] not in bound:
+            yield f"{line} imports {full} as {alias}"
+
+
 def test_import_aliases_avoid_a_clash_or_follow_a_convention():
     """An alias such as `from a import new as old` keeps a name that search does not find; `timm_layers` is found."""
-    needless = []
-    for name, path in FILES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        bound, imported = set(bound_names(tree)), []
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                module = "" if isinstance(node, ast.Import) else f"{node.module}."
-                imported += [(module + a.name, a.name, a.asname, node.lineno) for a in node.names]
-        originals = [original for _, original, _, _ in imported]
-        needless += [
-            f"{name}:{line} imports {full} as {alias}"
-            for full, original, alias, line in imported
-            if alias not in (None, original, CONVENTIONS.get(full), "_".join(full.split(".")[-2:]))
-            and original.rpartition(".")[2] not in bound
-            and originals.count(original) < 2
-        ]
+    needless = [f"{module}:{text}" for module, texts in syntax()[2].items() for text in texts]
     assert not needless, "\n".join(needless)

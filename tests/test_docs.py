@@ -14,6 +14,7 @@ from PIL import Image
 
 import vispe
 from tests.cases import cases
+from tests.products import slow_except
 from vispe.cli.main import COMMANDS, load_command
 from vispe.encodings.registry import encoding_class, parse_spec
 
@@ -181,10 +182,18 @@ def test_names_of_encodings_exist():
                 assert parse_spec("+".join(terms)), spec[0]
 
 
+# creates models of 90 to 150 million parameters, and compiles
+LONG = {"models/hosts.md", "explanation/attention.md"}
+
+
 @pytest.mark.filterwarnings(
     "ignore:.* is saved with .* load it with vispe.from_pretrained"
 )  # as the guide says
-@pytest.mark.parametrize("path", GUIDE, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    slow_except(GUIDE, [p for p in GUIDE if "/".join(p.parts[-2:]) not in LONG]),
+    ids=lambda p: p.stem,
+)
 def test_code_runs(path):
     pytest.importorskip("matplotlib")
     from vispe.encodings.registry import _REGISTRY

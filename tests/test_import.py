@@ -54,7 +54,15 @@ try:
     vispe.nothing
 except AttributeError as error:
     text = str(error)
-print(json.dumps([first, then, listed, same, text, "timm" in sys.modules]))
+timm = "timm" in sys.modules
+import vispe.train
+
+lazy = [name for name in sys.modules if name.startswith(("vispe.train.data", "vispe.train.retrofit."))]
+import vispe.train.retrofit.config
+from vispe.train import Retrofit, retrofit
+
+same += [Retrofit is vispe.train.Retrofit is vispe.train.retrofit.__globals__["Retrofit"], callable(retrofit)]
+print(json.dumps([first, then, listed, same, text, timm, lazy]))
 """
 
 LISTED = """
@@ -114,9 +122,9 @@ def test_import_changes_nothing_of_the_program(printed):
 
 
 def test_timm_is_imported_by_what_needs_it_alone(printed):
-    first, then, missing, same, text, timm = printed[ALONE]
+    first, then, missing, same, text, timm, _ = printed[ALONE]
     assert [first, then, missing] == [[], [], []]
-    assert same == [True, True]
+    assert same == [True] * 4
     assert text == "module 'vispe' has no attribute 'nothing'"
     assert timm
 
@@ -124,6 +132,10 @@ def test_timm_is_imported_by_what_needs_it_alone(printed):
 def test_encodings_are_imported_when_requested(printed):
     first, second, *all_listed = printed[LISTED]
     assert [first, second, all_listed] == [[], ["alibi2d"], [True, True]]
+
+
+def test_names_of_train_are_imported_when_requested(printed):
+    assert printed[ALONE][-1] == []
 
 
 def _names(pattern):

@@ -115,10 +115,16 @@ def package_of(path):
     return "/".join(parts[:2]) if parts[0] in ("vispe", "tests") and len(parts) > 2 else parts[0]
 
 
+ANY_PATTERN = re.compile("|".join(PATTERNS.values()))
+ANY_NAME = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
+
+
 def texts(path):
     """Yield the prose of a file: comments and strings of Python, everything of other files."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
+        if not ANY_PATTERN.search(text):  # splitting into tokens takes most of the time
+            return
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type in PROSE:
                 yield token.string
@@ -134,7 +140,10 @@ def texts(path):
 
 def names_of(path):
     """Yield the names that a file binds."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    if not ANY_NAME.search(text):
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.arg):

@@ -12,6 +12,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import vispe
+from tests.cases import cases
+from tests.products import partly
 from vispe.backbones.timm import load_backbone
 from vispe.backbones.weights import built_with
 from vispe.cli.main import main
@@ -91,8 +93,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2"])
+@partly(1)
+@cases("layout", LAYOUTS)
+@cases("name", ["vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2"])
 def test_layouts(name, layout, tmp_path):
     model = stock(name, img_size=70, **SMALL)
     for state in (model.state_dict(), authors(model)):
@@ -102,7 +105,8 @@ def test_layouts(name, layout, tmp_path):
             same(ours, theirs(name, state, size, **SMALL))
 
 
-@pytest.mark.parametrize(
+@partly(1)
+@cases(
     "name",
     [
         "test_vit",
@@ -112,7 +116,7 @@ def test_layouts(name, layout, tmp_path):
         "vit_small_patch16_dinov3",
     ],
 )
-@pytest.mark.parametrize("ending", [".pth", ".safetensors"])
+@cases("ending", [".pth", ".safetensors"])
 def test_families_at_another_size_are_those_of_timms_own_loader(name, ending, tmp_path):
     options = {} if name == "test_vit" else SMALL
     side = 14 if "patch14" in name else 16
@@ -197,6 +201,9 @@ def test_one_error_for_every_command(change, text, tmp_path):
         assert text in str(caught.value)
         said.add(str(caught.value))
     assert len(said) == 1
+
+
+def test_files_without_a_checkpoint_have_one_error_for_every_command(tmp_path):
     (tmp_path / "text.pth").write_text("no checkpoint")
     for path, words in (
         ("text.pth", "text.pth does not fit the model ("),

@@ -70,21 +70,21 @@ def test_two_blocks(options, backend):
     blocks = [build(**options, backend=backend) for _ in range(2)]
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     state = tape_state(Grid((2, 3), prefix=1), num_heads=2, head_dim=6).double()
-    wanted = [(t, state[:, 0]) for t in x]
+    expected = [(t, state[:, 0]) for t in x]
     for block in blocks:
-        wanted = [slow(block, *w, causal=options.get("causal", False)) for w in wanted]
+        expected = [slow(block, *w, causal=options.get("causal", False)) for w in expected]
         x, state = block(x, state)
-    torch.testing.assert_close(x, torch.stack([w[0] for w in wanted]))
-    torch.testing.assert_close(state, torch.stack([w[1] for w in wanted], 1))
+    torch.testing.assert_close(x, torch.stack([w[0] for w in expected]))
+    torch.testing.assert_close(state, torch.stack([w[1] for w in expected], 1))
 
 
 def test_padding():
     block, x = build(), torch.randn(1, 4, 12, dtype=torch.float64)
     state, keep = tape_state((4,), num_heads=2, head_dim=6).double(), torch.tensor([True, False, True, True])
-    wanted = slow(block, x[0], state[:, 0], keep=keep)
+    expected = slow(block, x[0], state[:, 0], keep=keep)
     for masks in ({"key_padding_mask": keep[None]}, {"attn_mask": keep.expand(4, 4)}):
-        found = block(x, state, **masks)
-        torch.testing.assert_close((found[0][0], found[1][:, 0]), wanted)
+        actual = block(x, state, **masks)
+        torch.testing.assert_close((actual[0][0], actual[1][:, 0]), expected)
 
 
 @cases("shape", [(5,), (2, 3), (2, 1, 3)])
@@ -92,8 +92,8 @@ def test_new_blocks_have_the_rotation_of_axial_rope(shape):
     pos = Grid(shape, prefix=2).positions()
     state = tape_state(pos, num_heads=2, head_dim=12, temperature=100.0)
     rope = create_encoding("rope_axial", dim=24, num_heads=2, layout="half", indexing="ij").transform(pos, 0)
-    for table, wanted in zip(state, (rope.cos, rope.sin), strict=True):
-        torch.testing.assert_close(table, wanted.repeat(1, 2, 1, 2))
+    for table, expected in zip(state, (rope.cos, rope.sin), strict=True):
+        torch.testing.assert_close(table, expected.repeat(1, 2, 1, 2))
     block, x = TapeBlock(dim=24, num_heads=2), torch.randn(3, pos.tokens, 24)
     out, after = block(x, state)
     torch.testing.assert_close(after, state.expand(-1, 3, -1, -1, -1))
@@ -104,7 +104,7 @@ def test_new_blocks_have_the_rotation_of_axial_rope(shape):
     torch.testing.assert_close(out, y + block.mlp_down(F.silu(block.mlp_gate(h)) * block.mlp_up(h)))
 
 
-def test_places_of_the_start():
+def test_positions_of_the_start():
     grid, whole = {"num_heads": 2, "head_dim": 8}, tape_state((3, 4), num_heads=2, head_dim=8, shift=2.0)
     far = tape_state((5, 6), **grid).unflatten(3, (5, 6))[:, :, :, 2:, 2:].flatten(3, 4)
     torch.testing.assert_close(whole, far)
@@ -143,10 +143,10 @@ def test_what_learns_from_the_start():
 def test_tables_stay_in_float32(dtype):
     exact, state = build(), tape_state((2, 3), num_heads=2, head_dim=6)
     x = torch.randn(2, 6, 12, dtype=torch.float64)
-    wanted = exact(x, state)
-    found = exact.to(dtype)(x.to(dtype), state)
-    assert [t.dtype for t in found] == [dtype, torch.float32]
-    for mine, yours in zip(found, wanted, strict=True):
+    expected = exact(x, state)
+    actual = exact.to(dtype)(x.to(dtype), state)
+    assert [t.dtype for t in actual] == [dtype, torch.float32]
+    for mine, yours in zip(actual, expected, strict=True):
         assert (mine.double() - yours).norm() < 0.05 * yours.norm()
 
 

@@ -34,6 +34,7 @@ def test_compiled_equals_eager_on_several_grids_without_more_recompiles_than_sto
         assert graphs(vispe.convert(copy.deepcopy(stock), spec), sizes) <= most
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("spec", "checkpointing"), [("alibi2d", True), ("alibi2d(slopes=learned)+sincos2d", False)]
 )
@@ -56,6 +57,7 @@ def test_compiled_with_jitter_and_dropped_patches():
     close(compiled(image()), expected)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "sincos2d+alibi2d"])
 def test_exported_static_and_with_free_batch(spec):
     model = vispe.convert(tiny(), spec)
@@ -82,6 +84,7 @@ def exported_to_onnx(model, x, path, **options):
     return lambda image: session.run(None, {"x": image.numpy()})[0]
 
 
+@pytest.mark.compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "loope", "comrope_ap"])
 def test_onnx(spec, tmp_path):

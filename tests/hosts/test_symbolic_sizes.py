@@ -145,6 +145,7 @@ def skip_exception(mode: str, spec: str) -> None:
         pytest.skip(EXCEPTIONS[mode, spec])
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", chosen(0))
 def test_exported(spec):
@@ -152,6 +153,7 @@ def test_exported(spec):
     check_export(spec)
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("spec", chosen(1))
@@ -160,6 +162,7 @@ def test_onnx(spec, tmp_path):
     check_onnx(spec, tmp_path)
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", chosen(2))
 def test_compiled(spec):
@@ -167,6 +170,7 @@ def test_compiled(spec):
     check_compiled(spec, "eager")
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["irpe", "shaw", "alibi2d(slopes=learned)+rpb"])
 def test_compiled_backward(spec):
@@ -231,6 +235,7 @@ class Layer(nn.Module):
         return self.attention(tokens, where)
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize(("axes", "spec"), [(a, n) for a, names in OTHER_AXES.items() for n in names])
 def test_encodings_of_one_and_three_axes(axes, spec, tmp_path):

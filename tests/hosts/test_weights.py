@@ -24,6 +24,7 @@ from tests.hosts.helpers import (
     tiny,
     without_table,
 )
+from tests.products import partly
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 0}
 
@@ -141,6 +142,7 @@ def test_released_checkpoints_load_by_name(learned, tmp_path):
             ours.load_state_dict({**weights, "blocks.0.attn.m": torch.rand(6, 1, 1)})
 
 
+@partly(2)
 @cases("name", ["vit_small_patch14_reg4_dinov2", "deit_tiny_distilled_patch16_224", "flexivit_small"])
 @cases("spec", ["alibi2d", "alibi2d(slopes=learned)", "learn+alibi2d"])
 def test_pretrained_through_timms_own_path_also_at_another_size(name, spec, tmp_path):
@@ -223,6 +225,7 @@ def test_a_finished_encoding_brings_its_weights_and_a_json_able_spec():
 
 
 @pytest.mark.skipif(RELEASE < (1, 0, 31), reason="timm keeps the arguments of a model from 1.0.31 on")
+@partly(1)
 @cases("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
 @cases(
     "spec",

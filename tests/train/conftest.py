@@ -1,16 +1,16 @@
-"""A folder of picture files for the tests of sources."""
+"""A folder of image files for the tests of sources."""
 
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
 
-from tests.train.picture_files import COLOUR, DEEP, GREY, STACK
+from tests.train.image_files import COLOUR, DEEP, GREY, STACK
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Pictures of all kinds, damaged ones left aside."""
+    """Images of all kinds, damaged ones left aside."""
     (tmp_path / "b" / "deep.er").mkdir(parents=True)
     (tmp_path / ".hidden").mkdir()
     Image.fromarray(COLOUR).save(tmp_path / "img10.png")

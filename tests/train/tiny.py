@@ -1,4 +1,4 @@
-"""A tiny retrofit: a ViT of width 24 and depth 2, and pictures of random numbers."""
+"""A tiny retrofit: a ViT of width 24 and depth 2, and images of random numbers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OPTIONS = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8}
 TEACHER = Teacher("vit_tiny_patch16_224", weights="random", img_size=32, options=OPTIONS)
 
 
-class Pictures(Source):
-    """Smooth random pictures, higher than wide, that need no other package."""
+class RandomImages(Source):
+    """Smooth random images, higher than wide, that need no other package."""
 
     def __init__(self, count: int = 10, seed: int = 0) -> None:
         self.count, self.seed = count, seed
@@ -70,6 +70,6 @@ def training(config: Retrofit, source: Source | None = None) -> Training:
     folder = RunFolder(Path(config.out))
     folder.begin(config.identity())
     half = torch.full((3, 1, 1), 0.5)
-    plan = make_plan(config, source or Pictures(), processes, SimpleNamespace(mean=half, std=half))
+    plan = make_plan(config, source or RandomImages(), processes, SimpleNamespace(mean=half, std=half))
     objective = Objective(teacher.model, student, config.loss, blank, config.augment.place_teacher == "best")
     return Training(objective, config, processes, folder, plan)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tests.train.tiny import Pictures, config
+from tests.train.tiny import RandomImages, config
 from vispe.train.data.augmentation import Augment
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.config import LossWeights, Stage, Student, Target
@@ -34,16 +34,16 @@ def killed_config(out):
     )
 
 
-def killed(out: str, *places: str) -> None:
-    """Train in forks of this process; each is killed at its place, 'after:STEP' or 'saving:STEP', the last goes on."""
-    for place in (*places, ""):
+def killed(out: str, *positions: str) -> None:
+    """Train in forks of this process; each is killed 'after:STEP' or while 'saving:STEP', the last completes."""
+    for position in (*positions, ""):
         if child := os.fork():
             _, status = os.waitpid(child, 0)
-            wanted = signal.SIGKILL if place else 0
-            if os.waitstatus_to_exitcode(status) != -wanted:
-                raise SystemExit(f"{place or 'the last run'} ended with status {status}")
+            expected = signal.SIGKILL if position else 0
+            if os.waitstatus_to_exitcode(status) != -expected:
+                raise SystemExit(f"{position or 'the last run'} ended with status {status}")
             continue
-        kind, _, step = place.partition(":")
+        kind, _, step = position.partition(":")
         plain = RunFolder.save
 
         def save(self, number, *rest, kind=kind, step=step, plain=plain):
@@ -57,7 +57,7 @@ def killed(out: str, *places: str) -> None:
 
         RunFolder.save = save
         try:
-            retrofit(killed_config(out), source=Pictures(), on_step=follow)
+            retrofit(killed_config(out), source=RandomImages(), on_step=follow)
         except BaseException:  # a fork must not go on as its parent would
             import traceback
 
@@ -73,15 +73,15 @@ def together(out: str) -> None:
     plain = Training._update
 
     def update(self, images, batch, rate):
-        found = plain(self, images, batch, rate)
+        actual = plain(self, images, batch, rate)
         if self.step == 0:
             names = [n for n, p in self.student.named_parameters() if p.grad is not None]
             grads = dict(zip(names, (p.grad for p in self.trained if p.grad is not None), strict=True))
             torch.save(grads, Path(out).with_suffix(f".{self.processes.rank}.pt"))
-        return found
+        return actual
 
     Training._update = update
-    retrofit(config(out, **TOGETHER), source=Pictures())
+    retrofit(config(out, **TOGETHER), source=RandomImages())
 
 
 def slots(out: str) -> None:
@@ -93,10 +93,10 @@ def slots(out: str) -> None:
     processes = Processes.started()
     mine = slice(0, 4) if processes.main else slice(4, None)
     student, teacher, where = (part[mine] for part in batch(7))
-    found = slot_distillation(student.requires_grad_(), teacher, where, processes=processes)
-    found.loss.backward()
-    kept = {"loss": found.loss.detach(), "weights": found.weights, "gradient": student.grad}
-    torch.save(kept, Path(out).with_suffix(f".{processes.rank}.pt"))
+    actual = slot_distillation(student.requires_grad_(), teacher, where, processes=processes)
+    actual.loss.backward()
+    stored = {"loss": actual.loss.detach(), "weights": actual.weights, "gradient": student.grad}
+    torch.save(stored, Path(out).with_suffix(f".{processes.rank}.pt"))
 
 
 def orders(out: str) -> None:

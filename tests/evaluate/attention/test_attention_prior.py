@@ -1,4 +1,4 @@
-"""The prior of places against hand counts, and models that have one by construction."""
+"""The prior of positions against hand counts, and models that have one by construction."""
 
 from functools import partial
 
@@ -52,19 +52,19 @@ def test_calibration_keeps_the_total_and_takes_out_the_prior():
     item = torch.tensor([-1, 0, 0, 1, 1, 2])
     prior = torch.tensor([0.3, 0.1, 0.05], dtype=torch.float64)
     attention = torch.cat([torch.tensor([0.1], dtype=torch.float64), prior[item[1:]]])
-    found = calibrate(attention, item, prior, 5e-5)
-    assert found.relevance.abs().max() < 1e-15
-    assert found.share.numpy() == pytest.approx([1 / 3] * 3)
-    assert found.attention.sum().item() == pytest.approx(attention.sum().item(), abs=1e-15)
-    assert found.attention[0] == attention[0]
-    # with nothing but the prior, all items get alike
-    assert slot_curve(found.attention, item).numpy() == pytest.approx([0.17] * 3)
+    actual = calibrate(attention, item, prior, 5e-5)
+    assert actual.relevance.abs().max() < 1e-15
+    assert actual.share.numpy() == pytest.approx([1 / 3] * 3)
+    assert actual.attention.sum().item() == pytest.approx(attention.sum().item(), abs=1e-15)
+    assert actual.attention[0] == attention[0]
+    # with nothing but the prior, all items get equally
+    assert slot_curve(actual.attention, item).numpy() == pytest.approx([0.17] * 3)
     # an item that nobody looks at stays so
     attention[3:5] = 0
     for slots in (prior, torch.tensor([0.9, 0.0, 0.9])):
-        found = calibrate(attention, item, slots, 5e-5)
-        assert found.attention[3:5].abs().max() == 0
-        assert found.attention.sum().item() == pytest.approx(attention.sum().item())
+        actual = calibrate(attention, item, slots, 5e-5)
+        assert actual.attention[3:5].abs().max() == 0
+        assert actual.attention.sum().item() == pytest.approx(attention.sum().item())
     assert not calibrate(torch.zeros(6), item, prior, 1.0).attention.any()
     with pytest.raises(OptionError, match="temperature must be above 0"):
         calibrate(attention, item, prior, 0.0)
@@ -72,7 +72,7 @@ def test_calibration_keeps_the_total_and_takes_out_the_prior():
         calibrate(attention, item, prior[:2], 1.0)
 
 
-def test_spread_is_read_from_what_did_not_choose_the_places():
+def test_spread_is_read_from_what_did_not_choose_the_positions():
     table = torch.tensor([1.0, 4.0, 1.0, 2.0])
     assert held_out_spread(table.repeat(3, 1)).tolist() == [slot_spread(table).item()] * 3
     noise = torch.rand(400, 6, 50, generator=torch.Generator().manual_seed(0))
@@ -89,16 +89,16 @@ def test_asymmetry():
 
 
 def test_a_model_without_positions_has_no_prior():
-    found = measured(plain())
-    assert found.outcome.details["mean_colour"] < 1e-5
-    assert abs(found.value) < 0.05
-    assert found.verdict == "no"
-    assert len(found.outcome.per_layer) == 3
-    assert found.outcome.units == DUMMIES
+    actual = measured(plain())
+    assert actual.outcome.details["mean_colour"] < 1e-5
+    assert abs(actual.value) < 0.05
+    assert actual.verdict == "no"
+    assert len(actual.outcome.per_layer) == 3
+    assert actual.outcome.units == DUMMIES
 
 
 @pytest.mark.parametrize("query", ["class token", "mean over patches"])
-def test_a_planted_place_is_found(query):
+def test_a_planted_position_is_detected(query):
     torch.manual_seed(0)
     options = {} if query == "class token" else {"class_token": False, "global_pool": "avg"}
     model = timm.create_model("test_vit", img_size=80, depth=3, **options).eval()
@@ -111,16 +111,16 @@ def test_a_planted_place_is_found(query):
             q.zero_()
             k.copy_(torch.eye(64))
             block.attn.qkv.bias[:64] = model.pos_embed[0, -1]
-    found = measured(model)
-    assert found.verdict == "yes"
-    assert found.value > 1
-    assert found.outcome.details["query"] == query
-    table = np.array(found.outcome.details["map"])
+    actual = measured(model)
+    assert actual.verdict == "yes"
+    assert actual.value > 1
+    assert actual.outcome.details["query"] == query
+    table = np.array(actual.outcome.details["map"])
     assert table.shape == (5, 5)
     assert table.argmax() == 24
-    assert found.outcome.details["asymmetry"] > 0.5
-    assert found.outcome.details["explains"] > 0.9
-    assert found.outcome.details["psi"] > 0.5
+    assert actual.outcome.details["asymmetry"] > 0.5
+    assert actual.outcome.details["explains"] > 0.9
+    assert actual.outcome.details["psi"] > 0.5
 
 
 def accumulated(audited, count):
@@ -132,7 +132,7 @@ def accumulated(audited, count):
     return acc
 
 
-def test_what_is_kept_does_not_grow():
+def test_what_is_stored_does_not_grow():
     audited = AuditedModel(VisionModel(plain()), "a model")
     few, many = accumulated(audited, 1), accumulated(audited, 3)
     assert {n: s.shape for n, s in few.sums.items()} == {n: s.shape for n, s in many.sums.items()}

@@ -34,15 +34,15 @@ def test_numbers_are_those_of_health():
     model = small()
     for block in model.blocks:
         block.attn.qkv.weight.data.mul_(20)
-    found = AttentionSink().summarize(accumulated(model, IMAGES), AuditedModel(VisionModel(model), ""))
+    actual = AttentionSink().summarize(accumulated(model, IMAGES), AuditedModel(VisionModel(model), ""))
     health = head_health(model, IMAGES)
-    assert found.value == pytest.approx(health.peak_mass.mean())
-    assert torch.tensor(found.per_layer).tolist() == pytest.approx(health.peak_mass.mean(1).tolist())
-    assert found.details["entropy"][0] == pytest.approx(health.entropy[0].tolist())
-    assert found.details["local_mass"][1] == pytest.approx(health.local_mass[1].tolist())
-    assert found.control == {"uniform": 1 / 27}
-    assert sum(found.details["classes"].values()) == pytest.approx(1)
-    assert list(found.details["strongest"]) == ["class", "register 1", "patch"]
+    assert actual.value == pytest.approx(health.peak_mass.mean())
+    assert torch.tensor(actual.per_layer).tolist() == pytest.approx(health.peak_mass.mean(1).tolist())
+    assert actual.details["entropy"][0] == pytest.approx(health.entropy[0].tolist())
+    assert actual.details["local_mass"][1] == pytest.approx(health.local_mass[1].tolist())
+    assert actual.control == {"uniform": 1 / 27}
+    assert sum(actual.details["classes"].values()) == pytest.approx(1)
+    assert list(actual.details["strongest"]) == ["class", "register 1", "patch"]
     one = AttentionSink().summarize(accumulated(model, IMAGES[:1]), AuditedModel(VisionModel(model), ""))
     lone = head_health(model, IMAGES[:1])
     assert [len(one.details["reach"]), len(one.details["reach"][0])] == [2, 2]
@@ -68,11 +68,11 @@ def test_a_planted_sink_turns_the_number_and_says_where_it_is():
             block.attn.qkv.bias[:32] = 4.0
             block.attn.qkv.weight[32:64] = way / way.norm()
     assert audit(audited, IMAGES, [AttentionSink()]).findings[0].verdict == "yes"
-    found = AttentionSink().summarize(accumulated(model, IMAGES), audited)
-    assert found.details["strongest"]["class"] == 1
-    assert found.details["classes"]["dead"] + found.details["classes"]["sink"] == 1
+    actual = AttentionSink().summarize(accumulated(model, IMAGES), audited)
+    assert actual.details["strongest"]["class"] == 1
+    assert actual.details["classes"]["dead"] + actual.details["classes"]["sink"] == 1
 
 
-def test_what_is_kept_does_not_grow():
+def test_what_is_stored_does_not_grow():
     one, three = (accumulated(small(), IMAGES[:n]) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

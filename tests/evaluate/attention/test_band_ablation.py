@@ -9,7 +9,7 @@ import vispe
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.attention.band_ablation import band_mask, unrotated
 
-PICTURE = torch.randn(1, 3, 32, 40, generator=torch.Generator().manual_seed(1))
+IMAGE = torch.randn(1, 3, 32, 40, generator=torch.Generator().manual_seed(1))
 
 
 def small(spec, seed=0):
@@ -35,17 +35,17 @@ def test_the_lowest_bands_are_masked():
 @torch.no_grad()
 def test_masked_pairs_do_not_turn_and_come_back_bit_exact(spec):
     model = small(spec)
-    before = model(PICTURE)
+    before = model(IMAGE)
     acc = {name: value.clone() for name, value in model.state_dict().items()}
     with unrotated(model, torch.zeros(8, dtype=torch.bool)):
-        assert torch.equal(model(PICTURE), before)
+        assert torch.equal(model(IMAGE), before)
     with unrotated(model, torch.ones(2, 2, 8, dtype=torch.bool)):
-        still = model(PICTURE)
-    assert torch.equal(model(PICTURE), before)
+        still = model(IMAGE)
+    assert torch.equal(model(IMAGE), before)
     assert not torch.allclose(still, before, atol=1e-3)
     assert all(torch.equal(value, acc[name]) for name, value in model.state_dict().items())
     if "scale" not in spec:  # without any rotation it is a model without an encoding
-        torch.testing.assert_close(still, vispe.convert(model, "none")(PICTURE))
+        torch.testing.assert_close(still, vispe.convert(model, "none")(IMAGE))
 
 
 @torch.no_grad()
@@ -55,28 +55,28 @@ def test_a_mask_of_heads_and_of_blocks():
     first[0, 1] = True
     by_block, by_head = [], []
     with unrotated(model, first):
-        by_block = model(PICTURE)
+        by_block = model(IMAGE)
     with unrotated(model, whole):
-        by_head = model(PICTURE)
+        by_head = model(IMAGE)
     with unrotated(model, torch.ones(8, dtype=torch.bool)):
-        assert torch.equal(model(PICTURE), by_head)
+        assert torch.equal(model(IMAGE), by_head)
     # frequencies of 0 are what it means
     other = small("rope_axial(rotary_ratio=0.5)")
     with unrotated(model, torch.tensor([False, False, True, True] * 2)):
-        torch.testing.assert_close(model(PICTURE), other(PICTURE))
+        torch.testing.assert_close(model(IMAGE), other(IMAGE))
     assert not torch.equal(by_block, by_head)
-    assert not torch.equal(by_block, model(PICTURE))
+    assert not torch.equal(by_block, model(IMAGE))
 
 
 def test_what_cannot_be_masked():
     model = small("rope_axial")
-    before = model(PICTURE)
+    before = model(IMAGE)
     with (
         pytest.raises(ShapeError, match=r"for 1 head with 8 pairs, got \(3,\)"),
         unrotated(model, torch.ones(3, dtype=torch.bool)),
     ):
-        model(PICTURE)
-    assert torch.equal(model(PICTURE), before)  # also after an error
+        model(IMAGE)
+    assert torch.equal(model(IMAGE), before)  # also after an error
     with (
         pytest.raises(UnsupportedHost, match="has no rotary encoding of vispe"),
         unrotated(nn.Linear(2, 2), None),

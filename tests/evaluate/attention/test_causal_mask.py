@@ -20,7 +20,7 @@ def tokens(*shape, seed=0):
 @pytest.mark.parametrize("norm", ["l2", "layer"])
 def test_stack_is_the_naive_loop(norm):
     x = tokens(3, 5, 4)
-    found = stack_scores(x, 3, norm)
+    actual = stack_scores(x, 3, norm)
     for layer in range(3):
         total, following = torch.zeros(5, 5, dtype=torch.float64), x.clone()
         for b in range(3):
@@ -34,7 +34,7 @@ def test_stack_is_the_naive_loop(norm):
                 logits = torch.stack([h[t] @ h[s] for s in range(t + 1)])
                 total[t, : t + 1] += logits / 3
                 following[b, t] = x[b, t] + logits.softmax(0) @ full[: t + 1]
-        assert torch.allclose(found[layer], total, atol=1e-10)
+        assert torch.allclose(actual[layer], total, atol=1e-10)
         x = following
     with pytest.raises(OptionError, match="norm must be 'l2' or 'layer', got 'batch'"):
         stack_scores(x, 1, "batch")
@@ -44,12 +44,12 @@ def test_stack_is_the_naive_loop(norm):
 
 def test_without_offsets_is_the_naive_loop():
     scores = tokens(2, 6, 6)
-    found = without_offsets(scores)
+    actual = without_offsets(scores)
     for offset in range(6):
         diagonal = scores.diagonal(-offset, -2, -1)
-        left = found.diagonal(-offset, -2, -1)
+        left = actual.diagonal(-offset, -2, -1)
         assert torch.allclose(left, diagonal - diagonal.mean(-1, keepdim=True))
-    assert not found.triu(1).any()
+    assert not actual.triu(1).any()
     distance = torch.arange(6.0)[:, None] - torch.arange(6.0)
     assert without_offsets(torch.exp(-distance)).abs().max() < 1e-6
 
@@ -86,9 +86,9 @@ def audited(causal, seed=0, spec="none"):
             block.mlp.fc2.weight.zero_()
             if causal:
                 block.attn.register_forward_pre_hook(_causal, with_kwargs=True)
-    found = AuditedModel(VisionModel(model), "a model")
-    found.can.add("causal")
-    return found
+    actual = AuditedModel(VisionModel(model), "a model")
+    actual.can.add("causal")
+    return actual
 
 
 def _causal(module, args, kwargs):
@@ -104,7 +104,7 @@ def measured(one, count=8):
     return audit(one, images, [CausalMask()], controls=()).findings[0]
 
 
-def test_a_causal_model_has_places_in_its_logits_and_another_has_none():
+def test_a_causal_model_has_positions_in_its_logits_and_another_has_none():
     with_mask, without = measured(audited(True)), measured(audited(False))
     assert with_mask.verdict == "yes"
     assert without.verdict == "no"
@@ -114,19 +114,19 @@ def test_a_causal_model_has_places_in_its_logits_and_another_has_none():
 
 
 def test_one_image_says_nothing():
-    found = measured(audited(True), 1)
-    assert found.verdict == "not decided"
-    assert "One image" in found.outcome.note
+    actual = measured(audited(True), 1)
+    assert actual.verdict == "not decided"
+    assert "One image" in actual.outcome.note
 
 
 def test_models_without_a_causal_mask_are_refused():
     one = audited(False)
     one.can.remove("causal")
-    found = audit(one, [torch.zeros(3, 80, 80)] * 2, [CausalMask()], controls=())
-    assert found.refused["mask"][1] == "its attention is not causal"
+    actual = audit(one, [torch.zeros(3, 80, 80)] * 2, [CausalMask()], controls=())
+    assert actual.refused["mask"][1] == "its attention is not causal"
 
 
-def test_what_is_kept_does_not_grow():
+def test_what_is_stored_does_not_grow():
     one, shapes = audited(True), []
     for count in (1, 2):
         acc = Accumulator()

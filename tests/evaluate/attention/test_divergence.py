@@ -33,7 +33,7 @@ def kl(p, q):
 @pytest.mark.parametrize("causal", [True, False])
 def test_divergences_are_the_naive_loop(causal):
     a, b = maps(2, seed=1, causal=causal), maps(3, seed=2, causal=causal)
-    found = [f(a, b, causal=causal) for f in (jensen_shannon, symmetric_kl, mixture_kl)]
+    actual = [f(a, b, causal=causal) for f in (jensen_shannon, symmetric_kl, mixture_kl)]
     for i in range(2):
         for j in range(3):
             want = torch.zeros(3, dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_divergences_are_the_naive_loop(causal):
                 want[0] += (kl(p, m) + kl(q, m)) / 2 / 5
                 want[1] += (kl(p, q) + kl(q, p)) / 5
                 want[2] += (kl(m, p) + kl(m, q)) / 2 / 5
-            assert [f[i, j].item() for f in found] == pytest.approx(want.tolist(), abs=1e-12)
+            assert [f[i, j].item() for f in actual] == pytest.approx(want.tolist(), abs=1e-12)
     assert torch.equal(strongest(a, causal=causal), a.argmax(-1))
 
 
@@ -62,7 +62,7 @@ def test_divergences_of_equal_and_of_opposite_heads():
 def audited(seed, side=80, **options):
     torch.manual_seed(seed)
     model = timm.create_model("test_vit", img_size=side, depth=2, **options).eval()
-    # random weights attend to all alike
+    # random weights attend to all equally
     with torch.no_grad():
         for block in model.blocks:
             block.attn.qkv.weight[:128].mul_(8)

@@ -47,9 +47,9 @@ def images(n=2, size=SIZE, seed=1):
 
 
 def captured(model, x):
-    found = []
-    record_attention(model, x, found.append)
-    return found
+    actual = []
+    record_attention(model, x, actual.append)
+    return actual
 
 
 def outputs(model, x):
@@ -134,17 +134,17 @@ def test_maps_of_an_open_clip_tower(spec):
     x = images(2, (3, 16, 16))
     with torch.no_grad():
         before = tower(x)
-    found = captured(tower, x)
+    actual = captured(tower, x)
     with torch.no_grad():
         assert torch.equal(tower(x), before)
-    assert [(s.path, s.grid.shape, s.grid.prefix) for s in found] == [
+    assert [(s.path, s.grid.shape, s.grid.prefix) for s in actual] == [
         (f"transformer.resblocks.{i}.attn", (2, 2), 1) for i in (0, 1)
     ]
     attn = tower.transformer.resblocks[0].attn
     if spec is None:
         with torch.no_grad():
-            wanted = attn(*[found[0].x] * 3, average_attn_weights=False)[1]
-        torch.testing.assert_close(attention_map(found[0].call)[1], wanted)
+            expected = attn(*[actual[0].x] * 3, average_attn_weights=False)[1]
+        torch.testing.assert_close(attention_map(actual[0].call)[1], expected)
     assert prefix_names(tower, 1) == ("class",)
 
 
@@ -225,8 +225,8 @@ def test_scores_are_those_of_a_slow_oracle(spec, batch, monkeypatch):
             winner = [a[n].mean(0).argmax() for n in range(3)]
             assert result.sink_agreement[i, h] == pytest.approx(np.mean([w == token for w in winner]))
             assert result.peak_mass[i, h] == pytest.approx(np.mean([a[n].mean(0).max() for n in range(3)]))
-            wanted = -(a * np.log(np.maximum(a, 1e-300))).sum(-1).mean() / math.log(17)
-            assert result.entropy[i, h] == pytest.approx(wanted, abs=1e-6)
+            expected = -(a * np.log(np.maximum(a, 1e-300))).sum(-1).mean() / math.log(17)
+            assert result.entropy[i, h] == pytest.approx(expected, abs=1e-6)
             local, mass, ends = 0.0, {}, {}
             for q in range(15):
                 for k in range(15):
@@ -250,8 +250,8 @@ def test_scores_are_those_of_a_slow_oracle(spec, batch, monkeypatch):
     else:
         assert (result.bias_reach[0] <= result.bias_reach[1]).all()
         dense = layers[0].call.dense_bias()[0, :, 2:, 2:].double()
-        wanted = reach(by_offset(dense.softmax(-1), Grid((3, 5))), 0.05)
-        np.testing.assert_array_equal(result.bias_reach[1, 0], wanted.numpy())
+        expected = reach(by_offset(dense.softmax(-1), Grid((3, 5))), 0.05)
+        np.testing.assert_array_equal(result.bias_reach[1, 0], expected.numpy())
     json.dumps(result.to_dict(), allow_nan=False)
 
 
@@ -267,11 +267,11 @@ def test_bias_alone_is_what_a_head_without_content_does():
     np.testing.assert_allclose(result.position_share, 1.0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("eps", "wanted"), [(0.05, 4.74), (0.5, 1.68), (0.01, 6.64)])
-def test_receptive_field_of_a_gentle_alibi_is_that_of_the_continuum(eps, wanted):
+@pytest.mark.parametrize(("eps", "expected"), [(0.05, 4.74), (0.5, 1.68), (0.01, 6.64)])
+def test_receptive_field_of_a_gentle_alibi_is_that_of_the_continuum(eps, expected):
     slope, n = 0.1, 161
     table = (-slope * radii(Grid((n, n)))).exp()[None]
-    assert slope * float(reach(table, eps)[0]) == pytest.approx(wanted, abs=0.02)
+    assert slope * float(reach(table, eps)[0]) == pytest.approx(expected, abs=0.02)
 
 
 def test_offsets_of_a_grid():
@@ -304,7 +304,7 @@ def test_sums_of_a_layer_are_made_once(monkeypatch):
 
 
 def plant(model, x, layer, head, token, strength):
-    """Make a head attend to one token, whose input is told from the others by a direction."""
+    """Make a head attend to one token, whose input is distinguished from the others by a direction."""
     inside = captured(model, x)[layer].x
     way = inside[:, token].mean(0) - inside.mean((0, 1))
     attn = model.blocks[layer].attn
@@ -317,12 +317,12 @@ def plant(model, x, layer, head, token, strength):
         attn.qkv.weight[width + head * d] = strength * way / way.norm() ** 2
 
 
-def test_planted_sinks_are_found_with_their_kind():
+def test_planted_sinks_are_detected_with_their_kind():
     model, x = small(reg_tokens=2), images(4)
     with torch.no_grad():
         nn.init.normal_(model.cls_token)
         nn.init.normal_(model.reg_token)
-        model.pos_embed.mul_(100)  # so that a patch can be told by its place
+        model.pos_embed.mul_(100)  # so that a patch can be identified by its position
     plant(model, x, 0, 1, 0, 40)
     plant(model, x, 0, 2, 2, 40)
     plant(model, x, 1, 0, 3 + 7, 60)
@@ -343,17 +343,17 @@ def test_planted_sinks_are_found_with_their_kind():
         result.heads("ill")
 
 
-def test_massive_channels_are_found():
+def test_massive_channels_are_detected():
     model, x = small(embed_dim=48), images()
     model.blocks[1].attn.qkv.weight.data[48 + 16 + 3] *= 500  # key, head 1, channel 3
-    found = {m[:4] for m in head_health(model, x).massive}
-    assert (1, 1, "k", 3) in found
-    assert not any(m[2] == "q" for m in found)
+    actual = {m[:4] for m in head_health(model, x).massive}
+    assert (1, 1, "k", 3) in actual
+    assert not any(m[2] == "q" for m in actual)
 
 
 def test_channels_that_tell_position():
     model, x = small("none"), images(6)
-    assert np.abs(head_health(model, x).position_r2[0]).mean() < 0.1  # noise has no place
+    assert np.abs(head_health(model, x).position_r2[0]).mean() < 0.1  # noise has no position
     placed = small("learn")
     placed.pos_embed.data *= 200
     assert head_health(placed, x).position_r2[0].mean() > 0.8
@@ -366,8 +366,8 @@ def test_classes_follow_their_order():
     sink, local = torch.tensor([0.96, 0.95, 0.51, 0.5, 0.5]), torch.tensor([0.9, 0.9, 0.9, 0.61, 0.6])
     assert Thresholds().classify(sink, local).tolist() == [3, 2, 2, 1, 0]
     attn = torch.eye(5).expand(1, 1, 5, 5)
-    found = language_scores(attn, window=1, sink=4)
-    assert [float(v) for v in (found.sink_mass, found.local_mass)] == pytest.approx([0.2, 1.0])
+    actual = language_scores(attn, window=1, sink=4)
+    assert [float(v) for v in (actual.sink_mass, actual.local_mass)] == pytest.approx([0.2, 1.0])
     with pytest.raises(ShapeError, match=r"\(L, H, T, T\) with T > sink=5"):
         language_scores(attn, sink=5)
     with pytest.raises(OptionError, match="window must be at least 1"):
@@ -388,10 +388,10 @@ def test_new_heads_leave_all_others_bit_equal(spec, init):
     done = reinit_heads(model, HEADS, init=init, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         assert torch.equal(model(x), silent(x))
-    for layer, (mine, wanted) in enumerate(zip(outputs(model, x), others, strict=True)):
+    for layer, (mine, expected) in enumerate(zip(outputs(model, x), others, strict=True)):
         for head in range(3):
             own = slice(head * 8, head * 8 + 8)
-            assert torch.equal(mine[..., own], wanted[..., own]) is ((layer, head) not in HEADS)
+            assert torch.equal(mine[..., own], expected[..., own]) is ((layer, head) not in HEADS)
     fresh = model.blocks[0].attn.qkv.weight.unflatten(0, (3, 3, 8))[:, 1]
     spread = math.sqrt(2 / (24 + 24))  # of 24 rows and 24 columns
     fresh = fresh.detach()
@@ -556,7 +556,7 @@ def test_drift_names_heads_that_changed():
 
 
 @pytest.mark.parametrize("spec", ["learn", "alibi2d.local(slopes=geometric)"])
-def test_the_picture_says_everything(spec):
+def test_the_figure_shows_everything(spec):
     from vispe.evaluate.attention.head_figures import plot_health
 
     model, x = small(spec), images(3)

@@ -1,4 +1,4 @@
-"""Place in logits: rotary pairs against loops over pairs of patches, planted heads of place, and shuffled ones."""
+"""Position in logits: rotary pairs against loops over pairs of patches, planted heads of position, shuffled ones."""
 
 import math
 from dataclasses import replace
@@ -31,14 +31,14 @@ def random(*shape, seed=0):
 @pytest.mark.parametrize(("layout", "pairs"), [("half", [(0, 2), (1, 3)]), ("interleaved", [(0, 1), (2, 3)])])
 def test_tables_of_pairs_are_sums_over_pairs_of_patches(layout, pairs):
     q, k = random(2, 12, 4), random(2, 12, 4, seed=1)
-    found = pair_tables(q, k, GRID, layout)
-    wanted = torch.zeros(2, 2, 5, 7, dtype=torch.float64)
+    actual = pair_tables(q, k, GRID, layout)
+    expected = torch.zeros(2, 2, 5, 7, dtype=torch.float64)
     for i in range(12):
         for j in range(12):
             dy, dx = j // 4 - i // 4, j % 4 - i % 4
             for p, pair in enumerate(pairs):
-                wanted[:, p, dy + 2, dx + 3] += (q[:, i, pair] * k[:, j, pair]).sum(-1)
-    torch.testing.assert_close(found, wanted)
+                expected[:, p, dy + 2, dx + 3] += (q[:, i, pair] * k[:, j, pair]).sum(-1)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_rho_is_the_rank_correlation_with_the_distance():
@@ -48,11 +48,11 @@ def test_rho_is_the_rank_correlation_with_the_distance():
     rings = radii(GRID).round()
     for r in rings.unique().tolist():
         mean[r] = (tables * (rings == r)).sum((2, 3)) / (count * (rings == r)).sum()
-    found = distance_rho(tables, GRID)
+    actual = distance_rho(tables, GRID)
     for h in range(2):
         for p in range(3):
             ranks = np.argsort(np.argsort([float(m[h, p]) for _, m in sorted(mean.items())]))
-            assert float(found[h, p]) == pytest.approx(np.corrcoef(ranks, np.arange(len(mean)))[0, 1])
+            assert float(actual[h, p]) == pytest.approx(np.corrcoef(ranks, np.arange(len(mean)))[0, 1])
     falling = (-radii(GRID)).exp()[None, None] * torch.as_tensor(count)
     assert float(distance_rho(falling, GRID)) == pytest.approx(-1)
 
@@ -90,7 +90,7 @@ def constant(model):
     return model
 
 
-def test_heads_of_place_alone_and_of_content_alone():
+def test_heads_of_position_alone_and_of_content_alone():
     content = audit(AuditedModel(VisionModel(small()), ""), IMAGES, [PositionInLogits()])
     assert content.findings[0].verdict == "no"
     assert content.findings[0].control == {"none": content.findings[0].value}
@@ -99,20 +99,20 @@ def test_heads_of_place_alone_and_of_content_alone():
     absolute = audit(AuditedModel(VisionModel(table), ""), IMAGES, [PositionInLogits()])
     shuffled = [x.reshape(3, 8, 8, 8, 8)[:, torch.randperm(8)].reshape(3, 64, 64) for x in IMAGES]
     again = audit(AuditedModel(VisionModel(table), ""), shuffled, [PositionInLogits()])
-    # what a table of places adds stays where it is when rows of patches change places
+    # what a table of positions adds stays where it is when rows of patches change positions
     assert again.findings[0].value == pytest.approx(absolute.findings[0].value, rel=0.2)
     model = small("rope_axial")
-    place = audit(
+    position = audit(
         AuditedModel(VisionModel(constant(model)), ""), IMAGES, [PositionInLogits()], controls=("none",)
     )
-    assert place.findings[0].value == pytest.approx(1, abs=1e-4)
-    assert place.findings[0].verdict == "yes"
-    found = PositionInLogits().summarize(accumulated(model, IMAGES), AuditedModel(VisionModel(model), ""))
+    assert position.findings[0].value == pytest.approx(1, abs=1e-4)
+    assert position.findings[0].verdict == "yes"
+    actual = PositionInLogits().summarize(accumulated(model, IMAGES), AuditedModel(VisionModel(model), ""))
     share = head_health(model, IMAGES).position_share
-    np.testing.assert_allclose(found.details["r2"], share, atol=1e-4)
-    assert found.details["positional"] == 1
-    assert min(found.details["by_distance"][0]) > found.details["chance"]
-    assert np.shape(found.details["rho"]) == (2, 2, 8)
+    np.testing.assert_allclose(actual.details["r2"], share, atol=1e-4)
+    assert actual.details["positional"] == 1
+    assert min(actual.details["by_distance"][0]) > actual.details["chance"]
+    assert np.shape(actual.details["rho"]) == (2, 2, 8)
 
 
 def test_who_wants_a_part_of_the_sums_makes_that_alone_and_nothing_twice(monkeypatch):
@@ -156,12 +156,12 @@ def test_rho_of_a_constant_rotated_pair_falls_with_the_cosine():
     x = turn.query(torch.ones(1, 1, n * n, 2, dtype=torch.float64))[0]
     table = pair_tables(x, x, Grid((n, n)), "half")[0, 0]
     count = n - abs(torch.arange(1 - n, n))
-    wanted = 2 * torch.cos(0.3 * torch.arange(1 - n, n).double())
-    torch.testing.assert_close((table / torch.outer(count, count))[:, 0], wanted)
+    expected = 2 * torch.cos(0.3 * torch.arange(1 - n, n).double())
+    torch.testing.assert_close((table / torch.outer(count, count))[:, 0], expected)
     assert float(distance_rho(table[None, None], Grid((n, n)))) < -0.8
     assert math.isclose(float(table[n - 1, n - 1]), 2 * n * n)
 
 
-def test_what_is_kept_does_not_grow():
+def test_what_is_stored_does_not_grow():
     one, three = (accumulated(small("rope_axial"), IMAGES[:n]) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

@@ -56,10 +56,10 @@ def test_heads_without_content_reach_as_far_as_their_bias():
     images = list(torch.randn(5, 3, 48, 48))
     for block in model.blocks:
         block.attn.qkv.weight.data[:32].mul_(0)
-    found = measured(model, images).findings[0]
-    assert found.value == pytest.approx(1)
-    assert found.control["bias alone"] == 1
-    assert found.verdict == "no"
+    actual = measured(model, images).findings[0]
+    assert actual.value == pytest.approx(1)
+    assert actual.control["bias alone"] == 1
+    assert actual.verdict == "no"
     for block in model.blocks:  # queries that look at what is far: those of one sign at keys of the other
         block.attn.qkv.weight.data.mul_(0)
         block.attn.qkv.weight.data[:64].normal_(std=2.0)

@@ -1,4 +1,4 @@
-"""Rotary bands: ranks against the formula, what turned the keys of a layer, and a planted band that points one way."""
+"""Rotary bands: ranks against the formula, what rotated the keys of a layer, and a planted band that points one way."""
 
 import math
 
@@ -32,7 +32,7 @@ def small(spec="rope_axial", seed=0, **options):
     return vispe.convert(VisionTransformer(**sizes, num_classes=0, **options), spec).eval()
 
 
-def pictures(n, seed=1):
+def samples(n, seed=1):
     return list(torch.randn(n, 3, 40, 48, generator=torch.Generator().manual_seed(seed)))
 
 
@@ -53,8 +53,8 @@ def naive_rank(keys, top):
 @pytest.mark.parametrize("top", [1, 2, 5, 8, 20])
 def test_rank_is_exp_of_the_entropy_of_the_largest_eigenvalues(top):
     keys = torch.randn(3, 12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    wanted = [naive_rank(k, min(top, 8)) for k in keys]
-    assert effective_rank(keys, top).tolist() == pytest.approx(wanted)
+    expected = [naive_rank(k, min(top, 8)) for k in keys]
+    assert effective_rank(keys, top).tolist() == pytest.approx(expected)
     with pytest.raises(OptionError, match="top must be at least 1"):
         effective_rank(keys, 0)
 
@@ -81,11 +81,11 @@ def test_shares_are_products_of_mean_norms():
 @pytest.mark.parametrize("spec", ["rope_axial", "rope_mixed", "rope_axial(logit_scale=2)", "gta"])
 def test_queries_and_keys_are_those_after_the_rotation(spec):
     model = small(spec, reg_tokens=2)
-    found = []
+    actual = []
     record_attention(
-        model, torch.stack(pictures(1)), lambda captured: found.append((captured, rotated(captured)))
+        model, torch.stack(samples(1)), lambda captured: actual.append((captured, rotated(captured)))
     )
-    for captured, (q, k, rotation) in found:
+    for captured, (q, k, rotation) in actual:
         whole_q, whole_k, _ = captured.call.transformed()
         assert torch.equal(q, whole_q[0, :, 3:])
         assert torch.equal(k, whole_k[0, :, 3:])
@@ -97,7 +97,7 @@ def test_turning_says_the_frequencies_of_each_axis():
     angles = []
     record_attention(
         model,
-        torch.stack(pictures(1)),
+        torch.stack(samples(1)),
         lambda captured: angles.append(turning(rotated(captured)[2], captured.grid)[0]),
     )
     freqs = model.pos_enc.parts()[0].frequencies(Grid((5, 6)).positions())[0][0]
@@ -134,8 +134,8 @@ def plant(model, layer, head, pair, strength):
             attn.qkv.bias[part + head * 16 + 2 * pair] = strength
 
 
-def test_a_planted_still_band_is_found():
-    model, images = small(), pictures(5)
+def test_a_planted_still_band_is_detected():
+    model, images = small(), samples(5)
     audited, measure = AuditedModel(VisionModel(model), "small"), RotaryBands()
     before = audit(audited, images, [RotaryBands()], controls=("random",)).findings[0]
     assert before.verdict != "yes"
@@ -157,13 +157,13 @@ def test_a_planted_still_band_is_found():
 @pytest.mark.parametrize("spec", ["none", "alibi2d", "liere"])
 def test_models_without_pairs_say_so(spec):
     measure, model = RotaryBands(), small(spec)
-    acc = accumulated(measure, model, pictures(1))
+    acc = accumulated(measure, model, samples(1))
     with pytest.raises(UnsupportedHost, match="No layer rotates pairs"):
         measure.summarize(acc, AuditedModel(VisionModel(model), ""))
 
 
-def test_what_is_kept_does_not_grow():
+def test_what_is_stored_does_not_grow():
     model = small()
-    one, three = (accumulated(RotaryBands(), model, pictures(n)) for n in (1, 3))
+    one, three = (accumulated(RotaryBands(), model, samples(n)) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}
     assert [len(str(r)) < 200 for r in three.records] == [True] * 3

@@ -6,7 +6,9 @@ import torch
 
 import vispe
 from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.measure import verdict
 from vispe.evaluate.measure.audited_model import AuditedModel
 
 PATCH, SIDE = 8, 12
@@ -23,7 +25,7 @@ def bag(images):
     return torch.einsum("bphw,dp->bdhw", patches.flatten(1, 2), MIX)
 
 
-def place_channels(images):
+def position_channels_of(images):
     maps = bag(images).clone()
     maps[:, 5] += 3 * maps.std() * row_of(maps)
     maps[:, 9] += 2 * maps.std() * row_of(maps.mT).mT
@@ -36,8 +38,14 @@ def loud_rows(images):
     return maps * torch.where(row_of(maps) < -0.4, 5.0, 1.0)
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """200 bootstrap draws per interval, not 1,000: they take a third of the time, and planted effects are large."""
+    monkeypatch.setattr(verdict, "DRAWS", 200)
+
+
 @pytest.fixture(scope="module")
-def pictures():
+def samples():
     g = torch.Generator().manual_seed(1)
     # patches of different grey and contrast, without any layout
     level, contrast = (torch.rand(12, 3, SIDE, SIDE, generator=g) for _ in range(2))
@@ -45,15 +53,16 @@ def pictures():
     return 2 * level - 1 + contrast * torch.randn(12, 3, SIDE * PATCH, SIDE * PATCH, generator=g)
 
 
-def yes(f, pictures, **options):
-    found = audit(AuditedModel(f, "planted", patch_size=PATCH, **options), pictures)
-    return {finding.name for finding in found.findings if finding.verdict == "yes"}, found
+def yes(f, samples, only=None, **options):
+    actual = audit(AuditedModel(f, "planted", patch_size=PATCH, **options), samples, choose(only))
+    return {finding.name for finding in actual.findings if finding.verdict == "yes"}, actual
 
 
-def test_a_bag_of_patches_turns_nothing(pictures):
-    rows, found = yes(bag, pictures)
+@pytest.mark.usefixtures("few_draws")
+def test_a_bag_of_patches_turns_nothing(samples):
+    rows, actual = yes(bag, samples)
     assert rows == set()
-    assert {f.name for f in found.findings} >= {
+    assert {f.name for f in actual.findings} >= {
         "probe",
         "pattern",
         "channels",
@@ -64,15 +73,17 @@ def test_a_bag_of_patches_turns_nothing(pictures):
     }
 
 
-def test_channels_that_know_row_and_column(pictures):
-    rows, found = yes(place_channels, pictures)
+@pytest.mark.usefixtures("few_draws")
+def test_channels_that_know_row_and_column(samples):
+    rows, actual = yes(position_channels_of, samples)
     assert rows == {"probe", "pattern", "channels", "neighbours", "shift", "turn"}
-    channels = next(f for f in found.findings if f.name == "channels").outcome.details["by_surface"]
+    channels = next(f for f in actual.findings if f.name == "channels").outcome.details["by_surface"]
     assert {(c["channel"], c["kind"]) for c in channels[:2]} == {(5, "row"), (9, "column")}
 
 
-def test_a_descriptor_that_weighs_the_upper_rows(pictures):
-    rows, _ = yes(loud_rows, pictures)
+@pytest.mark.usefixtures("few_draws")
+def test_a_descriptor_that_weighs_the_upper_rows(samples):
+    rows, _ = yes(loud_rows, samples)
     # directions stay, so nothing is read and cosines after a shift are 1: the weight alone is found
     assert rows == {"strips", "turn"}
 
@@ -80,13 +91,13 @@ def test_a_descriptor_that_weighs_the_upper_rows(pictures):
 @pytest.mark.parametrize(
     ("prefers_first", "expected"), [(True, {"order"}), pytest.param(False, set(), marks=pytest.mark.slow)]
 )
-def test_an_answerer_that_prefers_the_first_picture(pictures, prefers_first, expected):
+def test_an_answerer_that_prefers_the_first_image(samples, prefers_first, expected):
     def answers(seen, question, words):
         liked = seen[0] if prefers_first else torch.stack(list(seen)).mean(0)
         redness = 200 * float((liked[0] - liked[2]).mean())
         return torch.tensor([redness, 0.0])
 
-    rows, _ = yes(bag, pictures, answers=answers)
+    rows, _ = yes(bag, samples, only=["behaviour", "read_or_used"], answers=answers)
     assert rows == expected
 
 
@@ -100,7 +111,7 @@ def test_random_weights_without_an_encoding_raise_no_alarm():
         smooth = torch.nn.functional.interpolate(
             torch.randn(6, 3, 20, 20, generator=g), size=(160, 160), mode="bicubic"
         )
-        found = audit(AuditedModel(VisionModel(model), "random"), smooth, seed=seed)
-        verdicts += [f.verdict for f in found.findings]
+        actual = audit(AuditedModel(VisionModel(model), "random"), smooth, seed=seed)
+        verdicts += [f.verdict for f in actual.findings]
     assert len(verdicts) >= 20 * 10
     assert verdicts.count("yes") <= 0.05 * len(verdicts)

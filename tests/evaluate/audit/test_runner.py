@@ -1,4 +1,4 @@
-"""The pass of an audit: what is kept, controls, going on after an interruption, several processes, verdicts."""
+"""The pass of an audit: what is stored, controls, going on after an interruption, several processes, verdicts."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class Slope(Measure):
 
 @dataclass(frozen=True)
 class Layers(Measure):
-    """Attention of the first patch to itself after every layer, and of turned pictures."""
+    """Attention of the first patch to itself after every layer, and of rotated images."""
 
     name = "layers"
     family = "attention"
@@ -58,8 +58,8 @@ class Layers(Measure):
         acc.layer(x=captured.x.double().mean())
 
     def rerun(self, acc, runs):
-        turned = runs.maps("turn", runs.image.flip(-1))
-        acc.note(turned=turned.double().mean(), drawn=torch.rand(1, generator=runs.generator()))
+        rotated = runs.maps("turn", runs.image.flip(-1))
+        acc.note(turned=rotated.double().mean(), drawn=torch.rand(1, generator=runs.generator()))
 
     def summarize(self, acc, audited):
         x = acc.column("x")
@@ -68,7 +68,7 @@ class Layers(Measure):
 
 @dataclass(frozen=True)
 class Own(Measure):
-    """Brings its own pictures."""
+    """Brings its own images."""
 
     name = "own"
     family = "behaviour"
@@ -84,7 +84,7 @@ class Own(Measure):
         return Outcome(len(acc.records), acc.column("mean").tolist())
 
 
-ASKED = (Slope(), Layers(), Own())
+REQUESTED = (Slope(), Layers(), Own())
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def whole(audited, images):
-    return audit(audited, images, ASKED, controls=("none", "random"))
+    return audit(audited, images, REQUESTED, controls=("none", "random"))
 
 
 def test_every_measure_has_its_row_controls_and_layers(whole):
@@ -114,21 +114,21 @@ def test_every_measure_has_its_row_controls_and_layers(whole):
     assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
 
 
-def test_no_picture_passes_twice(audited, images):
+def test_no_image_passes_twice(audited, images):
     """The pass whose attention is looked at gives the features, too."""
     captured = []
     hook = audited.model.patch_embed.register_forward_pre_hook(
         lambda module, given: captured.append(given[0].clone())
     )
-    found = audit(audited, images[:2], ASKED[:2], controls=())
+    actual = audit(audited, images[:2], REQUESTED[:2], controls=())
     hook.remove()
     assert len(captured) == 4  # each image and its mirror
     assert len({bytes(x.numpy()) for x in captured}) == 4
-    wanted = [
+    expected = [
         float((audited.maps(i[None]).double().mean((0, 1, 2)) * torch.linspace(-1, 1, 10).double()).mean())
         for i in images[:2]
     ]
-    assert np.allclose(found.findings[0].outcome.per_image, wanted, rtol=0, atol=1e-12)
+    assert np.allclose(actual.findings[0].outcome.per_image, expected, rtol=0, atol=1e-12)
 
 
 class Counted(list):
@@ -149,47 +149,47 @@ def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, i
         return own(self, x)
 
     monkeypatch.setattr(timm.layers.PatchEmbed, "forward", forward)
-    pictures = Counted(images[:2])
-    audit(audited, pictures)
-    # own: one pass of the image as it is, 3 turned and 3 with turned tokens, 3 rolled and 10 without a strip, 1 mixed
+    samples = Counted(images[:2])
+    audit(audited, samples)
+    # own: one pass of the image as it is, 3 rotated and 3 with rotated tokens, 3 rolled and 10 without a strip, 1 mixed
     each = (1 + 6 + 3 + 10 + 1) + 2 + 2  # the controls: as it is, and mixed
     assert sizes == [1] * (2 * each + 6 + 64)  # dummies of the prior, and sides in pairs
-    assert pictures.reads == 2 + 1  # once more for what says which audit it is
+    assert samples.reads == 2 + 1  # once more for what says which audit it is
 
 
 def test_the_model_is_left_as_it_was(audited, images):
     before = audited.maps(images[:1])
-    audit(audited, images[:1], ASKED)
+    audit(audited, images[:1], REQUESTED)
     assert torch.equal(before, audited.maps(images[:1]))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in audited.model.modules())
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.evaluate.audit.runner.SAVE_EVERY", 0.0)
-    state, asked = tmp_path / "state", []
+    state, requested = tmp_path / "state", []
 
     def killed(words, share):
-        asked.append(words)
-        if len(asked) == 9:
+        requested.append(words)
+        if len(requested) == 9:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        audit(audited, images, ASKED, controls=("none", "random"), state=state, on_progress=killed)
+        audit(audited, images, REQUESTED, controls=("none", "random"), state=state, on_progress=killed)
     assert state.exists()
     again = []
-    found = audit(
+    actual = audit(
         audited,
         images,
-        ASKED,
+        REQUESTED,
         controls=("none", "random"),
         state=state,
         on_progress=lambda words, share: again.append(words),
     )
-    assert found.to_dict() == whole.to_dict()
-    assert len(again) == 21 + 1 - 8  # eight looks were kept
+    assert actual.to_dict() == whole.to_dict()
+    assert len(again) == 21 + 1 - 8  # eight passes were stored
     # other images, names, weights or processes are another audit, and nothing of them is mixed
     with pytest.raises(InputError, match="another audit"):
-        audit(audited, images[:6], ASKED, state=state)
+        audit(audited, images[:6], REQUESTED, state=state)
     same = {"controls": ("none", "random"), "state": state}
     other = AuditedModel(audited.reinitialized(5).f, audited.title)
     for one, options in (
@@ -198,7 +198,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_pat
         (audited, {"processes": Processes(0, 2)}),
     ):
         with pytest.raises(InputError, match="another audit"):
-            audit(one, images, ASKED, **same, **options)
+            audit(one, images, REQUESTED, **same, **options)
 
 
 class Ranks(Processes):
@@ -214,8 +214,8 @@ class Ranks(Processes):
 def test_two_processes_give_what_one_gives(audited, images, whole):
     parts.clear()
     for rank in range(2):
-        found = audit(audited, images, ASKED, controls=("none", "random"), processes=Ranks(rank, 2))
-    one, two = (a.to_dict()["findings"] for a in (whole, found))
+        actual = audit(audited, images, REQUESTED, controls=("none", "random"), processes=Ranks(rank, 2))
+    one, two = (a.to_dict()["findings"] for a in (whole, actual))
     assert one[0].pop("details")["sum"] == pytest.approx(two[0].pop("details")["sum"], rel=1e-12)
     assert one == two
 
@@ -223,7 +223,7 @@ def test_two_processes_give_what_one_gives(audited, images, whole):
 parts: list = []
 
 
-def test_what_is_kept_does_not_grow_with_images(audited, images):
+def test_what_is_stored_does_not_grow_with_images(audited, images):
     sizes = []
     for n in (2, 6):
         acc = Accumulator()
@@ -287,23 +287,23 @@ def test_controls_of_the_same_images_are_compared_in_pairs():
 
 
 def test_two_models_are_compared_in_pairs(audited, images, whole):
-    twin = audit(audited.reinitialized(3), images, ASKED, controls=("none",))
+    twin = audit(audited.reinitialized(3), images, REQUESTED, controls=("none",))
     pair = Comparison(whole, twin)
-    found = pair.to_dict()["differences"]["layers"]
+    actual = pair.to_dict()["differences"]["layers"]
     mean = twin.findings[1].value - whole.findings[1].value
-    assert found["difference"] == pytest.approx(mean)
-    assert found["interval"][0] < mean < found["interval"][1]
+    assert actual["difference"] == pytest.approx(mean)
+    assert actual["interval"][0] < mean < actual["interval"][1]
     with pytest.raises(ShapeError, match="same images"):
-        Comparison(whole, audit(audited, images[:2], ASKED, controls=()))
+        Comparison(whole, audit(audited, images[:2], REQUESTED, controls=()))
 
 
 def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
     f = AuditedModel(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch_size=16)
-    found = audit(f, images[:2], (Slope(), Layers()))
-    assert [g.name for g in found.findings] == ["slope"]
-    assert "not measured: it is a function of images" in found.table()[-1][3]
-    assert "random" in found.missing
-    assert "Control 'random' was not run" in found.notes[0]
+    actual = audit(f, images[:2], (Slope(), Layers()))
+    assert [g.name for g in actual.findings] == ["slope"]
+    assert "not measured: it is a function of images" in actual.table()[-1][3]
+    assert "random" in actual.missing
+    assert "Control 'random' was not run" in actual.notes[0]
 
 
 class Picky(Slope):
@@ -316,17 +316,17 @@ class Picky(Slope):
 
 
 def test_a_control_that_refuses_is_named_and_the_audit_goes_on(audited, images):
-    found = audit(audited, images[:2], (Picky(),), controls=("random",))
-    assert set(found.findings[0].control) == {"flat"}
-    assert found.missing == {"random of slope": "it cannot be asked of random weights"}
+    actual = audit(audited, images[:2], (Picky(),), controls=("random",))
+    assert set(actual.findings[0].control) == {"flat"}
+    assert actual.missing == {"random of slope": "it cannot be asked of random weights"}
 
 
 def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):
     twin = audited.reinitialized(1)
     twin.unchanged = ("head.weight",)
     monkeypatch.setattr(audited, "reinitialized", lambda seed: twin)
-    found = audit(audited, images[:1], (Slope(),), controls=("random",))
-    assert "1 parameter, such as head.weight" in found.notes[0]
+    actual = audit(audited, images[:1], (Slope(),), controls=("random",))
+    assert "1 parameter, such as head.weight" in actual.notes[0]
 
 
 def test_refusals():

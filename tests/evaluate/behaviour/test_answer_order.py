@@ -1,4 +1,4 @@
-"""An answerer that sees a set has no spread over orders; one that reads the first picture alone has."""
+"""An answerer that sees a set has no spread over orders; one that reads the first image alone has."""
 
 import pytest
 import torch
@@ -10,23 +10,23 @@ from vispe.evaluate.measure.base import Accumulator
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
-def there(picture, question):
+def there(image, question):
     channel = next(k for k, name in enumerate(("red", "green", "blue")) if name in question)
     others = [k for k in range(3) if k != channel]
-    return float(((picture[channel] > 0.85) & (picture[others].amax(0) < 0.1)).any())
+    return float(((image[channel] > 0.85) & (image[others].amax(0) < 0.1)).any())
 
 
-def knows(pictures, question, answers):
-    found = max(there(p, question) for p in pictures)
-    return torch.tensor([found, 1 - found]) * 4
+def knows(images, question, answers):
+    actual = max(there(p, question) for p in images)
+    return torch.tensor([actual, 1 - actual]) * 4
 
 
-def first(pictures, question, answers):
-    found = there(pictures[0], question)
-    return torch.tensor([found, 1 - found]) * 4
+def first(images, question, answers):
+    actual = there(images[0], question)
+    return torch.tensor([actual, 1 - actual]) * 4
 
 
-def always(pictures, question, answers):
+def always(images, question, answers):
     return torch.tensor([1.0, 0.0])
 
 
@@ -44,17 +44,17 @@ def run(answers):
 
 @pytest.mark.parametrize("answers", [knows, always])
 def test_who_sees_a_set_has_no_spread(answers):
-    found = run(answers)
-    assert found.value < 1e-9
-    assert found.details["answers_that_change"] == 0
-    assert found.details["gain_of_averaging"] == pytest.approx(0, abs=1e-12)
+    actual = run(answers)
+    assert actual.value < 1e-9
+    assert actual.details["answers_that_change"] == 0
+    assert actual.details["gain_of_averaging"] == pytest.approx(0, abs=1e-12)
 
 
-def test_who_reads_the_first_picture_alone_depends_on_order():
-    found = run(first)
-    assert found.value > 0.5
-    assert found.details["answers_that_change"] == 0.5  # where the disc is there at all
-    assert found.details["gain_of_averaging"] > 0
+def test_who_reads_the_first_image_alone_depends_on_order():
+    actual = run(first)
+    assert actual.value > 0.5
+    assert actual.details["answers_that_change"] == 0.5  # where the disc is there at all
+    assert actual.details["gain_of_averaging"] > 0
 
 
 def test_every_item_visits_every_slot_equally():

@@ -1,4 +1,4 @@
-"""Only answerers that see the place flip, and only those that know it are right."""
+"""Only answerers that see the position flip, and only those that know it are right."""
 
 import pytest
 import torch
@@ -10,34 +10,34 @@ from vispe.evaluate.measure.base import Accumulator
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
-def knows(pictures, question, answers):
-    """Read the centres of red and blue from the picture, and who is asked about from the question."""
-    picture = pictures[0]
-    red, blue = (picture[0] > 0.85) & (picture[1] < 0.1), (picture[2] > 0.85) & (picture[1] < 0.1)
+def knows(images, question, answers):
+    """Read the centres of red and blue from the image, and the colour in question, from the question."""
+    image = images[0]
+    red, blue = (image[0] > 0.85) & (image[1] < 0.1), (image[2] > 0.85) & (image[1] < 0.1)
     if not red.any():
         return torch.zeros(2)
     along = 1 if "left" in answers[0] else 0
     gap = (red.nonzero().double().mean(0) - blue.nonzero().double().mean(0))[along]
-    red_asked = question.index("red") < question.index("blue")
+    red_requested = question.index("red") < question.index("blue")
     if "Seen from" in question:
-        red_asked = not red_asked
-    gap = gap if red_asked else -gap
+        red_requested = not red_requested
+    gap = gap if red_requested else -gap
     return torch.stack([-gap, gap])
 
 
-def constant(pictures, question, answers):
+def constant(images, question, answers):
     return torch.tensor([0.0, -1.0])
 
 
-def mirrored(pictures, question, answers):
-    return -knows(pictures, question, answers)
+def mirrored(images, question, answers):
+    return -knows(images, question, answers)
 
 
 class Random:
     def __init__(self):
         self.generator = torch.Generator().manual_seed(0)
 
-    def __call__(self, pictures, question, answers):
+    def __call__(self, images, question, answers):
         return torch.randn(2, generator=self.generator)
 
 
@@ -53,38 +53,38 @@ def run(f=lambda x: x, answers=None):
     ("answers", "value", "flips_", "accuracy"),
     [(knows, 1, 1, 1), (constant, 0, 0, 0.5), (mirrored, 0, 1, 0), (Random(), 0.25, 0.5, 0.5)],
 )
-def test_only_answerers_that_know_the_place_are_right_twice(answers, value, flips_, accuracy):
-    found = run(answers=answers)
+def test_only_answerers_that_know_the_position_are_right_twice(answers, value, flips_, accuracy):
+    actual = run(answers=answers)
     atol = 0.15 if isinstance(answers, Random) else 1e-12
-    assert found.value == pytest.approx(value, abs=atol)
-    assert found.details["accuracy"] == pytest.approx(accuracy, abs=atol)
-    assert found.details["flips"] == pytest.approx(flips_, abs=atol)
-    assert found.control == {"chance": 0.25}
-    assert len(found.per_image) == 32
+    assert actual.value == pytest.approx(value, abs=atol)
+    assert actual.details["accuracy"] == pytest.approx(accuracy, abs=atol)
+    assert actual.details["flips"] == pytest.approx(flips_, abs=atol)
+    assert actual.control == {"chance": 0.25}
+    assert len(actual.per_image) == 32
 
 
-def test_words_alone_do_not_help_who_needs_the_picture():
+def test_words_alone_do_not_help_who_needs_the_image():
     assert run(answers=knows).details["language_prior"] == 0.5
 
 
-def test_a_head_reads_places_from_maps_that_hold_them():
-    def places(x):  # centre of red minus that of blue
+def test_a_head_reads_positions_from_maps_that_hold_them():
+    def positions(x):  # centre of red minus that of blue
         line = torch.linspace(-1, 1, x.shape[-1])
         gap = (x[:, 0] - x[:, 2])[:, None]
         return torch.cat([(gap * line).mean((2, 3), True), (gap * line[:, None]).mean((2, 3), True)], 1)
 
-    found = run(places)
-    assert found.value == 1
-    assert found.details["accuracy"] > 0.95
-    assert "upper bound" in found.note
+    actual = run(positions)
+    assert actual.value == 1
+    assert actual.details["accuracy"] > 0.95
+    assert "upper bound" in actual.note
 
 
 def test_a_head_finds_nothing_in_colours_alone():
-    found = run(lambda x: x.mean((2, 3), keepdim=True))
-    assert 0.2 < found.details["accuracy"] < 0.8
+    actual = run(lambda x: x.mean((2, 3), keepdim=True))
+    assert 0.2 < actual.details["accuracy"] < 0.8
 
 
-def test_a_pair_is_a_picture_and_its_mirror_image():
+def test_a_pair_is_an_image_and_its_mirror_image():
     for number in range(4):
         pair = draw_sides(number, torch.Generator().manual_seed(number), side=64)
         assert torch.equal(pair.pictures[1], pair.pictures[0].flip(2 - pair.axis))
@@ -99,6 +99,6 @@ def test_flips_and_heads_by_hand():
     assert flips(head_margins(features, truth), truth)[0].tolist() == [1, 1, 1, 1]
 
 
-def test_pictures_that_are_too_small_are_refused():
+def test_images_that_are_too_small_are_refused():
     with pytest.raises(OptionError, match="at least 32 pixels, got 16"):
         draw_sides(0, torch.Generator(), side=16)

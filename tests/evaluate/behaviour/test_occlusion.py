@@ -1,4 +1,4 @@
-"""Strips: what stands in a part's place, PSI against loops, a descriptor that favours the top, one without places."""
+"""Strips: what replaces a part, PSI against loops, a descriptor that favours the top, one without positions."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.measure.verdict import judge
 
 
-def found(f, images, patch_size=1, **options):
+def actual(f, images, patch_size=1, **options):
     return audit(
         AuditedModel(f, "model", patch_size=patch_size), images, [Occlusion()], controls=(), **options
     ).findings[0]
 
 
 def flat(images):
-    """Each pixel by itself: places have no part in the mean."""
+    """Each pixel by itself: positions have no part in the mean."""
     return torch.cat([images, images.square(), torch.ones(len(images), 1, *images.shape[-2:])], 1)
 
 
@@ -43,26 +43,26 @@ def test_mirrored_rows_are_those_beyond_the_nearer_end():
         for r in range(n):
             # steps to the last row before, and to the first one after
             up, down = r - a + 1, b - r
-            wanted = r if not a <= r < b else a - up if up <= down else b - 1 + down
-            assert rows[r] == wanted % n
+            expected = r if not a <= r < b else a - up if up <= down else b - 1 + down
+            assert rows[r] == expected % n
 
 
 @pytest.mark.parametrize("filling", FILLINGS)
 @pytest.mark.parametrize("part", [((4, 8), (0, 24)), ((0, 16), (18, 24)), ((4, 12), (6, 18))])
 def test_the_part_alone_is_changed_and_nothing_of_it_stays(filling, part):
-    picture = torch.arange(3.0 * 16 * 24).reshape(3, 16, 24)
-    noise = torch.randn(picture.shape, generator=torch.Generator().manual_seed(0))
-    changed = occlude(picture, part, filling, noise)
+    image = torch.arange(3.0 * 16 * 24).reshape(3, 16, 24)
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
+    changed = occlude(image, part, filling, noise)
     gone = torch.zeros(16, 24, dtype=torch.bool)
     gone[slice(*part[0]), slice(*part[1])] = True
-    assert torch.equal(changed[:, ~gone], picture[:, ~gone])
+    assert torch.equal(changed[:, ~gone], image[:, ~gone])
     inside = changed[0][gone]
     if filling == "mirror":
-        assert set(inside.tolist()) <= set(picture[0][~gone].tolist())
+        assert set(inside.tolist()) <= set(image[0][~gone].tolist())
     if filling == "mean":
-        assert torch.equal(inside, picture[0].mean().expand_as(inside))
+        assert torch.equal(inside, image[0].mean().expand_as(inside))
     if filling == "noise":
-        assert torch.allclose(inside, picture[0].mean() + picture[0].std() * noise[0][gone])
+        assert torch.allclose(inside, image[0].mean() + image[0].std() * noise[0][gone])
 
 
 def test_excess_is_the_formula_in_a_loop():
@@ -74,12 +74,12 @@ def test_excess_is_the_formula_in_a_loop():
         mean = np.mean([rows[k] for k in picks], 0)
         return max(1 - min(one) / max(one) for one in mean)
 
-    wanted = larger(shares) - np.mean([larger(one) for one in moved])
-    assert excess(shares, moved, picks) == pytest.approx(wanted)
+    expected = larger(shares) - np.mean([larger(one) for one in moved])
+    assert excess(shares, moved, picks) == pytest.approx(expected)
 
 
-def test_a_descriptor_that_favours_the_top_is_found():
-    finding = found(top, textures(12))
+def test_a_descriptor_that_favours_the_top_is_detected():
+    finding = actual(top, textures(12))
     assert finding.verdict == "yes"
     details = finding.outcome.details
     rows = details["importance of rows"]
@@ -90,32 +90,32 @@ def test_a_descriptor_that_favours_the_top_is_found():
     assert {f"filled with {word}" for word in FILLINGS} <= set(details)
 
 
-def test_a_middle_that_counts_more_than_corners_is_found():
+def test_a_middle_that_counts_more_than_corners_is_detected():
     bump = torch.hann_window(18, periodic=False)[1:-1]
 
     def f(images):
         return flat(images) * (bump[:, None] * bump)
 
     name = "centre minus corners, over their sum"
-    assert found(f, textures(6)).outcome.details[name] > 0.3
-    assert found(flat, textures(6)).outcome.details[name] == pytest.approx(0, abs=1e-4)
+    assert actual(f, textures(6)).outcome.details[name] > 0.3
+    assert actual(flat, textures(6)).outcome.details[name] == pytest.approx(0, abs=1e-4)
 
 
-def test_objects_in_the_middle_are_no_effect_of_places():
+def test_objects_in_the_middle_are_no_effect_of_positions():
     images = textures(8) / 4
     images[:, :, 6:10, 6:10] += 3
-    finding = found(flat, images)
+    finding = actual(flat, images)
     assert finding.value == pytest.approx(0, abs=1e-4)
     assert finding.verdict == "no"
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
-def test_a_model_without_encoding_weighs_all_places_alike(pool):
+def test_a_model_without_encoding_weighs_all_positions_equally(pool):
     torch.manual_seed(0)
     options = {"class_token": False} if pool == "avg" else {}
     model = timm.create_model("test_vit", img_size=80, num_classes=0, global_pool=pool, **options)
     f = VisionModel(convert(model, "none").eval())
-    outcome = found(f, torch.randn(3, 3, 80, 80), patch_size=None).outcome
+    outcome = actual(f, torch.randn(3, 3, 80, 80), patch_size=None).outcome
     assert outcome.value == pytest.approx(0, abs=1e-3)
     rows = outcome.details["importance of rows"]
     assert min(rows) > 1e-6
@@ -138,7 +138,7 @@ def test_noise_alone_is_taken_for_no_effect():
     assert numbers.count("yes") <= 2
 
 
-def test_an_image_makes_ten_passes_beside_those_of_shift_and_a_short_record():
+def test_an_image_makes_ten_passes_alongside_those_of_shift_and_a_short_record():
     for side in (8, 32):
         calls, acc = [], Accumulator()
         acc.begin(1)

@@ -11,7 +11,7 @@ from vispe.evaluate.measure.perturbed_runs import CommonStep, PerturbedRuns
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (5, 8), (37, 37)])
-def test_a_strip_comes_to_every_place_by_whole_patches(grid):
+def test_a_strip_comes_to_every_position_by_whole_patches(grid):
     for number in range(K):
         for axis, n in enumerate(grid):
             begin = starts(n)
@@ -22,11 +22,11 @@ def test_a_strip_comes_to_every_place_by_whole_patches(grid):
 
 
 def test_a_roll_by_nothing_is_the_image_as_it_is():
-    picture = torch.rand(3, 8, 8)
-    assert rolled(picture, CommonStep(2, 1, (4, 4)), (0, 0))[0] == "as it is"
-    name, moved = rolled(picture, CommonStep(2, 1, (4, 4)), (1, -1))
+    image = torch.rand(3, 8, 8)
+    assert rolled(image, CommonStep(2, 1, (4, 4)), (0, 0))[0] == "as it is"
+    name, moved = rolled(image, CommonStep(2, 1, (4, 4)), (1, -1))
     assert name == "roll 2,-2"
-    assert torch.equal(moved[:, 2:, :-2], picture[:, :-2, 2:])
+    assert torch.equal(moved[:, 2:, :-2], image[:, :-2, 2:])
 
 
 def test_what_does_not_divide_is_refused_once_all_images_are_seen():

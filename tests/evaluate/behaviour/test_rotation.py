@@ -21,13 +21,13 @@ def vit(encoding=None):
     return VisionModel((convert(model, encoding) if encoding else model).eval())
 
 
-def found(f, images):
+def actual(f, images):
     return audit(AuditedModel(f, "model"), images, [Equivariance()], controls=()).findings[0].outcome
 
 
 def test_numbers_are_those_of_rotate():
     f, images = vit(), torch.randn(3, 3, 64, 64)
-    outcome = found(f, images)
+    outcome = actual(f, images)
     poses = [element(name) for name in POSES]
     whole = equivariance(f, images, elements=poses, measures=["error"], controls=False)
     code = position_equivariance(f, images, elements=poses, measures=["error"])
@@ -38,7 +38,7 @@ def test_numbers_are_those_of_rotate():
 
 @pytest.mark.parametrize("encoding", ["none", "alibi2d"])
 def test_what_has_no_direction_turns_with_the_image(encoding):
-    outcome = found(vit(encoding), torch.randn(2, 3, 64, 64))
+    outcome = actual(vit(encoding), torch.randn(2, 3, 64, 64))
     assert outcome.value < 1e-4
     # the patch kernels have one
     assert outcome.details["everything"] > 0.1
@@ -50,19 +50,19 @@ def test_a_function_of_images_has_one_error_and_says_so():
     def f(images):
         return torch.cat([images, ramp.expand(len(images), 1, 8, 8)], 1)
 
-    outcome = found(f, torch.randn(2, 3, 8, 8))
+    outcome = actual(f, torch.randn(2, 3, 8, 8))
     assert "patch kernels are included" in outcome.note
     assert outcome.details["rot90"] > 0.1
-    assert found(lambda x: x, torch.randn(2, 3, 8, 8)).value == 0
+    assert actual(lambda x: x, torch.randn(2, 3, 8, 8)).value == 0
 
 
-def test_rectangles_are_turned_by_half_so_that_sizes_stay():
-    outcome = found(vit("none"), torch.randn(1, 3, 32, 64))
+def test_rectangles_are_rotated_by_half_so_that_sizes_stay():
+    outcome = actual(vit("none"), torch.randn(1, 3, 32, 64))
     assert set(outcome.details) == {"everything", "rot180", "hflip"}
     assert outcome.value < 1e-4
 
 
 def test_features_that_are_the_same_everywhere_have_no_error():
-    outcome = found(lambda x: x * 0 + 1, torch.randn(2, 3, 8, 8))
+    outcome = actual(lambda x: x * 0 + 1, torch.randn(2, 3, 8, 8))
     assert math.isnan(outcome.value)
     assert "2 image(s) with constant features" in outcome.note

@@ -1,4 +1,4 @@
-"""Shift: rolls by whole patches of models with and without places, of pixel maps, of what cannot be moved."""
+"""Shift: rolls by whole patches of models with and without positions, of pixel maps, of what cannot be moved."""
 
 import pytest
 import timm
@@ -30,13 +30,13 @@ class Counted:
         return self.f(images)
 
 
-def found(f, images, **options):
+def actual(f, images, **options):
     audited = AuditedModel(f, "model", **options)
     return audit(audited, images, [TranslationChange()], controls=())
 
 
 def test_a_model_without_encoding_does_not_see_a_roll():
-    outcome = found(vit("none"), torch.randn(2, 3, 64, 64)).findings[0].outcome
+    outcome = actual(vit("none"), torch.randn(2, 3, 64, 64)).findings[0].outcome
     assert outcome.value < 1e-6
     assert outcome.details["with the seam"] < 1e-6
 
@@ -47,7 +47,7 @@ def test_an_encoding_shows_and_less_of_it_shows_less():
         f = vit("sincos2d")
         with torch.no_grad():
             f.model.patch_embed.proj.weight.mul_(contents)
-        values.append(found(f, images).findings[0].value)
+        values.append(actual(f, images).findings[0].value)
     assert 0.001 < values[1] < values[0] / 2
 
 
@@ -60,14 +60,14 @@ def test_planted_change_of_one_channel_gives_its_closed_form():
         one = torch.ones(len(images), 1, 4, 4)
         return torch.cat([one, upper.expand(len(images), -1, -1, -1)], 1)
 
-    outcome = found(f, torch.randn(1, 3, 16, 16), patch_size=4).findings[0].outcome
+    outcome = actual(f, torch.randn(1, 3, 16, 16), patch_size=4).findings[0].outcome
     assert outcome.value == pytest.approx(1 - 0.5**0.5)
 
 
 @pytest.mark.parametrize("patch", [None, 4])
 def test_maps_at_the_resolution_of_pixels(patch):
     f = Counted(lambda images: images.softmax(1), patch)
-    outcome = found(f, torch.randn(2, 3, 16, 16)).findings[0].outcome
+    outcome = actual(f, torch.randn(2, 3, 16, 16)).findings[0].outcome
     assert outcome.value < 1e-6
     assert ("patch size is unknown, so shifts may be by fractions of a patch" in outcome.note) == (
         patch is None
@@ -76,20 +76,20 @@ def test_maps_at_the_resolution_of_pixels(patch):
 
 
 def test_rolls_are_whole_patches_where_a_patch_has_several_cells():
-    # each block of 4 x 4 pixels is replaced by its own mean: the phase of the blocks matters, their place does not
+    # each block of 4 x 4 pixels is replaced by its own mean: the phase of the blocks matters, their position does not
     def f(images):
         mean = torch.nn.functional.avg_pool2d(images, 4)
         return torch.nn.functional.interpolate(mean, scale_factor=4)
 
     images = torch.rand(3, 3, 24, 24)
-    assert found(f, images, patch_size=4).findings[0].value < 1e-6
+    assert actual(f, images, patch_size=4).findings[0].value < 1e-6
 
 
 def test_what_patches_do_not_divide_is_refused_in_a_sentence():
     def f(images):
         return images[..., :7, :7]
 
-    result = found(f, torch.randn(1, 3, 16, 16))
+    result = actual(f, torch.randn(1, 3, 16, 16))
     assert not result.findings
     assert "has 7 x 7 cells" in result.refused["shift"][1]
 
@@ -97,15 +97,15 @@ def test_what_patches_do_not_divide_is_refused_in_a_sentence():
 def test_patches_away_from_the_frame_before_and_after():
     for grid, offset, margin in (((5, 8), (2, 3), 1), ((8, 8), (4, 0), 2), ((4, 4), (1, 1), 0)):
         h, w = grid
-        wanted = torch.zeros(grid, dtype=torch.bool)
+        expected = torch.zeros(grid, dtype=torch.bool)
         for y in range(h):
             for x in range(w):
                 v, u = (y + offset[0]) % h, (x + offset[1]) % w
-                wanted[y, x] = all(margin <= p < n - margin for p, n in ((y, h), (x, w), (v, h), (u, w)))
-        assert torch.equal(inside_margin(grid, offset, margin), wanted)
+                expected[y, x] = all(margin <= p < n - margin for p, n in ((y, h), (x, w), (v, h), (u, w)))
+        assert torch.equal(inside_margin(grid, offset, margin), expected)
 
 
-def test_what_is_kept_does_not_grow_with_the_image():
+def test_what_is_stored_does_not_grow_with_the_image():
     def accumulated(size):
         acc = Accumulator()
         acc.begin(0)

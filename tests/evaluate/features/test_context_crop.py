@@ -1,4 +1,4 @@
-"""Crop: distances and changes, a planted border, a model that looks around, a ViT without places, refusals."""
+"""Crop: distances and changes, a planted border, a model that looks around, a ViT without positions, refusals."""
 
 import pytest
 import timm
@@ -36,9 +36,9 @@ def framed(strength):
     return f
 
 
-def found(f, pictures=None):
-    pictures = images() if pictures is None else pictures
-    return audit(AuditedModel(f, "f"), pictures, [ContextCrop()], controls=())
+def actual(f, samples=None):
+    samples = images() if samples is None else samples
+    return audit(AuditedModel(f, "f"), samples, [ContextCrop()], controls=())
 
 
 def test_change_and_distance_are_those_of_a_loop():
@@ -63,21 +63,21 @@ def test_nothing_inside_has_changed_as_a_whole_or_not_at_all():
 
 
 def test_a_planted_border_is_the_value():
-    outcome = found(framed(0.5)).findings[0]
+    outcome = actual(framed(0.5)).findings[0]
     assert outcome.value == pytest.approx(0.5, rel=1e-5)
     assert outcome.verdict == "yes"
     assert outcome.outcome.details["profile"][1:] == pytest.approx([0, 0, 0], abs=1e-6)
 
 
 def test_pixels_have_none():
-    finding = found(framed(0.0)).findings[0]
+    finding = actual(framed(0.0)).findings[0]
     assert finding.value == pytest.approx(0, abs=1e-6)
     assert finding.verdict == "no"
 
 
 def test_other_neighbours_count_less_than_a_border_of_zeros():
-    zeros = found(lambda x: avg_pool2d(pad(x + 3, (1, 1, 1, 1)), 3, 1)).findings[0]
-    mean = found(lambda x: avg_pool2d(x + 3, 3, 1, 1, count_include_pad=False)).findings[0]
+    zeros = actual(lambda x: avg_pool2d(pad(x + 3, (1, 1, 1, 1)), 3, 1)).findings[0]
+    mean = actual(lambda x: avg_pool2d(x + 3, 3, 1, 1, count_include_pad=False)).findings[0]
     assert mean.outcome.details["surroundings"] > 0.05
     assert zeros.value > 0.2 > 0.05 > mean.value
 
@@ -88,13 +88,13 @@ def vit(encoding, size=160, **options):
     return VisionModel((convert(model, encoding) if encoding else model).eval())
 
 
-def test_a_vit_without_places_has_no_border():
-    finding = found(vit("none", dynamic_img_size=True), images(6, 160)).findings[0]
+def test_a_vit_without_positions_has_no_border():
+    finding = actual(vit("none", dynamic_img_size=True), images(6, 160)).findings[0]
     assert abs(finding.value) < 0.01
     assert finding.verdict == "no"
 
 
-def test_three_passes_beside_that_of_the_image_and_the_image_stays():
+def test_three_passes_alongside_that_of_the_image_and_the_image_stays():
     calls, image = [], images(1)[0]
     acc, runs = (
         Accumulator(),
@@ -108,7 +108,7 @@ def test_three_passes_beside_that_of_the_image_and_the_image_stays():
 
 
 def test_what_cannot_be_cropped_is_refused():
-    assert "10 patches" in found(lambda x: x, images(1, 9)).refused["crop"][1]
+    assert "10 patches" in actual(lambda x: x, images(1, 9)).refused["crop"][1]
 
     def fixed(x):
         if x.shape[-1] != 16:
@@ -116,5 +116,6 @@ def test_what_cannot_be_cropped_is_refused():
         return x
 
     assert (
-        "does not accept a crop of 8 x 8 patches: 16 x 16 alone" in found(fixed, images(1)).refused["crop"][1]
+        "does not accept a crop of 8 x 8 patches: 16 x 16 alone"
+        in actual(fixed, images(1)).refused["crop"][1]
     )

@@ -1,4 +1,4 @@
-"""Near patches that are alike: closed forms of averages, and models with and without places."""
+"""Near patches with similar features: closed forms of averages, and models with and without positions."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_the_profile_is_that_of_a_loop():
         profile(x, (3, 5))
 
 
-def test_one_causal_average_makes_neighbours_alike_and_a_bidirectional_one_does_not():
+def test_one_causal_average_makes_neighbours_similar_and_a_bidirectional_one_does_not():
     g = torch.Generator().manual_seed(0)
     curves, plain = [], []
     for _ in range(16):
@@ -43,13 +43,13 @@ def test_one_causal_average_makes_neighbours_alike_and_a_bidirectional_one_does_
     assert abs(index(profile(both + both.mean(0), (64,)))) < 0.03
 
 
-def test_places_are_found_where_there_are_some():
+def test_positions_are_detected_where_there_are_some():
     images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(0)
     sines = vispe.convert(timm.create_model("test_vit", depth=2), "sincos2d").eval()
-    found = audit(AuditedModel(VisionModel(sines), "sines"), images, (NeighbourSimilarity(),)).findings[0]
-    assert found.verdict == "yes"
-    assert found.control["none"] == pytest.approx(0, abs=0.02)
+    actual = audit(AuditedModel(VisionModel(sines), "sines"), images, (NeighbourSimilarity(),)).findings[0]
+    assert actual.verdict == "yes"
+    assert actual.control["none"] == pytest.approx(0, abs=0.02)
     bag = vispe.convert(timm.create_model("test_vit", depth=2), "none").eval()
     assert (
         audit(AuditedModel(VisionModel(bag), "bag"), images, (NeighbourSimilarity(),)).findings[0].verdict

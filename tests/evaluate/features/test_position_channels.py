@@ -1,4 +1,4 @@
-"""Channels that carry the place: planted ones are found, no others, along sequences and on grids."""
+"""Channels that carry the position: planted ones are detected, no others, along sequences and on grids."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def accumulated(maps):
     return acc
 
 
-def test_a_rising_channel_is_found_in_the_layers_where_it_rises():
+def test_a_rising_channel_is_detected_in_the_layers_where_it_rises():
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(8, 60, 5))
     hidden[2:, :, 3] = np.linspace(5, -5, 60) + 0.01 * rng.normal(size=(6, 60))
@@ -57,23 +57,23 @@ def test_a_planted_channel_is_named(kind, column):
     g = torch.Generator().manual_seed(1)
     maps = torch.randn(16, 20, 12, 12, generator=g)
     maps[:, 5] += 3 * surface((12, 12))[:, column].reshape(12, 12).float()
-    found = PositionalChannels().summarize(accumulated(maps), None)
-    assert found.value == pytest.approx(1 / 20)
-    assert found.details["by_surface"][0]["channel"] == 5
-    assert found.details["by_surface"][0]["kind"] == kind
+    actual = PositionalChannels().summarize(accumulated(maps), None)
+    assert actual.value == pytest.approx(1 / 20)
+    assert actual.details["by_surface"][0]["channel"] == 5
+    assert actual.details["by_surface"][0]["kind"] == kind
     if kind in ("row", "column"):
-        assert found.details["by_probe"][0]["channel"] == 5
-    assert found.units == GROUPS
-    draws = [found.statistic(np.random.default_rng(k).integers(0, GROUPS, GROUPS)) for k in range(20)]
+        assert actual.details["by_probe"][0]["channel"] == 5
+    assert actual.units == GROUPS
+    draws = [actual.statistic(np.random.default_rng(k).integers(0, GROUPS, GROUPS)) for k in range(20)]
     assert 1 / 20 <= np.mean(draws) < 3 / 20
 
 
 def test_no_channel_of_noise_is_one_and_loud_ones_are_listed():
     maps = torch.randn(24, 40, 12, 12, generator=torch.Generator().manual_seed(2))
     maps[:, 7] *= 50
-    found = PositionalChannels().summarize(accumulated(maps), None)
-    assert found.value == 0
-    assert found.details["massive"] == [7]
+    actual = PositionalChannels().summarize(accumulated(maps), None)
+    assert actual.value == 0
+    assert actual.details["massive"] == [7]
 
 
 def test_small_grids_are_refused():

@@ -20,8 +20,8 @@ def planted(strength):
     def f(images):
         h, w = images.shape[-2:]
         rows, cols = torch.meshgrid(torch.linspace(-1, 1, h), torch.linspace(-1, 1, w), indexing="ij")
-        places = strength * torch.stack([rows, cols]).expand(len(images), -1, -1, -1)
-        return torch.cat([images, places], 1)
+        positions = strength * torch.stack([rows, cols]).expand(len(images), -1, -1, -1)
+        return torch.cat([images, positions], 1)
 
     return f
 
@@ -30,7 +30,7 @@ def images(n, side, channels=6):
     return torch.randn(n, channels, side, side, generator=torch.Generator().manual_seed(1))
 
 
-def test_planted_places_are_read_and_noise_is_not():
+def test_planted_positions_are_read_and_noise_is_not():
     yes = audit(AuditedModel(planted(1.0), "f"), images(6, 14), [PositionProbe()]).findings[0]
     no = audit(AuditedModel(planted(0.0), "f"), images(6, 14), [PositionProbe()]).findings[0]
     assert (yes.verdict, no.verdict) == ("yes", "no")
@@ -60,8 +60,8 @@ def test_one_image_that_fails_counts_as_minus_one():
 def test_grids_too_small_are_refused_and_small_ones_sampled_densely():
     assert [step_for((n, n)) for n in (5, 6, 7, 10, 16, 37)] == [None, 2, 2, 2, 4, 6]
     assert step_for((1, 100)) is None
-    found = audit(AuditedModel(planted(1.0), "f"), images(5, 5), [PositionProbe()])
-    assert "5x5 patches" in found.refused["probe"][1]
+    actual = audit(AuditedModel(planted(1.0), "f"), images(5, 5), [PositionProbe()])
+    assert "5x5 patches" in actual.refused["probe"][1]
 
 
 def test_every_layer_has_a_value():

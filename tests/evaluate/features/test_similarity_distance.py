@@ -16,12 +16,12 @@ correlate = similarity_distance_correlation
 
 
 def slow(x, shape, spacing, method, distance, cells):
-    places = [np.array(c) * np.array(spacing) for c in itertools.product(*map(range, shape))]
+    positions = [np.array(c) * np.array(spacing) for c in itertools.product(*map(range, shape))]
     x = x - x.mean(0)
     similar, apart = [], []
     for i, j in itertools.combinations(range(len(x)), 2):
         similar.append(round(float(x[i] @ x[j] / np.linalg.norm(x[i]) / np.linalg.norm(x[j])), 9))
-        step = np.abs(places[cells[i]] - places[cells[j]])
+        step = np.abs(positions[cells[i]] - positions[cells[j]])
         apart.append(round(float(step.sum() if distance == "manhattan" else np.linalg.norm(step)), 9))
     return -(spearmanr if method == "spearman" else pearsonr)(similar, apart).statistic
 
@@ -42,10 +42,10 @@ def test_values(shape, spacing, method, distance):
     for order in (None, cells, cells[0]):
         index = np.broadcast_to(np.arange(n) if order is None else order, (3, n))
         expected = [slow(x[b], shape, spacing, method, distance, index[b]) for b in range(3)]
-        found = correlate(x, grid, method, distance, cells=order)
-        np.testing.assert_allclose(found.values, expected, atol=1e-9)
-        assert found.mean == pytest.approx(np.mean(expected))
-        assert found.standard_error == pytest.approx(np.std(expected, ddof=1) / 3**0.5)
+        actual = correlate(x, grid, method, distance, cells=order)
+        np.testing.assert_allclose(actual.values, expected, atol=1e-9)
+        assert actual.mean == pytest.approx(np.mean(expected))
+        assert actual.standard_error == pytest.approx(np.std(expected, ddof=1) / 3**0.5)
     one = correlate(torch.from_numpy(x[1]).float(), grid, method, distance)
     np.testing.assert_allclose(one.values, [correlate(x, grid, method, distance).values[1]], atol=1e-4)
 
@@ -68,9 +68,9 @@ def test_position_and_content_are_separated_by_permuted_patches():
 def test_undefined_values_are_missing():
     x = np.random.default_rng(2).normal(size=(3, 6, 4))
     x[1] = x[1, :1]
-    found = correlate(x, (2, 3))
-    assert np.isnan(found.values).tolist() == [False, True, False]
-    assert found.mean == pytest.approx(np.nanmean(found.values))
+    actual = correlate(x, (2, 3))
+    assert np.isnan(actual.values).tolist() == [False, True, False]
+    assert actual.mean == pytest.approx(np.nanmean(actual.values))
     single = correlate(x[:1], (2, 3))
     assert math.isnan(single.standard_error)
     assert single.mean == single.values[0]

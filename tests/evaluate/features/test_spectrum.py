@@ -35,7 +35,7 @@ def test_rankme_and_stable_rank_of_known_spectra():
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.5])
-def test_alpha_of_a_power_law_is_found(alpha):
+def test_alpha_of_a_power_law_is_detected(alpha):
     shares = torch.arange(1, 61, dtype=torch.float64) ** -alpha
     # a factor of all shares does not matter
     assert alpha_req(7 * shares, 3, 40) == pytest.approx(alpha, abs=1e-9)
@@ -53,16 +53,16 @@ def test_shares_of_variance_do_not_see_the_mean():
 
 def test_sines_keep_distances_and_random_tables_do_not():
     y, x = torch.meshgrid(torch.arange(14.0), torch.arange(14.0), indexing="ij")
-    places = torch.stack([y.flatten(), x.flatten()], 1)
+    positions = torch.stack([y.flatten(), x.flatten()], 1)
     rate = 100.0 ** (-torch.arange(16) / 16)
-    sines = torch.cat([f(p[:, None] * rate) for p in places.T for f in (torch.sin, torch.cos)], 1)
-    assert preservation(sines, places) > 0.6
-    assert abs(preservation(torch.randn(196, 64), places)) < 0.1
+    sines = torch.cat([f(p[:, None] * rate) for p in positions.T for f in (torch.sin, torch.cos)], 1)
+    assert preservation(sines, positions) > 0.6
+    assert abs(preservation(torch.randn(196, 64), positions)) < 0.1
 
 
 def test_a_narrow_bump_has_a_small_width():
-    place = torch.arange(64.0)
-    gap = (place[:, None] - place).abs()
+    position = torch.arange(64.0)
+    gap = (position[:, None] - position).abs()
     bump = torch.exp(-((torch.minimum(gap, 64 - gap) / 3) ** 2))
     wide = torch.exp(-((torch.minimum(gap, 64 - gap) / 12) ** 2))
     narrow, broad = (width(t / t.norm(dim=1, keepdim=True))[1] for t in (bump, wide))
@@ -75,24 +75,24 @@ def test_a_planted_collapse_is_measured_and_outliers_are_apart():
     loud = free.clone()
     loud[3] *= 200
 
-    def found(maps):
+    def actual(maps):
         acc = Accumulator()
         for k in range(2):
             acc.begin(k)
             Spectrum().on_features(acc, maps)
         return Spectrum().summarize(acc, None)
 
-    assert found(free).value < 0.1
-    assert found(flat).value > 0.7
-    assert found(loud).value > 0.5
-    assert found(loud).details["without_outliers"] < 0.2
+    assert actual(free).value < 0.1
+    assert actual(flat).value > 0.7
+    assert actual(loud).value > 0.5
+    assert actual(loud).details["without_outliers"] < 0.2
 
 
-def test_a_random_model_beside_its_twin_is_no_collapse():
+def test_a_random_model_and_its_copy_have_not_collapsed():
     model = timm.create_model("test_vit", depth=2).eval()
     images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(0))
-    found = audit(AuditedModel(VisionModel(model), "random"), images, (Spectrum(),)).findings[0]
-    assert found.verdict == "no"
-    assert len(found.outcome.per_layer) == 2
-    assert 0 <= found.value <= 1
-    assert np.isfinite(found.outcome.details["alpha"])
+    actual = audit(AuditedModel(VisionModel(model), "random"), images, (Spectrum(),)).findings[0]
+    assert actual.verdict == "no"
+    assert len(actual.outcome.per_layer) == 2
+    assert 0 <= actual.value <= 1
+    assert np.isfinite(actual.outcome.details["alpha"])

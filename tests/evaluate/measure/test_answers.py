@@ -1,4 +1,4 @@
-"""Answers of CLIP models and of chat models, and a chat model that cannot see the order of pictures."""
+"""Answers of CLIP models and of chat models, and a chat model that cannot see the order of images."""
 
 from types import SimpleNamespace
 
@@ -31,19 +31,19 @@ def clip():
 
 def test_a_clip_model_compares_sentences():
     model, tokenizer = clip(), open_clip.get_tokenizer("ViT-B-32")
-    picture = torch.rand(3, 32, 32)
-    found = ClipAnswers(model, tokenizer)([picture], "It is", ("red", "blue"))
+    sample = torch.rand(3, 32, 32)
+    actual = ClipAnswers(model, tokenizer)([sample], "It is", ("red", "blue"))
     with torch.no_grad():
         mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
-        image = (picture - mean[:, None, None]) / std[:, None, None]
+        image = (sample - mean[:, None, None]) / std[:, None, None]
         texts = tokenizer(["It is red", "It is blue"])
-        wanted = model.get_logits(image[None], texts)[0][0]
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        expected = model.get_logits(image[None], texts)[0][0]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     # another size is brought to that of the model
     assert ClipAnswers(model, tokenizer)([torch.rand(3, 50, 40)], "It is", ("a", "b", "c")).shape == (3,)
 
 
-def test_a_clip_model_sees_one_picture():
+def test_a_clip_model_sees_one_image():
     answers = ClipAnswers(clip(), open_clip.get_tokenizer("ViT-B-32"))
     with pytest.raises(OptionError, match=r"must be a single image, got 2. Omit measures"):
         answers([torch.rand(3, 32, 32)] * 2, "It is", ("red", "blue"))
@@ -56,7 +56,7 @@ def test_a_clip_model_sees_one_picture():
 
 
 class Processor:
-    """As processors of transformers are: a template, a tokenizer, and pictures to patches."""
+    """As processors of transformers are: a template, a tokenizer, and images to patches."""
 
     chat_template = "a template"
 
@@ -91,13 +91,13 @@ class Processor:
 
 def test_a_chat_model_says_how_probable_an_answer_is():
     model, processor = copy_of("qwen2_vl"), Processor()
-    pictures = [torch.rand(3, 20, 20) for _ in range(2)]
+    samples = [torch.rand(3, 20, 20) for _ in range(2)]
     answers = ("left", "quite certainly right")
-    found = ChatAnswers(model, processor)(pictures, "where is it", answers)
-    for answer, value in zip(answers, found, strict=True):
+    actual = ChatAnswers(model, processor)(samples, "where is it", answers)
+    for answer, value in zip(answers, actual, strict=True):
         given = processor(
             ["<image> <image> where is it"],
-            [[_image(p) for p in pictures]],
+            [[_image(p) for p in samples]],
             "pt",
         )
         total = 0.0
@@ -113,22 +113,21 @@ def test_a_chat_model_says_how_probable_an_answer_is():
         assert value.item() == pytest.approx(total, abs=1e-4)
 
 
-def test_without_a_template_nothing_is_asked():
+def test_a_chat_template_is_required():
     with pytest.raises(UnsupportedHost, match="no chat template"):
         ChatAnswers(copy_of("qwen2_vl"), SimpleNamespace(chat_template=None))
 
 
 def order(model):
-    """The spread of answers over orders of pictures."""
+    """The spread of answers over orders of images."""
     audited = AuditedModel(lambda x: x, "a chat model", answers=ChatAnswers(model.double(), Processor()))
     acc, measure = Accumulator(), OrderSensitivity()
-    for number in range(2):
-        acc.begin(number)
-        measure.rerun(acc, PerturbedRuns(audited, None, number))
+    acc.begin(0)
+    measure.rerun(acc, PerturbedRuns(audited, None, 0))
     return measure.summarize(acc, audited)
 
 
-def test_pictures_side_by_side_have_no_order():
+def test_images_side_by_side_have_no_order():
     one = order(vispe.convert(copy_of("qwen2_vl"), "mrope", parallel="pine"))
     assert one.details["sd_over_orders"] < 1e-4
     assert one.details["answers_that_change"] == 0
@@ -156,13 +155,13 @@ def test_an_open_clip_model_by_name_answers(monkeypatch):
     known = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "small", known)
     subject = load_evaluated_model("open_clip:small", weights="random", pos_embed="alibi2d", device="cpu")
-    audited, picture = as_audited_model(subject), torch.rand(3, 32, 32)
+    audited, sample = as_audited_model(subject), torch.rand(3, 32, 32)
     assert "answers" in audited.can
     # the tower that is measured is that of the model that answers
     assert subject.whole.visual is audited.model
-    wanted = ClipAnswers(subject.whole, open_clip.get_tokenizer("ViT-B-32"))
+    expected = ClipAnswers(subject.whole, open_clip.get_tokenizer("ViT-B-32"))
     assert torch.equal(
-        audited.answers([picture], "Where is it?", ANSWERS), wanted([picture], "Where is it?", ANSWERS)
+        audited.answers([sample], "Where is it?", ANSWERS), expected([sample], "Where is it?", ANSWERS)
     )
 
 
@@ -194,9 +193,9 @@ def test_a_chat_model_in_a_folder_answers(tmp_path):
     processor.save_pretrained(tmp_path)
     audited = as_audited_model(load_evaluated_model(f"hf:{tmp_path}", device="cpu"))
     assert {"answers", "maps"} <= audited.can
-    pictures = [torch.rand(3, 12, 12) for _ in range(2)]
-    said = audited.answers(pictures, "w5 w6", ("w7", "w8 w9"))
-    torch.testing.assert_close(said, ChatAnswers(model, processor)(pictures, "w5 w6", ("w7", "w8 w9")))
+    samples = [torch.rand(3, 12, 12) for _ in range(2)]
+    said = audited.answers(samples, "w5 w6", ("w7", "w8 w9"))
+    torch.testing.assert_close(said, ChatAnswers(model, processor)(samples, "w5 w6", ("w7", "w8 w9")))
     assert said[0] != said[1]
 
 

@@ -80,15 +80,15 @@ def texts(count=16, length=48):
     ]
 
 
-def test_a_language_model_is_asked_what_its_mask_does():
-    found = {
+def test_a_language_model_reports_what_its_mask_does():
+    actual = {
         mixing: audit(as_audited_model(llama(mixing)), texts(), [CausalMask()]).findings[0]
         for mixing in (1.0, 0.0)
     }
-    assert found[1.0].verdict == "yes"
-    assert found[1.0].outcome.per_layer[-1] > 0.1
+    assert actual[1.0].verdict == "yes"
+    assert actual[1.0].outcome.per_layer[-1] > 0.1
     # without values the mask has nothing to average
-    assert found[0.0].verdict == "no"
+    assert actual[0.0].verdict == "no"
 
 
 def test_a_language_model_reads_ids_and_makes_no_maps():

@@ -1,4 +1,4 @@
-"""Runs on changed pictures: one pass gives maps and descriptor, and the least move that brings patches onto patches."""
+"""Runs on changed images: one pass gives maps and descriptor, and the least move that brings patches onto patches."""
 
 import pytest
 import timm
@@ -9,7 +9,7 @@ from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.perturbed_runs import CommonStep, PerturbedRuns
 
 
-def test_maps_and_descriptor_of_a_picture_are_one_pass():
+def test_maps_and_descriptor_of_an_image_are_one_pass():
     f = VisionModel(timm.create_model("test_vit", img_size=64, num_classes=0).eval())
     image, passes = torch.randn(3, 64, 64), []
     runs = PerturbedRuns(AuditedModel(f, "model"), image, 0)
@@ -22,7 +22,7 @@ def test_maps_and_descriptor_of_a_picture_are_one_pass():
 
 
 @pytest.mark.parametrize(
-    ("cell", "patch", "wanted"),
+    ("cell", "patch", "expected"),
     [
         (4, 4, CommonStep(4, 1, (3, 6))),  # a transformer
         (1, 4, CommonStep(4, 4, (3, 6))),  # class probabilities of pixels
@@ -32,6 +32,6 @@ def test_maps_and_descriptor_of_a_picture_are_one_pass():
         (2, 3, CommonStep(6, 3, (2, 4))),
     ],
 )
-def test_the_least_move_is_whole_in_patches_and_cells(cell, patch, wanted):
+def test_the_least_move_is_whole_in_patches_and_cells(cell, patch, expected):
     audited = AuditedModel(torch.nn.AvgPool2d(cell), "means", patch_size=patch)
-    assert PerturbedRuns(audited, torch.rand(3, 12, 24), 0).step() == wanted
+    assert PerturbedRuns(audited, torch.rand(3, 12, 24), 0).step() == expected

@@ -1,4 +1,4 @@
-"""Pictures of probe, health and audit: squares of files as the model gets them, noise and textures by a seed."""
+"""Images of probe, health and audit: squares of files as the model gets them, noise and textures by a seed."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_files_are_cropped_to_the_centre_and_normalised(subject, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["noise", "textures"])
-def test_made_pictures_differ_and_follow_the_seed(subject, kind):
+def test_made_images_differ_and_follow_the_seed(subject, kind):
     one, two, other = (list(load_images(subject, (), **{kind: 4}, seed=seed)[0]) for seed in (0, 0, 1))
     assert [tuple(image.shape) for image in one] == [(3, 64, 64)] * 4
     for k in range(4):

@@ -1,4 +1,4 @@
-"""Pictures of masks."""
+"""Images of masks."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from vispe.multimodal import Parallel, Stream, Text
 
 def test_colours_say_which_member_is_seen():
     stream = Stream.of([[Text(1), Parallel([Text(1), Text(2)], "all"), Text(1)]], "left", 7)
-    found = np.asarray(plot_blocks(stream).images[0].get_array())
-    wanted = [[1, 0, 0, 0, 0], [1, 2, 3, 3, 0], [1, 3, 2, 0, 0], [1, 3, 2, 2, 0], [1, 1, 1, 1, 1]]
-    assert found.tolist() == wanted
+    actual = np.asarray(plot_blocks(stream).images[0].get_array())
+    expected = [[1, 0, 0, 0, 0], [1, 2, 3, 3, 0], [1, 3, 2, 0, 0], [1, 3, 2, 2, 0], [1, 1, 1, 1, 1]]
+    assert actual.tolist() == expected
     plain = plot_blocks(Stream.of([[Text(3)]]))
     assert np.asarray(plain.images[0].get_array()).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert [t.get_text() for t in plain.get_legend().get_texts()] == ["sees"]

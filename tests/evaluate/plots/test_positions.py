@@ -1,4 +1,4 @@
-"""The pictures show the coordinates of the stream, and `vispe plot positions` writes them."""
+"""The figures show the coordinates of the stream, and `vispe plot positions` writes them."""
 
 import json
 
@@ -32,10 +32,10 @@ def _closed():
 
 def points(ax, colour):
     """All dots of one colour, sorted."""
-    found = [
+    actual = [
         line.get_xydata() for line in ax.lines if line.get_marker() == "o" and line.get_color() == colour
     ]
-    return sorted(map(tuple, np.concatenate(found).tolist())) if found else []
+    return sorted(map(tuple, np.concatenate(actual).tolist())) if actual else []
 
 
 def words(ax):
@@ -251,8 +251,8 @@ def test_drawing_leaves_the_random_numbers_alone():
 
 
 def test_long_sequences_have_small_dots_and_names_that_do_not_touch():
-    pictures = [Image(12, 16), Text(10), Image(8, 8), Text(10), Video(20, 6, 6), Text(15)]
-    ax = plot_positions("mrope", [Text(20), *pictures])
+    images = [Image(12, 16), Text(10), Image(8, 8), Text(10), Video(20, 6, 6), Text(15)]
+    ax = plot_positions("mrope", [Text(20), *images])
     assert [w for w in words(ax) if " x " in w] == ["image 12 x 16", "video 20 x 6 x 6"]
     assert max(line.get_markersize() for line in ax.lines if line.get_marker() == "o") < 2
     ax = plot_positions("mrope", [Text(4), Image(5, 5), Text(3), Image(2, 7), Text(90)])

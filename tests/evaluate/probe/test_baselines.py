@@ -35,7 +35,7 @@ def noise(n, h, w, seed=0):
 
 
 class Table:
-    """Features = what a patch shows (alike in all poses) + a table of places: the ideal learned encoding."""
+    """Features = what a patch shows (the same in all poses) + a table of positions: the ideal learned encoding."""
 
     patch_size = PATCH
 
@@ -48,8 +48,10 @@ class Table:
         return torch.einsum("kc,bchw->bkhw", self.mix, functional.avg_pool2d(images, PATCH) * PATCH)
 
     def table(self, shape):
-        places = np.concatenate([ramp(t, shape) for t in self.targets], axis=2) - 0.5
-        return self.strength * (torch.from_numpy(places) @ self.ways[: places.shape[2]]).permute(2, 0, 1)
+        positions = np.concatenate([ramp(t, shape) for t in self.targets], axis=2) - 0.5
+        return self.strength * (torch.from_numpy(positions) @ self.ways[: positions.shape[2]]).permute(
+            2, 0, 1
+        )
 
     def __call__(self, images):
         if not self.turns and images.shape[-2] > images.shape[-1]:
@@ -64,37 +66,37 @@ class Table:
 def test_averages_bring_features_back_exactly(size, shifts):
     f, image = Table(), noise(1, *size)[0]
     grid = (size[0] // PATCH, size[1] // PATCH)
-    found = transform_averages(f, image, PATCH, shifts)
+    actual = transform_averages(f, image, PATCH, shifts)
     lattice = shift_lattice(grid, shifts)
     assert f.seen == 8 * len(lattice)
     content, table = f.content(image[None])[0], f.table(grid)
     orbit = sum(g.undo(f.table(tuple(g.apply(table).shape[-2:]))) for g in D4) / 8
-    torch.testing.assert_close(found["d4_average"], content + orbit)
-    assert len(found) == 2 + 2 * (shifts > 1)
+    torch.testing.assert_close(actual["d4_average"], content + orbit)
+    assert len(actual) == 2 + 2 * (shifts > 1)
     if shifts > 1:
         rolled = sum(torch.roll(table, (-y, -x), (-2, -1)) for y, x in lattice) / len(lattice)
         both = sum(torch.roll(orbit, (-y, -x), (-2, -1)) for y, x in lattice) / len(lattice)
-        torch.testing.assert_close(found["shift_average"], content + rolled)
-        torch.testing.assert_close(found["d4_shift_average"], content + both)
-    if shifts == 9:  # every shift: nothing of the place is left
+        torch.testing.assert_close(actual["shift_average"], content + rolled)
+        torch.testing.assert_close(actual["d4_shift_average"], content + both)
+    if shifts == 9:  # every shift: nothing of the position is left
         everywhere = table.mean((1, 2), keepdim=True).expand_as(content)
-        torch.testing.assert_close(found["shift_average"], content + everywhere)
+        torch.testing.assert_close(actual["shift_average"], content + everywhere)
 
 
-def test_the_published_form_mixes_the_features_of_four_places():
+def test_the_published_form_mixes_the_features_of_four_positions():
     f, image = Table(), noise(1, 20, 20)[0]
-    found = transform_averages(f, image, PATCH, 1)["published_average"]
+    actual = transform_averages(f, image, PATCH, 1)["published_average"]
     ways = (image, image.flip(-1), image.flip(-2), torch.rot90(image, 1, (-2, -1)))
-    torch.testing.assert_close(found, sum(f(way[None])[0] for way in ways) / 4)
+    torch.testing.assert_close(actual, sum(f(way[None])[0] for way in ways) / 4)
     content = f.content(image[None])[0]
     mixed = (content + content.flip(-1) + content.flip(-2) + torch.rot90(content, 1, (-2, -1))) / 4
-    torch.testing.assert_close(found, mixed + f.table((5, 5)))  # the table stays as it is
+    torch.testing.assert_close(actual, mixed + f.table((5, 5)))  # the table stays as it is
 
 
 def test_what_cannot_be_averaged_is_said():
-    found = transform_averages(Table(), noise(1, 12, 20)[0], PATCH, 2)
+    actual = transform_averages(Table(), noise(1, 12, 20)[0], PATCH, 2)
     assert (
-        found["published_average"]
+        actual["published_average"]
         == "does not exist on a 3x5 grid, whose rotation by 90 degrees has another shape"
     )
     refusing = transform_averages(Table(turns=False), noise(1, 12, 20)[0], PATCH, 2)
@@ -102,7 +104,7 @@ def test_what_cannot_be_averaged_is_said():
         assert refusing[name].startswith(
             "needs the image rotated by 90 degrees, which the model rejects: The model"
         )
-    torch.testing.assert_close(refusing["shift_average"], found["shift_average"])
+    torch.testing.assert_close(refusing["shift_average"], actual["shift_average"])
     with pytest.raises(ShapeError, match=r"multiples of patch_size=4, got \(12, 18\) px"):
         transform_averages(Table(), noise(1, 12, 18)[0], PATCH)
     with pytest.raises(ShapeError, match=r"expected a map of \(10, 10\) patches, got \(5, 5\)"):
@@ -140,7 +142,9 @@ def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_
     table = probe_baselines(f, noise(4, 48, 48), step=2, black=torch.zeros(3, 1, 1), directions=3, rounds=2)
     r2 = {row.key: dict(zip(table.targets, np.median(row.r2, axis=1), strict=True)) for row in table.rows}
     assert min(r2["none"].values()) > 0.8
-    assert r2["published_average"]["lr+ud"] > r2["none"]["lr+ud"] - 0.05  # place stays, content is mixed away
+    assert (
+        r2["published_average"]["lr+ud"] > r2["none"]["lr+ud"] - 0.05
+    )  # position stays, content is mixed away
     assert r2["d4_average"]["lr"] < 0.05
     assert r2["d4_average"]["ud"] < 0.05
     assert r2["d4_average"]["radial"] > 0.7  # what all poses have in common
@@ -157,12 +161,10 @@ def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_
 
 
 def test_all_shifts_leave_nothing_of_a_table():
-    table = probe_baselines(
-        Table(), noise(3, 24, 32), step=2, blank=[0], shifts=99, black=torch.zeros(3, 1, 1)
-    )
-    alone = probe_baselines(
-        Table(strength=0), noise(3, 24, 32), step=2, blank=[0], black=torch.zeros(3, 1, 1)
-    )
+    images, black = noise(2, 24, 32), torch.zeros(3, 1, 1)
+    options = {"step": 2, "blank": [0], "black": black, "masks_per_image": 2}
+    table = probe_baselines(Table(), images, shifts=99, **options)
+    alone = probe_baselines(Table(strength=0), images, **options)
     np.testing.assert_allclose(table.row("shift_average").r2, alone.row("none").r2, atol=1e-6)
     assert table.row("shift_average").passes == 48
     assert not table.row("published_average").known
@@ -221,15 +223,15 @@ def test_channels_are_chosen_on_other_images_than_those_scored():
         return made
 
     feats = [leaking(3 if i % 2 == 0 else 8, i) for i in range(6)]
-    table = probe_baselines(feats, blank=1, step=2)
+    table = probe_baselines(feats, blank=1, step=2, masks_per_image=2)
     detail = "channels 8 were set to 0 in one half of the images and 3 in the other"
     assert table.row("blank").detail == detail
     assert table.row("blank").r2[table.targets.index("ud")].min() > 0.5  # its own channel is never blanked
     assert table.chosen_on == "chosen on the other half of the images"
-    other = probe_baselines(feats[::2], blank=1, choose_on=feats[1::2], step=2)
+    other = probe_baselines(feats[::2], blank=1, choose_on=feats[1::2], step=2, masks_per_image=2)
     assert other.row("blank").detail == "channels 8 were set to 0"
     assert other.chosen_on == "chosen on 3 other images"
-    same = probe_baselines([leaking(5, i) for i in range(4)], blank=1, step=2)
+    same = probe_baselines([leaking(5, i) for i in range(4)], blank=1, step=2, masks_per_image=2)
     assert same.row("blank").detail == "channels 5 were set to 0"
     assert np.median(same.row("blank").r2) < 0.05
     assert np.median(same.row("none").r2[same.targets.index("ud")]) > 0.5
@@ -271,7 +273,10 @@ def test_scores_far_below_nothing_are_shortened_in_tables_only():
 def test_images_may_differ_in_size():
     sizes = [(24, 32), (24, 32), (20, 28), (24, 32)]
     images = [noise(1, *size, seed=k)[0] for k, size in enumerate(sizes)]
-    f, options = Table(), {"blank": [2], "black": torch.zeros(3, 1, 1), "shifts": 1, "step": 2}
+    f, options = (
+        Table(),
+        {"blank": [2], "black": torch.zeros(3, 1, 1), "shifts": 1, "step": 2, "masks_per_image": 2},
+    )
     table = probe_baselines(f, images, **options)
     assert f.seen == 4 * (1 + 8 + 1 + 8) + 3  # black whenever the size changes
     alone = probe_baselines(Table(), images[:2], **options)
@@ -289,11 +294,12 @@ def test_verdicts_of_remedies():
     assert weak.verdict.startswith(
         "no position to remove: the original features have held-out R² of at most -"
     )
+    options = {"blank": [1], "step": 2, "masks_per_image": 2}
     strong = [rng(s).standard_normal((12, 12, 6)) + 20 * ramp("lr", (12, 12)) for s in range(2)]
-    verdict = probe_baselines(strong, blank=[1], step=2, rounds=0).verdict
+    verdict = probe_baselines(strong, rounds=0, **options).verdict
     assert verdict.startswith("no method removes position; the strongest is 'RASA, published form'")
-    assert probe_baselines(strong, blank=[1], step=2).verdict.startswith("position is removed by 'RASA': ")
-    flat = probe_baselines([np.ones((1, 30, 3))] * 2, blank=1, step=2)
+    assert probe_baselines(strong, **options).verdict.startswith("position is removed by 'RASA': ")
+    flat = probe_baselines([np.ones((1, 30, 3))] * 2, blank=1, step=2, masks_per_image=2)
     assert flat.verdict == "cannot be judged: a target is constant on this grid"
 
 

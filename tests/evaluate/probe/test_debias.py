@@ -67,9 +67,9 @@ def test_several_blank_images_are_pooled():
 
 
 def test_svd_debias_removes_position_that_a_blank_image_shows():
-    place = torch.from_numpy(ramp("lr+ud", (12, 14))).float() @ draw(2, 16, seed=5)
-    feats = (place + 0.3 * draw(12, 14, 16, seed=6)).permute(2, 0, 1)[None]
-    noise = (place + 0.05 * draw(12, 14, 16, seed=7)).permute(2, 0, 1)[None]
+    position = torch.from_numpy(ramp("lr+ud", (12, 14))).float() @ draw(2, 16, seed=5)
+    feats = (position + 0.3 * draw(12, 14, 16, seed=6)).permute(2, 0, 1)[None]
+    noise = (position + 0.05 * draw(12, 14, 16, seed=7)).permute(2, 0, 1)[None]
     before, after = (
         positional_probe(f.permute(0, 2, 3, 1), step=3).headline
         for f in (feats, svd_debias(feats, noise, k=3))

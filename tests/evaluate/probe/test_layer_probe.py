@@ -36,10 +36,10 @@ def learned():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = timm.create_model("test_vit", img_size=(128, 176), num_classes=0).eval()
-        place = torch.from_numpy(ramp("lr+ud", (8, 11))).float().flatten(0, 1) - 0.5
+        position = torch.from_numpy(ramp("lr+ud", (8, 11))).float().flatten(0, 1) - 0.5
         with torch.no_grad():
             model.pos_embed.zero_()
-            model.pos_embed[0, -88:] = 4 * place @ torch.randn(2, model.embed_dim)
+            model.pos_embed[0, -88:] = 4 * position @ torch.randn(2, model.embed_dim)
     return model
 
 
@@ -48,34 +48,34 @@ def noise(n, h, w, seed=0):
 
 
 @pytest.mark.parametrize("target", ["lr", "ud", "diag", "radial"])
-def test_a_planted_channel_is_found_in_its_block_and_nowhere_else(target):
-    found = probe_layers([planted(target=target, seed=s) for s in range(3)], step=2)
-    k = found.targets.index(target)
-    medians = np.median(found.r2[:, k], axis=1)
+def test_a_planted_channel_is_detected_in_its_block_and_nowhere_else(target):
+    actual = probe_layers([planted(target=target, seed=s) for s in range(3)], step=2)
+    k = actual.targets.index(target)
+    medians = np.median(actual.r2[:, k], axis=1)
     assert medians[2] > 0.4
     assert np.delete(medians, 2).max() < 0
-    curves = np.array([curve[k] for curve in found.channel_r2])
-    assert found.top_channels(2, target)[0] == 7
+    curves = np.array([curve[k] for curve in actual.channel_r2])
+    assert actual.top_channels(2, target)[0] == 7
     assert curves[2, 7] > 0.75
     curves[2, 7] = -1
     assert curves.max() < 0.1
-    assert np.median(found.shuffled, axis=-1).max() < 0.05
-    assert found.grids == ((14, 11),) * 4
-    assert found.pixels is None
+    assert np.median(actual.shuffled, axis=-1).max() < 0.05
+    assert actual.grids == ((14, 11),) * 4
+    assert actual.pixels is None
 
 
 def test_layer_scores_are_those_of_the_probe_on_the_same_patches():
     maps = planted(shape=(9, 13))
-    found = probe_layers([maps], targets=("ud", "radial"), step=3, masks_per_image=2, generator=5)
+    actual = probe_layers([maps], targets=("ud", "radial"), step=3, masks_per_image=2, generator=5)
     trials = Trials(("ud", "radial"), 3, 2).draw((9, 13), rng(5))
     assert len(trials) == 2  # without a cutoff both targets sample the whole grid
     for k, feats in enumerate(maps):
         for j, name in enumerate(("ud", "radial")):
             fits = [fit_probe(feats, t.mask, {"t": ramp(name, (9, 13)), "s": t.mixed[name]}) for t in trials]
-            assert found.r2[k, j, 0] == pytest.approx(np.mean([f["t"].r2_heldout for f in fits]))
-            assert found.shuffled[k, j, 0] == pytest.approx(np.mean([f["s"].r2_heldout for f in fits]))
+            assert actual.r2[k, j, 0] == pytest.approx(np.mean([f["t"].r2_heldout for f in fits]))
+            assert actual.shuffled[k, j, 0] == pytest.approx(np.mean([f["s"].r2_heldout for f in fits]))
             curves = [channel_r2(feats, t.mask, ramp(name, (9, 13)), held_out=True) for t in trials]
-            np.testing.assert_allclose(found.channel_r2[k][j], np.mean(curves, axis=0))
+            np.testing.assert_allclose(actual.channel_r2[k][j], np.mean(curves, axis=0))
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -96,15 +96,15 @@ def test_one_channel_at_a_time_equals_fits_of_one_channel(regressor, held_out):
 
 def test_blocks_may_have_grids_and_widths_of_their_own_but_all_images_the_same():
     maps = [planted(shape=(12, 10))[2], planted(shape=(6, 5), width=30)[2]]
-    found = probe_layers([maps, maps], targets=("lr",), step=2)
-    assert found.grids == ((12, 10), (6, 5))
-    assert [c.shape for c in found.channel_r2] == [(1, 24), (1, 30)]
-    assert [found.top_channels(k, n=1) for k in (0, 1)] == [[7], [7]]
+    actual = probe_layers([maps, maps], targets=("lr",), step=2)
+    assert actual.grids == ((12, 10), (6, 5))
+    assert [c.shape for c in actual.channel_r2] == [(1, 24), (1, 30)]
+    assert [actual.top_channels(k, n=1) for k in (0, 1)] == [[7], [7]]
     with pytest.raises(ShapeError, match=r"got \[24\] for image 1 after \[24, 30\]"):
         probe_layers([maps, maps[:1]], step=2)
 
 
-def test_shuffling_moves_all_targets_alike_and_a_generator_aside_takes_nothing():
+def test_shuffling_moves_all_targets_equally_and_a_generator_aside_takes_nothing():
     ramps = {name: ramp(name, (5, 7)) for name in ("lr+ud", "lr", "raster")}
     moved = mixed(ramps, rng(3))
     order = np.rint(moved["raster"].ravel() * 35).astype(int)
@@ -120,34 +120,34 @@ def test_shuffling_moves_all_targets_alike_and_a_generator_aside_takes_nothing()
 
 def test_the_shuffled_control_reads_nothing_where_position_is_plain():
     feats = [planted(shape=(20, 21), seed=s)[2] for s in range(4)]
-    found = positional_probe(feats, targets=("lr", "ud"), step=3)
-    assert found.headline > 0.4
-    for row in found.rows:
+    actual = positional_probe(feats, targets=("lr", "ud"), step=3)
+    assert actual.headline > 0.4
+    for row in actual.rows:
         assert row.shuffled.shape == (4, 6)
         assert np.median(row.shuffled) < 0.05
-    stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))["rows"][0]
-    np.testing.assert_allclose(stored["shuffled"]["per_image"], found.rows[0].shuffled)
-    np.testing.assert_allclose(stored["r2_heldout"]["per_image"], found.rows[0].r2_heldout)
-    leaky = dataclasses.replace(found.rows[0], shuffled=np.full((4, 6), 0.4))
-    unsound = dataclasses.replace(found, rows=(leaky, *found.rows[1:]))
+    stored = json.loads(json.dumps(actual.to_dict(), allow_nan=False))["rows"][0]
+    np.testing.assert_allclose(stored["shuffled"]["per_image"], actual.rows[0].shuffled)
+    np.testing.assert_allclose(stored["r2_heldout"]["per_image"], actual.rows[0].r2_heldout)
+    leaky = dataclasses.replace(actual.rows[0], shuffled=np.full((4, 6), 0.4))
+    unsound = dataclasses.replace(actual, rows=(leaky, *actual.rows[1:]))
     assert unsound.notes == ("Shuffled positions can be read too, so the scores are invalid.",)
 
 
 def test_a_model_is_probed_block_by_block_on_a_non_square_grid(learned):
     images = noise(2, 128, 176)
-    found = probe_layers(learned, images, step=2)
-    assert found.r2.shape == found.shuffled.shape == (6, 6, 2)
-    assert found.grids == ((8, 11),) * 6
-    assert found.curve.min() > 0.9
-    assert found.verdict.startswith(
-        f"position can be read from block 0 on (held-out R² {found.curve[0]:.2f})"
+    actual = probe_layers(learned, images, step=2)
+    assert actual.r2.shape == actual.shuffled.shape == (6, 6, 2)
+    assert actual.grids == ((8, 11),) * 6
+    assert actual.curve.min() > 0.9
+    assert actual.verdict.startswith(
+        f"position can be read from block 0 on (held-out R² {actual.curve[0]:.2f})"
     )
-    assert np.median(found.pixels, axis=1).max() < 0.05
-    assert np.median(found.shuffled, axis=-1).max() < 0.05
+    assert np.median(actual.pixels, axis=1).max() < 0.05
+    assert np.median(actual.shuffled, axis=-1).max() < 0.05
     maps = [[m[0].permute(1, 2, 0) for m in VisionModel(learned).layers(i[None])] for i in images]
     alone = probe_layers(maps, step=2)
-    np.testing.assert_allclose(found.r2, alone.r2, atol=1e-6)
-    np.testing.assert_allclose(found.channel_r2, alone.channel_r2, atol=1e-6)
+    np.testing.assert_allclose(actual.r2, alone.r2, atol=1e-6)
+    np.testing.assert_allclose(actual.channel_r2, alone.channel_r2, atol=1e-6)
 
 
 @pytest.mark.parametrize("spec", ["none", "alibi2d"])
@@ -155,28 +155,28 @@ def test_a_table_of_positions_is_read_and_is_gone_after_conversion(learned, spec
     images = noise(3, 128, 176)
     assert positional_probe(learned, images, step=2).headline > 0.8  # the final norm bends the ramps
     converted = vispe.convert(copy.deepcopy(learned), spec).eval()
-    found = probe_layers(converted, images, step=2)
-    assert np.median(found.r2, axis=-1).max() < 0.1
-    assert found.verdict.startswith("no linear position after any of 6 blocks: held-out R²")
+    actual = probe_layers(converted, images, step=2)
+    assert np.median(actual.r2, axis=-1).max() < 0.1
+    assert actual.verdict.startswith("no linear position after any of 6 blocks: held-out R²")
     assert positional_probe(converted, images, step=2).headline < 0.1
 
 
-def test_pixels_that_tell_the_place_are_said_to(learned):
+def test_pixels_that_tell_the_position_are_said_to(learned):
     images = noise(2, 128, 176) + torch.linspace(0, 5, 176)
-    found = probe_layers(learned, images, targets=("lr",), step=2)
-    assert np.median(found.pixels[0]) > 0.5
-    assert "The pixels alone reveal the position" in found.notes[0]
-    assert found.table()[1][:2] == ["pixels", f"{np.median(found.pixels[0]):.2f}"]
+    actual = probe_layers(learned, images, targets=("lr",), step=2)
+    assert np.median(actual.pixels[0]) > 0.5
+    assert "The pixels alone reveal the position" in actual.notes[0]
+    assert actual.table()[1][:2] == ["pixels", f"{np.median(actual.pixels[0]):.2f}"]
 
 
 def test_patch_pixels_hold_every_pixel_of_the_patch():
     image = torch.arange(3 * 6 * 4.0).reshape(3, 6, 4)
-    found = patch_pixels(image, 2)
-    assert found.shape == (3, 2, 12)
+    actual = patch_pixels(image, 2)
+    assert actual.shape == (3, 2, 12)
     for row in range(3):
         for col in range(2):
             patch = image[:, 2 * row : 2 * row + 2, 2 * col : 2 * col + 2]
-            assert torch.equal(found[row, col], patch.flatten())
+            assert torch.equal(actual[row, col], patch.flatten())
 
 
 def test_functions_and_towers_of_open_clip_are_probed_as_models_are(learned):
@@ -192,11 +192,11 @@ def test_functions_and_towers_of_open_clip_are_probed_as_models_are(learned):
     h, w = clip.visual.image_size
     f = feature_function(clip)
     assert isinstance(f, VisionModel)
-    found = probe_layers(clip, noise(2, h, w), targets=("lr",), step=2)
-    assert found.r2.shape == (f.depth, 1, 2)
-    assert found.grids == ((h // f.patch_size, w // f.patch_size),) * f.depth
+    actual = probe_layers(clip, noise(2, h, w), targets=("lr",), step=2)
+    assert actual.r2.shape == (f.depth, 1, 2)
+    assert actual.grids == ((h // f.patch_size, w // f.patch_size),) * f.depth
     for source in (clip, clip.visual):
-        assert positional_probe(source, noise(1, h, w), step=2).grid == found.grids[0]
+        assert positional_probe(source, noise(1, h, w), step=2).grid == actual.grids[0]
 
 
 def test_black_is_what_the_model_gets_for_black(learned):
@@ -210,26 +210,26 @@ def test_black_is_what_the_model_gets_for_black(learned):
 
 
 def test_layers_as_json_and_markdown_hold_every_value(learned):
-    found = probe_layers(learned, noise(2, 128, 176), step=2)
-    stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    actual = probe_layers(learned, noise(2, 128, 176), step=2)
+    stored = json.loads(json.dumps(actual.to_dict(), allow_nan=False))
     for k in range(6):
         np.testing.assert_allclose(
-            [stored["blocks"][k]["r2_heldout"][name] for name in POSITIONS], found.r2[k], atol=1e-12
+            [stored["blocks"][k]["r2_heldout"][name] for name in POSITIONS], actual.r2[k], atol=1e-12
         )
         assert [len(stored["blocks"][k]["channel_r2"][name]) for name in POSITIONS] == [64] * 6
     assert list(stored["pixels"]) == list(POSITIONS)
-    lines = found.to_markdown().splitlines()
+    lines = actual.to_markdown().splitlines()
     assert len(lines) == 2 + 1 + 6
     assert len({len(line) for line in lines}) == 1
 
 
 def test_verdicts_name_the_block(learned):
     maps = planted(blocks=5, block=3, channel=2, shape=(16, 16), width=8)
-    found = probe_layers([maps], targets=("lr",), step=2)
-    assert found.verdict.startswith(
-        f"position can be read from block 3 on (held-out R² {found.curve[3]:.2f})"
+    actual = probe_layers([maps], targets=("lr",), step=2)
+    assert actual.verdict.startswith(
+        f"position can be read from block 3 on (held-out R² {actual.curve[3]:.2f})"
     )
-    assert found.verdict.endswith(f"{found.curve[4]:.2f} after the last, block 4")
+    assert actual.verdict.endswith(f"{actual.curve[4]:.2f} after the last, block 4")
     flat = probe_layers([[np.ones((1, 30, 2))]], targets=("ud",), step=2)
     assert flat.verdict == "cannot be judged: ud is constant on a grid (1, 30)"
 

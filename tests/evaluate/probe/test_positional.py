@@ -26,8 +26,8 @@ def rng(seed=0):
 def features(h, w, c, strength=1.0, seed=0):
     """Noise plus a few channels that hold the position."""
     made = rng(seed)
-    place = ramp("lr+ud", (h, w)) @ made.standard_normal((2, c))
-    return strength * place + made.standard_normal((h, w, c))
+    position = ramp("lr+ud", (h, w)) @ made.standard_normal((2, c))
+    return strength * position + made.standard_normal((h, w, c))
 
 
 def test_ramps_on_a_small_grid_are_what_the_docstring_says():
@@ -409,7 +409,7 @@ def test_missing_weights_without_network_end_quickly(monkeypatch, tmp_path):
         load_backbone("vit_tiny_patch16_224")
 
 
-def test_picture_of_a_probe_holds_the_verdict_and_every_score(tmp_path):
+def test_figure_of_a_probe_holds_the_verdict_and_every_score(tmp_path):
     from vispe.evaluate.probe.figures.summary_figure import plot_probe
 
     for targets, panels in ((("lr+ud", "lr"), 6 + 2), (("radial",), 4 + 1)):
@@ -420,7 +420,7 @@ def test_picture_of_a_probe_holds_the_verdict_and_every_score(tmp_path):
         assert "Positional probe: a model" in words
         assert result.verdict[1:] in words
         assert all(f"{np.median(row.r2_heldout):.2f}" in words for row in result.rows)
-        figure.savefig(tmp_path / "probe.png")
+    figure.savefig(tmp_path / "probe.png")
     assert (tmp_path / "probe.png").stat().st_size > 10_000
 
 

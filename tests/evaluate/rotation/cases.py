@@ -12,15 +12,15 @@ F64 = torch.float64
 
 
 def field(size, seed=0, degrees=0.0, waves=40, channels=3, finest=0.12):
-    """A random field (c, H, W): a sum of cosines, whose wave vectors are turned, so nothing is interpolated."""
+    """A random field (c, H, W): a sum of cosines, whose wave vectors are rotated, so nothing is interpolated."""
     g = torch.Generator().manual_seed(seed)
     direction = torch.rand(waves, generator=g, dtype=F64) * 2 * math.pi
     k = 2 * math.pi * (0.02 + torch.rand(waves, generator=g, dtype=F64) * (finest - 0.02))
     phase = torch.rand(channels, waves, generator=g, dtype=F64) * 2 * math.pi
     y, x = (torch.arange(n, dtype=F64) - (n - 1) / 2 for n in size)
     y, x = -y[:, None, None], x[None, :, None]  # y up, so that positive angles are counter-clockwise
-    turned = direction + math.radians(degrees)
-    waves_at = k * (turned.cos() * x + turned.sin() * y)
+    rotated = direction + math.radians(degrees)
+    waves_at = k * (rotated.cos() * x + rotated.sin() * y)
     return (waves_at[None] + phase[:, None, None]).cos().sum(-1) / math.sqrt(len(k) / 2)
 
 

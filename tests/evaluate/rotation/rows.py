@@ -36,7 +36,7 @@ def d4_rows(n=6):
 
 
 def angle_rows(n=6, metric="error", part="full"):
-    found = []
+    actual = []
     for a in range(0, 360, 15):
         tilted = bool(a % 90)
         if metric == "error":
@@ -46,8 +46,8 @@ def angle_rows(n=6, metric="error", part="full"):
             )
         else:
             value, floors = 0.9 - 0.001 * a, {"labels turned": 1.0 - 0.02 * tilted}
-        found.append(row("angle", metric, value, n, part, amount=(a,), **floors))
-    return [row("all angles", metric, 0.6, n, part, blur=0.3), *found] if metric == "error" else found
+        actual.append(row("angle", metric, value, n, part, amount=(a,), **floors))
+    return [row("all angles", metric, 0.6, n, part, blur=0.3), *actual] if metric == "error" else actual
 
 
 def layer_rows(n=6):

@@ -30,18 +30,18 @@ def cases(processes):
     torch.manual_seed(0)
     options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 0}
     f = VisionModel(VisionTransformer(**options, dynamic_img_size=True).eval())
-    found = {}
+    actual = {}
     for name, (sizes, batch_size) in CASES.items():
         images = [field(s, k, finest=0.05).float() for k, s in enumerate(sizes)]
         truths = [(x[0] > 0).numpy().astype(np.int64) + 1 for x in images]
         options = {"metrics": DRAWN, "batch_size": batch_size, "seed": 3}
         report = measure(f, images, truths=truths, processes=processes, **options)
-        found[name] = {
+        actual[name] = {
             "report": report.to_dict(),
             "mean": report.fingerprint.mean.tolist(),
             "poses": {k: v.tolist() for k, v in report.poses.items()},
         }
-    return found
+    return actual
 
 
 def main(out):
@@ -115,8 +115,8 @@ def test_two_processes_find_what_one_finds(apart, alone):
     for rank in (0, 1):
         together = json.loads((out / f"{rank}.json").read_text())
         assert list(together) == list(alone)
-        for name, wanted in alone.items():
-            assert together[name] == wanted, name
+        for name, expected in alone.items():
+            assert together[name] == expected, name
     values = [r["values"] for r in alone["three over two"]["report"]["rows"]]
     assert len(values) > 100
     assert all(len(v) == 3 for v in values)
@@ -131,7 +131,7 @@ def test_shares_of_batches_are_whole_batches():
 
     images = [torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(k)) for k in range(5)]
     reports = [measure(f, images, patch_size=1, metrics=["position"], batch_size=b) for b in (1, 2, 5)]
-    poses = [1] * 8  # of the pictures of the first image
+    poses = [1] * 8  # of the first image
     assert seen == [1] * 5 + poses + [2, 2, 1] + poses + [5] + poses
     for report in reports[1:]:
         for first, second in zip(reports[0].result.rows, report.result.rows, strict=True):
@@ -168,9 +168,9 @@ def test_shares_are_consecutive_and_cover_everything():
 
 def test_images_without_rows_become_nan():
     row = Measurement("15°", "error", np.array([1.0, 2.0]), floors={"blur": np.array([0.1, 0.2])})
-    (found,) = filled([(1, None), (2, (row,)), (2, None)])
-    np.testing.assert_array_equal(found.values, [np.nan, 1, 2, np.nan, np.nan])
-    np.testing.assert_array_equal(found.floors["blur"], [np.nan, 0.1, 0.2, np.nan, np.nan])
+    (actual,) = filled([(1, None), (2, (row,)), (2, None)])
+    np.testing.assert_array_equal(actual.values, [np.nan, 1, 2, np.nan, np.nan])
+    np.testing.assert_array_equal(actual.floors["blur"], [np.nan, 0.1, 0.2, np.nan, np.nan])
     assert filled([(3, None)]) == ()
 
 

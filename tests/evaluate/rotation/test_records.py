@@ -68,9 +68,9 @@ def test_a_paired_difference_sees_what_two_intervals_do_not():
     rng = np.random.default_rng(1)
     hard = 10 * rng.standard_normal(20)
     a, b = hard + 0.1 + 0.02 * rng.standard_normal(20), hard
-    found = paired_difference(a, b)
-    assert found.interval[0] > 0.05
-    assert found.mean == pytest.approx(float(np.mean(a - b)))
+    actual = paired_difference(a, b)
+    assert actual.interval[0] > 0.05
+    assert actual.mean == pytest.approx(float(np.mean(a - b)))
     assert summarise(a).interval[0] < summarise(b).interval[1]
     with pytest.raises(ShapeError, match=r"the same images, got shapes \(20,\) and \(19,\)"):
         paired_difference(a, b[1:])
@@ -124,10 +124,10 @@ def test_verdict_and_remedy_of_models(pos, symmetric, word, cure):
     assert result.verdict.startswith(f"features under rotation and reflection: {word}")
     assert result.verdict.endswith("features against position: mild dependence (held-out R² = 0.1)")
     assert (f"The {cure} breaks" in result.remedy) if cure else result.remedy == ""
-    found = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert found["rows"][-1]["values"] == [0.1, None]
-    assert found["rows"][0]["summary"]["interval"] is None
-    assert found["images"] == ["a", "b"]
+    actual = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert actual["rows"][-1]["values"] == [0.1, None]
+    assert actual["rows"][0]["summary"]["interval"] is None
+    assert actual["images"] == ["a", "b"]
     table = result.to_markdown().splitlines()
     assert len(table) == 2 + len(rows)
     assert len({len(line) for line in table}) == 1
@@ -169,17 +169,17 @@ def test_the_error_is_made_of_correlation_spread_and_mean(correlation, spread, m
     step = torch.zeros(d, 1, dtype=torch.float64)
     step[2] = mean / (h * w) ** 0.5  # m, for maps whose squares sum to 1
     first, second = (t.reshape(d, h, w) for t in (z + 2.0, y + 2.0 + step))
-    wanted = (1 + spread**2 - 2 * spread * correlation + mean**2) ** 0.5
-    assert error(first, second) == pytest.approx(wanted, abs=1e-9)
+    expected = (1 + spread**2 - 2 * spread * correlation + mean**2) ** 0.5
+    assert error(first, second) == pytest.approx(expected, abs=1e-9)
 
 
 def test_parts_that_cancel_leave_less_than_one_of_them():
-    turned, kernel = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    rotated, kernel = torch.randn(2, 4, 6, 6, dtype=torch.float64)
     still = torch.randn(4, 6, 6, dtype=torch.float64)
     whole = (
-        still + turned - 0.8 * turned + 0.1 * kernel
+        still + rotated - 0.8 * rotated + 0.1 * kernel
     )  # what the kernel changes undoes what the code changed
-    assert error(still, whole) < error(still, still + turned)
+    assert error(still, whole) < error(still, still + rotated)
 
 
 def test_notes_say_what_exceeds_the_scale():

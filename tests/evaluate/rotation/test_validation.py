@@ -42,21 +42,21 @@ def by_grey(name):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_turned_images_and_truths_are_the_rendered_ones(name):
+def test_rotated_images_and_truths_are_the_rendered_ones(name):
     image, classes = rendered(name)
     canvas = Canvas.fit(SIZE, 1, how="disc")
     disc = canvas.pixels()
     for degrees in ANGLES:
-        wanted, labels = rendered(name, degrees)
+        expected, labels = rendered(name, degrees)
         away = (
-            (canvas.pose(image[None], degrees)[0] - wanted)[:, disc].norm()
-            / wanted[:, disc].std()
+            (canvas.pose(image[None], degrees)[0] - expected)[:, disc].norm()
+            / expected[:, disc].std()
             / disc.sum() ** 0.5
         )
         assert away < (0.06 * 3**0.5 if degrees % 90 else 1e-6)
-        turned = rotated_window_labels(canvas, classes, degrees)
-        found = mean_iou(np.where(disc, turned, 0), labels, 2)
-        assert found > 0.9 if degrees % 90 else found == 1
+        rotated = rotated_window_labels(canvas, classes, degrees)
+        actual = mean_iou(np.where(disc, rotated, 0), labels, 2)
+        assert actual > 0.9 if degrees % 90 else actual == 1
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -65,8 +65,8 @@ def test_intensity_shows_nothing_above_sampling(name):
     assert all(
         r.values == 0 for r in equivariance(raw_intensity, [image], measures=["error"], controls=False)
     )
-    for found in angle_equivariance(raw_intensity, [image], angles=ANGLES, patch_size=1):
-        assert found.values[0] <= found.floor[0] < 0.2
+    for actual in angle_equivariance(raw_intensity, [image], angles=ANGLES, patch_size=1):
+        assert actual.values[0] <= actual.floor[0] < 0.2
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -80,8 +80,8 @@ def test_a_segmenter_without_direction_is_as_good_at_every_angle(name):
     }
     assert rows["all poses", "accuracy_spread"].values < 0.05
     assert rows["all poses", "phase_spread"].values < 2.5
-    for found in angle_consistency(s, [image], 2, angles=ANGLES, margin=4):
-        assert found.values > found.floor - 0.05
+    for actual in angle_consistency(s, [image], 2, angles=ANGLES, margin=4):
+        assert actual.values > actual.floor - 0.05
 
 
 def test_a_planted_lean_is_measured_with_its_size_on_a_sample():

@@ -24,8 +24,8 @@ def slow_answers(image):
     for y in range(h):
         for x in range(w):
             colour = image[:, y * PATCH : (y + 1) * PATCH, x * PATCH : (x + 1) * PATCH].mean((1, 2))
-            for c, wanted in enumerate(PALETTE):
-                if (colour - torch.tensor(wanted)).abs().max() < 0.2:
+            for c, expected in enumerate(PALETTE):
+                if (colour - torch.tensor(expected)).abs().max() < 0.2:
                     markers.append((y, x, c))
     answers = torch.full((2, h, w), -1)
     for y in range(h):
@@ -40,11 +40,11 @@ def slow_answers(image):
 
 
 @pytest.mark.parametrize(("shape", "markers"), [((6, 6), 3), ((3, 7), 5), ((1, 4), 2), ((5, 2), 10)])
-def test_answers_are_those_of_the_picture(shape, markers):
+def test_answers_are_those_of_the_image(shape, markers):
     made = scenes(6, shape, torch.Generator().manual_seed(1), markers=markers, noise=0.05)
     assert made.images.shape == (6, 3, shape[0] * PATCH, shape[1] * PATCH)
-    wanted = torch.stack([slow_answers(image) for image in made.images])
-    assert torch.equal(made.answers, wanted)
+    expected = torch.stack([slow_answers(image) for image in made.images])
+    assert torch.equal(made.answers, expected)
     assert (made.answers >= 0).any()
 
 
@@ -65,17 +65,17 @@ def test_the_model_answers_on_any_grid(spec):
 
 def test_scores_count_right_answers():
     generator = torch.Generator().manual_seed(0)
-    asked = [scenes(count, (3, 4), generator).answers for count in (64, 6)]
-    calls = iter(asked)
+    requested = [scenes(count, (3, 4), generator).answers for count in (64, 6)]
+    calls = iter(requested)
 
-    class Told(torch.nn.Module):
+    class Oracle(torch.nn.Module):
         def forward(self, images):
             answers = next(calls).clamp(min=0)
             answers[:, 1] = (answers[:, 1] + 1) % len(PALETTE)  # all wrong
             return torch.nn.functional.one_hot(answers, len(PALETTE)).movedim(-1, 1)
 
-    found = score(Told(), (3, 4), count=70, seed=0)
-    assert found == {"distance": 1.0, "direction": 0.0}
+    actual = score(Oracle(), (3, 4), count=70, seed=0)
+    assert actual == {"distance": 1.0, "direction": 0.0}
 
 
 def test_samplers_follow_the_training(monkeypatch):
@@ -93,9 +93,11 @@ def test_samplers_follow_the_training(monkeypatch):
 
 def test_training_is_reproducible_and_learns():
     losses = []
-    recipe = ExtrapolationRecipe(shape=(3, 3), steps=60, batch_size=32)
+    recipe = ExtrapolationRecipe(shape=(3, 3), steps=40, batch_size=16)
     model = train("sincos2d", 0, recipe, lambda _, loss: losses.append(loss))
-    again = train("sincos2d", 0, recipe)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    again = []
+    with pytest.raises(StopIteration):
+        train("sincos2d", 0, recipe, lambda _, loss: again.append(loss) if len(again) < 5 else next(iter(())))
+    assert again == losses[:5]
     assert vispe.describe(model).startswith("body: ")

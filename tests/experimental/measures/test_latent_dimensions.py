@@ -1,4 +1,4 @@
-"""Dimensions that hold the place: planted ones are chosen first, noise has none."""
+"""Dimensions that hold the position: planted ones are chosen first, noise has none."""
 
 import math
 
@@ -11,7 +11,7 @@ from vispe.evaluate.measure.verdict import judge
 from vispe.experimental.measures.latent_dimensions import IntrinsicProbe, bits, cells, moments
 
 
-def found(maps):
+def actual(maps):
     acc = Accumulator()
     for k, one in enumerate(maps):
         acc.begin(k)
@@ -41,20 +41,20 @@ def test_planted_row_and_column_are_chosen_first():
     ramp = torch.linspace(-4, 4, 12)
     maps[:, 7] += ramp[:, None]
     maps[:, 2] += ramp[None]
-    outcome = found(maps)
+    outcome = actual(maps)
     assert set(outcome.details["dimensions"][:2]) == {2, 7}
     assert outcome.value > 1.0
     assert judge(0.05, outcome, {}).verdict == "yes"
 
 
-def test_noise_holds_no_place():
-    outcome = found(random(1))
+def test_noise_holds_no_position():
+    outcome = actual(random(1))
     assert outcome.value < 0.1
     assert judge(0.05, outcome, {}).verdict == "no"
-    assert torch.isnan(torch.tensor(found(random(2, n=1)).value))
+    assert torch.isnan(torch.tensor(actual(random(2, n=1)).value))
 
 
 def test_cells_and_small_grids():
     assert torch.bincount(cells((9, 13))).min() >= 4
     with pytest.raises(UnsupportedHost, match="at least 4 patches per side"):
-        found(random(side=3))
+        actual(random(side=3))

@@ -1,4 +1,4 @@
-"""Units of MLPs: planted kinds are told apart, hooks are gone, models without MLPs are refused."""
+"""Units of MLPs: planted kinds are separated, hooks are gone, models without MLPs are refused."""
 
 import pytest
 import timm
@@ -63,15 +63,15 @@ def accumulated(model, n=8):
     return audited, acc
 
 
-def test_planted_units_are_told_apart():
+def test_planted_units_are_distinguished():
     model = Planted()
     audited, acc = accumulated(model)
-    found = MlpUnits().summarize(acc, audited)
-    assert found.value == 1 / 4
-    assert found.details["dead"] == [1 / 4]
+    actual = MlpUnits().summarize(acc, audited)
+    assert actual.value == 1 / 4
+    assert actual.details["dead"] == [1 / 4]
     # a unit that is constant has nothing to explain
-    assert found.details["content_alone"] == [1 / 4]
-    assert found.control["shuffled places"] == 0
+    assert actual.details["content_alone"] == [1 / 4]
+    assert actual.control["shuffled places"] == 0
     assert not model.blocks[0].mlp.act._forward_hooks
 
 
@@ -81,8 +81,8 @@ def test_memory_does_not_grow_with_images():
 
 
 def test_a_model_of_timm_and_refusals():
-    images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(0))
-    model = vispe.convert(timm.create_model("test_vit", depth=2), "none").eval()
+    images = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    model = vispe.convert(timm.create_model("test_vit", img_size=64, depth=2), "none").eval()
     finding = audit(AuditedModel(VisionModel(model), "none"), images, (MlpUnits(),)).findings[0]
     assert finding.verdict == "no"
     assert len(finding.outcome.per_layer) == 2

@@ -40,20 +40,20 @@ def slow(table, directions):
 @pytest.mark.parametrize("directions", [1, 4, 7])
 def test_against_scipy(shape, directions):
     table = np.random.default_rng(0).normal(size=(*shape, 5)) + 1
-    found = pesi(table, directions)
+    actual = pesi(table, directions)
     want = slow(table, directions)
-    got = (found.undirected_monotonicity, found.directed_monotonicity, found.undirected_asymmetry)
+    got = (actual.undirected_monotonicity, actual.directed_monotonicity, actual.undirected_asymmetry)
     assert got == pytest.approx(want, abs=1e-9)
-    assert found.directions == directions
+    assert actual.directions == directions
 
 
 def test_published_values_of_the_sinusoid():
     k = torch.arange(384, dtype=torch.float64)
     angle = torch.arange(196, dtype=torch.float64)[:, None] * 10000 ** (-2 * k / 768)
-    found = pesi(torch.stack([angle.sin(), angle.cos()], -1).reshape(14, 14, 768))
-    assert found.undirected_monotonicity == pytest.approx(1.9567, abs=1e-4)
-    assert found.directed_monotonicity == pytest.approx(1.4905, abs=1e-4)
-    assert found.undirected_asymmetry == pytest.approx(0.1243, abs=1e-4)
+    actual = pesi(torch.stack([angle.sin(), angle.cos()], -1).reshape(14, 14, 768))
+    assert actual.undirected_monotonicity == pytest.approx(1.9567, abs=1e-4)
+    assert actual.directed_monotonicity == pytest.approx(1.4905, abs=1e-4)
+    assert actual.undirected_asymmetry == pytest.approx(0.1243, abs=1e-4)
 
 
 def test_an_encoding_and_a_constant():
@@ -71,9 +71,9 @@ def test_scale_and_flips_change_nothing():
     table = torch.randn(4, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     base = pesi(table, 4)
     assert pesi(table * 7, 4) == base
-    turned = pesi(table.flip(0), 1)
-    assert turned.undirected_monotonicity == pytest.approx(base.undirected_monotonicity)
-    assert turned.undirected_asymmetry == pytest.approx(base.undirected_asymmetry)
+    rotated = pesi(table.flip(0), 1)
+    assert rotated.undirected_monotonicity == pytest.approx(base.undirected_monotonicity)
+    assert rotated.undirected_asymmetry == pytest.approx(base.undirected_asymmetry)
     assert (cosine_similarity(table).diagonal() == 1).all()
 
 

@@ -40,28 +40,28 @@ def vit(encoding="learned", classes=0, depth=2, dtype=torch.float64, seed=0, **o
     return model.eval().to(dtype)
 
 
-def picture(seed=0, dtype=torch.float64, side=64):
+def sample(seed=0, dtype=torch.float64, side=64):
     return torch.randn(3, side, side, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 @pytest.mark.parametrize("rule", ["epsilon", "ratio"])
 @pytest.mark.parametrize("encoding", ["learned", "rope_axial", "alibi2d", "none", "rope_mixed", "sincos2d"])
 def test_nothing_is_lost(encoding, rule):
-    model, image = vit(encoding), picture()
-    found = relevance(model, image, rule)
-    assert found.output == pytest.approx(model(image[None])[0].norm().item(), rel=1e-9)
-    assert found.gap < 1e-9
-    assert found.tokens.shape == (17,)
-    assert found.positions.shape == (3, 17)
+    model, image = vit(encoding), sample()
+    actual = relevance(model, image, rule)
+    assert actual.output == pytest.approx(model(image[None])[0].norm().item(), rel=1e-9)
+    assert actual.gap < 1e-9
+    assert actual.tokens.shape == (17,)
+    assert actual.positions.shape == (3, 17)
     # tables have theirs at the start, rotations and biases in layers
-    table, layers = float(found.shares[0]), float(found.shares[1:].sum())
+    table, layers = float(actual.shares[0]), float(actual.shares[1:].sum())
     assert (table > 1e-3) == (encoding in ("learned", "sincos2d"))
     assert (layers > 1e-3) == (encoding in ("rope_axial", "alibi2d", "rope_mixed"))
     if encoding == "none":
-        assert not found.positions.any()
-    # biases of places lie between patches, and all offsets make up the whole
-    expected = float(found.positions.sum()) if encoding == "alibi2d" else 0.0
-    assert float(found.offsets.sum()) == pytest.approx(expected, rel=1e-9)
+        assert not actual.positions.any()
+    # biases of positions lie between patches, and all offsets make up the whole
+    expected = float(actual.positions.sum()) if encoding == "alibi2d" else 0.0
+    assert float(actual.offsets.sum()) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_nothing_is_lost(encoding, rule):
     ],
 )
 def test_other_vits_lose_nothing_in_single_precision(options):
-    model, image = vit("learned", 5, dtype=torch.float32, **options), picture(dtype=torch.float32)
+    model, image = vit("learned", 5, dtype=torch.float32, **options), sample(dtype=torch.float32)
     logits = model(image[None])[0]
-    found = relevance(model, image, output=2)
-    assert found.output == pytest.approx(logits[2].item(), rel=1e-4)
-    assert found.gap < 1e-4
+    actual = relevance(model, image, output=2)
+    assert actual.output == pytest.approx(logits[2].item(), rel=1e-4)
+    assert actual.gap < 1e-4
     assert relevance(model, image).output == pytest.approx(logits.max().item(), rel=1e-4)
 
 
@@ -99,17 +99,17 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     out = RelevanceContext(run, 1, Context(pos, (encoding,), None, False)).attend(module, q, k, v, q, 0.0)
     # the output is its own relevance, so its gradient is 1
     out.sum().backward()
-    found = [t.detach() * t.grad for t in (q, k, v)]
+    actual = [t.detach() * t.grad for t in (q, k, v)]
     q, k, v = (t.detach() for t in (q, k, v))
     scale, bias = width**-0.5, torch.zeros(1, dtype=torch.float64)
-    turned_q, turned_k = q, k
+    rotated_q, rotated_k = q, k
     if layout:
         turn = encoding.transform(pos, 0)
         assert turn.layout == layout
-        turned_q, turned_k = turn.query(q), turn.key(k)
+        rotated_q, rotated_k = turn.query(q), turn.key(k)
     else:
         bias = encoding.bias(pos, 0).dense().double()
-    product = turned_q @ turned_k.mT
+    product = rotated_q @ rotated_k.mT
     logits = product * scale + bias
     weights = logits.softmax(-1)
     value = weights @ v
@@ -127,7 +127,7 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
         pairs = of_bias.sum((0, 1))
         loop = sum(pairs[1 + 3 + x, 1 + x + 1] for x in range(2))
         assert float(run.offsets[2, 1]) == pytest.approx(float(loop))
-    of_q, of_k = through_product(turned_q, turned_k.mT, product, of_logits, 0.0)
+    of_q, of_k = through_product(rotated_q, rotated_k.mT, product, of_logits, 0.0)
     of_k = of_k.mT
     if layout:
         twice = [
@@ -135,20 +135,20 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
             for t in (turn.cos, turn.sin)
         ]
         parts = [through_rotation(x, *twice, r, layout=layout, eps=0.0) for x, r in ((q, of_q), (k, of_k))]
-        # the class token is not turned and keeps all
+        # the class token is not rotated and keeps all
         of_q, of_k = (
             torch.cat([r[:, :, :1], part[0][:, :, 1:]], 2)
             for r, part in zip((of_q, of_k), parts, strict=True)
         )
         placed = sum((part[1] + part[2]).sum((0, 1, 3)) for part in parts)
         placed[0] = 0
-    for one, other in zip(found, (of_q, of_k, of_v), strict=True):
+    for one, other in zip(actual, (of_q, of_k, of_v), strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-9)
     assert torch.allclose(run.positions[1], placed, rtol=1e-5, atol=1e-9)
 
 
 def test_the_model_is_as_it_was():
-    model, image = vit("alibi2d"), picture()
+    model, image = vit("alibi2d"), sample()
     before, state = model(image[None]), {name: x.clone() for name, x in model.state_dict().items()}
     relevance(model, image)
     assert torch.equal(model(image[None]), before)
@@ -158,7 +158,7 @@ def test_the_model_is_as_it_was():
 
 
 def test_what_has_no_rule_is_refused():
-    image = picture(dtype=torch.float32)
+    image = sample(dtype=torch.float32)
     for model, words in (
         (timm.create_model("resnet10t").eval(), "got ResNet"),
         (timm.create_model("test_vit", global_pool="map").eval(), "attn_pool"),
@@ -183,8 +183,8 @@ def curve(f, image, order, patch, steps=4):
     values, side = [], image.shape[-1] // patch
     for step in range(1, steps + 1):
         changed = image.clone()
-        for place in order[: round(len(order) * step / steps / 2)].tolist():
-            y, x = (patch * i for i in divmod(place, side))
+        for position in order[: round(len(order) * step / steps / 2)].tolist():
+            y, x = (patch * i for i in divmod(position, side))
             changed[:, y : y + patch, x : x + patch] = 0
         values.append(float(f(changed)))
     return np.mean(values)
@@ -200,32 +200,32 @@ def test_what_is_relevant_is_missed_first():
 
     def batch(n):
         images, label = 0.5 * torch.randn(n, 3, 64, 64, generator=g), torch.arange(n) % 2
-        places = torch.randint(16, (n,), generator=g)
-        for image, y, place in zip(images, label.tolist(), places.tolist(), strict=True):
-            row, col = (16 * i for i in divmod(place, 4))
+        positions = torch.randint(16, (n,), generator=g)
+        for image, y, position in zip(images, label.tolist(), positions.tolist(), strict=True):
+            row, col = (16 * i for i in divmod(position, 4))
             image[:, row : row + 16, col : col + 16] += y
-        return images, label, places
+        return images, label, positions
 
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(40):
-        images, label, _ = batch(32)
+    for _ in range(30):
+        images, label, _ = batch(24)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), label).backward()
         optimizer.step()
     model.eval()
-    images, label, places = (t[1::2] for t in batch(24))
+    images, label, positions = (t[1::2] for t in batch(24))
     with torch.no_grad():
         assert (model(images).argmax(1) == label).float().mean() > 0.9
     ours, chance, first = [], [], []
-    for image, place in zip(images, places.tolist(), strict=True):
-        found = relevance(model, image, output=1)
+    for image, position in zip(images, positions.tolist(), strict=True):
+        actual = relevance(model, image, output=1)
 
         @torch.no_grad()
         def logit(x):
             return model(x[None])[0, 1]
 
-        order = found.tokens[-16:].argsort(descending=True)
-        first.append(int(order[0]) == place)
+        order = actual.tokens[-16:].argsort(descending=True)
+        first.append(int(order[0]) == position)
         ours.append(curve(logit, image, order, 16))
         chance.append(np.mean([curve(logit, image, torch.randperm(16, generator=g), 16) for _ in range(4)]))
     assert np.mean(first) > 0.7
@@ -238,7 +238,7 @@ def ask(model, images, controls=()):
 
 
 def test_a_larger_table_has_a_larger_share():
-    images = [picture(i, torch.float32) for i in range(5)]
+    images = [sample(i, torch.float32) for i in range(5)]
     values = []
     for size in (0.0, 0.3, 1.0):
         model = vit(dtype=torch.float32)
@@ -254,7 +254,7 @@ def test_a_larger_table_has_a_larger_share():
 
 
 def test_the_measure_keeps_numbers_and_one_pair_of_maps():
-    images = [picture(i, torch.float32) for i in range(3)]
+    images = [sample(i, torch.float32) for i in range(3)]
     (finding,) = ask(vit("alibi2d", dtype=torch.float32), images, ("random",)).findings
     outcome, details = finding.outcome, finding.outcome.details
     assert len(outcome.per_image) == 3
@@ -287,8 +287,8 @@ def test_published_weights_miss_what_has_much_relevance_of_either_sign():
             grey if grey.ndim == 3 else np.stack([grey] * 3, -1), dtype=torch.float32
         ).permute(2, 0, 1)
         image = (image - 0.45) / 0.226
-        found = relevance(model, image)
-        assert found.gap < 1e-4
+        actual = relevance(model, image)
+        assert actual.gap < 1e-4
         with torch.no_grad():
             whole = model(image[None])[0]
 
@@ -296,7 +296,7 @@ def test_published_weights_miss_what_has_much_relevance_of_either_sign():
         def along(x, whole=whole):
             return model(x[None])[0] @ whole / whole.norm()
 
-        order = (found.tokens + found.positions.sum(0))[-256:].abs().argsort(descending=True)
+        order = (actual.tokens + actual.positions.sum(0))[-256:].abs().argsort(descending=True)
         ours.append(curve(along, image, order, 14))
         chance.append(curve(along, image, torch.randperm(256, generator=g), 14))
     assert np.mean(ours) < np.mean(chance)

@@ -28,7 +28,7 @@ def test_both_parts_of_a_sum_have_all_its_relevance(split):
     if split is split_epsilon:
         assert torch.allclose(tokens + positions, relevance, rtol=1e-9)
     whole = relevance.sum((1, 2))
-    # the ratio rule keeps the sum by size: parts of opposite signs are both made alike
+    # the ratio rule keeps the sum by size: parts of opposite signs are scaled by the same factor
     assert torch.allclose((tokens + positions).sum((1, 2)), whole, rtol=1e-6)
 
 
@@ -80,11 +80,11 @@ def test_products_and_softmax():
     logits = random(2, 4, 5)
     logits[0, 0, 2] = float("-inf")
     weights = logits.softmax(-1)
-    found = through_softmax(logits, weights, relevance)
-    assert found[0, 0, 2] == 0
-    assert torch.isfinite(found).all()
+    actual = through_softmax(logits, weights, relevance)
+    assert actual[0, 0, 2] == 0
+    assert torch.isfinite(actual).all()
     # the rule is x times the gradient of the softmax, of relevance per weight
     x = logits[1].clone().requires_grad_()
     p = x.softmax(-1)
     (p * (relevance[1] / p.detach())).sum().backward()
-    assert torch.allclose(found[1], (x * x.grad).detach())
+    assert torch.allclose(actual[1], (x * x.grad).detach())

@@ -62,8 +62,8 @@ def test_the_dry_run_enters_every_path(tmp_path):
     assert all(c["passed"] for c in state["checks"])
     rows = {(r["mode"], r["contender"]): r for r in state["rows"]}
     plan = plan_for("dry", "cpu")
-    wanted = {(m, c.name) for c in contenders(plan, "cpu") for m in c.modes} | {("table", "vispe, largest")}
-    assert set(rows) == wanted
+    expected = {(m, c.name) for c in contenders(plan, "cpu") for m in c.modes} | {("table", "vispe, largest")}
+    assert set(rows) == expected
     for mode in ("forward", "frozen", "slopes", "table"):
         assert rows[mode, "vispe"]["error"] < 6e-4
         assert f"{rows[mode, 'vispe']['ms']:.4g}" in done.stdout
@@ -109,22 +109,22 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     words = ["eval/bench/first.py", "--dry-run", "--num-workers", "1", "--out", str(tmp_path)]
     program(*words, folder=tmp_path)
-    found = json.loads((tmp_path / "first.json").read_text())
-    assert list(found) == [
+    actual = json.loads((tmp_path / "first.json").read_text())
+    assert list(actual) == [
         "facts", "precompile", "ceilings", "quick", "sanitizer", "kernels", "replay", "models",
     ]  # fmt: skip
-    compiled = found["precompile"]["result"]
+    compiled = actual["precompile"]["result"]
     assert len(compiled) == 6  # a job of each kind
     assert all(isinstance(seconds, float) for seconds in compiled.values()), compiled
-    assert found["quick"]["result"]["failed"] == []
+    assert actual["quick"]["result"]["failed"] == []
     # what is there is not measured again, what failed is
-    found["kernels"] = {"failure": "exit 1"}
-    (tmp_path / "first.json").write_text(json.dumps(found))
+    actual["kernels"] = {"failure": "exit 1"}
+    (tmp_path / "first.json").write_text(json.dumps(actual))
     lines = (tmp_path / "kernels.jsonl").read_text().split("\n")
     (tmp_path / "kernels.jsonl").write_text("\n".join(lines[:4]))
     program(*words, folder=tmp_path)
     again = json.loads((tmp_path / "first.json").read_text())
-    assert again["facts"] == found["facts"]
+    assert again["facts"] == actual["facts"]
     assert (
         len(again["kernels"]["result"]) == 8
     )  # two strips of forward, grad_q and grad_once, one of grad_bias, clocks
@@ -147,7 +147,7 @@ def test_every_row_of_the_table_of_tiles_is_there_once():
     assert tiles.tiles("forward", 64, 4096, "tf32x3")[:4] == (128, 64, 8, 2)
 
 
-def test_a_run_on_a_cpu_is_kept_and_goes_on(tmp_path):
+def test_a_run_on_a_cpu_is_saved_and_goes_on(tmp_path):
     path, said = tmp_path / "a.json", []
     first = Bench(PLAN, "cpu", path, minutes=0, say=said.append)
     assert first.check() is None
@@ -177,14 +177,14 @@ def test_after_a_change_of_the_kernels_only_they_are_measured_again(tmp_path):
     bench.state["rows"] = [{"case": str(TINY), "mode": "forward", "contender": n} for n in ("vispe", "eager")]
     bench.state["checks"] = [{"passed": True}]
     bench.save()
-    kept = json.loads(path.read_text())
-    kept["environment"]["kernels"] = "others"
-    path.write_text(json.dumps(kept))
+    stored = json.loads(path.read_text())
+    stored["environment"]["kernels"] = "others"
+    path.write_text(json.dumps(stored))
     again = Bench(PLAN, "cpu", path)
     assert [r["contender"] for r in again.state["rows"]] == ["eager"]
     assert again.state["checks"] == []
-    kept["environment"]["versions"]["torch"] = "1.0"
-    path.write_text(json.dumps(kept))
+    stored["environment"]["versions"]["torch"] = "1.0"
+    path.write_text(json.dumps(stored))
     with pytest.raises(InputError, match=r"a.json was measured with versions .*1\.0.*Use a new file"):
         Bench(PLAN, "cpu", path)
     assert Bench(PLAN, "cpu", path, fresh=True).state["rows"] == []
@@ -226,9 +226,9 @@ def test_a_wrong_result_is_seen(monkeypatch):
         "attention",
         lambda *a, backend, **o: right(*a, backend=backend, **o) * (1 + 1e-4 * (backend == "auto")),
     )
-    found = run_check(record, "cpu", "auto")
-    assert not found["passed"]
-    assert found["errors"]["out"] == pytest.approx(1e-4, rel=0.1)
+    actual = run_check(record, "cpu", "auto")
+    assert not actual["passed"]
+    assert actual["errors"]["out"] == pytest.approx(1e-4, rel=0.1)
     assert "BackendUnavailable" in run_check(record, "cpu", "lowrank")["failure"]
 
 
@@ -236,12 +236,12 @@ def test_a_wrong_result_is_seen(monkeypatch):
 def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
     setup = CaseInputs(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
     what, (q, k, v, _) = setup.structured(), (t.detach().double() for t in setup.sets[0])
-    wanted = what.double().attend(q, k, v, "reference")
+    expected = what.double().attend(q, k, v, "reference")
     rows = torch.arange(0, setup.case.tokens, 2)
     for head in range(3):
-        found = exact_rows(what.sample(head), q[0, head], k[0, head], v[0, head], rows)
-        torch.testing.assert_close(found, wanted[0, head, rows])
-    assert setup.error(wanted, "structured")[0] < 1e-12
+        actual = exact_rows(what.sample(head), q[0, head], k[0, head], v[0, head], rows)
+        torch.testing.assert_close(actual, expected[0, head, rows])
+    assert setup.error(expected, "structured")[0] < 1e-12
     assert len(setup.leaves) == (2 if mode in ("decomposed", "gated") else 0)
     with pytest.raises(OptionError, match=r"mode must be one of .*got 'table'"):
         CaseInputs(setup.case, "table", "cpu").structured()
@@ -250,9 +250,9 @@ def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_result_of_another_path_is_seen(kind, monkeypatch):
     record = {"dtype": "float32", "grid": "3x4+1", "width": 16, "bias": kind}
-    found = run_check(record, "cpu", "auto")
-    assert found["passed"]
-    assert ("dbias" in found["errors"]) == (kind in ("decomposed", "gated"))
+    actual = run_check(record, "cpu", "auto")
+    assert actual["passed"]
+    assert ("dbias" in actual["errors"]) == (kind in ("decomposed", "gated"))
     bias = Structured.bias
     monkeypatch.setattr(
         Structured, "bias", lambda self, q: None if q.dtype == torch.float32 else bias(self, q)
@@ -310,17 +310,17 @@ def measured():
 
 
 def test_targets(measured):
-    found = {t["target"]: t for t in judge(measured)}
-    verdicts = {name: t["verdict"] for name, t in found.items()}
+    actual = {t["target"]: t for t in judge(measured)}
+    verdicts = {name: t["verdict"] for name, t in actual.items()}
     assert verdicts == {
         "T1": "missed", "T2": "stretch", "T3": "missed", "T4a": "must", "T4b": "missed", "T5": "must", "T6a": "must",
         "T6b": "not measured", "T7": "stretch", "T8": "stretch", "T9": "stretch", "T10": "must", "T11": "must",
         "T12": "missed",
     }  # fmt: skip
-    assert found["T1"]["found"] == 0.891
-    assert found["T1"]["at"].endswith("vispe, table")
-    assert found["T3"]["found"] == 0.8
-    assert found["T10"]["n_x_n"] == []
+    assert actual["T1"]["found"] == 0.891
+    assert actual["T1"]["at"].endswith("vispe, table")
+    assert actual["T3"]["found"] == 0.8
+    assert actual["T10"]["n_x_n"] == []
     measured["rows"][1]["extra_first_mib"] = 30.0
     assert {t["target"]: t for t in judge(measured)}["T10"]["verdict"] == "missed"
 

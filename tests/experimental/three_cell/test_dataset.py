@@ -19,9 +19,9 @@ def slow(cells, grid):
 @pytest.mark.parametrize("grid", [14, 5])
 def test_labels(grid):
     cells = torch.randint(grid, (300, 3, 2), generator=torch.Generator().manual_seed(0))
-    found = dataset.labels(cells, grid)
-    assert found.dtype == torch.int64
-    assert found.tolist() == [slow(c, grid) for c in cells.tolist()]
+    actual = dataset.labels(cells, grid)
+    assert actual.dtype == torch.int64
+    assert actual.tolist() == [slow(c, grid) for c in cells.tolist()]
 
 
 @pytest.mark.parametrize("grid", [14, 3, 7])
@@ -48,22 +48,22 @@ def test_sampler(grid):
 
 def test_majority_is_what_a_simulation_of_the_published_sampler_gives():
     cells = dataset.sample_cells(6000, generator=torch.Generator().manual_seed(0))
-    found = dataset.majority(dataset.labels(cells))
-    assert found.distance == pytest.approx(66.9, abs=1.5)
-    assert found.orientation == pytest.approx(51.0, abs=1.5)
-    assert found.area == pytest.approx(54.2, abs=1.5)
-    assert found.vector_sum == pytest.approx(60.0, abs=2.5)
-    assert found.balanced == pytest.approx(50.0)
+    actual = dataset.majority(dataset.labels(cells))
+    assert actual.distance == pytest.approx(66.9, abs=1.5)
+    assert actual.orientation == pytest.approx(51.0, abs=1.5)
+    assert actual.area == pytest.approx(54.2, abs=1.5)
+    assert actual.vector_sum == pytest.approx(60.0, abs=2.5)
+    assert actual.balanced == pytest.approx(50.0)
 
 
 def test_images():
     cells = torch.tensor([[[0, 1], [2, 0], [2, 2]]])
-    picture = dataset.images(cells, grid=3, patch_size=2)
-    assert picture.shape == (1, 3, 6, 6)
+    image = dataset.images(cells, grid=3, patch_size=2)
+    assert image.shape == (1, 3, 6, 6)
     for colour, (x, y) in enumerate(cells[0].tolist()):
-        wanted = torch.zeros(6, 6)
-        wanted[2 * y : 2 * y + 2, 2 * x : 2 * x + 2] = 1
-        assert torch.equal(picture[0, colour], wanted)
+        expected = torch.zeros(6, 6)
+        expected[2 * y : 2 * y + 2, 2 * x : 2 * x + 2] = 1
+        assert torch.equal(image[0, colour], expected)
     assert dataset.images(dataset.sample_cells(2)).shape == (2, 3, 224, 224)
 
 
@@ -77,13 +77,13 @@ def test_scores_by_hand():
             [-0.1, -1.0, 1.0, -1.0, 1.0, 0.0],  # bits 0 and 5 wrong (0 is not above the threshold)
         ]
     )
-    found = dataset.score(logits, target)
-    assert (found.distance, found.orientation, found.area, found.vector_sum) == (75, 75, 87.5, 25)
-    assert found.average == 65.625
-    assert (found.distance_exact, found.area_exact) == (50, 75)
+    actual = dataset.score(logits, target)
+    assert (actual.distance, actual.orientation, actual.area, actual.vector_sum) == (75, 75, 87.5, 25)
+    assert actual.average == 65.625
+    assert (actual.distance_exact, actual.area_exact) == (50, 75)
     ones_zeros = [(50, 50), (100, 100), (200 / 3, 100), (100, 100), (100, 50), (100 / 3, 0)]
-    assert found.balanced == pytest.approx(sum(a + b for a, b in ones_zeros) / 12)
-    assert found.to_dict()["average"] == found.average
+    assert actual.balanced == pytest.approx(sum(a + b for a, b in ones_zeros) / 12)
+    assert actual.to_dict()["average"] == actual.average
     strict = dataset.score(logits, target, threshold=0.8)
     assert strict.orientation == 25
     train = torch.tensor([[1, 1, 0, 0, 0, 0]] * 3)

@@ -54,9 +54,9 @@ def test_without_position_all_images_look_the_same():
     torch.manual_seed(0)
     model = ThreeCellViT("none", TINY).eval()
     cells = dataset.sample_cells(40, 5, torch.Generator().manual_seed(0))
-    found = logits(model, cells, 5, batch_size=7)
-    assert found.shape == (40, 6)
-    torch.testing.assert_close(found, found[:1].expand(40, -1), rtol=1e-4, atol=1e-5)
+    actual = logits(model, cells, 5, batch_size=7)
+    assert actual.shape == (40, 6)
+    torch.testing.assert_close(actual, actual[:1].expand(40, -1), rtol=1e-4, atol=1e-5)
     placed = logits(ThreeCellViT("sincos2d", TINY).eval(), cells, 5)
     assert float(placed.std(0).min()) > 1e-3
 
@@ -139,24 +139,26 @@ def test_test_images_are_not_trained_on():
 
 def test_a_table_grows_run_by_run_and_is_not_made_twice(tmp_path):
     file = tmp_path / "table.json"
-    asked = []
-    rows = run_missing(["none", "learned"], [0, 1], TINY, file=file, on_step=lambda *a: asked.append(a[:2]))
+    requested = []
+    rows = run_missing(
+        ["none", "learned"], [0, 1], TINY, file=file, on_step=lambda *a: requested.append(a[:2])
+    )
     first = next(rows)
     assert read_rows(file, TINY) == [first]
     rows.close()
-    asked.clear()
+    requested.clear()
     more = list(
-        run_missing(["none", "learned"], [0, 1], TINY, file=file, on_step=lambda *a: asked.append(a[:2]))
+        run_missing(["none", "learned"], [0, 1], TINY, file=file, on_step=lambda *a: requested.append(a[:2]))
     )
     assert [(r["encoding"], r["seed"]) for r in more] == [("learned", 0), ("none", 1), ("learned", 1)]
-    assert ("none", 0) not in asked
+    assert ("none", 0) not in requested
     assert list(run_missing(["none"], [1, 0], TINY, file=file)) == []
     assert [p.name for p in tmp_path.iterdir()] == ["table.json"]
-    kept = json.loads(file.read_text())
-    assert [(r["encoding"], r["seed"]) for r in kept["rows"]] == [
+    stored = json.loads(file.read_text())
+    assert [(r["encoding"], r["seed"]) for r in stored["rows"]] == [
         ("learned", 0), ("learned", 1), ("none", 0), ("none", 1),
     ]  # fmt: skip
-    assert kept["recipe"]["grid"] == 5
+    assert stored["recipe"]["grid"] == 5
     with pytest.raises(InputError, match=r"another recipe \(steps 12\)"):
         next(run_missing(["none"], [0], ThreeCellRecipe(**{**vars(TINY), "steps": 13}), file=file))
 
@@ -213,17 +215,17 @@ def row(encoding, seed, average):
     }
 
 
-def test_summary_table_and_picture():
+def test_summary_table_and_figure():
     rows = [
         row("none", 0, 57.0),
         row("none", 1, 59.0),
         row("rope_axial+alibi2d", 0, 90.0),
         row("learned", 0, 80.0),
     ]
-    found = summary(rows)
-    assert [r["encoding"] for r in found] == ["rope_axial+alibi2d", "learned", "none"]
-    assert found[2]["mean"]["area"] == 58.0
-    assert found[2]["std"]["area"] == pytest.approx(math.sqrt(2))
+    actual = summary(rows)
+    assert [r["encoding"] for r in actual] == ["rope_axial+alibi2d", "learned", "none"]
+    assert actual[2]["mean"]["area"] == 58.0
+    assert actual[2]["std"]["area"] == pytest.approx(math.sqrt(2))
     lines = ThreeCellTable(rows).to_markdown().splitlines()
     assert len(lines) == 6
     assert len({len(line) for line in lines}) == 1

@@ -1,4 +1,4 @@
-"""The pretext of sides: what is drawn is true, a model with places learns it, one without cannot."""
+"""The pretext of sides: what is drawn is true, a model with positions learns it, one without cannot."""
 
 import math
 
@@ -18,21 +18,21 @@ SIDE = 32
 LEXICON = ("red", "blue", "disc", "square", "left", "right", "above", "below")
 
 
-def test_statements_are_true_and_turn_with_the_picture():
+def test_statements_are_true_and_turn_with_the_image():
     made = mirrored_pairs(24, side=64)
     for pair, (first, second) in zip(made.pictures, made.statements, strict=True):
-        picture = pair[0]
-        red = (picture[0] > 0.8) & (picture[2] < 0.2)
-        blue = (picture[2] > 0.8) & (picture[0] < 0.2)
+        image = pair[0]
+        red = (image[0] > 0.8) & (image[2] < 0.2)
+        blue = (image[2] > 0.8) & (image[0] < 0.2)
         centres = [torch.nonzero(mask).double().mean(0) for mask in (red, blue)]
         about, than = (0, 1) if first.startswith("the red") else (1, 0)
         gap = centres[about] - centres[than]
         word = first.split(" is ")[1].split(" the ")[0]
         assert {"left of": gap[1] < 0, "right of": gap[1] > 0, "above": gap[0] < 0, "below": gap[0] > 0}[word]
-        turned = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-        assert second == first.replace(word, turned[word])
+        rotated = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+        assert second == first.replace(word, rotated[word])
         axis = 1 if word in ("above", "below") else 2
-        assert torch.equal(pair[1], picture.flip(axis))
+        assert torch.equal(pair[1], image.flip(axis))
 
 
 def test_batches_come_again_and_differ_from_step_to_step():
@@ -57,30 +57,30 @@ def test_the_loss_is_that_of_a_loop():
 
 
 class Small(nn.Module):
-    """Pictures by their pixels, at their places or without; statements by their words, in order."""
+    """Images by their pixels, at their positions or without; statements by their words, in order."""
 
-    def __init__(self, places):
+    def __init__(self, positions):
         super().__init__()
-        self.places = places
-        self.of_picture = nn.Sequential(nn.Linear(3 * 64 if places else 3, 64), nn.ReLU(), nn.Linear(64, 32))
+        self.positions = positions
+        self.of_image = nn.Sequential(nn.Linear(3 * 64 if positions else 3, 64), nn.ReLU(), nn.Linear(64, 32))
         self.of_words = nn.Sequential(nn.Linear(6 * len(LEXICON), 64), nn.ReLU(), nn.Linear(64, 32))
 
     def forward(self, made):
         cells = nn.functional.adaptive_avg_pool2d(made.pictures.flatten(0, 1) - 0.5, 8)
-        seen = cells.flatten(1) if self.places else cells.mean((2, 3))
+        seen = cells.flatten(1) if self.positions else cells.mean((2, 3))
         words = torch.zeros(2 * len(made.statements), 6, len(LEXICON))
         for row, said in enumerate(s for pair in made.statements for s in pair):
             known = [w for w in said.split() if w in LEXICON]
-            for place, word in enumerate(known):
-                words[row, place, LEXICON.index(word)] = 1
-        pictures = self.of_picture(seen).unflatten(0, (-1, 2))
+            for position, word in enumerate(known):
+                words[row, position, LEXICON.index(word)] = 1
+        images = self.of_image(seen).unflatten(0, (-1, 2))
         statements = self.of_words(words.flatten(1)).unflatten(0, (-1, 2))
-        return torch.einsum("bid,bjd->bij", pictures, statements)
+        return torch.einsum("bid,bjd->bij", images, statements)
 
 
-def trained(places, steps):
+def trained(positions, steps):
     torch.manual_seed(0)
-    model = Small(places)
+    model = Small(positions)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _, made in zip(range(steps), iterate_pairs(64, side=SIDE), strict=False):
         optimizer.zero_grad()
@@ -92,12 +92,12 @@ def trained(places, steps):
 
 
 @pytest.mark.slow
-def test_a_model_with_places_learns_it():
+def test_a_model_with_positions_learns_it():
     share, loss = trained(True, 400)
     assert share > 0.98
     assert loss < 0.1
 
 
-def test_a_model_without_places_stays_at_chance():
+def test_a_model_without_positions_stays_at_chance():
     _, loss = trained(False, 30)
     assert loss == pytest.approx(math.log(2), abs=0.01)

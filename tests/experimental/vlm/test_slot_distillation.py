@@ -26,15 +26,15 @@ def by_hand(kl, slots, anchor):
     kl, slots = kl.tolist(), slots.tolist()
     of = {s: [k for k, t in zip(kl, slots, strict=True) if t == s] for s in sorted(set(slots) - {0})}
     total = sum(math.exp(sum(ks) / len(ks)) for ks in of.values())
-    found = []
+    actual = []
     for k, s in zip(kl, slots, strict=True):
         if s == 0:
-            found.append(anchor)
+            actual.append(anchor)
             continue
         ks = of[s]
         share = len(of) * math.exp(sum(ks) / len(ks)) / total
-        found.append(share / len(ks) * k / max(ks))
-    return torch.tensor(found)
+        actual.append(share / len(ks) * k / max(ks))
+    return torch.tensor(actual)
 
 
 @pytest.mark.parametrize(("anchor", "temperature"), [(1.0, 1.0), (0.0, 2.0), (2.5, 0.5)])
@@ -42,9 +42,9 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(anchor, temperature)
     student, teacher, slots = batch(7)
     student, masks = student.requires_grad_(), (random(7, 4) > 0, random(7, 4) > 0)
     masks[0][:, 2] = masks[1][:, 1] = True
-    for row, wanted in zip(masks[0], masks[1], strict=True):  # as many tokens on both sides
-        wanted[:] = row.roll(1)
-    found = slot_distillation(
+    for row, reference in zip(masks[0], masks[1], strict=True):  # as many tokens on both sides
+        reference[:] = row.roll(1)
+    actual = slot_distillation(
         student,
         teacher,
         slots,
@@ -59,21 +59,21 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(anchor, temperature)
         q = (student[k][masks[0][k]] / temperature).log_softmax(-1)
         kl.append((p * (p.log() - q)).sum(-1).mean())
     kl = torch.stack(kl)
-    torch.testing.assert_close(found.kl, kl)
+    torch.testing.assert_close(actual.kl, kl)
     weights = by_hand(kl.detach(), slots, anchor)
-    torch.testing.assert_close(found.weights, weights)
+    torch.testing.assert_close(actual.weights, weights)
     expected = (weights * kl).sum() * temperature**2
-    torch.testing.assert_close(found.loss, expected)
-    grads = [torch.autograd.grad(x, student, retain_graph=True)[0] for x in (found.loss, expected)]
+    torch.testing.assert_close(actual.loss, expected)
+    grads = [torch.autograd.grad(x, student, retain_graph=True)[0] for x in (actual.loss, expected)]
     torch.testing.assert_close(*grads)
-    assert not found.weights.requires_grad
+    assert not actual.weights.requires_grad
 
 
-def test_what_is_answered_alike_loses_nothing():
+def test_what_is_answered_equally_loses_nothing():
     student, _, slots = batch(7)
-    found = slot_distillation(student.requires_grad_(), student.detach(), slots)
-    assert abs(float(found.loss.detach())) < 1e-6
-    found.loss.backward()
+    actual = slot_distillation(student.requires_grad_(), student.detach(), slots)
+    assert abs(float(actual.loss.detach())) < 1e-6
+    actual.loss.backward()
     assert student.grad.abs().max() < 1e-7
     assert slot_weights(torch.tensor([0.0, -1e-8, 0.0, 9.0]), torch.tensor([1, 1, 2, 3])).tolist()[:3] == [
         0,
@@ -84,8 +84,8 @@ def test_what_is_answered_alike_loses_nothing():
 
 def test_a_batch_of_anchors_has_their_weight_alone():
     student, teacher, _ = batch(3)
-    found = slot_distillation(student, teacher, torch.zeros(3, dtype=torch.int64), anchor_weight=0.5)
-    torch.testing.assert_close(found.loss, 0.5 * divergence(student, teacher).sum())
+    actual = slot_distillation(student, teacher, torch.zeros(3, dtype=torch.int64), anchor_weight=0.5)
+    torch.testing.assert_close(actual.loss, 0.5 * divergence(student, teacher).sum())
 
 
 def test_weights_are_those_of_all_parts_of_a_batch():
@@ -98,8 +98,8 @@ def test_weights_are_those_of_all_parts_of_a_batch():
             assert torch.equal(part[0], cut[1][0])
             return cut
 
-    found = slot_distillation(student[4:], teacher[4:], slots[4:], processes=Second(1, 2))
-    assert torch.equal(found.weights, whole.weights[4:])
+    actual = slot_distillation(student[4:], teacher[4:], slots[4:], processes=Second(1, 2))
+    assert torch.equal(actual.weights, whole.weights[4:])
 
 
 @pytest.mark.slow
@@ -107,10 +107,10 @@ def test_two_processes_have_the_weights_of_the_joined_batch(tmp_path):
     two_processes("slots", tmp_path / "two")
     parts = [torch.load(tmp_path / f"two.{rank}.pt") for rank in range(2)]
     student, teacher, slots = batch(7)
-    found = slot_distillation(student.requires_grad_(), teacher, slots)
-    found.loss.backward()
-    assert torch.equal(torch.cat([part["weights"] for part in parts]), found.weights)
-    torch.testing.assert_close(sum(part["loss"] for part in parts), found.loss.detach())
+    actual = slot_distillation(student.requires_grad_(), teacher, slots)
+    actual.loss.backward()
+    assert torch.equal(torch.cat([part["weights"] for part in parts]), actual.weights)
+    torch.testing.assert_close(sum(part["loss"] for part in parts), actual.loss.detach())
     torch.testing.assert_close(torch.cat([part["gradient"] for part in parts]), student.grad)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of data sets as `datasets` of Hugging Face gives them."""
+"""Images of data sets as `datasets` of Hugging Face gives them."""
 
 import sys
 import types
@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.train.picture_files import COLOUR, DEEP, GREY, plain, stretched
+from tests.train.image_files import COLOUR, DEEP, GREY, plain, stretched
 from vispe.errors import InputError, MissingExtra
 from vispe.train.data import FolderSource, HubSource
 
@@ -81,8 +81,8 @@ def test_hub_takes_pillow_and_arrays(folder):
     colour, grey = plain(COLOUR).permute(2, 0, 1), plain(GREY).expand(3, -1, -1)
     deep = stretched(DEEP).expand(3, -1, -1)
     black = torch.from_numpy(GREY > 99).float().expand(3, -1, -1)
-    for found, want in zip(source, [colour, colour, grey, deep, colour, grey, black], strict=True):
-        torch.testing.assert_close(found, want, rtol=0, atol=2e-7)
+    for actual, want in zip(source, [colour, colour, grey, deep, colour, grey, black], strict=True):
+        torch.testing.assert_close(actual, want, rtol=0, atol=2e-7)
 
 
 def test_hub_by_name(table, monkeypatch):
@@ -91,10 +91,10 @@ def test_hub_by_name(table, monkeypatch):
         MissingExtra, match=r"hub='user/set' needs the package 'datasets'.* pip install datasets"
     ):
         HubSource("user/set")
-    asked = []
+    requested = []
 
     def load_dataset(name, split=None):
-        asked.append((name, split))
+        requested.append((name, split))
         if name == "none":
             raise FileNotFoundError("Dataset 'none' doesn't exist on the Hub\nmore")
         return {"train": table, "test": table} if split is None else table
@@ -104,7 +104,7 @@ def test_hub_by_name(table, monkeypatch):
     module.__spec__ = types.SimpleNamespace(name="datasets")
     monkeypatch.setitem(sys.modules, "datasets", module)
     source = HubSource("user/set", split="train[:10%]", column="image")
-    assert asked == [("user/set", "train[:10%]")]
+    assert requested == [("user/set", "train[:10%]")]
     assert source.describe()["where"] == "user/set"
     assert source.describe()["split"] == "train[:10%]"
     with pytest.raises(InputError, match="hub=user/set: split must be one of train, test, got None"):

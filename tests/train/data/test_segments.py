@@ -1,4 +1,4 @@
-"""Windows of large pictures: which patches they are, and that their coordinates are those of the whole picture."""
+"""Windows of large images: which patches they are, and that their coordinates are those of the whole image."""
 
 import numpy as np
 import pytest
@@ -13,27 +13,27 @@ GRID = (7, 9)
 
 
 def taken(prefix=0, **options):
-    pictures = torch.randn(2, 3, 28, 36, generator=torch.Generator().manual_seed(0))
-    asked = {"count": 4, "length": 2, "generator": np.random.default_rng(1), "prefix": prefix, **options}
-    return pictures, segments(pictures, 4, **asked)
+    images = torch.randn(2, 3, 28, 36, generator=torch.Generator().manual_seed(0))
+    requested = {"count": 4, "length": 2, "generator": np.random.default_rng(1), "prefix": prefix, **options}
+    return images, segments(images, 4, **requested)
 
 
-def test_patches_are_those_of_the_picture():
-    pictures, found = taken(prefix=1)
-    assert found.patches.shape == (2, 16, 3, 4, 4)
-    index = found.positions.index[:, 1:]
-    for picture, patches, numbers in zip(pictures, found.patches, index, strict=True):
+def test_patches_are_those_of_the_image():
+    images, actual = taken(prefix=1)
+    assert actual.patches.shape == (2, 16, 3, 4, 4)
+    index = actual.positions.index[:, 1:]
+    for image, patches, numbers in zip(images, actual.patches, index, strict=True):
         assert len(set(numbers.tolist())) == 16
         for patch, number in zip(patches, numbers.tolist(), strict=True):
             row, column = divmod(number, GRID[1])
-            assert torch.equal(patch, picture[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4])
+            assert torch.equal(patch, image[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4])
     assert not torch.equal(index[0], index[1])
 
 
 @pytest.mark.parametrize("encoding", ["alibi2d", "rope_axial", "rope_mixed", "rpb", "alibi2d+rope_axial"])
-def test_attention_is_that_of_the_whole_picture_among_these_tokens(encoding):
-    _, found = taken(prefix=1, reference=(4, 4))
-    pos = found.positions
+def test_attention_is_that_of_the_whole_image_among_these_tokens(encoding):
+    _, actual = taken(prefix=1, reference=(4, 4))
+    pos = actual.positions
     torch.manual_seed(0)
     spec = "rpb(grid=(7, 9))" if encoding == "rpb" else encoding
     layer = Attention(32, num_heads=2, encoding=spec).eval()
@@ -42,17 +42,17 @@ def test_attention_is_that_of_the_whole_picture_among_these_tokens(encoding):
     # token numbers: the prefix first, then the cells of the grid
     keep = torch.where(pos.spatial, pos.index + 1, 0)
     seen = torch.zeros(2, whole.tokens, dtype=torch.bool).scatter(1, keep, True)
-    wanted = layer(x, whole, key_padding_mask=seen)
+    expected = layer(x, whole, key_padding_mask=seen)
     at = keep[..., None].expand(-1, -1, 32)
-    torch.testing.assert_close(layer(x.gather(1, at), pos), wanted.gather(1, at), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer(x.gather(1, at), pos), expected.gather(1, at), rtol=1e-4, atol=1e-5)
 
 
 def test_tables_are_those_of_the_large_grid():
-    _, found = taken(reference=(4, 4))
+    _, actual = taken(reference=(4, 4))
     table = create_encoding("learned", dim=8, grid=(4, 4))
     whole = table.table(Grid(GRID, reference=(4, 4)).positions()).expand(2, -1, -1)
-    wanted = whole.gather(1, found.positions.index[..., None].expand(-1, -1, 8))
-    torch.testing.assert_close(table.table(found.positions), wanted)
+    expected = whole.gather(1, actual.positions.index[..., None].expand(-1, -1, 8))
+    torch.testing.assert_close(table.table(actual.positions), expected)
 
 
 def test_windows_lie_everywhere_and_never_overlap():

@@ -1,4 +1,4 @@
-"""Sources of pictures: what files of all kinds become, what is left out and named, and what identifies a source."""
+"""Sources of images: what files of all kinds become, what is left out and named, and what identifies a source."""
 
 import json
 import pickle
@@ -12,20 +12,20 @@ import tifffile
 import torch
 from PIL import Image
 
-from tests.train.picture_files import COLOUR, DEEP, GREY, STACK, plain, stretched
+from tests.train.image_files import COLOUR, DEEP, GREY, STACK, plain, stretched
 from vispe.errors import InputError, MissingExtra, OptionError
 from vispe.train.data import ConcatSource, FolderSource, Mixture, Source, SyntheticSource, from_config
 from vispe.train.data import synthetic as formulas
 from vispe.train.data.synthetic import synthetic_picture
 
 
-def test_every_kind_of_picture_in_natural_order(folder):
+def test_every_kind_of_image_in_natural_order(folder):
     source = FolderSource(folder)
     names = ["b/deep16.png", *(f"page {i} of b/deep.er/stack2.tif" for i in range(2)),
              *(f"page {i} of b/deep.er/stack.tif" for i in range(3)), "img2.PNG", "img10.png", "rgba.png"]  # fmt: skip
     assert [source.name(i).replace(f"{folder}/", "") for i in range(len(source))] == names
     floats = STACK[:2] / np.float32(255)
-    wanted = [
+    expected = [
         stretched(DEEP),
         *stretched(floats),
         *map(plain, STACK),
@@ -33,18 +33,18 @@ def test_every_kind_of_picture_in_natural_order(folder):
         plain(COLOUR),
         plain(COLOUR),
     ]
-    found = list(source)
-    assert len(found) == len(source) == len(wanted)
-    for i, (picture, want) in enumerate(zip(found, wanted, strict=True)):
+    actual = list(source)
+    assert len(actual) == len(source) == len(expected)
+    for i, (image, want) in enumerate(zip(actual, expected, strict=True)):
         want = want.permute(2, 0, 1) if want.ndim == 3 else want.expand(3, -1, -1)
-        torch.testing.assert_close(picture, want, rtol=0, atol=2e-7)
-        assert picture.dtype == torch.float32
-        assert torch.equal(source[i - len(source)], picture)
+        torch.testing.assert_close(image, want, rtol=0, atol=2e-7)
+        assert image.dtype == torch.float32
+        assert torch.equal(source[i - len(source)], image)
         assert source.shape(i) == tuple(want.shape[1:])
     with pytest.raises(IndexError, match="image index must be below 9, got 9"):
         source[9]
     backwards = [source[i] for i in reversed(range(len(source)))]  # pages of two stacks in another order
-    assert all(torch.equal(a, b) for a, b in zip(found, reversed(backwards), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, reversed(backwards), strict=True))
 
 
 def test_folders_flat_several_and_single_files(folder):
@@ -93,15 +93,15 @@ def test_damaged_files_are_errors_or_left_out_with_one_warning(folder):
     ):
         source[bad]
     with pytest.warns(UserWarning, match="2 damaged files are skipped: ") as caught:
-        kept = FolderSource(folder, skip_damaged=True)
+        saved = FolderSource(folder, skip_damaged=True)
     assert len(caught) == 1
     assert all(
         name in str(caught[0].message) for name in ("a_cut.png", "empty.jpg", "is truncated or damaged")
     )
-    assert [p.name for p in kept.damaged] == ["a_cut.png", "empty.jpg"]
-    assert kept.describe()["damaged"] == 2
-    assert kept.fingerprint() == whole.fingerprint()
-    assert all(torch.equal(a, b) for a, b in zip(kept, whole, strict=True))
+    assert [p.name for p in saved.damaged] == ["a_cut.png", "empty.jpg"]
+    assert saved.describe()["damaged"] == 2
+    assert saved.fingerprint() == whole.fingerprint()
+    assert all(torch.equal(a, b) for a, b in zip(saved, whole, strict=True))
     (folder / "broken.tif").write_bytes((folder / "b" / "deep.er" / "stack.tif").read_bytes()[:40])
     with pytest.raises(InputError, match=r"broken.tif"):
         FolderSource(folder)
@@ -132,25 +132,25 @@ def test_fingerprints_tell_contents_apart(folder):
     assert len(first) == 64
     moved = folder.rename(folder.parent / (folder.name + "_moved"))
     assert FolderSource(moved).fingerprint() == first
-    found = {first, FolderSource(moved, normalize="stack").fingerprint()}
-    found.add(FolderSource(moved, recursive=False).fingerprint())
-    found.add(FolderSource(moved, channel=0).fingerprint())
+    actual = {first, FolderSource(moved, normalize="stack").fingerprint()}
+    actual.add(FolderSource(moved, recursive=False).fingerprint())
+    actual.add(FolderSource(moved, channel=0).fingerprint())
     Image.fromarray(GREY).save(moved / "img10.png")
-    found.add(FolderSource(moved).fingerprint())
+    actual.add(FolderSource(moved).fingerprint())
     (moved / "img10.png").rename(moved / "img11.png")
-    found.add(FolderSource(moved).fingerprint())
-    assert len(found) == 6
+    actual.add(FolderSource(moved).fingerprint())
+    assert len(actual) == 6
 
 
-def test_synthetic_pictures_depend_on_seed_and_number_only(tmp_path, monkeypatch):
+def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
     few, more = SyntheticSource(4, seed=5, side=40), SyntheticSource(5, seed=5, side=40)
     drawn = {i: synthetic_picture(i, 5, 40) for i in (0, 3, 4)}
     stored = SyntheticSource(5, seed=5, side=40, cache=tmp_path / "kept")
-    for i, picture in drawn.items():
+    for i, image in drawn.items():
         for source in (more, stored, more):  # drawn, into the folder, from memory
-            assert torch.equal(source[i], picture)
-        assert picture.shape == (3, 40, 40)
-        assert 0 <= picture.min() < picture.max() <= 1
+            assert torch.equal(source[i], image)
+        assert image.shape == (3, 40, 40)
+        assert 0 <= image.min() < image.max() <= 1
         assert more.shape(i) == (40, 40)
     assert torch.equal(few[3], drawn[3])
     assert not torch.equal(SyntheticSource(1, seed=6, side=40)[0], drawn[0])
@@ -162,7 +162,7 @@ def test_synthetic_pictures_depend_on_seed_and_number_only(tmp_path, monkeypatch
     assert len(list((tmp_path / "kept").iterdir())) == 3
     monkeypatch.setattr(formulas, "synthetic_picture", None)  # what is in the folder is not drawn again
     fresh = pickle.loads(pickle.dumps(stored))
-    assert all(torch.equal(fresh[i], picture) for i, picture in drawn.items())
+    assert all(torch.equal(fresh[i], image) for i, image in drawn.items())
     (tmp_path / "file").touch()
     monkeypatch.setattr(formulas, "synthetic_picture", lambda *given: drawn[0])
     with pytest.raises(InputError, match=r"cannot be written .*. Set another `cache`"):
@@ -178,17 +178,17 @@ def test_synthetic_pictures_depend_on_seed_and_number_only(tmp_path, monkeypatch
 
 
 def test_discs_that_find_no_room_are_fewer(monkeypatch):
-    asked = []
+    requested = []
 
     def packing(drawn, *, radius, coverage, room=0.35):
-        asked.append(coverage)
+        requested.append(coverage)
         if coverage > room:
             raise OptionError("no room")
         return drawn, radius
 
     monkeypatch.setattr(formulas.textures, "disc_packing", packing)
     assert formulas._discs(7, 3.0, 0.4) == (7, 3.0)
-    assert asked == pytest.approx([0.4, 0.36, 0.324])
+    assert requested == pytest.approx([0.4, 0.36, 0.324])
     with pytest.raises(OptionError, match="no room"):
         formulas._discs(7, 3.0, 0.4, room=0.0)
 
@@ -205,13 +205,13 @@ def test_synthetic_memory_is_bounded(monkeypatch):
 
 
 class Flat(SyntheticSource):
-    """Plain pictures in the place of synthetic ones, which take long."""
+    """Plain images instead of synthetic ones, which take long."""
 
     def _load_or_render(self, i):
         return torch.full((1, self.side, self.side), (10 * self.seed + i) / 100)
 
 
-def test_concat_and_mixture_find_their_pictures():
+def test_concat_and_mixture_find_their_images():
     parts = [Flat(n, seed=n, side=16) for n in (2, 1, 3)]
     for source in (ConcatSource(parts), Mixture(parts, [1, 2, 0.5])):
         assert [round(100 * p[2, 3, 4].item()) for p in source] == [20, 21, 10, 30, 31, 32]

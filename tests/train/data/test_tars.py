@@ -40,18 +40,18 @@ def _tar(path, files, mode="w"):
     return path
 
 
-def _pictures(count, shape=(6, 9, 3)):
+def _images(count, shape=(6, 9, 3)):
     return [RNG.integers(0, 256, shape, np.uint8) for _ in range(count)]
 
 
 @pytest.fixture
 def shards(tmp_path):
-    """Two shards with samples of several files, nested and long names, and all kinds of pictures."""
+    """Two shards with samples of several files, nested and long names, and all kinds of images."""
     grey = RNG.integers(0, 256, (5, 4), np.uint8)
     first = {
         "000.cls": b"7",
-        "000.png": _png(_pictures(1)[0]),
-        "deep/er/" + "long" * 40 + ".jpg": _png(_pictures(1)[0], "JPEG"),
+        "000.png": _png(_images(1)[0]),
+        "deep/er/" + "long" * 40 + ".jpg": _png(_images(1)[0], "JPEG"),
         "deep/er/" + "long" * 40 + ".json": b"{}",
         "deep/000.JPEG": _png(grey, "JPEG"),
         "._000.png": b"rubbish of another system",
@@ -59,7 +59,7 @@ def shards(tmp_path):
     second = {
         "010.tif": _tif(RNG.integers(0, 256, (3, 7, 5), np.uint8)),
         "002.png": _png(RNG.integers(0, 9000, (4, 4), np.uint16)),
-        "011.png": _png(np.dstack([_pictures(1)[0], _pictures(1)[0][..., :1]])),
+        "011.png": _png(np.dstack([_images(1)[0], _images(1)[0][..., :1]])),
         "003.bmp": _png(grey, "BMP"),
     }
     _tar(tmp_path / "part-008.tar", first)
@@ -69,7 +69,7 @@ def shards(tmp_path):
 
 def test_random_access_equals_reading_in_order(shards, tmp_path):
     source = TarSource(shards / "part-*.tar")
-    names, wanted = [], []
+    names, expected = [], []
     for shard in ("part-008.tar", "part-010.tar"):
         with tarfile.open(shards / shard) as tar:
             for k, info in enumerate(tar):
@@ -78,15 +78,15 @@ def test_random_access_equals_reading_in_order(shards, tmp_path):
                 file = tmp_path / f"{shard}-{k}.{info.name.rpartition('.')[2]}"
                 file.write_bytes(tar.extractfile(info).read())
                 pages = list(FolderSource(file))
-                wanted += pages
+                expected += pages
                 names += [info.name] * len(pages)
-    assert len(source) == len(wanted) == 9
+    assert len(source) == len(expected) == 9
     for i in RNG.permutation(9).tolist() + RNG.permutation(9).tolist():
-        assert torch.equal(source[i], wanted[i]), i
+        assert torch.equal(source[i], expected[i]), i
         assert source.name(i).endswith(names[i])
     assert source.name(4) == f"page 1 of {shards / 'part-010.tar'}: 010.tif"
-    assert all(torch.equal(a, b) for a, b in zip(source, wanted, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(pickle.loads(pickle.dumps(source)), wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(source, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(pickle.loads(pickle.dumps(source)), expected, strict=True))
     described = json.loads(json.dumps(source.describe()))
     assert (described["kind"], described["count"], described["files"]) == ("tar", 9, 7)
 
@@ -107,10 +107,10 @@ def test_the_index_is_made_once_and_again_when_the_tar_changes(shards, tmp_path,
         assert all(torch.equal(a, b) for a, b in zip(again, before, strict=True))
         with pytest.raises(AssertionError, match="scanned again"):
             TarSource(file, cache=tmp_path / "kept")
-    kept = TarSource(file, cache=tmp_path / "kept")
+    stored = TarSource(file, cache=tmp_path / "kept")
     assert len(list((tmp_path / "kept").iterdir())) == 1
-    assert kept.fingerprint() == before.fingerprint()
-    new = _pictures(2)
+    assert stored.fingerprint() == before.fingerprint()
+    new = _images(2)
     _tar(file, {"x.png": _png(new[0]), "y.png": _png(new[1])})
     changed = TarSource(file)
     second = changed[1].clone()
@@ -125,7 +125,7 @@ def test_the_index_is_made_once_and_again_when_the_tar_changes(shards, tmp_path,
 
 
 def test_extensions_choose_among_the_files_of_a_sample(tmp_path):
-    image, mask = _pictures(2)
+    image, mask = _images(2)
     tar = _tar(
         tmp_path / "a.tar",
         {"v1.2/s1.png": _png(image), "v1.2/s1.seg.PNG": _png(mask), "v1.2/s2.png": _png(mask)},
@@ -145,8 +145,8 @@ def test_extensions_choose_among_the_files_of_a_sample(tmp_path):
         TarSource(tar, extensions="jpg")
 
 
-def test_damaged_pictures_are_errors_or_left_out_with_one_warning(shards):
-    good = _pictures(1)[0]
+def test_damaged_images_are_errors_or_left_out_with_one_warning(shards):
+    good = _images(1)[0]
     files = {"0.png": _png(good), "1.png": _png(good)[:60], "2.jpg": b"", "3.png": _png(good)}
     tar = _tar(shards / "bad.tar", files)
     source = TarSource(tar)
@@ -157,11 +157,11 @@ def test_damaged_pictures_are_errors_or_left_out_with_one_warning(shards):
     with pytest.warns(
         UserWarning, match="2 damaged files are skipped: .*1.png, .*2.jpg; the first: .*1.png"
     ) as caught:
-        kept = TarSource(tar, skip_damaged=True)
+        stored = TarSource(tar, skip_damaged=True)
     assert len(caught) == 1
-    assert [kept.name(i).rpartition(" ")[2] for i in range(len(kept))] == ["0.png", "3.png"]
+    assert [stored.name(i).rpartition(" ")[2] for i in range(len(stored))] == ["0.png", "3.png"]
     with pytest.warns(UserWarning, match="2 damaged files"):  # from the index
-        assert TarSource(tar, skip_damaged=True).damaged == kept.damaged
+        assert TarSource(tar, skip_damaged=True).damaged == stored.damaged
     assert len(TarSource(tar)) == 4
     stack = _tif(RNG.integers(0, 256, (3, 7, 5), np.uint8))
     tar = _tar(shards / "worse.tar", {"0.png": _png(good), "1.tif": stack[:30]})
@@ -197,7 +197,7 @@ def test_patterns(tmp_path):
 
 
 def test_tars_that_cannot_be_read_at_random(tmp_path, shards):
-    packed = _tar(tmp_path / "a.tar.gz", {"0.png": _png(_pictures(1)[0])}, "w:gz")
+    packed = _tar(tmp_path / "a.tar.gz", {"0.png": _png(_images(1)[0])}, "w:gz")
     with pytest.raises(InputError, match=r"a.tar.gz is not a tar file with random access"):
         TarSource(packed)
     whole = (shards / "part-010.tar").read_bytes()

@@ -20,37 +20,37 @@ def random(*shape, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("shape", [(2, 5, 3, 4), (1, 7, 1, 1), (3, 6)])
 def test_cosine_distance_is_the_mean_over_patches(shape):
-    found, wanted = random(*shape), random(*shape, seed=1)
+    actual, reference = random(*shape), random(*shape, seed=1)
     expected = []
-    for a, b in zip(found.flatten(2) if found.ndim > 2 else found[..., None],
-                    wanted.flatten(2) if wanted.ndim > 2 else wanted[..., None], strict=True):  # fmt: skip
+    for a, b in zip(actual.flatten(2) if actual.ndim > 2 else actual[..., None],
+                    reference.flatten(2) if reference.ndim > 2 else reference[..., None], strict=True):  # fmt: skip
         cosines = [float(u @ v / u.norm() / v.norm()) for u, v in zip(a.T, b.T, strict=True)]
         expected.append(1 - sum(cosines) / len(cosines))
-    torch.testing.assert_close(cosine_distance(found, wanted), torch.tensor(expected))
+    torch.testing.assert_close(cosine_distance(actual, reference), torch.tensor(expected))
 
 
 def test_gradient_of_cosine_distance():
-    found = random(2, 4, 2, 3, dtype=torch.float64).requires_grad_()
-    wanted, cotangent = random(2, 4, 2, 3, seed=1, dtype=torch.float64), random(2, seed=2)
-    cosine_distance(found, wanted).backward(cotangent)
-    u, v = found.detach().movedim(1, -1), wanted.movedim(1, -1)
+    actual = random(2, 4, 2, 3, dtype=torch.float64).requires_grad_()
+    reference, cotangent = random(2, 4, 2, 3, seed=1, dtype=torch.float64), random(2, seed=2)
+    cosine_distance(actual, reference).backward(cotangent)
+    u, v = actual.detach().movedim(1, -1), reference.movedim(1, -1)
     lengths = u.norm(dim=-1, keepdim=True), v.norm(dim=-1, keepdim=True)
     cosine = (u * v).sum(-1, keepdim=True) / lengths[0] / lengths[1]
     derivative = -(v / lengths[0] / lengths[1] - cosine * u / lengths[0] ** 2) / 6
     expected = (derivative * cotangent.double()[:, None, None, None]).movedim(-1, 1)
-    torch.testing.assert_close(found.grad, expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(actual.grad, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_the_length_of_features_does_not_count():
-    found, wanted = random(2, 5, 3, 4), random(2, 5, 3, 4, seed=1)
-    torch.testing.assert_close(cosine_distance(3 * found, wanted / 7), cosine_distance(found, wanted))
-    assert cosine_distance(found, 2 * found).abs().max() < 1e-6
-    torch.testing.assert_close(cosine_distance(found, -found), torch.tensor([2.0, 2.0]))
+    actual, reference = random(2, 5, 3, 4), random(2, 5, 3, 4, seed=1)
+    torch.testing.assert_close(cosine_distance(3 * actual, reference / 7), cosine_distance(actual, reference))
+    assert cosine_distance(actual, 2 * actual).abs().max() < 1e-6
+    torch.testing.assert_close(cosine_distance(actual, -actual), torch.tensor([2.0, 2.0]))
 
 
 def test_cosine_distance_is_float32_whatever_comes_in():
-    found = random(2, 5, 3, 4).bfloat16()
-    assert cosine_distance(found, found).dtype == torch.float32
+    actual = random(2, 5, 3, 4).bfloat16()
+    assert cosine_distance(actual, actual).dtype == torch.float32
 
 
 def test_features_of_different_shapes_are_refused():
@@ -60,9 +60,9 @@ def test_features_of_different_shapes_are_refused():
 
 def test_blanked_channels_are_zero_and_others_stay():
     maps = random(2, 6, 3, 4)
-    found = ablated(maps, [4, 1])
-    assert not found[:, [1, 4]].any()
-    assert torch.equal(found[:, [0, 2, 3, 5]], maps[:, [0, 2, 3, 5]])
+    actual = ablated(maps, [4, 1])
+    assert not actual[:, [1, 4]].any()
+    assert torch.equal(actual[:, [0, 2, 3, 5]], maps[:, [0, 2, 3, 5]])
     assert maps[:, [1, 4]].all(), "what was given changed"
     assert torch.equal(ablated(maps, []), maps)
     with pytest.raises(OptionError, match="channels must be below 6, got 6"):
@@ -90,13 +90,13 @@ def test_every_part_is_what_it_says(models):
     objective = Objective(teacher.model, student, LossWeights(2.0, 0.5, 0.25), [5, 2])
     for pose in D4[1:]:
         parts, maps, target = objective.parts(images, pose)
-        wanted, token = final_tokens(teacher.model, images)
+        reference, token = final_tokens(teacher.model, images)
         own, own_token = final_tokens(student, images)
-        wanted = wanted.clone()
-        wanted[:, [2, 5]] = 0
+        reference = reference.clone()
+        reference[:, [2, 5]] = 0
         assert torch.equal(maps, own)
-        assert torch.equal(target, wanted)
-        torch.testing.assert_close(parts["distill"], cosine_distance(own, wanted))
+        assert torch.equal(target, reference)
+        torch.testing.assert_close(parts["distill"], cosine_distance(own, reference))
         torch.testing.assert_close(parts["class_token"], cosine_distance(own_token, token))
         moved = final_tokens(student, pose.apply(images))[0]
         torch.testing.assert_close(parts["d4"], cosine_distance(pose.undo(moved), own))

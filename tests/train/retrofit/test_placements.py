@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.tiny import TEACHER, Pictures, config, training
+from tests.train.tiny import TEACHER, RandomImages, config, training
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import OptionError
 from vispe.symmetry import IDENTITY, Placement, common_part
@@ -59,11 +59,11 @@ def test_a_model_that_moves_with_its_image_loses_nothing(offsets):
 @pytest.mark.parametrize(
     ("spec", "least"), [("none", 0), ("peg(padding=circular)", 0), ("learned", 1e-5), ("sincos2d", 1e-3)]
 )
-def test_what_a_student_loses_is_its_bias_of_place(spec, least):
+def test_what_a_student_loses_is_its_bias_of_position(spec, least):
     student = make_student(load_teacher(TEACHER, seed=1), Student(spec)).eval()
     pair = common_part(Placement((4, 4), (6, 6), (0, 0)), Placement((4, 4), (6, 6), (2, 1)))
-    found = view_distance(student, random(2, 3, 32, 32), *pair)
-    assert found.min() > least if least else found.abs().max() < 1e-6
+    actual = view_distance(student, random(2, 3, 32, 32), *pair)
+    assert actual.min() > least if least else actual.abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -71,9 +71,9 @@ def test_gradient_is_that_of_the_formula(follow):
     toy = Toy("zeros", torch.float64)
     images, cotangent = random(2, 3, 12, 8, dtype=torch.float64), random(2, seed=2).double()
     first, second = Placement((3, 2), (5, 5), (0, 1)), Placement((3, 2), (5, 5), (2, 3))
-    found = view_distance(toy, images, *common_part(first, second), follow=follow)
-    grads = torch.autograd.grad(found, list(toy.parameters()), cotangent)
-    # written down again: two canvases of zeros, each with the image at its place, one pass each
+    actual = view_distance(toy, images, *common_part(first, second), follow=follow)
+    grads = torch.autograd.grad(actual, list(toy.parameters()), cotangent)
+    # written down again: two canvases of zeros, each with the image at its position, one pass each
     maps = []
     for down, right in (first.offset, second.offset):
         canvas = torch.zeros(2, 3, 20, 20, dtype=torch.float64)
@@ -84,9 +84,9 @@ def test_gradient_is_that_of_the_formula(follow):
     u, v = (m.flatten(2) for m in maps)
     cosine = (u * v).sum(1) / u.norm(dim=1) / v.norm(dim=1)
     expected = (1 - cosine).mean(1)
-    torch.testing.assert_close(found, expected)
-    wanted = torch.autograd.grad(expected, list(toy.parameters()), cotangent)
-    for grad, one in zip(grads, wanted, strict=True):
+    torch.testing.assert_close(actual, expected)
+    reference = torch.autograd.grad(expected, list(toy.parameters()), cotangent)
+    for grad, one in zip(grads, reference, strict=True):
         torch.testing.assert_close(grad, one, rtol=1e-4, atol=1e-6)
 
 
@@ -127,15 +127,15 @@ def test_pairs_are_drawn_by_seed_and_step_and_always_differ():
 
 
 def test_what_is_learnt_is_the_same_in_chunks(tmp_path):
-    found = []
+    actual = []
     for chunk in (None, 1, 3):
         run = training(config(tmp_path / str(chunk), micro_batch_size=chunk, **PLACED))
         run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
         run._update(run.plan[0].batches.load(0), 4, 0.0)
-        found.append([p.grad for p in run.trained if p.grad is not None])
-    for other in found[1:]:
-        for grad, wanted in zip(other, found[0], strict=True):
-            torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-6)
+        actual.append([p.grad for p in run.trained if p.grad is not None])
+    for other in actual[1:]:
+        for grad, reference in zip(other, actual[0], strict=True):
+            torch.testing.assert_close(grad, reference, rtol=1e-4, atol=1e-6)
 
 
 def test_a_run_that_goes_on_draws_the_same(tmp_path):
@@ -146,13 +146,13 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
         if number == 3:
             raise Stop
 
-    asked = {"student": Student("learned"), "save_steps": 1, **PLACED}
-    whole = training(config(tmp_path / "whole", **asked))
+    requested = {"student": Student("learned"), "save_steps": 1, **PLACED}
+    whole = training(config(tmp_path / "whole", **requested))
     whole.run()
-    first = training(config(tmp_path / "parts", **asked))
+    first = training(config(tmp_path / "parts", **requested))
     with pytest.raises(Stop):
         first.run(stop)
-    rest = training(config(tmp_path / "parts", **asked))
+    rest = training(config(tmp_path / "parts", **requested))
     rest.resume(RunFolder(tmp_path / "parts").load())
     assert rest.progress == 3 / 7
     rest.run()
@@ -161,23 +161,25 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_bias_of_place_falls_while_it_is_trained_on(tmp_path):
-    asked = {"student": Student("learned"), "stages": [Stage(32, steps=30, batch_size=4, lr=1e-3)]}
-    found = []
+def test_the_bias_of_position_falls_while_it_is_trained_on(tmp_path):
+    requested = {"student": Student("learned"), "stages": [Stage(32, steps=30, batch_size=4, lr=1e-3)]}
+    actual = []
     for weights in (LossWeights(), LossWeights(place=1.0)):
         augment = Augment(place=6 if weights.place else 0)
-        run = training(config(tmp_path / str(weights.place), loss=weights, augment=augment, **asked))
+        run = training(config(tmp_path / str(weights.place), loss=weights, augment=augment, **requested))
         run.run()
         pair = sample_placements(99, 0, 1.0, (4, 4), Augment(place=6))
         images = run.plan[0].batches.load(40)
-        found.append(float(view_distance(run.student.eval(), images, *pair).detach().mean()))
-    assert found[1] < 0.7 * found[0]
+        actual.append(float(view_distance(run.student.eval(), images, *pair).detach().mean()))
+    assert actual[1] < 0.7 * actual[0]
 
 
 def test_the_card_has_it(tmp_path):
     # features of this student depend on position from the start, beyond rounding
-    asked = config(tmp_path, student=Student("sincos2d"), stages=[Stage(32, steps=1, batch_size=2)], **PLACED)
-    card = retrofit(asked, source=Pictures()).card
+    requested = config(
+        tmp_path, student=Student("sincos2d"), stages=[Stage(32, steps=1, batch_size=2)], **PLACED
+    )
+    card = retrofit(requested, source=RandomImages()).card
     assert card["config"]["augment"] == asdict(PLACED["augment"])
     assert card["config"]["loss"]["place"] == 0.5
     assert card["last_line"]["place"] > 0
@@ -205,12 +207,12 @@ def test_keys_that_contradict_are_refused(changes, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "words"), [(4, r"4 patches per side\): images cannot be moved"), (3, "no patch in common")]
+    ("position", "words"), [(4, r"4 patches per side\): images cannot be moved"), (3, "no patch in common")]
 )
-def test_canvases_that_show_nothing_are_refused(place, words, tmp_path):
-    asked = config(tmp_path, loss=LossWeights(place=1.0), augment=Augment(place=place))
+def test_canvases_that_show_nothing_are_refused(position, words, tmp_path):
+    requested = config(tmp_path, loss=LossWeights(place=1.0), augment=Augment(place=position))
     with pytest.raises(OptionError, match=words):
-        check_models(asked)
+        check_models(requested)
 
 
 def test_placements_do_not_change_rows():

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.train.processes import two_processes
-from tests.train.tiny import Pictures, config
+from tests.train.tiny import RandomImages, config
 from tests.train.worker import TOGETHER, together
 from vispe.backbones.distributed import Processes
 from vispe.errors import OptionError
@@ -20,14 +20,14 @@ from vispe.train.retrofit.training_log import read_log
 def folders(tmp_path_factory):
     """What two processes wrote, and one."""
     pytest.importorskip("accelerate")
-    place = tmp_path_factory.mktemp("together")
-    two_processes("together", place / "two")
+    position = tmp_path_factory.mktemp("together")
+    two_processes("together", position / "two")
     plain = Training._update
     try:
-        together(str(place / "one"))
+        together(str(position / "one"))
     finally:
         Training._update = plain
-    return place
+    return position
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch, tmp_path):
     with pytest.raises(
         OptionError, match=r"stages\[0\].batch_size must be a multiple of the 3 processes, got 4"
     ):
-        retrofit(config(tmp_path, **TOGETHER), source=Pictures())
+        retrofit(config(tmp_path, **TOGETHER), source=RandomImages())
 
 
 def test_a_launcher_must_not_contradict(monkeypatch):

@@ -41,30 +41,30 @@ def eva(**options):
 
 
 def test_the_teacher_is_the_timm_model_frozen():
-    found = load_teacher(TEACHER, seed=5)
+    actual = load_teacher(TEACHER, seed=5)
     torch.manual_seed(5)
     stock = timm.create_model(
         "vit_tiny_patch16_224", num_classes=0, img_size=32, dynamic_img_size=True, **OPTIONS
     )
     assert {n: p.tolist() for n, p in stock.state_dict().items()} == {
-        n: p.tolist() for n, p in found.model.state_dict().items()
+        n: p.tolist() for n, p in actual.model.state_dict().items()
     }
-    assert not found.model.training
-    assert not any(p.requires_grad for p in found.model.parameters())
-    assert (found.patch_size, found.size, found.exact, found.channels, found.class_token) == (
+    assert not actual.model.training
+    assert not any(p.requires_grad for p in actual.model.parameters())
+    assert (actual.patch_size, actual.size, actual.exact, actual.channels, actual.class_token) == (
         8,
         32,
         False,
         24,
         True,
     )
-    assert found.mean.flatten().tolist() == [0.5, 0.5, 0.5]
+    assert actual.mean.flatten().tolist() == [0.5, 0.5, 0.5]
 
 
 def test_mean_and_std_of_the_config_win():
-    found = load_teacher(Teacher(**{**vars(TEACHER), "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]}))
-    torch.testing.assert_close(found.mean, torch.tensor([0.1, 0.2, 0.3])[:, None, None])
-    torch.testing.assert_close(found.std, torch.tensor([1.0, 2.0, 3.0])[:, None, None])
+    actual = load_teacher(Teacher(**{**vars(TEACHER), "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]}))
+    torch.testing.assert_close(actual.mean, torch.tensor([0.1, 0.2, 0.3])[:, None, None])
+    torch.testing.assert_close(actual.std, torch.tensor([1.0, 2.0, 3.0])[:, None, None])
 
 
 @pytest.mark.parametrize("size", [(32, 32), (24, 56)])
@@ -182,8 +182,8 @@ def test_the_change_of_lora_is_the_product_and_keeps_its_precision():
     change = model.blocks[0].attn.qkv.parametrizations.weight[0]
     change.up.data = random(72, 2)
     with torch.autocast("cpu", torch.bfloat16):
-        found = model.blocks[0].attn.qkv.weight
-    torch.testing.assert_close(found, weight + change.up @ change.down)
+        actual = model.blocks[0].attn.qkv.weight
+    torch.testing.assert_close(actual, weight + change.up @ change.down)
 
 
 def test_training_the_encoding_alone_freezes_the_rest():
@@ -227,11 +227,11 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "text"), REFUSED)
 def test_what_cannot_be_is_refused_before_weights_are_loaded(changes, text, monkeypatch):
     monkeypatch.setattr(torch, "load", None)
-    asked = config("out", **changes)
+    requested = config("out", **changes)
 
     def checked():
-        check(asked)
-        check_models(asked)
+        check(requested)
+        check_models(requested)
 
     with pytest.raises((OptionError, vispe.errors.UnsupportedCombination), match=text):
         checked()
@@ -254,9 +254,11 @@ def test_unknown_models_and_files_are_named():
 
 def test_a_class_token_that_is_not_there_cannot_be_learnt():
     options = {**OPTIONS, "class_token": False, "global_pool": ""}
-    asked = config("o", teacher=Teacher(TEACHER.name, "random", 32, options), loss=LossWeights(1.0, 0.0, 1.0))
+    requested = config(
+        "o", teacher=Teacher(TEACHER.name, "random", 32, options), loss=LossWeights(1.0, 0.0, 1.0)
+    )
     with pytest.raises(OptionError, match="has no class token"):
-        check_models(asked)
+        check_models(requested)
 
 
 def test_numbers_of_blanked_channels():

@@ -1,4 +1,4 @@
-"""Windows with the teacher's features kept in files: what they hold, how they are posed, and going on after a stop."""
+"""Windows with the teacher's features stored in files: contents, poses, and resuming after a stop."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.tiny import TEACHER, Pictures, config
+from tests.train.tiny import TEACHER, RandomImages, config
 from vispe.backbones.distributed import Processes
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import InputError, OptionError
@@ -25,7 +25,7 @@ HALF = (0.5, 0.5, 0.5)
 
 
 def windows(batch=3, **options):
-    return Batches(Pictures(), 32, batch, seed=3, mean=HALF, std=HALF, **options)
+    return Batches(RandomImages(), 32, batch, seed=3, mean=HALF, std=HALF, **options)
 
 
 def make(folder, count=7, on_crops=None, teacher=None, **identity):
@@ -44,9 +44,9 @@ def test_files_hold_the_first_rows_and_what_the_teacher_says_of_them(tmp_path):
     eight = torch.from_numpy(images.copy())
     torch.testing.assert_close(eight / 255, rows * 0.5 + 0.5, rtol=0, atol=0.5001 / 255)
     with torch.no_grad():
-        wanted, _ = final_tokens(load_teacher(TEACHER).model, (eight / 255 - 0.5) / 0.5)
-    kept = torch.from_numpy(features.copy()).view(torch.bfloat16)
-    torch.testing.assert_close(kept.float(), wanted, rtol=2**-8, atol=1e-6)
+        expected, _ = final_tokens(load_teacher(TEACHER).model, (eight / 255 - 0.5) / 0.5)
+    stored = torch.from_numpy(features.copy()).view(torch.bfloat16)
+    torch.testing.assert_close(stored.float(), expected, rtol=2**-8, atol=1e-6)
 
 
 def test_passes_go_through_all_windows_with_their_features(tmp_path):
@@ -98,10 +98,10 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
         Stage(32, steps=5, batch_size=4, lr=1e-3, crops=9),
         Stage(48, steps=2, batch_size=2, lr=1e-4, crops=3),
     ]
-    asked = config(
+    requested = config(
         tmp_path / "whole", stages=stages, augment=Augment(pose=True), loss=LossWeights(1, 0.1, centred=0.5)
     )
-    whole = retrofit(asked, source=Pictures())
+    whole = retrofit(requested, source=RandomImages())
     lines = [json.loads(t) for t in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
     assert {"distill", "centred", "d4"} <= set(lines[-1])
     assert sorted(p.name for p in (tmp_path / "whole" / "crops").iterdir()) == ["32-9", "48-3"]
@@ -110,17 +110,17 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
         if step == 3:
             raise KeyboardInterrupt
 
-    shared = replace(asked.target, folder=str(tmp_path / "shared"))
-    parts = replace(asked, out=str(tmp_path / "parts"), target=shared)
+    shared = replace(requested.target, folder=str(tmp_path / "shared"))
+    parts = replace(requested, out=str(tmp_path / "parts"), target=shared)
     with pytest.raises(KeyboardInterrupt):
-        retrofit(parts, source=Pictures(), on_step=stop)
-    again = retrofit(parts, source=Pictures())
+        retrofit(parts, source=RandomImages(), on_step=stop)
+    again = retrofit(parts, source=RandomImages())
     for name, value in whole.student.state_dict().items():
         assert torch.equal(value, again.student.state_dict()[name]), name
     # the teacher is not asked again for another student
-    other = replace(parts, out=str(tmp_path / "other"), seed=asked.seed)
+    other = replace(parts, out=str(tmp_path / "other"), seed=requested.seed)
     times = {p: p.stat().st_mtime_ns for p in (tmp_path / "shared").rglob("*.npy")}
-    retrofit(other, source=Pictures())
+    retrofit(other, source=RandomImages())
     assert times == {p: p.stat().st_mtime_ns for p in (tmp_path / "shared").rglob("*.npy")}
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.train.tiny import Pictures, config, training
+from tests.train.tiny import RandomImages, config, training
 from vispe.errors import InputError, OptionError
 from vispe.symmetry.symmetrization import patch_kernel
 from vispe.train.data import Batches
@@ -26,36 +26,36 @@ def weights_of(run):
     return {n: p.detach().clone() for n, p in run.student.state_dict().items()}
 
 
-def by_hand(asked, source):
+def by_hand(requested, source):
     """Train by a loop that is written down again; return the weights after every update."""
-    run, found, step = training(asked, source), [], 0
+    run, actual, step = training(requested, source), [], 0
     teacher, student = run.objective.teacher, run.student
-    objective = Objective(teacher, student, asked.loss, asked.target.blank)
-    for k, stage in enumerate(asked.stages):
-        optimizer = torch.optim.AdamW(student.parameters(), lr=stage.lr, weight_decay=asked.weight_decay)
+    objective = Objective(teacher, student, requested.loss, requested.target.blank)
+    for k, stage in enumerate(requested.stages):
+        optimizer = torch.optim.AdamW(student.parameters(), lr=stage.lr, weight_decay=requested.weight_decay)
         half = (0.5, 0.5, 0.5)
         batches = Batches(
-            source, stage.img_size, stage.batch_size, seed=asked.seed + k * 1_000_003, mean=half, std=half
+            source, stage.img_size, stage.batch_size, seed=requested.seed + k * 1_000_003, mean=half, std=half
         )
         for own in range(stage.steps):
-            parts, _, _ = objective.parts(batches.load(own), sample_pose(asked.seed, step))
-            loss = sum(getattr(asked.loss, name) * value.mean() for name, value in parts.items())
+            parts, _, _ = objective.parts(batches.load(own), sample_pose(requested.seed, step))
+            loss = sum(getattr(requested.loss, name) * value.mean() for name, value in parts.items())
             optimizer.zero_grad()
             loss.backward()
-            if asked.clip_grad:
-                torch.nn.utils.clip_grad_norm_(student.parameters(), asked.clip_grad)
+            if requested.clip_grad:
+                torch.nn.utils.clip_grad_norm_(student.parameters(), requested.clip_grad)
             optimizer.step()
-            found.append((float(loss.detach()), copy.deepcopy(student.state_dict())))
+            actual.append((float(loss.detach()), copy.deepcopy(student.state_dict())))
             step += 1
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("loss", [LossWeights(), LossWeights(0.7, 0.5, 0.2)])
 def test_training_is_what_it_says(tmp_path, loss):
-    asked = config(tmp_path / "a", loss=loss, clip_grad=0.5, seed=3, logging_steps=1)
-    run = training(asked, Pictures())
+    requested = config(tmp_path / "a", loss=loss, clip_grad=0.5, seed=3, logging_steps=1)
+    run = training(requested, RandomImages())
     run.run()
-    expected = by_hand(config(tmp_path / "b", loss=loss, clip_grad=0.5, seed=3), Pictures())
+    expected = by_hand(config(tmp_path / "b", loss=loss, clip_grad=0.5, seed=3), RandomImages())
     lines = read_log(run.folder.log)
     assert [line["step"] for line in lines] == list(range(1, 8))
     assert [line["loss"] for line in lines] == pytest.approx([loss for loss, _ in expected], abs=2e-6)
@@ -65,8 +65,8 @@ def test_training_is_what_it_says(tmp_path, loss):
 
 def test_the_loss_falls(tmp_path):
     stages = [Stage(32, steps=40, batch_size=4, lr=3e-3)]
-    asked = config(tmp_path, stages=stages, student=Student(init="random"), logging_steps=10)
-    run = training(asked)
+    requested = config(tmp_path, stages=stages, student=Student(init="random"), logging_steps=10)
+    run = training(requested)
     run.run()
     losses = [line["loss"] for line in read_log(run.folder.log)]
     assert losses == sorted(losses, reverse=True)
@@ -74,15 +74,15 @@ def test_the_loss_falls(tmp_path):
 
 
 def test_chunks_give_the_gradient_of_the_whole_batch(tmp_path):
-    found = []
+    actual = []
     for chunk in (None, 1, 3):
         run = training(config(tmp_path / str(chunk), micro_batch_size=chunk, loss=LossWeights(1.0, 1.0, 1.0)))
         run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
         run._update(run.plan[0].batches.load(0), 4, 0.0)
-        found.append([p.grad for p in run.trained if p.grad is not None])
-    for other in found[1:]:
-        for grad, wanted in zip(other, found[0], strict=True):
-            torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-6)
+        actual.append([p.grad for p in run.trained if p.grad is not None])
+    for other in actual[1:]:
+        for grad, reference in zip(other, actual[0], strict=True):
+            torch.testing.assert_close(grad, reference, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("trainable", "spec"), [("lora", "alibi2d"), ("lora", "rpb"), ("encoding", "rpb")])
@@ -96,10 +96,10 @@ def test_what_is_frozen_stays_bit_for_bit(tmp_path, trainable, spec):
     assert changed == own | low
     assert bool(low) == (trainable == "lora")
     assert all(torch.equal(value, teacher[n]) for n, value in run.objective.teacher.state_dict().items())
-    images = Batches(Pictures(), 32, 2).load(0)
-    found = feature_maps(run.student.eval(), torch.device("cpu"))(images)
+    images = Batches(RandomImages(), 32, 2).load(0)
+    actual = feature_maps(run.student.eval(), torch.device("cpu"))(images)
     merged = feature_maps(merge_lora(run.student), torch.device("cpu"))(images)
-    torch.testing.assert_close(merged, found, **TIGHT)
+    torch.testing.assert_close(merged, actual, **TIGHT)
     finished = run.finished()
     plain = load_teacher(run.config.teacher).model.state_dict()
     assert {n for n in finished.state_dict() if "pos_enc" not in n} <= set(plain)
@@ -108,8 +108,8 @@ def test_what_is_frozen_stays_bit_for_bit(tmp_path, trainable, spec):
 
 
 def test_the_average_follows_the_weights(tmp_path):
-    asked = config(tmp_path / "a", ema_decay=0.6)
-    run, plain = training(asked), training(config(tmp_path / "b"))
+    requested = config(tmp_path / "a", ema_decay=0.6)
+    run, plain = training(requested), training(config(tmp_path / "b"))
     expected = {n: p.detach().double() for n, p in plain.student.named_parameters()}
     seen = []
 
@@ -139,14 +139,14 @@ def test_a_symmetric_kernel_stays_symmetric(tmp_path):
 
 
 def test_checkpointed_gradients_are_the_same(tmp_path):
-    found, calls = [], []
+    actual, calls = [], []
     for on in (False, True):
         run = training(config(tmp_path / str(on), grad_checkpointing=on))
         run.student.blocks[1].register_forward_pre_hook(lambda *_, on=on: calls.append(on))
         run.run()
-        found.append(weights_of(run))
+        actual.append(weights_of(run))
     assert calls.count(True) == 2 * calls.count(False), "nothing was computed twice"
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert all(torch.equal(actual[0][name], actual[1][name]) for name in actual[0])
 
 
 def test_bfloat16_trains_float32_weights_and_comes_near(tmp_path):
@@ -163,7 +163,7 @@ def test_half_precision_needs_a_gpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(OptionError, match="fp16 needs a GPU"):
-        retrofit(config(tmp_path, amp="fp16"), source=Pictures())
+        retrofit(config(tmp_path, amp="fp16"), source=RandomImages())
 
 
 def test_learning_rates():
@@ -191,7 +191,7 @@ def test_every_line_of_the_log_tells_its_interval(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
-    class Spoilt(Pictures):
+    class Spoilt(RandomImages):
         def __getitem__(self, i):
             return super().__getitem__(i) * float("nan")
 
@@ -201,10 +201,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     assert run.folder.steps() == []
 
 
-def test_channels_that_tell_position_are_found():
+def test_channels_that_tell_position_are_detected():
     teacher = load_teacher(config("o").teacher)
     probe = Probe(noise=2, textures=2, masks=2)
-    found = probe_images(teacher, probe, 64, 5)
+    actual = probe_images(teacher, probe, 64, 5)
     own = feature_maps(teacher.model, torch.device("cpu"))
 
     def placed(images):
@@ -214,8 +214,8 @@ def test_channels_that_tell_position_are_found():
         maps[:, 19] += 20 * torch.linspace(-1, 1, w)
         return maps
 
-    assert sorted(position_channels(placed, found, probe, 2)) == [7, 19]
-    assert position_channels(placed, found, probe, 5) == position_channels(placed, found, probe, 5)
+    assert sorted(position_channels(placed, actual, probe, 2)) == [7, 19]
+    assert position_channels(placed, actual, probe, 5) == position_channels(placed, actual, probe, 5)
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):

@@ -54,16 +54,16 @@ def test_packed_samples_give_the_logits_of_each_alone(scheme):
     inputs = packing(samples)
     labels = inputs.pop("labels")
     with torch.no_grad():
-        found = model(**inputs).logits
+        actual = model(**inputs).logits
         for at, row in enumerate(rows):
             end = 0
             for k in row:
                 alone = model(**samples[k].inputs).logits[0]
                 start, end = end, end + len(alone)
-                torch.testing.assert_close(found[at, start:end], alone, atol=2e-5, rtol=1e-4)
-                wanted = torch.full((len(alone),), IGNORED)
-                wanted[samples[k].answer] = samples[k].wanted
-                assert torch.equal(labels[at, start:end], wanted)
+                torch.testing.assert_close(actual[at, start:end], alone, atol=2e-5, rtol=1e-4)
+                expected = torch.full((len(alone),), IGNORED)
+                expected[samples[k].answer] = samples[k].wanted
+                assert torch.equal(labels[at, start:end], expected)
             assert (labels[at, end:] == IGNORED).all()
 
 
@@ -90,10 +90,12 @@ def test_the_stock_scheme_packed_is_the_stock_model():
         model = vispe.convert(make("qwen2_vl"), "mrope(after=side)")
         inputs = Packing(model, 400)(samples)
         labels = inputs.pop("labels")
-        found = model(**inputs).logits
+        actual = model(**inputs).logits
     order = Packing(model, 400).rows([s.inputs["input_ids"].shape[1] for s in samples])[0]
-    asked = (labels[0, 1:] != IGNORED).nonzero()[:, 0]
-    torch.testing.assert_close(found[0, asked], torch.cat([alone[k] for k in order]), atol=2e-5, rtol=1e-4)
+    requested = (labels[0, 1:] != IGNORED).nonzero()[:, 0]
+    torch.testing.assert_close(
+        actual[0, requested], torch.cat([alone[k] for k in order]), atol=2e-5, rtol=1e-4
+    )
 
 
 def types(sample):
@@ -104,17 +106,17 @@ def types(sample):
 def test_what_is_drawn_depends_on_the_samples_alone():
     model, samples = vispe.convert(make("qwen2_vl"), "v2pe"), some()
     first, again = (Packing(model, 80, training=True, seed=1) for _ in range(2))
-    wanted = first(samples)["position_ids"]
+    expected = first(samples)["position_ids"]
     torch.manual_seed(123)
     again(samples[:2])
-    assert torch.equal(again(samples)["position_ids"], wanted)
+    assert torch.equal(again(samples)["position_ids"], expected)
     other = Packing(model, 80, training=True, seed=2)(samples)["position_ids"]
-    assert not torch.equal(other, wanted)
-    assert torch.equal(Packing(model, 80)(samples)["position_ids"][0], wanted[0])
+    assert not torch.equal(other, expected)
+    assert torch.equal(Packing(model, 80)(samples)["position_ids"][0], expected[0])
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_only_place_tells_the_answer(task):
+def test_only_position_tells_the_answer(task):
     """All answers come up, and the patches of the colour asked for are where the answer says, and nowhere else."""
     generator = torch.Generator().manual_seed(0)
     drawn = [draw(task, SIZES[task], WORDS, generator) for _ in range(64)]
@@ -126,11 +128,11 @@ def test_only_place_tells_the_answer(task):
         at = ((patches - COLOURS[colour]).abs().amax(1) < 0.6).nonzero()[:, 0]
         assert len(patches) == (6 if task == "place" else 4 * SIZES[task][0])
         k = int(s.wanted) - WORDS.answer(task, 0)
-        wanted = {"place": [[0], [2], [3], [5]][k % 4]}.get(task)
-        if wanted is None:
+        expected = {"place": [[0], [2], [3], [5]][k % 4]}.get(task)
+        if expected is None:
             first = 0 if k == 0 else len(patches) - 4
-            wanted = list(range(first, first + 4))
-        assert at.tolist() == wanted
+            expected = list(range(first, first + 4))
+        assert at.tolist() == expected
 
 
 def recipe(**changes):
@@ -152,13 +154,13 @@ def test_an_adapter_loads_on_a_stock_model_with_its_scheme(trained):
     samples = some(5, seed=3)
     inputs = Packing(tuned.get_base_model(), 80)(samples)
     with torch.no_grad():
-        wanted = tuned(**inputs).logits
-        assert torch.equal(fresh(**inputs).logits, wanted)
+        expected = tuned(**inputs).logits
+        assert torch.equal(fresh(**inputs).logits, expected)
         plain = vispe.convert(make("qwen2_vl"), "v2pe")(**inputs).logits
-        assert not torch.allclose(plain, wanted, atol=1e-3)
+        assert not torch.allclose(plain, expected, atol=1e-3)
         merged_model = fresh.merge_and_unload()
-        found = merged_model(**inputs).logits
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        actual = merged_model(**inputs).logits
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
     weights = {n for n, p in tuned.named_parameters() if p.requires_grad}
     assert weights
     assert all("language_model" in n and "lora_" in n for n in weights)
@@ -169,10 +171,10 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(trained, tmp_path):
     whole, _ = trained
     finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2, steps=2), tmp_path, device="cpu")
     on = finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2), tmp_path, device="cpu")
-    wanted = {n: p for n, p in whole.named_parameters() if p.requires_grad}
+    expected = {n: p for n, p in whole.named_parameters() if p.requires_grad}
     for name, p in on.named_parameters():
         if p.requires_grad:
-            assert torch.equal(p, wanted[name]), name
+            assert torch.equal(p, expected[name]), name
     assert (tmp_path / "checkpoint-4").is_dir()
     with pytest.raises(InputError, match=r"another recipe \(rank, scheme\)"):
         finetune_scheme(make("qwen2_vl"), some(9), recipe(rank=3, scheme="vrope"), tmp_path, device="cpu")
@@ -206,9 +208,9 @@ def test_what_cannot_be_is_said(tmp_path):
     for options in ({"steps": 0}, {"lr": 0.0}, {"seed": -1}):
         with pytest.raises(OptionError, match=next(iter(options))):
             recipe(**options)
-    for asked in (("when", (2,)), ("time", (1,)), ("place", (2,))):
+    for requested in (("when", (2,)), ("time", (1,)), ("place", (2,))):
         with pytest.raises(OptionError, match="task must be one of picture, place, time"):
-            draw(*asked, WORDS, torch.Generator())
+            draw(*requested, WORDS, torch.Generator())
 
 
 def test_the_recipe_says_what_the_defaults_are():
@@ -241,7 +243,7 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     make("llava").save_pretrained(tmp_path / "start")
     llava_processor().save_pretrained(tmp_path / "start")
     where = {"model": tmp_path / "start", "data": tmp_path / "prompts.jsonl", "out": tmp_path / "out"}
-    asked = [
+    requested = [
         "--config",
         "vlm_lora_scheme.yaml",
         "--item",
@@ -251,15 +253,15 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
         "--batch_size",
         "2",
     ]
-    asked += ["--max-length", "64", "--device", "cpu"]
-    asked += [w for k, v in where.items() for w in (f"--{k}", str(v))]
-    assert main(asked) == 0
+    requested += ["--max-length", "64", "--device", "cpu"]
+    requested += [w for k, v in where.items() for w in (f"--{k}", str(v))]
+    assert main(requested) == 0
     assert "accuracy on" in capsys.readouterr().out
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert (card["held_out"], card["learnt_from"], card["task"]["scheme"]) == (1, 4, "mrope_i")
     start = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "start")
     assert "lora" in str(load_adapter(start, tmp_path / "out")).lower()
-    assert main(asked) == 2
+    assert main(requested) == 2
     assert "contains a finished run" in capsys.readouterr().err
     with pytest.raises(InputError, match="data must be a file with one prompt per line"):
         fine_tune(LoraTask(model="m", data="none.jsonl", out=str(tmp_path / "new")))

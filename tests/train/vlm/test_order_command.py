@@ -23,7 +23,7 @@ def processor():
 
 
 def write(folder, count=5, **changes):
-    """Write prompts of three pictures; return the file."""
+    """Write prompts of three images; return the file."""
     for k in range(4):
         Image.new("RGB", (20, 16), (60 * k, 200 - 40 * k, 90)).save(folder / f"{k}.png")
     lines = []
@@ -55,8 +55,8 @@ def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):
     data, start = write(tmp_path), tmp_path / "start"
     make("llava").save_pretrained(start)
     processor.save_pretrained(start)
-    asked = ["--config", "vlm_order_invariance.yaml", "--data", str(data), "--out", str(tmp_path / "out")]
-    asked += [
+    requested = ["--config", "vlm_order_invariance.yaml", "--data", str(data), "--out", str(tmp_path / "out")]
+    requested += [
         "--model",
         str(start),
         "--item",
@@ -70,7 +70,7 @@ def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):
         "--device",
         "cpu",
     ]
-    assert main(asked) == 0
+    assert main(requested) == 0
     shown = capsys.readouterr()
     assert "before: spread over orders" in shown.out
     card = json.loads((tmp_path / "out" / "card.json").read_text())
@@ -85,7 +85,7 @@ def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):
     assert changed == {
         n for n in names[0] if "language" in n and n.endswith(("q_proj.weight", "k_proj.weight"))
     }
-    assert main(asked) == 2
+    assert main(requested) == 2
     assert "contains a finished run" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""The order of pictures in a prompt: shuffled in training, it decides less; tiny random models of transformers."""
+"""The order of images in a prompt: shuffled in training, it decides less; tiny random models of transformers."""
 
 import itertools
 from dataclasses import replace
@@ -8,6 +8,7 @@ import torch
 
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.tiny import IMAGE, PATCH, SIDE, make
+from tests.products import slow_except
 from tests.train.processes import two_processes
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, UnsupportedHost
@@ -26,9 +27,9 @@ ORDERS = list(itertools.permutations(range(3)))
 
 
 def prompts(family, count, seed=0):
-    """Three pictures and a word after each; the answer is a word that the first item has, wherever it stands."""
+    """Three images and a word after each; the answer is a word that the first item has, wherever it stands."""
     generator = torch.Generator().manual_seed(seed)
-    side, found = SIDE * PATCH, []
+    side, actual = SIDE * PATCH, []
     for _ in range(count):
         words = (torch.randperm(200, generator=generator)[:4] + 1).tolist()
         items = []
@@ -42,26 +43,26 @@ def prompts(family, count, seed=0):
                 kinds = {"mm_token_type_ids": (tokens == IMAGE).long()}
             items.append(Piece(tokens, inputs, kinds))
         before, after = Piece(torch.tensor([210, 211])), Piece(torch.tensor([212, words[3]]))
-        found.append(Prompt(items, Piece(torch.tensor([words[0], 213])), before, after))
-    return found
+        actual.append(Prompt(items, Piece(torch.tensor([words[0], 213])), before, after))
+    return actual
 
 
-def spread(model, asked):
-    scores = torch.stack([order_scores(model, prompt, ORDERS) for prompt in asked])
+def spread(model, requested):
+    scores = torch.stack([order_scores(model, prompt, ORDERS) for prompt in requested])
     return float((scores.amax(1) - scores.amin(1)).mean())
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("family", slow_except(["llava", "qwen2_vl"], ["llava"]))
 def test_the_order_decides_less_after_training(family):
-    """On what was trained on: random models share nothing that would carry over to other prompts."""
+    """On the training prompts: random models share nothing that would carry over to other prompts."""
     model = make(family)
     model.set_attn_implementation("eager")
-    asked = prompts(family, 6)
-    before, weights = spread(model, asked), {n: v.clone() for n, v in model.state_dict().items()}
+    requested = prompts(family, 6)
+    before, weights = spread(model, requested), {n: v.clone() for n, v in model.state_dict().items()}
     losses = []
     recipe = OrderRecipe(steps=40, batch_size=4, lr=1e-2, rank=4)
-    train_order_invariance(model, asked, recipe, lambda step, loss: losses.append(loss))
-    assert spread(model, asked) < 0.8 * before
+    train_order_invariance(model, requested, recipe, lambda step, loss: losses.append(loss))
+    assert spread(model, requested) < 0.8 * before
     assert sum(losses[-5:]) < sum(losses[:5])
     changed = {n for n, v in model.state_dict().items() if not torch.equal(v, weights[n])}
     assert changed == {
@@ -128,29 +129,31 @@ def test_two_processes_train_as_one(tmp_path):
 
 
 def test_the_same_seed_learns_the_same_and_leaves_random_numbers_alone():
-    found = []
+    actual = []
     for _ in range(2):
         model, before = make("llava"), torch.get_rng_state()
         train_order_invariance(model, prompts("llava", 3), OrderRecipe(steps=2, batch_size=2, even=0.0))
         assert torch.equal(torch.get_rng_state(), before)
-        found.append(model.state_dict())
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        actual.append(model.state_dict())
+    assert all(torch.equal(actual[0][name], actual[1][name]) for name in actual[0])
 
 
 def test_the_penalty_evens_attention():
-    asked, found = prompts("llava", 4), []
+    requested, actual = prompts("llava", 4), []
     for even in (0.0, 20.0):
         model = make("llava")
         model.set_attn_implementation("eager")
-        train_order_invariance(model, asked, OrderRecipe(steps=15, batch_size=2, lr=1e-2, rank=2, even=even))
+        train_order_invariance(
+            model, requested, OrderRecipe(steps=15, batch_size=2, lr=1e-2, rank=2, even=even)
+        )
         values = []
         with torch.no_grad():
-            for prompt, order in itertools.product(asked, ORDERS):
+            for prompt, order in itertools.product(requested[:2], ORDERS[::2]):
                 arranged = prompt.arranged(order)
                 output = model(**arranged.inputs, output_attentions=True)
                 values.append(float(attention_inequality(output.attentions, arranged)))
-        found.append(sum(values) / len(values))
-    assert found[1] < 0.5 * found[0]
+        actual.append(sum(values) / len(values))
+    assert actual[1] < 0.5 * actual[0]
 
 
 def test_unevenness_is_the_variance_of_shares():
@@ -159,21 +162,21 @@ def test_unevenness_is_the_variance_of_shares():
     rows = attention[:, 0, :, 6:8].mean((0, 1, 2))
     items = torch.stack([rows[1:3].mean(), rows[3:6].mean()])
     expected = items.var(unbiased=False) / items.mean() ** 2
-    found = attention_inequality(list(attention), arranged)
-    torch.testing.assert_close(found, expected)
-    grads = [torch.autograd.grad(x, attention, retain_graph=True)[0] for x in (found, expected)]
+    actual = attention_inequality(list(attention), arranged)
+    torch.testing.assert_close(actual, expected)
+    grads = [torch.autograd.grad(x, attention, retain_graph=True)[0] for x in (actual, expected)]
     torch.testing.assert_close(*grads)
     assert float(attention_inequality([torch.full((1, 2, 9, 9), 1 / 9)], arranged)) < 1e-12
 
 
 def test_pieces_stand_where_the_order_says():
     prompt = prompts("qwen2_vl", 1)[0]
-    plain, turned = prompt.arranged([0, 1, 2]), prompt.arranged([2, 0, 1])
+    plain, rotated = prompt.arranged([0, 1, 2]), prompt.arranged([2, 0, 1])
     for slot, item in enumerate([2, 0, 1]):
-        tokens = turned.inputs["input_ids"][0, turned.items[slot]]
+        tokens = rotated.inputs["input_ids"][0, rotated.items[slot]]
         assert torch.equal(tokens, prompt.items[item].tokens)
         assert torch.equal(
-            turned.inputs["pixel_values"][16 * slot : 16 * slot + 16],
+            rotated.inputs["pixel_values"][16 * slot : 16 * slot + 16],
             prompt.items[item].inputs["pixel_values"],
         )
     assert torch.equal(plain.wanted, prompt.answer.tokens)

@@ -44,13 +44,13 @@ def sampled(families, fast):
     return [f if f in fast else pytest.param(f, marks=pytest.mark.slow) for f in families]
 
 
-def each(packing, samples, found):
+def each(packing, samples, actual):
     """Yield each sample, with what the rows of a packed batch have for it."""
     for at, row in enumerate(packing.rows([s.inputs["input_ids"].shape[1] for s in samples])):
         end = 0
         for k in row:
             start, end = end, end + samples[k].inputs["input_ids"].shape[1]
-            yield samples[k], found[at, start:end]
+            yield samples[k], actual[at, start:end]
 
 
 def token_weighted_loss(model, samples):
@@ -72,8 +72,8 @@ def test_a_plain_call_gives_the_logits_of_each_sample_alone(family, attention):
     with torch.no_grad():
         for training in (False, True):
             model.train(training)
-            for sample, found in each(packing, samples, model(**inputs).logits):
-                torch.testing.assert_close(found, alone(model, sample), atol=2e-5, rtol=1e-5)
+            for sample, actual in each(packing, samples, model(**inputs).logits):
+                torch.testing.assert_close(actual, alone(model, sample), atol=2e-5, rtol=1e-5)
     for sample, said in each(packing, samples, labels):
         assert torch.equal(said[sample.answer], sample.wanted)
         assert int((said != IGNORED).sum()) == len(sample.wanted)
@@ -91,12 +91,12 @@ def test_layers_with_a_state_are_refused(family):
         model(input_ids=tokens, position_ids=ids)
 
 
-@pytest.mark.parametrize("family", sampled(TRAINED, ("qwen3_vl", "gemma3")))
+@pytest.mark.parametrize("family", sampled(TRAINED, ("qwen3_vl",)))
 def test_the_recipe_learns_from_isolated_samples(family, tmp_path, monkeypatch):
     """An adapter of zeros changes nothing, so the first loss is that of the converted model."""
     pytest.importorskip("peft", reason="peft is not installed")
     samples = samples_of(family)
-    wanted = token_weighted_loss(vispe.convert(model_of(family), "vrope").train(), samples)
+    expected = token_weighted_loss(vispe.convert(model_of(family), "vrope").train(), samples)
     losses, compute = [], transformers.Trainer.compute_loss
 
     def recorded(self, model, inputs, *args, **kwargs):
@@ -109,7 +109,7 @@ def test_the_recipe_learns_from_isolated_samples(family, tmp_path, monkeypatch):
         scheme="vrope", steps=1, batch_size=len(samples), max_length=longest_of(samples), rank=2
     )
     finetune_scheme(model_of(family), samples, recipe, tmp_path, device="cpu")
-    assert losses[0] == pytest.approx(wanted, abs=1e-5)
+    assert losses[0] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", sampled(TRAINED, ("internvl",)))

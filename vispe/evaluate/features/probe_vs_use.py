@@ -54,22 +54,25 @@ def probe_hits(x: Tensor, labels: Tensor, groups: Tensor, *, folds: int = 5, see
             f"{counted(len(names), 'group')}. Use fewer folds or more groups."
         )
     order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
-    hits = np.zeros(len(x))
-    for fold in range(folds):
-        test = torch.isin(groups, order[fold::folds])
-        # standardise by statistics of the training folds only, to avoid leakage
-        mean, std = x[~test].double().mean(0), x[~test].double().std(0, correction=0)
-        z = (x.double() - mean) / torch.where(std > 0, std, 1.0)
-        weight = torch.zeros(x.shape[1], int(labels.max()) + 1, dtype=torch.float64, requires_grad=True)
-        bias = torch.zeros(weight.shape[1], dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.Adam([weight, bias], lr=5e-3, weight_decay=1e-3)
-        with torch.enable_grad():
-            for _ in range(150):
-                optimizer.zero_grad()
-                cross_entropy(z[~test] @ weight + bias, labels[~test]).backward()
-                optimizer.step()
-        hits[test.numpy()] = ((z[test] @ weight + bias).argmax(1) == labels[test]).double().numpy()
-    return hits
+    test = torch.stack([torch.isin(groups, order[fold::folds]) for fold in range(folds)])  # (folds, n)
+    # standardise by statistics of the training folds only, to avoid leakage
+    x = x.double()
+    stats = [(x[~t].mean(0), x[~t].std(0, correction=0)) for t in test]
+    z = torch.stack([(x - mean) / torch.where(std > 0, std, 1.0) for mean, std in stats])
+    weight = torch.zeros(folds, x.shape[1], int(labels.max()) + 1, dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(folds, 1, weight.shape[2], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([weight, bias], lr=5e-3, weight_decay=1e-3)
+    # the folds are fitted together: their parameters are separate, and so are their terms of the loss
+    share = (~test).double() / (~test).sum(1, keepdim=True)
+    targets = labels.expand(folds, -1)
+    with torch.enable_grad():
+        for _ in range(150):
+            optimizer.zero_grad()
+            losses = cross_entropy((z @ weight + bias).mT, targets, reduction="none")
+            (losses * share).sum().backward()
+            optimizer.step()
+    right = ((z @ weight + bias).argmax(2) == labels).double()
+    return (right * test).sum(0).numpy()  # each row is in the test set of one fold
 
 
 def render_squares(number: int, size: tuple[int, int]) -> tuple[Tensor, int]:

@@ -52,6 +52,7 @@ def test_a_few_kernels_compile(case, fresh_kernels):
     check(case)
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(all_cases() if EVERY else pairwise_cases()), ids=str)
 def test_all_kernels_compile(case, fresh_kernels):

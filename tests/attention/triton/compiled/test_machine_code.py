@@ -69,6 +69,7 @@ def reports(family, bias, arch=90, head_dim=64, dtype="bfloat16"):
     return machine_code.reports(LaunchCase(family, bias, dtype, head_dim, "long", arch))
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bias", "arch"),
@@ -94,6 +95,7 @@ def test_gradient_of_a_bias(fresh_kernels):
     assert report["sqrt"] == 0, report
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", SPLIT)
 def test_float32_on_tensor_cores(fresh_kernels, arch):
@@ -109,6 +111,7 @@ def test_float32_on_tensor_cores(fresh_kernels, arch):
 
 
 # 72 is not a multiple of 16, so Triton does not know that heads are aligned: 14.6 instructions per score, not 10.9
+@pytest.mark.compiles
 @pytest.mark.xfail(
     reason="the limits assume aligned strides, which launches with 72 columns do not have", strict=False
 )
@@ -192,6 +195,7 @@ def test_gated(fresh_kernels):
         assert plain["matrix"] > 0, report
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize(("bias", "arch", "kernel", "most"), COORDS)
 def test_coords(fresh_kernels, bias, arch, kernel, most):
@@ -203,6 +207,7 @@ def test_coords(fresh_kernels, bias, arch, kernel, most):
     assert bool(report["sqrt"]) == (bias == "slopes"), report
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("bias", ["half", "per head", "interleaved", "learned"])
@@ -229,6 +234,8 @@ def test_another_version_of_triton(tmp_path, name):
     """In a process of its own, which imports that version."""
     path = os.pathsep.join(filter(None, (OTHER, os.environ.get("PYTHONPATH"))))
     own = {k: v for k, v in os.environ.items() if k != "VISPE_TRITON"}
+    if "VISPE_SAMPLE" in own:  # other kernels than this version of Triton compiles today
+        own["VISPE_SAMPLE_DAY"] = str(int(own["VISPE_SAMPLE_DAY"]) + 1)
     command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, Path(__file__).with_name(f"{name}.py")],

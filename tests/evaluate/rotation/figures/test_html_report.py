@@ -61,21 +61,24 @@ def test_a_section_appears_with_its_rows_alone(name, figures):
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_sections_of_pictures_alone():
-    picture = np.zeros((4, 4, 3))
-    assert sections(html(poses={"identity": picture, "rot90": picture})) == [
+def test_sections_of_images_alone():
+    image = np.zeros((4, 4, 3))
+    assert sections(html(poses={"identity": image, "rot90": image})) == [
         "Rotations by 90° and reflections",
         *ALWAYS,
     ]
     assert sections(html(labels={"identity": STILL, "rot90": STILL + 1})) == ["Labels in every pose", *ALWAYS]
     assert sections(html(fingerprint=made.print_())) == ["Position in the frame", *ALWAYS]
-    assert sections(html(picture=picture)) == ALWAYS
+    assert sections(html(picture=image)) == ALWAYS
 
 
-def test_everything_together_in_one_order():
+@pytest.mark.parametrize("rendered", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_everything_together_in_one_order(rendered, request):
+    if not rendered:
+        request.getfixturevalue("unrendered")
     rows = [r for given in SECTIONS.values() for r in given["rows"]]
-    picture = np.zeros((4, 4, 3))
-    text = html(rows=rows, picture=picture, poses={"identity": picture, "rot90": picture},
+    image = np.zeros((4, 4, 3))
+    text = html(rows=rows, picture=image, poses={"identity": image, "rot90": image},
                 labels={"identity": STILL, "rot90": STILL}, fingerprint=made.print_())  # fmt: skip
     assert sections(text) == ["Summary", *SECTIONS, *ALWAYS]
     assert text.count("<img ") == sum(FIGURES) + 3
@@ -85,12 +88,12 @@ def test_everything_together_in_one_order():
 @pytest.mark.usefixtures("unrendered")
 def test_the_headline_table_holds_mean_interval_floor_and_effect():
     given = report(rows=[*made.d4_rows(), *made.angle_rows()])
-    found = lines(rotation_page(given).html(), HEAD)
-    assert [line[:3] for line in found] == [
+    actual = lines(rotation_page(given).html(), HEAD)
+    assert [line[:3] for line in actual] == [
         [r.transform, METRICS[r.metric].title, r.part] for r in given.headlines
     ]
     low, high = given.result.find("D4", "error").summary().interval
-    assert found[0] == [
+    assert actual[0] == [
         "D4",
         METRICS["error"].title,
         "full",
@@ -101,7 +104,7 @@ def test_the_headline_table_holds_mean_interval_floor_and_effect():
         "",
         "6",
     ]
-    (angles,) = [line for line in found if line[0] == "all angles"]
+    (angles,) = [line for line in actual if line[0] == "all angles"]
     assert angles[3] == "0.6"
     assert angles[5:] == ["0.61", "0.3", "0.3", "6"]
 
@@ -139,8 +142,9 @@ def test_the_tone_is_that_of_the_worst_number(error, r2, tone):
 
 @pytest.mark.usefixtures("unrendered")
 def test_remedy_and_verdict_of_labels():
-    assert "Replace it" not in html(rows=made.d4_rows())
-    assert "replace it by an isotropic one" in html(rows=made.d4_rows())
+    text = html(rows=made.d4_rows())
+    assert "Replace it" not in text
+    assert "replace it by an isotropic one" in text
     text = html(rows=[*made.label_rows(), *made.pose_rows()])
     said = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
     assert f'<p class="verdict plain">{said}; accuracy: 50.0 points' in text
@@ -152,7 +156,7 @@ def test_words_of_users_are_no_markup():
     from vispe.evaluate.rotation.report import RotationReport
 
     evil = "<script>&\"'$\\frac"
-    found = RotationResult(
+    actual = RotationResult(
         (
             row("all poses", "phase_spread", 3.0, 2, evil),
             row("D4", "miou", 0.5, 2),
@@ -163,7 +167,7 @@ def test_words_of_users_are_no_markup():
         (evil,),
     )
     labels = {"identity": STILL + 1, "rot90": STILL + 2}
-    text = rotation_page(RotationReport(evil, found, labels=labels, names=(evil, "_b"))).html()
+    text = rotation_page(RotationReport(evil, actual, labels=labels, names=(evil, "_b"))).html()
     assert "<script" not in text
     assert text.count("&lt;script&gt;") >= 7
     assert "[[1, 2]]" in text

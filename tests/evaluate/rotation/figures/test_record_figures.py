@@ -1,4 +1,4 @@
-"""Figures show the numbers of their rows, in their places; what is missing stays empty, and nothing fails for it."""
+"""Figures show the numbers of their rows, at their positions; what is missing stays empty, and nothing fails for it."""
 
 import matplotlib as mpl
 import numpy as np
@@ -21,15 +21,15 @@ def axes(polar=False):
 
 
 def drawn(ax):
-    """Draw everything, so that what matplotlib refuses fails here; returns the axes."""
+    """Lay out all of a figure, so that what matplotlib rejects fails here; returns the axes."""
     ax.figure.canvas.draw()
     return ax
 
 
 def words(artist):
     """All text of axes or a figure."""
-    found = artist.findobj(mpl.text.Text)
-    return [t.get_text() for t in found if t.get_text()]
+    actual = artist.findobj(mpl.text.Text)
+    return [t.get_text() for t in actual if t.get_text()]
 
 
 def labels(ax):
@@ -38,14 +38,14 @@ def labels(ax):
 
 def bars(ax, word):
     """The bars with that legend: centres, bottoms and heights."""
-    (found,) = [c for c in ax.containers if word in c.get_label()]
-    at = [(p.get_x() + p.get_width() / 2, p.get_y(), p.get_height()) for p in found.patches]
+    (actual,) = [c for c in ax.containers if word in c.get_label()]
+    at = [(p.get_x() + p.get_width() / 2, p.get_y(), p.get_height()) for p in actual.patches]
     return np.array(at).T
 
 
 def line(ax, word):
-    (found,) = [x for x in ax.lines if str(x.get_label()) == word]
-    return found
+    (actual,) = [x for x in ax.lines if str(x.get_label()) == word]
+    return actual
 
 
 def error_bars(ax):
@@ -53,8 +53,8 @@ def error_bars(ax):
 
 
 def test_polar_shows_value_floor_and_effect_at_every_angle():
-    found = result(made.angle_rows())
-    ax = drawn(record_figures.plot_polar(found, axes(polar=True)))
+    actual = result(made.angle_rows())
+    ax = drawn(record_figures.plot_polar(actual, axes(polar=True)))
     angles = np.arange(0, 360, 15)
     value = np.where(angles == 0, 0, 0.5 + 0.001 * angles)
     floor = np.where(angles % 90 == 0, 0, 0.3)  # the largest of the floors
@@ -68,7 +68,7 @@ def test_polar_shows_value_floor_and_effect_at_every_angle():
     dots = line(ax, "mean of 6 images, lines: 95 % interval")
     np.testing.assert_allclose(dots.get_xdata(), np.deg2rad(angles))
     np.testing.assert_allclose(dots.get_ydata(), value, atol=1e-12)
-    intervals = found.rows[5].summary().interval
+    intervals = actual.rows[5].summary().interval
     np.testing.assert_allclose(error_bars(ax)[4][:, 1], intervals)
     assert ax.get_ylim()[0] == 0
     assert ax.get_ylim()[1] > value.max()
@@ -218,7 +218,7 @@ def test_translation_orders_shifts_and_marks_whole_patches():
     assert [round(p.get_x() + p.get_width() / 2) for p in marked.patches] == [2, 4]
 
 
-def test_quadrants_beside_their_control():
+def test_quadrants_next_to_their_control():
     ax = drawn(record_figures.plot_quadrants(result(made.quadrant_rows()), axes()))
     own, even = bars(ax, "in that corner")[2], bars(ax, "everywhere")[2]
     np.testing.assert_allclose(own, [-0.2, -0.1, -0.2, -0.3, -0.4])
@@ -239,8 +239,8 @@ def test_the_fingerprint_in_plain_words():
         assert said in fingerprint_words(made.print_(snr))
     figure = record_figures.plot_fingerprint(made.print_(notes=("Only 7 images.",)))
     figure.canvas.draw()
-    found = words(figure)
-    assert {"Component 1: 50 %", "Component 2: 30 %", "Component 3: 10 %", "Only 7 images."} <= set(found)
+    actual = words(figure)
+    assert {"Component 1: 50 %", "Component 2: 30 %", "Component 3: 10 %", "Only 7 images."} <= set(actual)
     *maps, channels = [ax for ax in figure.axes if ax.get_label() != "<colorbar>"]
     for ax, part in zip(maps, made.print_().components, strict=True):
         np.testing.assert_array_equal(ax.images[0].get_array(), part)
@@ -256,8 +256,8 @@ def poses(shape=(4, 6)):
 
 
 def test_poses_are_shown_with_their_differences_on_one_scale():
-    picture = np.full((8, 12, 3), 0.5)
-    figure = record_figures.plot_poses(report(picture=picture, poses=poses()))
+    image = np.full((8, 12, 3), 0.5)
+    figure = record_figures.plot_poses(report(picture=image, poses=poses()))
     figure.canvas.draw()
     shown = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.images}
     assert set(shown) >= {"the image", "its features", *POSES}
@@ -266,7 +266,7 @@ def test_poses_are_shown_with_their_differences_on_one_scale():
     assert len(off) == 7
     np.testing.assert_allclose([ax.images[0].get_clim() for ax in off], [(0, 0.6)] * 7)
     np.testing.assert_allclose(shown["off by 0.30"].images[0].get_array(), 0.3)
-    exact = record_figures.plot_poses(report(poses={"identity": picture, "rot90": picture + 1e-9}))
+    exact = record_figures.plot_poses(report(poses={"identity": image, "rot90": image + 1e-9}))
     assert [ax.images[0].get_clim() for ax in exact.axes if ax.get_title(loc="left").startswith("off")] == [
         (0, 0.1)
     ]
@@ -281,8 +281,8 @@ def test_labels_in_every_pose_and_names_that_look_like_markup():
     names = ("$\\frac", "_hidden")
     figure = record_figures.plot_label_poses(report(labels={"identity": still, "rot90": other}, names=names))
     figure.canvas.draw()
-    found = words(figure)
-    assert {"its labels", "rot90", "25.0 % changed", *names, "class 3", "class 23"} <= set(found)
+    actual = words(figure)
+    assert {"its labels", "rot90", "25.0 % changed", *names, "class 3", "class 23"} <= set(actual)
     (shown,) = [ax for ax in figure.axes if ax.get_title(loc="left") == "its labels"]
     colours = np.asarray(shown.images[0].get_array())
     np.testing.assert_array_equal(colours[:, 0], 1)  # no data is white

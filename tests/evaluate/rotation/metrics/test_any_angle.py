@@ -11,8 +11,8 @@ from vispe.symmetry.warp import match_spectrum, sampling_grid
 
 
 def row(rows, transform):
-    (found,) = [r for r in rows if r.transform == transform]
-    return found
+    (actual,) = [r for r in rows if r.transform == transform]
+    return actual
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (9, 9), (6, 11), (7, 4)])
@@ -20,35 +20,35 @@ def row(rows, transform):
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest"])
 def test_quarter_turns_equal_rot90_exactly(shape, turns, mode):
     x = noise(shape).float()[None]
-    wanted = torch.rot90(x, turns, (2, 3))
-    size = tuple(wanted.shape[2:])
-    assert torch.equal(rotate(x, 90 * turns, size, mode=mode), wanted)
+    expected = torch.rot90(x, turns, (2, 3))
+    size = tuple(expected.shape[2:])
+    assert torch.equal(rotate(x, 90 * turns, size, mode=mode), expected)
     inner = tuple(n - 2 for n in size)
-    assert torch.equal(rotate(x, 90.0 * turns, inner, mode=mode), wanted[..., 1:-1, 1:-1])
+    assert torch.equal(rotate(x, 90.0 * turns, inner, mode=mode), expected[..., 1:-1, 1:-1])
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (9, 9), (6, 11)])
 def test_the_sampling_itself_meets_rot90_too(shape):
     x = noise(shape)[None]
     for turns in range(4):
-        wanted = torch.rot90(x, turns, (2, 3))
+        expected = torch.rot90(x, turns, (2, 3))
         for nearly in (0, 1e-9):
-            grid = sampling_grid(shape, 90 * turns + nearly, tuple(wanted.shape[2:]), x)
+            grid = sampling_grid(shape, 90 * turns + nearly, tuple(expected.shape[2:]), x)
             got = torch.nn.functional.grid_sample(
                 x, grid, mode="bicubic", padding_mode="reflection", align_corners=True
             )
-            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-8)
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("degrees", [15, 45, 100.5, -30, 720 + 37])
 @pytest.mark.parametrize("size", [(64, 64), (65, 71)])
 def test_rotation_agrees_with_the_analytic_field_at_every_angle(degrees, size):
-    x, wanted = (field(size, degrees=d)[None] for d in (0, degrees))
+    x, expected = (field(size, degrees=d)[None] for d in (0, degrees))
     canvas = Canvas.fit(size, 4 if size[0] == 64 else 5, how="disc")
     assert canvas.source == size
     disc = canvas.pixels()
     got = canvas.pose(x, degrees)
-    exact = canvas.pose(wanted, 0)
+    exact = canvas.pose(expected, 0)
     away = (got - exact)[..., disc].norm() / exact[..., disc].norm()
     assert away < 0.02
     off = (torch.roll(got, 1, -1) - exact)[..., disc].norm() / exact[..., disc].norm()
@@ -123,14 +123,14 @@ def test_raw_intensity_is_equivariant_up_to_sampling_at_every_angle():
         raw_intensity, [field((48, 48)), field((48, 48), 1), field((45, 52), 2)], patch_size=1
     )
     assert len(rows) == 25
-    for found in rows:
-        if found.transform in ("0°", "90°", "180°", "270°"):
-            assert found.values.tolist() == [0, 0, 0]
-            assert found.floor.tolist() == [0, 0, 0]
+    for actual in rows:
+        if actual.transform in ("0°", "90°", "180°", "270°"):
+            assert actual.values.tolist() == [0, 0, 0]
+            assert actual.floor.tolist() == [0, 0, 0]
         else:
-            assert (found.values < 0.05).all()
-            assert set(found.floors) == {"round trip", "features", "blur"}
-            assert found.effect().mean < 0  # nothing above what resampling does
+            assert (actual.values < 0.05).all()
+            assert set(actual.floors) == {"round trip", "features", "blur"}
+            assert actual.effect().mean < 0  # nothing above what resampling does
     mean = np.mean([r.values for r in rows[1:] if float(r.transform[:-1]) % 90], axis=0)
     np.testing.assert_allclose(row(rows, "all angles").values, mean)
 
@@ -147,9 +147,9 @@ def test_a_planted_bias_is_measured_with_its_size_at_every_angle(how):
 
     rows = angle_equivariance(biased, [noise((n, n))], angles=(0, 10, 90, 135, 180), patch_size=1, how=how)
     for degrees in (0, 10, 90, 135, 180):
-        # the ramp turned back is cos·u ± sin·v, and u and v have equal spread on a disc
-        wanted = math.sqrt(2 - 2 * math.cos(math.radians(degrees)))
-        assert row(rows, f"{degrees}°").values[0] == pytest.approx(wanted, abs=1e-9)
+        # the ramp rotated back is cos·u ± sin·v, and u and v have equal spread on a disc
+        expected = math.sqrt(2 - 2 * math.cos(math.radians(degrees)))
+        assert row(rows, f"{degrees}°").values[0] == pytest.approx(expected, abs=1e-9)
     assert disc.sum() > 100
 
 
@@ -162,14 +162,14 @@ def test_bias_and_content_add_up():
     def biased(images):
         return images + strength * u
 
-    (found,) = angle_equivariance(biased, [x], angles=(degrees,), patch_size=1)[1:]
+    (actual,) = angle_equivariance(biased, [x], angles=(degrees,), patch_size=1)[1:]
     disc = canvas.tokens()
     f = biased(canvas.pose(x[None], 0))[0][:, disc]
     power = (f - f.mean(1, keepdim=True)).square().sum()
     w = u.expand(len(u), len(u))
     ramp = (2 - 2 * math.cos(math.radians(degrees))) * 3 * strength**2 * w[disc].square().sum()
-    assert found.values[0] == pytest.approx(float((ramp / power).sqrt()), rel=0.02)
-    assert found.effect().mean > 0.5 * found.values[0]
+    assert actual.values[0] == pytest.approx(float((ramp / power).sqrt()), rel=0.02)
+    assert actual.effect().mean > 0.5 * actual.values[0]
 
 
 def test_a_position_code_shows_above_the_floor_and_an_isotropic_one_less():

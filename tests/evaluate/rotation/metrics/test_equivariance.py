@@ -24,12 +24,12 @@ from vispe.evaluate.rotation.comparison import MEASURES, InvariantShare, cka, er
 ROT90 = [element("rot90")]
 
 
-def get(rows, transform, metric, **found):
+def get(rows, transform, metric, **actual):
     (row,) = [
         r
         for r in rows
         if (r.transform, r.metric) == (transform, metric)
-        and all(getattr(r, k) == v for k, v in found.items())
+        and all(getattr(r, k) == v for k, v in actual.items())
     ]
     return row.values
 
@@ -68,9 +68,9 @@ def test_a_planted_bias_is_measured_with_its_size(strength):
         "rot90": math.sqrt(2), "rot180": 2, "rot270": math.sqrt(2), "hflip": 2, "vflip": 0,
         "transpose": math.sqrt(2), "antitranspose": math.sqrt(2),
     }.items():  # fmt: skip
-        wanted = strength * change * float(size)
-        np.testing.assert_allclose(get(rows, name, "error"), wanted / spread, atol=1e-14)
-        np.testing.assert_allclose(get(rows, name, "error_uncentred"), wanted / whole, atol=1e-14)
+        expected = strength * change * float(size)
+        np.testing.assert_allclose(get(rows, name, "error"), expected / spread, atol=1e-14)
+        np.testing.assert_allclose(get(rows, name, "error_uncentred"), expected / whole, atol=1e-14)
     mean = strength * float(size) * (4 * math.sqrt(2) + 4) / 7 / spread
     np.testing.assert_allclose(get(rows, "D4", "error"), mean, atol=1e-14)
     np.testing.assert_allclose(
@@ -99,7 +99,7 @@ def test_a_large_mean_hides_everything_from_the_uncentred_error_only():
         ("rope_mixed", True, (0.03, 1.5), (0.03, 1.5)),
     ],
 )
-def test_position_code_and_patch_kernel_are_told_apart(pos, symmetric, full, code):
+def test_position_code_and_patch_kernel_are_distinguished(pos, symmetric, full, code):
     f = VisionModel(vit(pos, symmetric, gain=2.0))
     images = [noise((42, 42)), noise((42, 42), 1)]
     whole = get(equivariance(f, images, elements=ROT90, measures=["error"], controls=False), "rot90", "error")
@@ -161,7 +161,7 @@ def test_measures_against_their_definitions():
     valid[0, :2] = False
     f, g = (t.flatten(1).T.numpy()[valid.flatten().numpy()] for t in (a, b))
     z, y = f - f.mean(0), g - g.mean(0)
-    wanted = {
+    expected = {
         "error": np.sqrt(((g - f) ** 2).sum() / (z**2).sum()),
         "error_uncentred": np.sqrt(((g - f) ** 2).sum() / (f**2).sum()),
         "cosine": np.mean([1 - p @ q / np.linalg.norm(p) / np.linalg.norm(q) for p, q in zip(f, g, strict=True)]),
@@ -174,7 +174,7 @@ def test_measures_against_their_definitions():
             np.linalg.svd(np.linalg.qr(z)[0].T @ np.linalg.qr(y)[0], compute_uv=False) ** 2
         ),
     }  # fmt: skip
-    for name, value in wanted.items():
+    for name, value in expected.items():
         assert MEASURES[name](a, b, valid) == pytest.approx(value, abs=1e-12), name
 
 
@@ -187,8 +187,8 @@ def test_cka_is_the_same_by_tokens_and_by_channels_and_ignores_rotations_of_feat
     assert error(a, b) > 0.5
     small = noise((3, 3), 2, 20)
     z, y = (t.flatten(1) - t.flatten(1).mean(1, keepdim=True) for t in (a, small))
-    wanted = (z @ y.T).square().sum() / ((z @ z.T).norm() * (y @ y.T).norm())
-    assert cka(a, small) == pytest.approx(float(wanted), rel=1e-12)
+    expected = (z @ y.T).square().sum() / ((z @ z.T).norm() * (y @ y.T).norm())
+    assert cka(a, small) == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_invariant_share_between_one_and_one_over_poses():
@@ -324,8 +324,8 @@ def test_an_image_tower_of_open_clip():
 def test_a_random_twin_has_fresh_weights_and_leaves_the_model_alone():
     model = vit("learn", False)
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    twin, kept = reinitialized_copy(model, seed=1)
-    assert kept == ()
+    twin, stored = reinitialized_copy(model, seed=1)
+    assert stored == ()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     weights = twin.state_dict()
     for name in ("pos_embed", "cls_token", "patch_embed.proj.weight", "blocks.2.attn.qkv.weight"):

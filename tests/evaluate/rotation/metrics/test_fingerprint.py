@@ -24,13 +24,15 @@ def normal(shape, seed):
 
 def test_noise_of_any_brightness_has_no_fingerprint():
     images = [normal((3, 20, 24), k) + 50 * k for k in range(40)]
-    found = fingerprint(raw_intensity, images, batch_size=7)
-    assert found.snr == pytest.approx(1, abs=0.15)
-    assert found.snr_uncentred < 0.01  # the brightness hides everything
-    assert np.median(found.channel_r2) < 0.05
-    assert found.notes == ()
+    actual = fingerprint(raw_intensity, images, batch_size=7)
+    assert actual.snr == pytest.approx(1, abs=0.15)
+    assert actual.snr_uncentred < 0.01  # the brightness hides everything
+    assert np.median(actual.channel_r2) < 0.05
+    assert actual.notes == ()
     stacked = torch.stack(images)
-    np.testing.assert_allclose(found.mean, (stacked - stacked.mean((2, 3), keepdim=True)).mean(0), atol=1e-12)
+    np.testing.assert_allclose(
+        actual.mean, (stacked - stacked.mean((2, 3), keepdim=True)).mean(0), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.5])
@@ -41,31 +43,33 @@ def test_a_planted_pattern_is_measured_with_its_size(strength):
     def f(x):
         return torch.cat([x[:, :2], x[:, 2:] + strength * pattern], 1)
 
-    found = fingerprint(f, images)
+    actual = fingerprint(f, images)
     power = strength**2 * float(pattern.square().mean())
-    assert found.channel_snr[2] == pytest.approx(1 + 40 * power, rel=0.25)
-    assert found.snr == pytest.approx(1 + 40 * power / 3, rel=0.2)
-    assert found.top_channels(1) == [2]
+    assert actual.channel_snr[2] == pytest.approx(1 + 40 * power, rel=0.25)
+    assert actual.snr == pytest.approx(1 + 40 * power / 3, rel=0.2)
+    assert actual.top_channels(1) == [2]
     if strength == 0.5:
-        assert found.channel_r2[2] > 0.2
-        leading = torch.from_numpy(found.components[0])
+        assert actual.channel_r2[2] > 0.2
+        leading = torch.from_numpy(actual.components[0])
         assert abs(float((leading * pattern).sum() / leading.norm() / pattern.norm())) > 0.8
-    assert found.components.shape == (3, 20, 24)
-    assert (np.diff(found.explained) <= 0).all()
-    assert found.explained.sum() == pytest.approx(1)
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert actual.components.shape == (3, 20, 24)
+    assert (np.diff(actual.explained) <= 0).all()
+    assert actual.explained.sum() == pytest.approx(1)
+    json.dumps(actual.to_dict(), allow_nan=False)
 
 
 def test_the_fingerprint_is_that_of_the_definition():
     images = [noise((4, 5), k) for k in range(6)]
-    found = fingerprint(raw_intensity, images, components=2)
+    actual = fingerprint(raw_intensity, images, components=2)
     x = torch.stack(images).numpy()
     z = x - x.mean((2, 3), keepdims=True)
-    assert found.snr == pytest.approx(z.mean(0).var((1, 2)).sum() / (z.var(0, ddof=1).mean((1, 2)).sum() / 6))
-    wanted = z.mean(0).var((1, 2)).sum() / (x.var(0, ddof=1).mean((1, 2)).sum() / 6)
-    assert found.snr_uncentred == pytest.approx(wanted)
-    assert found.notes == ("6 images are too few for the content to average out.",)
-    assert found.components.shape == (2, 4, 5)
+    assert actual.snr == pytest.approx(
+        z.mean(0).var((1, 2)).sum() / (z.var(0, ddof=1).mean((1, 2)).sum() / 6)
+    )
+    expected = z.mean(0).var((1, 2)).sum() / (x.var(0, ddof=1).mean((1, 2)).sum() / 6)
+    assert actual.snr_uncentred == pytest.approx(expected)
+    assert actual.notes == ("6 images are too few for the content to average out.",)
+    assert actual.components.shape == (2, 4, 5)
     constant = fingerprint(lambda v: v * 0, images)
     assert math.isnan(constant.snr)
     fixed = fingerprint(lambda v: v * 0 + torch.arange(5.0), images)

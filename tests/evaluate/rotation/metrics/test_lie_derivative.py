@@ -55,15 +55,15 @@ def test_a_planted_bias_is_measured_with_its_size(method, motion):
     v = torch.arange(h, dtype=F64)[:, None] - (h - 1) / 2
     pattern = u.cos().expand(h, w)
     slope = -u.sin() * math.sin(math.pi / (w - 1))  # central difference, 0 at the frame
-    wanted = {"rotation": strength * v * slope, "down": 0 * v * slope, "right": strength * slope + 0 * v}[
+    expected = {"rotation": strength * v * slope, "down": 0 * v * slope, "right": strength * slope + 0 * v}[
         motion
     ]
     x = field((h, w), finest=0.05, channels=1)[None]
     _, derivative = lie_derivative(lambda t: t + strength * pattern, x, motion, method=method)
     limit = 1e-3 if method == "difference" else 1e-12
-    assert float((derivative[0, 0] - wanted).abs().max()) < limit
+    assert float((derivative[0, 0] - expected).abs().max()) < limit
     _, alone = lie_derivative(lambda t: t * 0 + strength * pattern, x, motion, method=method)
-    assert float((alone[0, 0] - wanted).abs().max()) < (1e-3 if method == "difference" else 1e-12)
+    assert float((alone[0, 0] - expected).abs().max()) < (1e-3 if method == "difference" else 1e-12)
 
 
 @pytest.mark.parametrize("pos", ["none", "learn", "alibi2d", "rope_axial"])
@@ -117,7 +117,7 @@ def test_scores_that_do_not_move_do_not_change():
         return torch.stack([x[:, 0, 0, 0] * 5, x[:, 0, -1, -1] * 5], 1)
 
     assert argmax_consistency(brightness, images, batch_size=2)[0].values.tolist() == [1, 1]
-    (found,) = argmax_consistency(corner, images, rolls=range(3))
+    (actual,) = argmax_consistency(corner, images, rolls=range(3))
     for k, x in enumerate(images):
         still = bool(x[0, 0, 0] >= x[0, -1, -1])
         same = [
@@ -127,14 +127,14 @@ def test_scores_that_do_not_move_do_not_change():
             if a or b
             for y in [torch.roll(x, (a, b), (1, 2))]
         ]
-        assert found.values[k] == pytest.approx(np.mean(same))
+        assert actual.values[k] == pytest.approx(np.mean(same))
     whole, fraction, turn = score_changes(brightness, images, batch_size=2, seed=3)
     assert whole.transform == "shift by whole pixels"
     assert whole.values.max() < 1e-28
     assert fraction.values.max() < 1e-3
     assert turn.values.max() < 1e-2
-    for found in score_changes(corner, images):
-        assert found.values.min() > 1e-4
+    for actual in score_changes(corner, images):
+        assert actual.values.min() > 1e-4
     again = score_changes(corner, images, seed=5)
     assert [r.values.tolist() for r in again] == [
         r.values.tolist() for r in score_changes(corner, images, seed=5)

@@ -36,10 +36,10 @@ def leaning(image):
 
 
 def row(rows, transform, metric, part="full", control=False):
-    (found,) = [
+    (actual,) = [
         r for r in rows if (r.transform, r.metric, r.part, r.control) == (transform, metric, part, control)
     ]
-    return found
+    return actual
 
 
 def test_label_numbers_are_those_of_scikit_learn():
@@ -57,16 +57,16 @@ def test_borders_of_classes_are_left_out_but_not_those_of_the_image():
     labels = np.ones((5, 7), int)
     labels[:, 4:] = 2
     labels[0, 0] = 0
-    wanted = labels.copy()
-    wanted[:, 3:5] = 0
-    np.testing.assert_array_equal(without_borders(labels), wanted)
+    expected = labels.copy()
+    expected[:, 3:5] = 0
+    np.testing.assert_array_equal(without_borders(labels), expected)
     np.testing.assert_array_equal(without_borders(labels, 0), labels)
 
 
 def test_consistency_is_one_for_intensity_and_known_for_a_leaning_threshold():
     images = [field((20, 26)), field((15, 15), 1)]
-    for found in consistency(bright, images, 2):
-        assert found.values.tolist() == [1, 1]
+    for actual in consistency(bright, images, 2):
+        assert actual.values.tolist() == [1, 1]
     rows = consistency(leaning, images, 2)
     for g in D4[1:]:
         for k, image in enumerate(images):
@@ -96,9 +96,9 @@ def test_accuracy_across_poses_with_truth_that_is_exact_at_every_angle():
     truths = [bright(x) for x in images]
     rows = across_poses(bright, images, 2, truths, margin=4, names=["dark", "bright"])
     for angle in range(0, 360, 15):
-        found = row(rows, f"{angle}°", "accuracy")
-        assert (found.values > 0.97).all()
-        assert angle % 90 or found.values.tolist() == [1, 1]
+        actual = row(rows, f"{angle}°", "accuracy")
+        assert (actual.values > 0.97).all()
+        assert angle % 90 or actual.values.tolist() == [1, 1]
     assert row(rows, "all poses", "accuracy_worst").values.min() > 0.97
     assert row(rows, "all poses", "accuracy_spread").values.max() < 0.03
     for name in ("dark", "bright"):
@@ -136,22 +136,22 @@ def test_a_leaning_threshold_is_caught_by_accuracy_and_phase_fractions():
 
 def test_phases_of_the_patch_grid():
     images = [field((24, 32))]
-    for found in phase_consistency(bright, images, 2, 4):
-        assert found.transform == "roll, random phases"
-        assert found.values == 1
+    for actual in phase_consistency(bright, images, 2, 4):
+        assert actual.transform == "roll, random phases"
+        assert actual.values == 1
 
     def blocks(image):  # one label for each patch
         means = torch.nn.functional.avg_pool2d(image[None], 4)[0, :1]
         return bright(means.repeat_interleave(4, 1).repeat_interleave(4, 2))
 
     every = phase_consistency(blocks, images, 2, 4, phases=None)
-    wanted = []
+    expected = []
     for dy in range(4):
         for dx in range(4):
             if (dy, dx) != (0, 0):
                 back = np.roll(blocks(torch.roll(images[0], (dy, dx), (1, 2))), (-dy, -dx), (0, 1))
-                wanted.append(mean_iou(blocks(images[0]), back, 2))
-    assert row(every, "roll, all phases", "miou").values[0] == pytest.approx(np.mean(wanted))
+                expected.append(mean_iou(blocks(images[0]), back, 2))
+    assert row(every, "roll, all phases", "miou").values[0] == pytest.approx(np.mean(expected))
     drawn = [phase_consistency(blocks, images, 2, 4, phases=3, seed=k)[0].values[0] for k in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
 
@@ -159,11 +159,11 @@ def test_phases_of_the_patch_grid():
 def test_clusters_of_an_equivariant_map_stay_and_of_a_biased_one_move():
     images = [field((12, 12)), field((12, 12), 1), field((10, 14), 2)]
     rows = cluster_consistency(raw_intensity, images, 3, batch_size=2, elements=[element("rot90"), D4[4]])
-    for found in rows:
-        if found.part == "clusters fitted once":
-            assert found.values.tolist() == [1, 1, 1]
+    for actual in rows:
+        if actual.part == "clusters fitted once":
+            assert actual.values.tolist() == [1, 1, 1]
         else:
-            assert (found.values > 0.5).all()
+            assert (actual.values > 0.5).all()
     biased = cluster_consistency(
         lambda x: x + 3 * torch.linspace(-1, 1, x.shape[-1], dtype=F64), images, 3, refit=False
     )
@@ -186,16 +186,18 @@ def test_quadrants_and_scribbles():
     assert (marks[marks > 0] == truth[marks > 0]).all()
 
 
-def test_the_quadrant_gap_is_zero_for_intensity_and_negative_for_features_that_know_their_place():
+def test_the_quadrant_gap_is_zero_for_intensity_and_negative_for_features_that_know_their_position():
     images = [field((40, 40), k, finest=0.08) for k in range(2)]
     truths = [bright(x) for x in images]
     fair = quadrant_gap(scribble_classifier(lambda x: x[:, :1]), images, truths, 2, budget=20)
     assert abs(row(fair, "four corners", "quadrant_gap").values).max() < 0.05
 
-    def placed(x):  # content fades, place is loud
+    def placed(x):  # content fades, position is loud
         rows, cols = (torch.linspace(-1, 1, n, dtype=F64) for n in x.shape[-2:])
-        place = torch.stack(torch.meshgrid(rows, cols, indexing="ij"))
-        waves = torch.cat([(k * place).sin() for k in (2, 5, 9)] + [(k * place).cos() for k in (2, 5, 9)])
+        position = torch.stack(torch.meshgrid(rows, cols, indexing="ij"))
+        waves = torch.cat(
+            [(k * position).sin() for k in (2, 5, 9)] + [(k * position).cos() for k in (2, 5, 9)]
+        )
         return torch.cat([x[:, :1] + 2 * noise(x.shape[-2:], 9, 1), waves.expand(len(x), -1, -1, -1)], 1)
 
     leaky = quadrant_gap(scribble_classifier(placed), images, truths, 2, budget=20)

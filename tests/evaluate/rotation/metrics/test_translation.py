@@ -53,11 +53,11 @@ def test_a_planted_bias_is_measured_with_its_size():
     rows = roll_equivariance(lambda v: v + pattern / 2, [x], shifts=[(0, 1), (0, 2), (2, 0)], patch_size=1)
     signal = np.sqrt(16 + 8 / 4)
     for shift, apart in {"(0, 1)": 6, "(0, 2)": 4, "(2, 0)": 0}.items():
-        wanted = 0.5 * np.sqrt(4 * apart) / signal
-        assert values(rows, f"roll {shift} px")[0] == pytest.approx(wanted, abs=1e-14)
+        expected = 0.5 * np.sqrt(4 * apart) / signal
+        assert values(rows, f"roll {shift} px")[0] == pytest.approx(expected, abs=1e-14)
 
 
-def test_crop_shift_compares_the_same_places():
+def test_crop_shift_compares_the_same_positions():
     seen = []
 
     def pooled(images):

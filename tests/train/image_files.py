@@ -1,4 +1,4 @@
-"""What is in the picture files of the tests of sources, and what they are read as."""
+"""What is in the image files of the tests of sources, and what they are read as."""
 
 import numpy as np
 import torch

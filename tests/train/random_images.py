@@ -1,4 +1,4 @@
-"""Sources of random pictures for the tests of batches."""
+"""Sources of random images for the tests of batches."""
 
 import itertools
 
@@ -11,8 +11,8 @@ from vispe.train.data import Source
 PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 
 
-class Pictures(Source):
-    """Random pictures of given shapes; `damaged` ones raise."""
+class RandomImages(Source):
+    """Random images of given shapes; `damaged` ones raise."""
 
     def __init__(self, shapes, seed=0, damaged=()):
         self.shapes, self.seed, self.damaged = list(shapes), seed, damaged
@@ -35,8 +35,8 @@ class Pictures(Source):
         return f"{self.seed}{self.shapes}"
 
 
-class Numbers(Pictures):
-    """Picture i is i / 1000 everywhere."""
+class Numbers(RandomImages):
+    """Image i is i / 1000 everywhere."""
 
     def __getitem__(self, i):
         return torch.full((3, *self.shapes[i]), i / 1000)
