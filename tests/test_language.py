@@ -161,6 +161,10 @@ FILES = sorted(
         "configs/*.yaml",
         "README.md",
         "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        ".ci/*",
+        ".github/**/*.*",
         "eval/**/*.py",
         "eval/*.md",
         "models/**/*.py",
@@ -171,7 +175,7 @@ FILES = sorted(
         "tests/*.md",
     )
     for path in ROOT.glob(pattern)
-    if not path.relative_to(ROOT).as_posix().startswith(EXCLUDED)
+    if path.is_file() and not path.relative_to(ROOT).as_posix().startswith(EXCLUDED)
 )
 
 
