@@ -174,7 +174,9 @@ def test_option_errors(options, message):
 
 def test_positions_that_do_not_fit():
     for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
-        with pytest.raises(ShapeError, match=r"decomposed needs the tokens of a 2-axis grid, got [12] ax[ei]s"):
+        with pytest.raises(
+            ShapeError, match=r"decomposed needs the tokens of a 2-axis grid, got [12] ax[ei]s"
+        ):
             build((3, 3)).bias(pos, 0)
     with pytest.raises(ShapeError, match=r"query.*q, k and scale"):
         build((2, 2)).bias(Grid((2, 2)).positions(), 0).dense()

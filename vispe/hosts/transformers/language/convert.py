@@ -146,7 +146,9 @@ def convert_vlm(
     if model is not inner:
         has_index = hasattr(model, "get_rope_index")
         generation = PositionedGenerationFromOne if first else PositionedGeneration
-        model.__class__ = converted_subclass(type(model), PositionedIndexGeneration if has_index else generation)
+        model.__class__ = converted_subclass(
+            type(model), PositionedIndexGeneration if has_index else generation
+        )
     indexed = hasattr(inner, "get_rope_index")
     inner.__class__ = converted_subclass(type(inner), PositionedIndex if indexed else PositionedModel)
     inner.vispe_scheme = scheme
