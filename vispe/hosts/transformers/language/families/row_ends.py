@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 
 
 def with_row_ends(
@@ -80,11 +80,11 @@ def _odd_run(indices: Tensor, origin: Tensor, sizes: list[tuple[int, int]]) -> s
             break
     advice = "Pass as many placeholders as the model's processor."
     if run >= len(runs):
-        return f"The placeholders of image {which} are missing, got a call with {len(sizes)} images. {advice}"
+        return f"The placeholders of image {which} are missing, got a call with {counted(len(sizes), 'image')}. {advice}"
     first = int(indices[starts[run]])
     row = int(origin[0, first])
     token = first - int((origin[0] < row).sum())
-    image = f"more than those of the {len(sizes)} images of the call"
+    image = f"more than those of the {counted(len(sizes), 'image')} of the call"
     if which is not None:
         image = "but image {} has {} rows and {} columns".format(which, *sizes[which])
     return f"Sample {row}, token {token} (without padding): {runs[run]} adjacent image placeholders, {image}. {advice}"

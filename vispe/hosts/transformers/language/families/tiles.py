@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.hosts.transformers.language.families.base import CallTokens, ImageBlocks, ImageRule, LanguageFamily
 from vispe.hosts.transformers.subclasses import stock_of
 from vispe.multimodal import Image, Video
@@ -46,7 +46,7 @@ def _any_resolution(model: Any, arguments: dict[str, Any]) -> list[Image]:
         tiled = [int(n) == 1 for n in counts for _ in range(int(n))]
     if len(tiled) != len(sizes):
         raise InputError(
-            f"batch_num_images must add up to the {len(sizes)} images of image_sizes, got {len(tiled)}."
+            f"batch_num_images must add up to the {counted(len(sizes), 'image')} of image_sizes, got {len(tiled)}."
         )
     aspect = arguments.get("vision_aspect_ratio") or getattr(config, "vision_aspect_ratio", None)
     limit = math.inf if aspect is None else int(aspect.removeprefix("anyres_max_"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vispe.errors import InputError
+from vispe.errors import InputError, counted
 from vispe.hosts.transformers.language.families.base import CallTokens, ImageBlocks, ImageRule, LanguageFamily
 from vispe.multimodal import Image
 
@@ -28,7 +28,7 @@ def _views(patch_of: Callable[[Any], int], blocks_of: _BlocksOfImage) -> Callabl
         numbers = [0] * len(pixels) if counts is None else [int(n) for n in counts]
         if len(numbers) != len(pixels):
             raise InputError(
-                f"num_local_patches must have a number for each of {len(pixels)} images, got {len(numbers)}. Pass the "
+                f"num_local_patches must have a number for each of {counted(len(pixels), 'image')}, got {len(numbers)}. Pass the "
                 "output of the model's processor."
             )
         images: list[Image] = []
