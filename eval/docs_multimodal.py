@@ -1,4 +1,4 @@
-"""Write the tables of docs/how-to/models/multimodal.md, which are computed, and draw its figures.
+"""Write the computed tables of the pages on position schemes, and draw their figures.
 
 python eval/docs_multimodal.py [tables] [figures]
 """
@@ -17,7 +17,8 @@ from vispe.multimodal import Image, Parallel, Stream, Text, create_scheme, list_
 from vispe.multimodal.properties import SchemeProperties, properties
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "how-to" / "models" / "multimodal.md"
+PAGES = ROOT / "docs" / "how-to" / "models"
+TABLES = {"multimodal.md": ("families",), "schemes.md": ("cost", "position")}  # tables of each page
 VARIANTS = {  # rows below the row of their scheme
     "mousi": ["mousi(share=all)"],
     "mrope": ["mrope(after=side)", "mrope(text_axes=time)", "mrope(tokens_per_second=2.0)"],
@@ -63,16 +64,15 @@ def tables(schemes: list[SchemeProperties]) -> dict[str, str]:
     }
 
 
-def updated(page: str) -> str:
-    """Return the page with its tables recomputed."""
-    made = tables([properties(spec) for spec in specs()]) | {"families": families()}
-    for name, text in made.items():
-        marks = rf"(<!-- {name}: made by eval/docs_multimodal.py -->\n\n).*?(\n\n<!-- end of {name} -->)"
-        page, count = re.subn(marks, lambda m, text=text: m[1] + text + m[2], page, flags=re.DOTALL)
+def updated(name: str, page: str) -> str:
+    """Return the text of a page with its tables recomputed."""
+    names = TABLES[name]
+    made = {"families": families()} if "families" in names else tables([properties(spec) for spec in specs()])
+    for table in names:
+        marks = rf"(<!-- {table}: made by eval/docs_multimodal.py -->\n\n).*?(\n\n<!-- end of {table} -->)"
+        page, count = re.subn(marks, lambda m, text=made[table]: m[1] + text + m[2], page, flags=re.DOTALL)
         if count != 1:
-            raise ValueError(
-                f"docs/how-to/models/multimodal.md has {count} markers for the table {name}; it needs one."
-            )
+            raise ValueError(f"{name} has {count} markers for the table {table}; it needs one.")
     return COUNT.sub(f"[{len(FAMILIES)} model types](", page)
 
 
@@ -143,6 +143,8 @@ def _range(gap: tuple[float, float]) -> str:
 if __name__ == "__main__":
     chosen = sys.argv[1:] or ["tables", "figures"]
     if "tables" in chosen:
-        PAGE.write_text(updated(PAGE.read_text()))
+        for name in TABLES:
+            page = PAGES / name
+            page.write_text(updated(name, page.read_text()))
     if "figures" in chosen:
         figures()

@@ -44,11 +44,12 @@ def actual(generator):
 
 def test_the_page_says_what_is_found(generator, actual, monkeypatch):
     monkeypatch.setattr(generator, "properties", actual.__getitem__)
-    page = (ROOT / "docs/how-to/models/multimodal.md").read_text()
-    assert generator.updated(page) == page, "run python eval/docs_multimodal.py"
+    for name in generator.TABLES:
+        page = (ROOT / "docs/how-to/models" / name).read_text()
+        assert generator.updated(name, page) == page, "run python eval/docs_multimodal.py"
     assert [n for n in list_schemes() if f"| `{n}` |" not in page] == []
     with pytest.raises(ValueError, match="0 markers for the table cost"):
-        generator.updated("# no marks")
+        generator.updated("schemes.md", "# no marks")
 
 
 def test_every_scheme_decodes_where_its_text_ends(actual):

@@ -80,7 +80,8 @@ def _odd_run(indices: Tensor, origin: Tensor, sizes: list[tuple[int, int]]) -> s
             break
     advice = "Pass as many placeholders as the model's processor."
     if run >= len(runs):
-        return f"The placeholders of image {which} are missing, got a call with {counted(len(sizes), 'image')}. {advice}"
+        given = counted(len(sizes), "image")
+        return f"The placeholders of image {which} are missing, got a call with {given}. {advice}"
     first = int(indices[starts[run]])
     row = int(origin[0, first])
     token = first - int((origin[0] < row).sum())
