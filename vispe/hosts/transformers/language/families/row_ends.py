@@ -80,8 +80,8 @@ def _odd_run(indices: Tensor, origin: Tensor, sizes: list[tuple[int, int]]) -> s
             break
     advice = "Pass as many placeholders as the model's processor."
     if run >= len(runs):
-        given = counted(len(sizes), "image")
-        return f"The placeholders of image {which} are missing, got a call with {given}. {advice}"
+        images = counted(len(sizes), "image")
+        return f"The placeholders of image {which} are missing, got a call with {images}. {advice}"
     first = int(indices[starts[run]])
     row = int(origin[0, first])
     token = first - int((origin[0] < row).sum())

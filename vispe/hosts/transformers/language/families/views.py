@@ -28,8 +28,8 @@ def _views(patch_of: Callable[[Any], int], blocks_of: _BlocksOfImage) -> Callabl
         numbers = [0] * len(pixels) if counts is None else [int(n) for n in counts]
         if len(numbers) != len(pixels):
             raise InputError(
-                f"num_local_patches must have a number for each of {counted(len(pixels), 'image')}, got {len(numbers)}. "
-                "Pass the output of the model's processor."
+                f"num_local_patches must have a number for each of {counted(len(pixels), 'image')}, got "
+                f"{len(numbers)}. Pass the output of the model's processor."
             )
         images: list[Image] = []
         for index, number in enumerate(numbers):
