@@ -1,4 +1,4 @@
-"""Few trees and folds for tests whose subject is not the classifier: fitting 225 trees takes most of a run.
+"""Few trees and folds for tests whose subject is not the classifier: fitting trees takes most of a run.
 
 The kind of classifier stays the one that users get, and so does every line that runs. Tests that are marked slow, and
 those that use the fixture `default_trees`, fit the default number of trees and of folds.
@@ -13,7 +13,7 @@ import pytest
 from vispe.segment.classify import calibration
 from vispe.segment.classify.trees import TREES, Trees
 
-SHARE = 12  # 8 of 100 trees
+SHARE = 4  # 8 of 32 trees
 LEAST = 3  # trees of a fold of the cross-validation
 FEW_FOLDS = 2
 FOLDS = calibration.FOLDS
@@ -23,7 +23,7 @@ ORIGINAL = vars(Trees)["fit"]
 def fit_few(
     cls: type[Trees], features: np.ndarray, classes: np.ndarray, seed: int, count: int = TREES
 ) -> Any:
-    """Fit a twelfth of the trees."""
+    """Fit a part of the trees."""
     return ORIGINAL.__func__(cls, features, classes, seed, min(count, max(count // SHARE, LEAST)))
 
 
