@@ -93,6 +93,16 @@ def counted(n: object, noun: str) -> str:
     return " ".join([str(n), *adjectives, plural])
 
 
+def short(error: BaseException, limit: int = 300) -> str:
+    r"""Return the message of an error of another library on one line, without the colours of a terminal.
+
+    >>> short(ValueError("\x1b[1mno such\nfile.\x1b[0m"))
+    'no such file'
+    """
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
+    return text[:limit].rstrip(".") or type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return ``" Did you mean 'x' or 'y'?"`` for the closest known names, or ``""``.
 

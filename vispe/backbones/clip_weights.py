@@ -15,8 +15,8 @@ import open_clip
 import torch
 from torch import nn
 
-from vispe.backbones.hub import cached, check_reach, downloaded, listed, short, with_safe
-from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost, did_you_mean
+from vispe.backbones.hub import cached, check_reach, downloaded, listed, with_safe
+from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost, did_you_mean, short
 from vispe.hosts.convert import convert
 
 MODEL, TAG = "ViT-B-16", "laion2b_s34b_b88k"
@@ -123,9 +123,7 @@ def tokenizer_of(name: str) -> Any:
     try:
         return open_clip.get_tokenizer(split_name(name)[0])
     except (OSError, ValueError, ImportError) as error:
-        raise UnsupportedHost(
-            f"the tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UnsupportedHost(f"the tokenizer of {name} cannot be loaded: {short(error)}") from error
 
 
 def find_weights(model: str, weights: str | None) -> Checkpoint:

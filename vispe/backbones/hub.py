@@ -187,8 +187,3 @@ def listed(names: Sequence[str]) -> str:
     """
     rest = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return (", ".join(names[:12]) or "none") + rest
-
-
-def short(error: BaseException) -> str:
-    """Return the text of an error on one line, as part of a sentence."""
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__

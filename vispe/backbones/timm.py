@@ -7,10 +7,18 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.hub import cached, check_reach, downloaded, repositories, short, with_safe
+from vispe.backbones.hub import cached, check_reach, downloaded, repositories, with_safe
 from vispe.backbones.vision_model import VisionModel
 from vispe.backbones.weights import built_with
-from vispe.errors import InputError, OptionError, UnknownName, VispeError, did_you_mean, is_out_of_memory
+from vispe.errors import (
+    InputError,
+    OptionError,
+    UnknownName,
+    VispeError,
+    did_you_mean,
+    is_out_of_memory,
+    short,
+)
 
 _FILE = "pytorch_model.bin"
 _ELSEWHERE = ("local-dir:", "hf-hub:", "hf_hub:")

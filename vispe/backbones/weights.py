@@ -17,9 +17,8 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from vispe.backbones.hub import short
 from vispe.encodings.saved_spec import named, saved_terms
-from vispe.errors import EncodingMismatch, InputError
+from vispe.errors import EncodingMismatch, InputError, short
 from vispe.hosts.checkpoints.weight_files import read_file
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.timm.patch_constructors import LoadingRecipe, recorded_recipes

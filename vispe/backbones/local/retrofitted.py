@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from vispe.errors import InputError, counted, is_integer
+from vispe.errors import InputError, counted, is_integer, short
 
 if TYPE_CHECKING:
     from vispe.backbones.vision_model import VisionModel
@@ -149,8 +149,7 @@ def fitted(teacher: VisionModel, folder: str | Path) -> VisionModel:
     try:
         model.load_state_dict(load_file(file))
     except (RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{file} does not fit its card: {reason}") from error
+        raise InputError(f"{file} does not fit its card: {short(error)}.") from error
     colours = {"mean": teacher.mean, "std": teacher.std}
     return VisionModel(model.eval().requires_grad_(False), exact=False, **colours)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.hub import cached, check_download
-from vispe.errors import InputError, UnsupportedHost, require
+from vispe.errors import InputError, UnsupportedHost, require, short
 
 PREFIX = "hf:"
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -199,9 +199,7 @@ def load_transformers(text: str) -> nn.Module:
         kind = AutoModelForImageTextToText if has_head else AutoModel
         return kind.from_pretrained(name, trust_remote_code=False).eval()
     except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise InputError(
-            f"{text} cannot be loaded by transformers: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise InputError(f"{text} cannot be loaded by transformers: {short(error)}") from error
 
 
 def processor_of(text: str) -> Any:
@@ -215,9 +213,7 @@ def processor_of(text: str) -> Any:
     try:
         return AutoProcessor.from_pretrained(text.removeprefix(PREFIX), trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        raise UnsupportedHost(
-            f"the processor of {text} cannot be loaded: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UnsupportedHost(f"the processor of {text} cannot be loaded: {short(error)}") from error
 
 
 def colours(text: str) -> tuple[Any, Any]:

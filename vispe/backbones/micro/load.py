@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vispe.backbones.device import flush_denormals
 from vispe.backbones.micro.model import PATCH, STRIDE, Micro
-from vispe.errors import InputError
+from vispe.errors import InputError, short
 
 WEIGHTS = Path(__file__).with_name("vispe_micro.safetensors")
 """The shipped weights, float16; `vispe_micro.json` in the same folder is their card: data, licences, recipe, scores."""
@@ -43,7 +43,7 @@ def load_micro(weights: str | Path | None = None) -> Micro:
         model = Micro(**sizes(state))
         model.load_state_dict(state)
     except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
+        reason = f"no {error}" if isinstance(error, KeyError) else short(error)
         raise InputError(
             f"{path} does not fit vispe_micro ({reason}). Omit weights for the shipped ones."
         ) from error

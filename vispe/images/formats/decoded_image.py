@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vispe.errors import InputError, counted
+from vispe.errors import InputError, counted, short
 from vispe.images.orientation import oriented, oriented_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
@@ -196,7 +196,7 @@ def no_size_limit() -> Iterator[None]:
 
 def reason_of(error: BaseException) -> str:
     """Return the message of a decoder about damage; a generic one if the message is only a value."""
-    text = " ".join(str(error).split()).rstrip(".")
+    text = short(error, limit=1000)
     if len(text.split()) > 1:
         return text
     value = f", {text.strip(chr(39))}," if text and isinstance(error, KeyError) else ""

@@ -10,8 +10,8 @@ from torch import nn
 
 from vispe.backbones import clip_weights
 from vispe.backbones.clip_weights import FOLDER, MODEL, TAG, Checkpoint, find_weights, on_disk, quiet
-from vispe.backbones.hub import cached, check_reach, short
-from vispe.errors import InputError
+from vispe.backbones.hub import cached, check_reach
+from vispe.errors import InputError, short
 from vispe.segment.text.readouts import Readout
 from vispe.segment.text.towers import prepare
 

@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vispe.errors import BackendUnavailable, VispeError, is_out_of_memory
+from vispe.errors import BackendUnavailable, VispeError, is_out_of_memory, short
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -143,9 +143,8 @@ def _may_launch(x: Tensor) -> bool:
 
 def _record_failure(x: Tensor, kernels: str, error: Exception) -> str:
     """Record and return the reason why kernels failed on the device of `x`."""
-    message = " ".join(str(error).split()).rstrip(".")
     reason = (
-        f"Triton kernels of vispe failed on {x.device} ({kernels}: {type(error).__name__}: {message[:300]})"
+        f"Triton kernels of vispe failed on {x.device} ({kernels}: {type(error).__name__}: {short(error)})"
     )
     _FAILED[x.device.type, x.device.index, kernels] = reason
     return reason

@@ -23,7 +23,7 @@ from torch.nn.functional import grid_sample
 
 from vispe.backbones.batching import FeatureFunction, batches, checked_maps
 from vispe.backbones.vision_model import VisionModel
-from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination, short
 from vispe.evaluate.rotation.helpers import Rows, features, question
 from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import FULL, Key
@@ -126,9 +126,8 @@ def lie_derivative(
             else:
                 value, pushed = torch.autograd.functional.jvp(f, images, tangent)
     except (NotImplementedError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise UnsupportedCombination(
-            f"lie_derivative: no derivative by method={method!r} ({reason}). Use method='difference' in float64."
+            f"lie_derivative: no derivative by method={method!r} ({short(error)}). Use method='difference' in float64."
         ) from error
     value, pushed = (checked_maps(t.detach(), len(images)) for t in (value, pushed))
     return value, pushed - along(value, motion, _stride(images, value))
