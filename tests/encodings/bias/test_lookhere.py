@@ -109,7 +109,7 @@ def test_layers():
     dense = blind.bias(pos, 1).dense()
     assert dense.isinf().any()
     assert not dense.isnan().any()
-    with pytest.raises(OptionError, match=r"depth=5 blocks, got block 5"):
+    with pytest.raises(OptionError, match=r"depth of 5 blocks, got block 5"):
         made.bias(pos, 5)
 
 

@@ -31,7 +31,7 @@ def test_the_ensemble_is_the_mean_of_its_parts():
     fitted = PixelClassifier("ensemble", 3).fit(features, classes)
     linear = PixelClassifier("logistic", 3).fit(features, classes)
     weight = np.rint(2.0**32 / np.bincount(classes).clip(1))[classes]
-    forest = ExtraTreesClassifier(100, min_samples_leaf=2, random_state=0)
+    forest = ExtraTreesClassifier(trees.TREES, min_samples_leaf=2, random_state=0)
     forest.fit(features, classes, sample_weight=weight)
     expected = (linear.probabilities(fresh) + forest.predict_proba(fresh)) / 2
     np.testing.assert_allclose(fitted.probabilities(fresh), expected, atol=1e-6)

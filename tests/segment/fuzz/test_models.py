@@ -603,7 +603,7 @@ def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch,
     assert main(words) == 2
     said = capsys.readouterr().err
     assert f"the pretrained weights of {name} are not on this disk" in said
-    assert "allow_download" in said
+    assert "--allow-download" in said
     assert requested == []
     assert not (tmp_path / "out").exists()
     assert main([*words, "--allow-download"]) == 2

@@ -107,7 +107,7 @@ class Packing:
         for k in sorted(range(len(lengths)), key=lambda k: -lengths[k]):
             if lengths[k] > self.length:
                 raise InputError(
-                    f"Packing: samples must have at most length={self.length}, got {lengths[k]}. "
+                    f"Packing: samples must have at most length={self.length} tokens, got {lengths[k]}. "
                     "Increase `length`, or reduce the images."
                 )
             row_index = next((r for r, left in enumerate(free) if left >= lengths[k]), len(rows))

@@ -233,7 +233,7 @@ def test_a_saved_model_is_a_segmenter(tmp_path):
     assert mean_iou(s(x).astype(int), labels.astype(int), 2) == 1
     rows = consistency(s, [x], 2, elements=D4[:2])
     assert row(rows, "identity", "miou", control=True).values == 1
-    assert row(rows, "mean of 1 poses", "miou").values > 0.98  # filters have no direction
+    assert row(rows, "mean of 1 pose", "miou").values > 0.98  # filters have no direction
     with pytest.raises(ShapeError, match=r"must have 1 channel, as in training, got \(3, 32, 40\)"):
         s(x.expand(3, -1, -1))
 
@@ -252,9 +252,7 @@ def test_segmentations_that_cannot_be_used_are_refused():
         across_poses(bright, [x, x], 2, [bright(x)], angles=(0,), margin=2, how="disc")
     with pytest.raises(ShapeError, match=r"The truth of image 0 has labels of shape \(4, 4\)"):
         across_poses(bright, [x], 2, [np.ones((4, 4), int)], angles=(0,), margin=2, how="disc")
-    with pytest.raises(
-        OptionError, match="expected 2 names and at least one angle, got 1 names and 1 angles"
-    ):
+    with pytest.raises(OptionError, match="expected 2 names and at least one angle, got 1 names and 1 angle"):
         across_poses(bright, [x], 2, angles=(0,), names=["a"])
     with pytest.raises(
         OptionError, match="patch_size must be at least 2 and phases at least 1, got patch_size=1"

@@ -15,7 +15,7 @@ from vispe.attention.bias.distance_metrics import offsets
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, counted
 from vispe.grid import Grid, Positions
 from vispe.options import NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
@@ -178,7 +178,9 @@ class LookHere(Biased):
         if self.depth is None:
             return self.global_slope * (first + last) / 2
         if not 0 <= layer < self.depth:
-            raise OptionError(f"lookhere was made for depth={self.depth}, got block {layer}.")
+            raise OptionError(
+                f"lookhere was made for a depth of {counted(self.depth, 'block')}, got block {layer}."
+            )
         # linear from the first to the last block; a single block has the first slope
         return self.global_slope * (first + (last - first) * layer / max(self.depth - 1, 1))
 
