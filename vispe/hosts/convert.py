@@ -134,7 +134,7 @@ def describe(model: nn.Module) -> str:
         >>> import timm
         >>> print(describe(timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2, pos_embed='alibi2d')))
         VisionTransformer with {'name': 'alibi2d'}
-          grid (2, 2), trained at (2, 2), 1 prefix tokens
+          grid (2, 2), trained at (2, 2), 1 prefix token
           absolute table: none
           pos_enc: alibi2d, 0 parameters
           2 attention layers swapped; backend auto

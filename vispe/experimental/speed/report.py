@@ -42,7 +42,7 @@ def table(state: dict[str, Any]) -> str:
     Example:
         >>> environment = {"device": "cpu", "cpu": "x86_64", "threads": 1, "versions": {"torch": "2.9"}}
         >>> print(table({"environment": environment, "checks": [], "rows": []}).strip())
-        x86_64, 1 threads; torch 2.9; 0 of 0 checks passed
+        x86_64, 1 thread; torch 2.9; 0 of 0 checks passed
     """
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):
@@ -66,7 +66,7 @@ def winners(state: dict[str, Any]) -> str:
     Example:
         >>> environment = {"device": "cpu", "cpu": "x86_64", "threads": 1, "versions": {"torch": "2.9"}}
         >>> print(winners({"environment": environment, "checks": [], "rows": []}).strip())
-        x86_64, 1 threads; torch 2.9; 0 of 0 checks passed
+        x86_64, 1 thread; torch 2.9; 0 of 0 checks passed
     """
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):

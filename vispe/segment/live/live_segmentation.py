@@ -68,6 +68,7 @@ class Live:
         InputError: the model does not match the image, or the page does not exist.
 
     Example:
+        >>> from vispe.segment.live.array_image import micrograph
         >>> grey = np.repeat([[50.0, 200.0]], 32, 0).repeat(24, 1)
         >>> labels = np.zeros(grey.shape, int)
         >>> labels[4:8, 4:8], labels[4:8, 40:44] = 1, 2

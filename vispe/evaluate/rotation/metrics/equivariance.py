@@ -109,7 +109,7 @@ def position_equivariance(
         >>> model = timm.create_model("test_vit", pos_embed="alibi2d", num_classes=0).eval()
         >>> rows = position_equivariance(VisionModel(model), torch.rand(1, 3, 160, 160), elements=D4[:2])
         >>> rows[0].transform, rows[0].metric, rows[0].summary().mean < 1e-4
-        ('mean of 1 poses', 'error', True)
+        ('mean of 1 pose', 'error', True)
     """
     if not isinstance(f, VisionModel):
         raise OptionError(
