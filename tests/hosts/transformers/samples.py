@@ -11,7 +11,19 @@ from tests.hosts.transformers.more import LACKING
 from tests.hosts.transformers.tiny import IMAGE
 from vispe.train.vlm.prompts import OrderedPrompt
 
-RECURRENT = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")  # some layers carry a state along the row
+NOT_PACKABLE = {  # layers that do not isolate samples of a row
+    "qwen3_5": "linear_attention",
+    "qwen3_5_moe": "linear_attention",
+    "minicpmv4_6": "linear_attention",
+    "minicpm_ocr": "linear_attention",
+    "lfm2_vl": "conv",
+    "minimax_m3_vl": "minimax_m3_sparse",
+    "qwen4_exp": "indexed_attention, linear_attention",
+    "hy_v4_vl": "indexed_attention",
+    "mistral_large4": "indexed_attention",
+    "unlimited_ocr": "reference_sliding_attention",
+    "paligemma": "prefix_attention",
+}
 EVERY = (*tiny.FAMILIES, *(family for family in more.CLASSES if family not in LACKING))
 TYPED = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids", "molmo2": "mm_token_type_ids"}
 """What the families read whose image tokens attend to each other."""

@@ -23,6 +23,9 @@ ATTENTION = (
     "sliding_attention",
     "chunked_attention",
 )  # layer types without a recurrent state
+PREFIX = "prefix_attention"
+"""Type of layers in which all tokens of a prompt attend to each other (PaliGemma)."""
+
 _LIBRARIES = ("torch", "transformers", "accelerate", "peft", "vispe")
 
 
@@ -56,14 +59,15 @@ def samples_of(token_index: Tensor) -> Samples | None:
     return Samples(number, [])
 
 
-def check_layers(text: Any, owner: str) -> None:
-    """Raise `UnsupportedHost` if layers of a language model have a state that is carried between samples."""
-    others = sorted({kind for kind in _layer_types(text) if kind not in ATTENTION})
+def check_layers(text: Any, owner: str, prefix_lm: bool = False) -> None:
+    """Raise `UnsupportedHost` if layers of a language model do not isolate samples of a row: states, indexers."""
+    kinds = {*_layer_types(text), *([PREFIX] if prefix_lm else [])}
+    others = sorted(kinds - {*ATTENTION})
     if others:
         raise UnsupportedHost(
             f"{owner}: samples cannot be packed into one row of a {type(text).__name__}, got layers of type "
-            f"{', '.join(others)}, which carry a state from each sample into the next. Use one sample per row, "
-            "padded with an attention_mask."
+            f"{', '.join(others)}, which do not isolate samples of a row. Use one sample per row, padded with an "
+            "attention_mask."
         )
 
 
@@ -208,7 +212,9 @@ def _block_mask(mask: Any, number: Tensor, of_key: Tensor) -> Any:
 
 
 def _layer_types(text: Any) -> list[str]:
-    return list(getattr(getattr(text, "config", None), "layer_types", None) or ())
+    kinds = list(getattr(getattr(text, "config", None), "layer_types", None) or ())
+    # all tokens of a prompt attend to each other, whatever sample they belong to
+    return [*kinds, PREFIX] if getattr(getattr(text, "vispe_text", None), "prefix_lm", False) else kinds
 
 
 def _attention(module: Any) -> str:
@@ -223,7 +229,7 @@ def _warn_of_mask(model: Any, isolable: bool) -> None:
         frame, level = frame.f_back, level + 1
     advice = "Pass position_ids without attention_mask, or a mask (b, 1, s, s)."
     if not isolable:
-        advice = "Use one sample per row: layers of this model carry a state from sample to sample."
+        advice = "Use one sample per row: layers of this model do not isolate samples."
     warnings.warn(
         f"{type(model).__name__}.forward: position_ids restart within a row, but with a padding mask (b, s) the packed "
         f"samples are not separated: they attend to each other. {advice}",

@@ -19,7 +19,7 @@ from vispe.errors import InputError, OptionError, UnsupportedHost, require
 from vispe.files import write_json
 from vispe.hosts.convert import convert
 from vispe.hosts.transformers.language.convert import model_inside
-from vispe.hosts.transformers.language.families import language_model_of
+from vispe.hosts.transformers.language.families import FAMILIES, language_model_of
 from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
@@ -105,7 +105,9 @@ def finetune_scheme(
     from transformers import Trainer, TrainingArguments
 
     last_checkpoint = _resumed(out, recipe)
-    check_layers(language_model_of(model_inside(model)), "finetune_scheme")
+    inner = model_inside(model)
+    family = FAMILIES.get(getattr(inner.config, "model_type", ""))
+    check_layers(language_model_of(inner), "finetune_scheme", family is not None and family.prefix_lm)
     convert(model, recipe.scheme)
     packing = Packing(model, recipe.max_length, training=True, seed=recipe.seed)
     packing.rows([s.inputs["input_ids"].shape[1] for s in samples])  # raises for samples that are too long

@@ -38,7 +38,7 @@ class Packing:
 
     Raises:
         OptionError: the model is not converted.
-        UnsupportedHost: layers of the model carry a state across samples, such as linear attention.
+        UnsupportedHost: layers of the model do not isolate samples, such as linear attention.
     """
 
     def __init__(self, model: nn.Module, length: int, *, training: bool = False, seed: int = 0) -> None:

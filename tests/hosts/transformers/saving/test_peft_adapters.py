@@ -9,7 +9,7 @@ import vispe
 from tests.cases import cases
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.more import OMNI
-from tests.hosts.transformers.samples import EVERY, RECURRENT, inputs_of, model_of
+from tests.hosts.transformers.samples import EVERY, NOT_PACKABLE, inputs_of, model_of
 from vispe.hosts.transformers.language.families import family_of
 from vispe.hosts.transformers.language.position_assignment import DecodingStep
 
@@ -59,7 +59,7 @@ def spoken(model, **inputs):
 
 
 @cases("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
-@pytest.mark.parametrize("family", sampled(f for f in EVERY if f not in RECURRENT))
+@pytest.mark.parametrize("family", sampled(f for f in EVERY if f not in NOT_PACKABLE))
 def test_text_is_that_of_the_stock_model(family, kind):
     if (family, kind[:6]) in STOCK_FAILS:
         pytest.skip("the stock model fails")

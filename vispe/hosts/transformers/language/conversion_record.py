@@ -29,6 +29,7 @@ class TextConversion:
         self_extend: group and window of grouped positions, if any.
         all_positions: whether layers need the rotation of cached tokens as well, as their indexers rotate cached keys.
         first: position of the first token in the stock model.
+        prefix_lm: whether all tokens of a prompt attend to each other.
     """
 
     scheme: Scheme
@@ -39,6 +40,7 @@ class TextConversion:
     self_extend: tuple[int, int] | None
     first: int = 0
     all_positions: bool = False
+    prefix_lm: bool = False
 
     @property
     def caches_coordinates(self) -> bool:

@@ -142,7 +142,8 @@ def convert_vlm(
     _log_cast(text, rotaries)
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
-    first = family_of(inner.config).first
+    family = family_of(inner.config)
+    first = family.first
     if model is not inner:
         has_index = hasattr(model, "get_rope_index")
         generation = PositionedGenerationFromOne if first else PositionedGeneration
@@ -163,6 +164,7 @@ def convert_vlm(
         self_extend,
         first,
         text.config.model_type in ALL_POSITIONS,
+        family.prefix_lm,
     )
     if late_rotation:
         enable_late_rotation(text)

@@ -80,6 +80,7 @@ class LanguageFamily:
         framed: whether video frames consist of image tokens, between markers of a video.
         first: position of the first token in the stock model.
         since: oldest supported version of transformers, if it is newer than that of other families.
+        prefix_lm: whether all tokens of a prompt attend to each other, so that packed samples are refused.
         masks: whether the model around the language model creates masks itself, from ordinary position ids.
     """
 
@@ -89,4 +90,5 @@ class LanguageFamily:
     framed: bool = False
     first: int = 0
     since: str = ""
+    prefix_lm: bool = False
     masks: bool = False

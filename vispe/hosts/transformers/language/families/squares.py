@@ -204,7 +204,7 @@ SQUARE_FAMILIES: dict[str, LanguageFamily] = {
     "gemma3": LanguageFamily(COUNTED, masks=True),
     "gemma3n": LanguageFamily(COUNTED),
     "shieldgemma2": LanguageFamily(COUNTED, masks=True),
-    "paligemma": LanguageFamily(COUNTED, first=1, masks=True),
+    "paligemma": LanguageFamily(COUNTED, first=1, prefix_lm=True, masks=True),
     "video_llava": LanguageFamily(VIDEO_LLAVA),
     "perception_lm": LanguageFamily(POOLED_TILES),
     "granite_docling": LanguageFamily(DOCLING),
