@@ -115,3 +115,21 @@ def test_names_in_messages_exist():
         if name not in known
     ]
     assert not wrong, wrong
+
+
+def test_attention_formats_counts_only_in_errors():
+    """torch.compile traces the selection of a backend, also the reasons of backends that are not used."""
+    traced = []
+    for path in sorted((PACKAGE / "attention").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        raised = {
+            id(node)
+            for parent in ast.walk(tree)
+            if isinstance(parent, ast.Raise)
+            for node in ast.walk(parent)
+        }
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) not in raised]
+        traced += [
+            f"{path}:{n.lineno}" for n in calls if isinstance(n.func, ast.Name) and n.func.id == "counted"
+        ]
+    assert not traced, traced

@@ -77,6 +77,8 @@ _PLURALS = {"axis": "axes", "index": "indices"}
 def counted(n: object, noun: str) -> str:
     """Return a count and its noun, singular for 1: ``"1 axis"``, ``"2 axes"``, ``"0 labelled pixels"``.
 
+    torch.compile cannot trace it with symbolic sizes, so attention uses it only where an error is raised.
+
     Args:
         n: the count, an integer or its text (``"1 or 2"``, ``"1,000"``).
         noun: the noun in the singular, with its adjectives.

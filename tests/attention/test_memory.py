@@ -139,5 +139,5 @@ def test_explain_reports_groups_of_heads(monkeypatch):
     assert explain(q, k, v, bias=bias, **arguments).reason == "one dense mask, cached with its positions"
     monkeypatch.setattr(sdpa, "MASK_LIMIT", 2 * 9 * 9 * 4)
     reason = explain(q, k, v, bias=bias, **arguments).reason
-    assert reason.startswith("one dense mask for 2 of 3 heads at a time")
+    assert reason.startswith("one dense mask for a part of the heads at a time (2 of 3)")
     assert reason.endswith("computed in each call and again in the backward pass")

@@ -20,7 +20,7 @@ from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
 from vispe.attention.transform.abstract_transform import Transform
-from vispe.errors import BackendUnavailable, counted
+from vispe.errors import BackendUnavailable
 
 _Entry = tuple[Callable[[Call], str | None], Callable[[Call], Tensor]]
 BACKENDS: dict[str, _Entry] = {
@@ -245,7 +245,7 @@ def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
         keys = call.k.shape[2]
         return (
             "lowrank",
-            f"squared distance with {counted(keys, 'key')} is cheaper as extra columns than as a dense mask",
+            f"squared distance is cheaper as extra columns than as a dense mask (number of keys: {keys})",
         )
     if (flex.discourages(call) or flex.unsupported_reason(call)) is None:
         return (
@@ -255,7 +255,7 @@ def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
     heads, group = call.q.shape[1], sdpa.heads_per_group(call)
     if group < heads:
         return "sdpa", (
-            f"one dense mask for {group} of {counted(heads, 'head')} at a time, since all together exceed "
+            f"one dense mask for a part of the heads at a time ({group} of {heads}), since all together exceed "
             f"{sdpa.MASK_LIMIT / 2**30:.3g} GiB; computed in each call and again in the backward pass"
         )
     caching = "cached with its positions" if call.bias.key is not None else "computed in each call"

@@ -27,7 +27,7 @@ from vispe.attention.bias.lower_to_table import (
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
 from vispe.attention.call import Call
 from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
-from vispe.errors import ShapeError, counted
+from vispe.errors import ShapeError
 from vispe.grid import Positions
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -47,7 +47,7 @@ def unsupported_reason(call: Call) -> str | None:
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
         (
             q.shape[2] != k.shape[2],
-            f"{counted(q.shape[2], 'query')} and {counted(k.shape[2], 'key')} are not one grid",
+            f"the number of queries, {q.shape[2]}, is not that of the keys, {k.shape[2]}: they are not one grid",
         ),
         (call.max_head_dim > MAX_HEAD_DIM, f"head_dim {call.max_head_dim} is larger than {MAX_HEAD_DIM}"),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
