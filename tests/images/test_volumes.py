@@ -74,7 +74,7 @@ def test_datasets_in_other_files_are_not_read(tmp_path):
     write_hdf5(tmp_path / "other.h5", {"image": VOLUME[0]})
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["image"] = h5py.ExternalLink("other.h5", "/image")
-    with pytest.raises(InputError, match="contains no image"):
+    with pytest.raises(InputError, match="/image is stored in other files"):
         read_image(tmp_path / "b.h5")
 
 
@@ -106,6 +106,16 @@ def test_imaris_files_are_cropped_to_their_size(tmp_path):
     np.testing.assert_array_equal(image.pages, np.moveaxis(values, 0, -1))
     assert image.pixel_size == pytest.approx((0.5, 0.25))
     assert (image.z_step, image.channel_names) == (pytest.approx(2.0), ("DAPI", "GFP"))
+
+
+def test_the_size_of_an_imaris_file_is_checked(tmp_path):
+    with needs("h5py").File(tmp_path / "a.ims", "w") as file:
+        group = file.create_group("DataSetInfo/Image")
+        for key, value in {"X": 10**6, "Y": 10**6, "Z": 10**3}.items():
+            group.attrs[key] = np.frombuffer(str(value).encode(), "S1")
+        file["DataSet/ResolutionLevel 0/TimePoint 0/Channel 0/Data"] = VOLUME
+    with pytest.raises(InputError, match="the image must fit into its data"):
+        read_image(tmp_path / "a.ims")
 
 
 @cases("name", ["a.nrrd", "a.mha", "a.nii"])

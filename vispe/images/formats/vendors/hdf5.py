@@ -29,6 +29,7 @@ def read_hdf5(path: Path, scene: str | None) -> Planes:
     import h5py
 
     with h5py.File(path) as file:
+        _check_contained(path, file)
         if _IMAGE in file and "DataSet/ResolutionLevel 0" in file:
             choose_scene(path, [path.stem], scene)
             return _read_imaris(path, file)
@@ -39,13 +40,36 @@ def read_hdf5(path: Path, scene: str | None) -> Planes:
     return read_rsciio(path, file_reader(str(path)), scene)
 
 
+def _check_contained(path: Path, file: h5py.File) -> None:
+    """Refuse links to other files, and datasets stored in them, which could be any file of the machine."""
+    import h5py
+
+    elsewhere: list[str] = []
+
+    def check_link(name: str, link: Any) -> None:
+        if isinstance(link, h5py.ExternalLink):
+            elsewhere.append(name)
+
+    def check_item(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
+            elsewhere.append(name)
+
+    # h5py cannot raise errors from within a visit of links
+    file.visititems_links(check_link)
+    file.visititems(check_item)
+    if elsewhere:
+        raise InputError(
+            f"{path}: /{elsewhere[0]} is stored in other files. Copy it into one file, or save it as TIFF."
+        )
+
+
 def _is_emd(file: h5py.File) -> bool:
     """Return whether a file has the layout of Velox or of the Berkeley Lab, which RosettaSciIO reads."""
     return "Data/Image" in file or "version_major" in file.attrs or "emd_group_type" in file.attrs
 
 
 def _read_dataset(path: Path, file: h5py.File, scene: str | None) -> Planes:
-    """Read a dataset; links to other files are never followed."""
+    """Read a dataset with at least two dimensions."""
     import h5py
 
     names: list[str] = []
@@ -57,10 +81,6 @@ def _read_dataset(path: Path, file: h5py.File, scene: str | None) -> Planes:
     file.visititems(visit)
     requested = None if scene is None or scene.isdecimal() else f"/{scene.strip('/')}"
     dataset = file[names[choose_scene(path, names, requested or scene)]]
-    if dataset.external or dataset.is_virtual:
-        raise InputError(
-            f"{path}: {dataset.name} is stored in other files. Copy it into one file, or save it as TIFF."
-        )
     check_size(path, dataset.shape, 8 * dataset.dtype.itemsize)
     letters, sizes = _axes(dataset), dataset.attrs.get("element_size_um")
     z, y, x = (float(s) for s in sizes) if sizes is not None and np.size(sizes) == 3 else (None, None, None)
@@ -87,6 +107,10 @@ def _read_imaris(path: Path, file: h5py.File) -> Planes:
     n_times = len([name for name in level if name.startswith("TimePoint ")])
     n_channels = len([name for name in level["TimePoint 0"] if name.startswith("Channel ")])
     first = level["TimePoint 0/Channel 0/Data"]
+    if any(n > stored for n, stored in zip(shape, first.shape, strict=True)):
+        raise InputError(
+            f"{path}: the image must fit into its data, got a size of {shape} and {first.shape}."
+        )
     check_size(path, (n_times, n_channels, *first.shape), 8 * first.dtype.itemsize)
     array = np.empty((n_times, n_channels, *shape), first.dtype)
     for t in range(n_times):
