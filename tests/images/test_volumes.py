@@ -83,6 +83,10 @@ def test_a_large_dataset_of_a_small_file_is_refused(tmp_path):
         file.create_dataset("image", (1 << 20, 1 << 20), np.uint8, chunks=(1024, 1024))
     with pytest.raises(InputError, match="suspected decompression bomb"):
         read_image(tmp_path / "a.h5")
+    with needs("h5py").File(tmp_path / "a.h5", "a") as file:
+        file.attrs["version_major"] = 0  # the layout of EMD, which another library reads
+    with pytest.raises(InputError, match="suspected decompression bomb"):
+        read_image(tmp_path / "a.h5")
 
 
 def test_imaris_files_are_cropped_to_their_size(tmp_path):

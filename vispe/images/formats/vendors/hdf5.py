@@ -35,6 +35,8 @@ def read_hdf5(path: Path, scene: str | None) -> Planes:
             return _read_imaris(path, file)
         if not _is_emd(file):
             return _read_dataset(path, file, scene)
+        for name in _image_names(file):  # RosettaSciIO reads all of them
+            check_size(path, file[name].shape, 8 * file[name].dtype.itemsize)
     from rsciio.emd import file_reader
 
     return read_rsciio(path, file_reader(str(path)), scene)
@@ -70,6 +72,17 @@ def _is_emd(file: h5py.File) -> bool:
 
 def _read_dataset(path: Path, file: h5py.File, scene: str | None) -> Planes:
     """Read a dataset with at least two dimensions."""
+    names = _image_names(file)
+    requested = None if scene is None or scene.isdecimal() else f"/{scene.strip('/')}"
+    dataset = file[names[choose_scene(path, names, requested or scene)]]
+    check_size(path, dataset.shape, 8 * dataset.dtype.itemsize)
+    letters, sizes = _axes(dataset), dataset.attrs.get("element_size_um")
+    z, y, x = (float(s) for s in sizes) if sizes is not None and np.size(sizes) == 3 else (None, None, None)
+    return Planes(np.array(dataset), letters, both(y, x), z if "Z" in letters else None)
+
+
+def _image_names(file: h5py.File) -> list[str]:
+    """Return the paths of the numeric datasets with at least two dimensions."""
     import h5py
 
     names: list[str] = []
@@ -79,12 +92,7 @@ def _read_dataset(path: Path, file: h5py.File, scene: str | None) -> Planes:
             names.append(f"/{name}")
 
     file.visititems(visit)
-    requested = None if scene is None or scene.isdecimal() else f"/{scene.strip('/')}"
-    dataset = file[names[choose_scene(path, names, requested or scene)]]
-    check_size(path, dataset.shape, 8 * dataset.dtype.itemsize)
-    letters, sizes = _axes(dataset), dataset.attrs.get("element_size_um")
-    z, y, x = (float(s) for s in sizes) if sizes is not None and np.size(sizes) == 3 else (None, None, None)
-    return Planes(np.array(dataset), letters, both(y, x), z if "Z" in letters else None)
+    return names
 
 
 def _axes(dataset: h5py.Dataset) -> str:
