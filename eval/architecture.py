@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from tests.test_architecture import FILES, LAYERS, PACKAGE, all_imports, package_of
-from vispe.report.figure_style import BLUE, FAINT, GREY, INK, new_figure
+from vispe.utils.report.figure_style import BLUE, FAINT, GREY, INK, new_figure
 
 OUT = Path(__file__).parents[1] / "docs" / "figures" / "architecture.png"
 WIDTH = 9.0  # of a layer

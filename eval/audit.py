@@ -26,9 +26,9 @@ from vispe.evaluate.audit.findings import Audit
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.experimental.measures.extrapolation import PATCH, ExtrapolationRecipe, train
-from vispe.files import write_json
 from vispe.hosts.convert import convert
 from vispe.images.textures import disc_packing, random_field, voronoi
+from vispe.utils.files import write_json
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment

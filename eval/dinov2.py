@@ -29,10 +29,10 @@ from typing import Any
 import checkout  # noqa: F401  (finds vispe)
 import torch
 
-from vispe.files import atomic_path
 from vispe.train.evaluate.model_pair import ModelPair
 from vispe.train.evaluate.probe_images import Settings
 from vispe.train.retrofit.student import load_student
+from vispe.utils.files import atomic_path
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent))

@@ -22,7 +22,7 @@ import vispe
 from vispe.attention import DistanceBias
 from vispe.attention.bias.strip import Layout, build
 from vispe.evaluate.evaluated import load_evaluated_model
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, PALE, SHADE, SOFT
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, PALE, SHADE, SOFT
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 LARGEST = 300_000  # bytes

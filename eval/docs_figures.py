@@ -23,8 +23,8 @@ from vispe.cli.main import main as command
 from vispe.evaluate.evaluated import EvaluatedModel, load_evaluated_model
 from vispe.evaluate.plots.positions import plot_positions
 from vispe.images.file_search import find_images
-from vispe.report.figure_style import INK, SOFT
 from vispe.segment.overlays import PALETTE
+from vispe.utils.report.figure_style import INK, SOFT
 
 matplotlib.use("Agg")
 from matplotlib.axes import Axes

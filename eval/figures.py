@@ -20,7 +20,7 @@ from PIL import Image
 import vispe
 from vispe.attention.bias.strip import Layout, layout_of
 from vispe.images.file_search import find_images
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure

@@ -33,7 +33,7 @@ from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.errors import UnsupportedCombination
-from vispe.report.figure_style import GREY, INK
+from vispe.utils.report.figure_style import GREY, INK
 
 OUT = Path(__file__).parents[1] / "docs" / "gallery"
 HEADS, WIDTH, DEPTH = 8, 48, 12

@@ -10,7 +10,7 @@ import small_retrofit_metrics as measure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 
 WORDS = {"own": "images that anyone can make", "pool": "the same and an unlabelled pool"}
 FLOOR = -1.0  # R² below is drawn here: negative values are not informative

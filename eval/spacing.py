@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vispe
-from vispe.files import write_json
-from vispe.version import __version__
+from vispe.utils.files import write_json
+from vispe.utils.version import __version__
 
 RESULT = Path(__file__).resolve().parent / "results" / "spacing.json"
 SHAPE, MARKERS, COLOURS = (4, 10, 10), 4, 4

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vispe
-from vispe.files import write_json
 from vispe.grid import Positions
 from vispe.grid.crops import crop_positions
-from vispe.version import __version__
+from vispe.utils.files import write_json
+from vispe.utils.version import __version__
 
 RESULT = Path(__file__).resolve().parent / "results" / "two_magnifications.json"
 SIZE, PATCH, LEVELS, COLOURS = (4, 4), (1, 1), (1, 4), 4

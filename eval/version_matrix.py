@@ -21,8 +21,8 @@ from typing import Any
 
 from checkout import ROOT
 
-from vispe.files import atomic_path
-from vispe.version import __version__
+from vispe.utils.files import atomic_path
+from vispe.utils.version import __version__
 
 RESULT = Path(__file__).parent / "results" / "version_matrix.json"
 USE = """

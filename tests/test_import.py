@@ -49,7 +49,7 @@ layer = vispe.Attention(24, 3, "rope_axial")
 listed = sorted(set(vispe.__all__) - set(dir(vispe)))
 then = sorted(slow & set(sys.modules))
 from vispe import symmetrize
-same = [vispe.symmetry.symmetrize is symmetrize, vispe.convert is vispe.hosts.convert.convert]
+same = [vispe.images.symmetry.symmetrize is symmetrize, vispe.convert is vispe.hosts.convert.convert]
 try:
     vispe.nothing
 except AttributeError as error:

@@ -92,7 +92,7 @@ ALLOWED = (  # files, words, reason
         "picture",
         "key of job.json, and name of an array, in unfinished results",
     ),
-    ("vispe/symmetry/translations.py", "seen", "Placement.seen"),
+    ("vispe/images/symmetry/translations.py", "seen", "Placement.seen"),
     ("vispe/train/data/*.py", "place pictures", "augment.place; key of a fingerprint"),
     ("vispe/train/retrofit/*.py", "place pictures", "loss.place, augment.place; key of the report"),
     ("vispe/train/vlm/*.py", "wanted", "Sample.wanted"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vispe.errors import InputError
-from vispe.files import check_no_link, remove
 from vispe.segment.run.lock import LOCK, lock_folder
 from vispe.train.retrofit.checkpoint import RunFolder
+from vispe.utils.files import check_no_link, remove
 
 PACKAGE = Path(__file__).parents[1] / "vispe"
 
@@ -39,7 +39,7 @@ def test_of_a_link_the_link_is_removed(tmp_path):
 
 
 def test_folders_are_removed_in_one_module_only():
-    """`shutil.rmtree` follows whatever name it gets, so every other module calls `vispe.files.remove`."""
+    """`shutil.rmtree` follows whatever name it gets, so every other module calls `vispe.utils.files.remove`."""
     calls = []
     for file in sorted(PACKAGE.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_folders_are_removed_in_one_module_only():
             if isinstance(node, ast.Attribute) and node.attr in ("rmtree", "removedirs"):
                 calls.append(file.relative_to(PACKAGE).as_posix())
     # staging removes the hidden folder with a random name that the same call has made
-    assert calls == ["files.py", "segment/run/staging.py"]
+    assert calls == ["segment/run/staging.py", "utils/files.py"]
 
 
 def test_the_lock_file_is_not_opened_through_a_link(tmp_path):

@@ -7,7 +7,6 @@ import order of timm and vispe. timm itself is imported on first use.
 from typing import TYPE_CHECKING
 
 from vispe import encodings as encodings
-from vispe import symmetry as symmetry
 from vispe._lazy import lazy_exports, share_namespace
 from vispe.attention import attention, explain, use_backend
 from vispe.encodings.attention_layer import Attention
@@ -19,14 +18,14 @@ from vispe.errors import VispeError
 from vispe.evaluate.plots.encoding import plot_bias
 from vispe.grid import Grid, Positions
 from vispe.hosts.import_hooks import install_import_hooks
-from vispe.version import __version__ as __version__
+from vispe.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vispe.hosts.common.block_loops import positions_for
     from vispe.hosts.convert import convert, describe, restore
     from vispe.hosts.fold import fold
     from vispe.hosts.transformers.saving.loading import from_pretrained
-    from vispe.symmetry.symmetrization import symmetrize
+    from vispe.images.symmetry.symmetrization import symmetrize
 
 __all__ = [
     "Additive",
@@ -67,7 +66,7 @@ __getattr__, __dir__ = lazy_exports(
         "from_pretrained": "vispe.hosts.transformers.saving.loading",
         "positions_for": "vispe.hosts.common.block_loops",
         "restore": "vispe.hosts.convert",
-        "symmetrize": "vispe.symmetry.symmetrization",
+        "symmetrize": "vispe.images.symmetry.symmetrization",
     },
 )
 # `import vispe.attention.bias.table as x` finds the submodules of the package that the function hides

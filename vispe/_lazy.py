@@ -16,7 +16,7 @@ def lazy_exports(
         package: `__name__` of the package.
         names: public name to the module that defines it.
 
-    >>> __getattr__, __dir__ = lazy_exports(__name__, {"symmetrize": "vispe.symmetry.symmetrization"})
+    >>> __getattr__, __dir__ = lazy_exports(__name__, {"symmetrize": "vispe.images.symmetry.symmetrization"})
     """
 
     def get(name: str) -> Any:

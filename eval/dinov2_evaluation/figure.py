@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dinov2_evaluation.targets import others, targets
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 from vispe.train.evaluate.criteria import Criterion
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 
 FLOOR = -1.0  # R² below is drawn here: negative values are not informative
 PANELS = (

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dinov2_evaluation.targets import UNSEEN, others, targets
-from vispe.report.table import markdown_table
 from vispe.train.evaluate.criteria import Criterion
+from vispe.utils.report.table import markdown_table
 
 PUBLISHED = {"noise": (0.89, -0.83), "textures": (0.71, 0.32), "micrographs": (0.83, -0.23)}
 """R² before and after in the literature (arXiv 2603.16840 and its notebooks, ViT-S/14 with `alibi2d`, 118,000

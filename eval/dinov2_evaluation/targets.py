@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from dinov2_evaluation.probe_images import PLACELESS
-from vispe.report.statistics import summarise
 from vispe.train.evaluate.criteria import GONE, Criterion
 from vispe.train.evaluate.mask_scores import finite_mean
+from vispe.utils.report.statistics import summarise
 
 COSINE, RANK = 0.95, 0.6
 """Least cosine to the blanked teacher, and least share of the teacher's effective rank."""

@@ -24,12 +24,12 @@ import numpy as np
 import tifffile
 from PIL import Image
 
-from vispe.files import write_json
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.guided_filter import PENALTY, RADIUS, clean
 from vispe.segment.metrics import scores
 from vispe.segment.pipeline import segment
+from vispe.utils.files import write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "clean.json"
 KEYS = ("miou", "mean_boundary_f1")

@@ -25,13 +25,13 @@ import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
 from vispe.backbones.micro import WEIGHTS
-from vispe.files import write_json
 from vispe.images.labels.truth_files import read_truth
 from vispe.segment.classify.clustering import METHODS
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import KINDS, FeatureConfig
 from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import ScoreOptions, segment
+from vispe.utils.files import write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cluster.json"
 FITS = ("each image", "all images of the set")

@@ -24,13 +24,13 @@ import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
 
-from vispe.files import write_json
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.images.textures import voronoi
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.pipeline import DEFAULT
+from vispe.utils.files import write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cluster_count.json"
 METHODS = ("silhouette", "gap", "stability", "vispe")

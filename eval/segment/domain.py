@@ -28,7 +28,6 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 from skimage.transform import resize
 
-from vispe.files import write_json
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.out_of_distribution import MARGIN, MARGIN_ONE, feature_sums, fit_distribution
@@ -39,6 +38,7 @@ from vispe.segment.features.tiles import Region
 from vispe.segment.live.array_image import micrograph
 from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import DEFAULT
+from vispe.utils.files import write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "domain.json"
 CHANGES = ("same", "inverted", "gamma", "blurred", "half", "double", "noisy")

@@ -25,7 +25,6 @@ import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
 
-from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.calibration import calibrate, concatenate_ids, label_scribbles
@@ -34,6 +33,7 @@ from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import DEFAULT
+from vispe.utils.files import atomic_path
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_ensemble.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "micrographs" / "fractions.md"

@@ -19,9 +19,9 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
-from vispe.files import write_json
 from vispe.images.textures import voronoi
 from vispe.segment.materials.statistics import measure
+from vispe.utils.files import write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "materials.json"
 SIDE, PAGES, PHASES = 256, 24, 4

@@ -24,7 +24,6 @@ import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
 
-from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.calibration import calibrate, calibration_error, concatenate_ids, label_scribbles
@@ -43,6 +42,7 @@ from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import versions
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.types import PostProcessing
+from vispe.utils.files import atomic_path
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_prior.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "micrographs" / "fractions.md"

@@ -23,13 +23,13 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
-from vispe.files import write_json
 from vispe.images.textures import disc_packing, random_field, voronoi
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggest_file import draw_suggestions
 from vispe.segment.live.suggestions import candidates, radius_for, suggest
 from vispe.segment.model.model_file import versions
 from vispe.segment.overlays import PALETTE
+from vispe.utils.files import write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "suggest.json"
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "figures" / "suggest-curve.png"

@@ -35,7 +35,6 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.pixel_classifier import PixelClassifier
@@ -46,6 +45,7 @@ from vispe.segment.metrics import mean_iou
 from vispe.segment.model.model_file import versions
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.types import PostProcessing
+from vispe.utils.files import atomic_path
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_tokens.json"
 SYNTHETIC = "synthetic"

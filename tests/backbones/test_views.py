@@ -14,8 +14,8 @@ from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.evaluate.attention.head_health import head_health
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.measure.audited_model import as_audited_model
-from vispe.symmetry.d4 import D4
-from vispe.symmetry.symmetrization import D4Features
+from vispe.images.symmetry.d4 import D4
+from vispe.images.symmetry.symmetrization import D4Features
 
 TEXT = {"context_length": 8, "vocab_size": 32, "width": 32, "heads": 2, "layers": 1}
 TOWER = {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16}

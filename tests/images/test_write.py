@@ -20,11 +20,11 @@ from PIL import Image
 from tests.cases import cases
 from tests.products import partly
 from vispe.errors import InputError, ShapeError
-from vispe.files import atomic_path, check_writable, write_csv, write_json
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment import overlays
 from vispe.segment.overlays import PALETTE, boundaries, overlay, uncertainty_image
+from vispe.utils.files import atomic_path, check_writable, write_csv, write_json
 
 RNG = np.random.default_rng(2)
 H, W = 31, 45

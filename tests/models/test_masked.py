@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import vispe
 from models import masked, training_images
-from vispe.symmetry.symmetrization import patch_kernel
+from vispe.images.symmetry.symmetrization import patch_kernel
 
 ROOT = Path(__file__).parents[2]
 TINY = masked.Recipe(

@@ -16,7 +16,7 @@ from torch import Tensor
 from vispe.backbones.hub import check_code
 from vispe.errors import InputError, UnknownName, did_you_mean
 from vispe.images.paths import expanded
-from vispe.symmetry.d4 import D4
+from vispe.images.symmetry.d4 import D4
 
 
 class D4Segmenter:

@@ -19,7 +19,7 @@ from vispe.backbones.model_access import (
 )
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost, counted
 from vispe.hosts.common.state_dict_loading import LoadsWeights
-from vispe.symmetry.d4 import Element
+from vispe.images.symmetry.d4 import Element
 
 
 class VisionModel:

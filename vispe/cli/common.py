@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vispe.backbones.device import choose_device
 from vispe.errors import InputError
-from vispe.files import atomic_path, check_writable, write_json
 from vispe.images.file_search import find_images
-from vispe.report.html_page import Page
+from vispe.utils.files import atomic_path, check_writable, write_json
+from vispe.utils.report.html_page import Page
 
 if TYPE_CHECKING:
     from vispe.evaluate.evaluated import EvaluatedModel
@@ -95,7 +95,7 @@ def versions() -> dict[str, str]:
     import timm
     import torch
 
-    from vispe.version import __version__
+    from vispe.utils.version import __version__
 
     return {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__}
 

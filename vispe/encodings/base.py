@@ -23,7 +23,7 @@ from vispe.encodings.parts.eval_cache import Kept
 from vispe.encodings.saved_spec import check_same_spec, keep, saved_grid
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
-from vispe.options import check_options, option_signature
+from vispe.utils.options import check_options, option_signature
 
 HOST_FACTS = ("dim", "num_heads", "head_dim", "depth", "grid")
 INFORMATION = ("distance", "direction", "position", "content")  # information that an encoding can provide
@@ -49,10 +49,10 @@ class Encoding(nn.Module):
     strings that the common tests cover).
 
     Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
-    annotations (`vispe.options`), and calls `__post_init__`, which creates the parameters. `axes` and the values that
-    the host supplies (`HOST_FACTS`) come first, then the options of the class, then those of its base classes. A bare
-    assignment changes the default of an inherited option; a `ClassVar` fixes its value. If a class defines its own
-    constructor, the constructor's arguments are its options.
+    annotations (`vispe.utils.options`), and calls `__post_init__`, which creates the parameters. `axes` and the
+    values that the host supplies (`HOST_FACTS`) come first, then the options of the class, then those of its base
+    classes. A bare assignment changes the default of an inherited option; a `ClassVar` fixes its value. If a class
+    defines its own constructor, the constructor's arguments are its options.
 
     Raises:
         TypeError: the constructor is called with an unknown option, or without a required one.

@@ -16,7 +16,7 @@ from vispe.backbones.user_callables import D4Segmenter
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.saved_segmenter import SavedSegmenter
-from vispe.symmetry.symmetrization import D4Features, symmetrize
+from vispe.images.symmetry.symmetrization import D4Features, symmetrize
 
 Kind = Literal["features", "segmenter"]
 

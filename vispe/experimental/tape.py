@@ -16,7 +16,7 @@ from vispe.encodings.parts.rotary.rope import axial_angles, pair_counts
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import FiniteFloat, PositiveFloat, PositiveInt, checked
+from vispe.utils.options import FiniteFloat, PositiveFloat, PositiveInt, checked
 
 Activation = Literal["silu", "gelu", "relu"]
 

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError, ShapeError, counted
-from vispe.files import atomic_path
 from vispe.images.formats.decoded_image import PageAxes, physical
 from vispe.images.formats.metadata import scale_chunk
 from vispe.images.read import Micrograph
+from vispe.utils.files import atomic_path
 
 _IMAGEJ = (1 << 32) - (1 << 26)  # largest size of the pixels of an ImageJ TIFF in bytes
 _LENGTHS = {"um": 1.0, "inch": 25_400.0, "cm": 1e4}  # microns

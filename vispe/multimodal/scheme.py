@@ -15,7 +15,7 @@ from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.parallel_segments import steps
 from vispe.multimodal.streams.position_coupling import couple
 from vispe.multimodal.streams.token_stream import Stream
-from vispe.options import check_options
+from vispe.utils.options import check_options
 
 
 @dataclass(frozen=True, eq=False)

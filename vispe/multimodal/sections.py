@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vispe.errors import OptionError, counted
-from vispe.options import NonNegativeInt
+from vispe.utils.options import NonNegativeInt
 
 Sections = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] | None
 

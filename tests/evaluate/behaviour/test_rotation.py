@@ -12,7 +12,7 @@ from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.rotation import POSES, Equivariance
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance
-from vispe.symmetry.d4 import element
+from vispe.images.symmetry.d4 import element
 
 
 def vit(encoding=None):

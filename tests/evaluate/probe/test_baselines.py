@@ -21,7 +21,7 @@ from vispe.evaluate.probe.rasa.fit import Rasa
 from vispe.evaluate.probe.remedies import ALPHA
 from vispe.evaluate.probe.splits import Trials, cell
 from vispe.evaluate.probe.targets import ramp
-from vispe.symmetry.d4 import D4
+from vispe.images.symmetry.d4 import D4
 
 PATCH, WIDTH = 4, 12
 

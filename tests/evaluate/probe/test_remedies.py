@@ -9,7 +9,7 @@ from vispe.evaluate.probe.baselines import probe_baselines
 from vispe.evaluate.probe.rasa.fit import Rasa
 from vispe.evaluate.probe.remedies import ALPHA, RasaFeatures, default_rounds, remedied
 from vispe.evaluate.probe.targets import ramp
-from vispe.symmetry.symmetrization import D4Features
+from vispe.images.symmetry.symmetrization import D4Features
 
 R2 = ("lr+ud", "radial")
 

@@ -25,7 +25,7 @@ from vispe.evaluate.rotation import (
 from vispe.evaluate.rotation.helpers import scribbles
 from vispe.evaluate.rotation.plan import center_crop
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter, sample_at_pixels
-from vispe.symmetry import D4Features, symmetrize
+from vispe.images.symmetry import D4Features, symmetrize
 
 FEW = (0.0, 30.0, 90.0)
 

@@ -21,7 +21,7 @@ from vispe.evaluate.rotation.comparison import error
 from vispe.evaluate.rotation.evaluation import measure
 from vispe.evaluate.rotation.record_key import EVERY_POSE, Key
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
-from vispe.report.statistics import bootstrap_interval
+from vispe.utils.report.statistics import bootstrap_interval
 
 
 def test_summary_of_known_values():

@@ -13,9 +13,9 @@ from vispe.evaluate.rotation import (
     equivariance,
     raw_intensity,
 )
+from vispe.images.symmetry.label_maps import rotated_window_labels
 from vispe.images.textures import disc_packing, random_field, voronoi
 from vispe.segment.metrics import mean_iou
-from vispe.symmetry.label_maps import rotated_window_labels
 
 SIZE, ANGLES = (72, 72), (20, 45, 90, 130)
 SAMPLES = {

@@ -3,6 +3,7 @@ import pytest
 
 from tests.cases import cases
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.images.symmetry.d4 import D4
 from vispe.segment.invariance_report import FAMILIES, RUNS, SHIFTS, measure_invariance
 from vispe.segment.invariance_report.poses import (
     REPEAT,
@@ -12,7 +13,6 @@ from vispe.segment.invariance_report.poses import (
     valid_shifts,
 )
 from vispe.segment.types import Prediction
-from vispe.symmetry.d4 import D4
 
 SIZES = [(64, 64), (67, 91), (90, 65)]
 

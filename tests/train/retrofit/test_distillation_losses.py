@@ -7,8 +7,8 @@ import torch
 
 from tests.train.tiny import TEACHER
 from vispe.errors import OptionError, ShapeError
-from vispe.symmetry.d4 import D4, IDENTITY
-from vispe.symmetry.symmetrization import patch_kernel
+from vispe.images.symmetry.d4 import D4, IDENTITY
+from vispe.images.symmetry.symmetrization import patch_kernel
 from vispe.train.retrofit.config import LossWeights, Student
 from vispe.train.retrofit.distillation_losses import Objective, ablated, cosine_distance, sample_pose
 from vispe.train.retrofit.student import final_tokens, load_teacher, make_student

@@ -9,7 +9,7 @@ from torch import nn
 from tests.train.tiny import TEACHER, RandomImages, config, training
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import OptionError
-from vispe.symmetry import IDENTITY, Placement, common_part
+from vispe.images.symmetry import IDENTITY, Placement, common_part
 from vispe.train.data import Augment
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.config import LossWeights, Stage, Student

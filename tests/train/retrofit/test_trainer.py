@@ -9,7 +9,7 @@ import torch
 
 from tests.train.tiny import RandomImages, config, training
 from vispe.errors import InputError, OptionError
-from vispe.symmetry.symmetrization import patch_kernel
+from vispe.images.symmetry.symmetrization import patch_kernel
 from vispe.train.data import Batches
 from vispe.train.retrofit.config import LossWeights, Probe, Stage, Student, Target
 from vispe.train.retrofit.distillation import retrofit

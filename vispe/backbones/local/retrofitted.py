@@ -137,7 +137,7 @@ def fitted(teacher: VisionModel, folder: str | Path) -> VisionModel:
     """
     from vispe.backbones.vision_model import VisionModel
     from vispe.hosts.convert import convert
-    from vispe.symmetry.symmetrization import symmetrize
+    from vispe.images.symmetry.symmetrization import symmetrize
 
     config, file = read_card(folder)["config"], _folder(folder) / WEIGHTS
     model = copy.deepcopy(teacher.model)

@@ -15,7 +15,7 @@ from vispe.encodings.parts.layers import PreciseConv
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, is_integer
 from vispe.grid import Grid, Positions
-from vispe.options import Integer, Interval, PositiveInt
+from vispe.utils.options import Integer, Interval, PositiveInt
 
 Padding = Literal["zeros", "circular", "reflect"]
 Init = Literal["reference", "zero"]

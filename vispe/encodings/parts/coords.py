@@ -9,7 +9,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Axes, PositiveInt
+from vispe.utils.options import Axes, PositiveInt
 
 FRACTIONS = "reads fractions of the field"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from vispe.errors import EncodingMismatch, OptionError, counted
-from vispe.options import check_per_axis
+from vispe.utils.options import check_per_axis
 
 _logger = logging.getLogger(__name__)
 

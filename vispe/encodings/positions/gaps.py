@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
-from vispe.options import Interval, PositiveInt
+from vispe.utils.options import Interval, PositiveInt
 
 
 @register

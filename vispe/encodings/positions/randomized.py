@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.encodings.parts.positions.unit_range import ReachSampler
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, counted
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 
 @register

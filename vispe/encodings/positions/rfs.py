@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.positions.unit_range import ReachSampler
 from vispe.encodings.registry import register
-from vispe.options import Probability
+from vispe.utils.options import Probability
 
 
 @register

@@ -8,7 +8,7 @@ from torch import Tensor
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, counted
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 
 @register

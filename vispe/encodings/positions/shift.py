@@ -8,7 +8,7 @@ from torch import Tensor
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
-from vispe.options import NonNegativeInt, PositiveInt
+from vispe.utils.options import NonNegativeInt, PositiveInt
 
 
 @register

@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
-from vispe.options import PositiveFloat
+from vispe.utils.options import PositiveFloat
 
 
 @register

@@ -19,7 +19,7 @@ from vispe.evaluate.attention.head_statistics import groups, rows_of
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.grid import Grid
 from vispe.hosts.slot_calibration import psi, slot_spread
-from vispe.symmetry.d4 import D4
+from vispe.images.symmetry.d4 import D4
 
 if TYPE_CHECKING:
     from vispe.evaluate.measure.audited_model import AuditedModel

@@ -6,10 +6,10 @@ import numpy as np
 
 from vispe.errors import counted
 from vispe.evaluate.attention.head_health import PATTERNS, HeadHealth
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
-from vispe.report.html_page import Page
-from vispe.report.result import Drawing, Note, Rows, Section, report_page
-from vispe.report.table import capitalize
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
+from vispe.utils.report.html_page import Page
+from vispe.utils.report.result import Drawing, Note, Rows, Section, report_page
+from vispe.utils.report.table import capitalize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

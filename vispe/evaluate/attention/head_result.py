@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, counted
-from vispe.report.html_page import Tone
-from vispe.report.result import Result
-from vispe.report.table import json_entries
+from vispe.utils.report.html_page import Tone
+from vispe.utils.report.result import Result
+from vispe.utils.report.table import json_entries
 
 PATTERNS = ("distributed", "local", "sink", "dead")  # codes 0 to 3
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from vispe.errors import ShapeError, counted
 from vispe.evaluate.measure.base import Measure, Outcome
 from vispe.evaluate.measure.verdict import Judgement, Verdict, bounds, draws
-from vispe.report.html_page import Tone
-from vispe.report.result import Result
-from vispe.report.table import interval, json_entries, json_value, number
+from vispe.utils.report.html_page import Tone
+from vispe.utils.report.result import Result
+from vispe.utils.report.table import interval, json_entries, json_value, number
 
 
 @dataclass(frozen=True, eq=False)

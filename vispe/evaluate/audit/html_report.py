@@ -9,7 +9,7 @@ import numpy as np
 from vispe.errors import counted
 from vispe.evaluate.audit.findings import Audit, Comparison, Finding
 from vispe.evaluate.measure.base import FAMILIES
-from vispe.report.figure_style import (
+from vispe.utils.report.figure_style import (
     BLUE,
     FAINT,
     GREY,
@@ -22,9 +22,9 @@ from vispe.report.figure_style import (
     new_figure,
     scale,
 )
-from vispe.report.html_page import Page
-from vispe.report.result import Drawing, Note, Part, Rows, Section, report_page
-from vispe.report.table import capitalize, number
+from vispe.utils.report.html_page import Page
+from vispe.utils.report.result import Drawing, Note, Part, Rows, Section, report_page
+from vispe.utils.report.table import capitalize, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

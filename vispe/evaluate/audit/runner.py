@@ -20,7 +20,7 @@ from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Control, Measure
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.measure.verdict import judge
-from vispe.files import atomic_path
+from vispe.utils.files import atomic_path
 
 SAVE_EVERY = 20.0  # seconds between two checkpoints
 VIEWS: tuple[Control, ...] = ("random", "none")

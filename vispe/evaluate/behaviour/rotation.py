@@ -17,7 +17,7 @@ from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.rotation.comparison import error
-from vispe.symmetry.d4 import element
+from vispe.images.symmetry.d4 import element
 
 POSES = ("rot90", "rot180", "hflip")
 LEVEL = ("rot180", "hflip")  # poses of non-square images, whose size changes under rot90

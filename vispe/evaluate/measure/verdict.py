@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from vispe.evaluate.measure.base import Outcome
-from vispe.report.statistics import MIN_IMAGES
+from vispe.utils.report.statistics import MIN_IMAGES
 
 Verdict = Literal["yes", "no", "not decided"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from vispe.errors import ShapeError, counted, require
 from vispe.multimodal import Stream
 from vispe.multimodal.streams.parallel_segments import MEMBER, SET
-from vispe.report.figure_style import GREY, INK
+from vispe.utils.report.figure_style import GREY, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.encodings.registry import create_encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid
-from vispe.report.figure_style import INK, new_axes
+from vispe.utils.report.figure_style import INK, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from vispe.errors import OptionError, ShapeError, counted, require
 from vispe.multimodal import Scheme, Stream, create_scheme
 from vispe.multimodal.streams.segments import IMAGE, THUMBNAIL, Segment
 from vispe.multimodal.streams.stream_text import parse_segments
-from vispe.report.figure_style import GREY, INK
+from vispe.utils.report.figure_style import GREY, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

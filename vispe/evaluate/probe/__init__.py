@@ -18,5 +18,5 @@ __getattr__, __dir__ = lazy_exports(
     dict.fromkeys(("ProbeRow", "ProbeResult", "positional_probe"), "vispe.evaluate.probe.positional")
     | dict.fromkeys(("Rasa", "fit_rasa"), "vispe.evaluate.probe.rasa.fit")
     | {"RasaProjection": "vispe.evaluate.probe.rasa.projection", "remedied": "vispe.evaluate.probe.remedies"}
-    | dict.fromkeys(("markdown_table",), "vispe.report.table"),
+    | dict.fromkeys(("markdown_table",), "vispe.utils.report.table"),
 )

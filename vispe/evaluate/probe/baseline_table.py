@@ -7,8 +7,8 @@ import numpy as np
 
 from vispe.errors import OptionError
 from vispe.evaluate.probe.splits import cell
-from vispe.report.result import Result
-from vispe.report.table import json_entries, json_list
+from vispe.utils.report.result import Result
+from vispe.utils.report.table import json_entries, json_list
 
 NAMES = {
     "none": "untouched",

@@ -16,7 +16,7 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.features.spectrum import rankme
-from vispe.symmetry.d4 import D4, IDENTITY, Element, element
+from vispe.images.symmetry.d4 import D4, IDENTITY, Element, element
 
 PUBLISHED = (IDENTITY, element("hflip"), element("vflip"), element("rot90"))
 """The poses of the published form: identity, horizontal flip, vertical flip, and rotation by 90 degrees."""

@@ -20,8 +20,8 @@ from vispe.errors import ShapeError, counted
 from vispe.evaluate.probe.feature_sources import check_images, patch_pixels
 from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.splits import POSITIONS, Trials, cell
-from vispe.report.result import Result
-from vispe.report.table import json_entries, json_list
+from vispe.utils.report.result import Result
+from vispe.utils.report.table import json_entries, json_list
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from vispe.evaluate.probe.feature_sources import Source, each_features
 from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
 from vispe.evaluate.probe.splits import check_sampled, follower, mixed, same_region
 from vispe.evaluate.probe.targets import TARGETS, check_target, ramp, sample_mask
-from vispe.report.result import Grades, Result
-from vispe.report.table import json_entries, json_list
+from vispe.utils.report.result import Grades, Result
+from vispe.utils.report.table import json_entries, json_list
 
 GRADES = Grades(0.1, 0.5, ("no linear position", "position can partly be read", "position can be read"))
 """Verdict on the median held-out R²; the limits are chosen by us."""

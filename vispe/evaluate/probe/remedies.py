@@ -17,7 +17,7 @@ from vispe.evaluate.probe.feature_sources import feature_function
 from vispe.evaluate.probe.group_averages import transform_averages
 from vispe.evaluate.probe.rasa.fit import NULL, Rasa
 from vispe.evaluate.probe.rasa.projection import RasaProjection
-from vispe.symmetry.symmetrization import D4Features
+from vispe.images.symmetry.symmetrization import D4Features
 
 Remedy = Literal["rasa", "d4_average", "d4_rasa"]
 

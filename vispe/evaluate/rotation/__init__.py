@@ -32,9 +32,9 @@ from vispe.evaluate.rotation.plan import ANGLES, GROUPS
 from vispe.evaluate.rotation.records import Measurement, RotationResult, merge, relabelled
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.saved_segmenter import SavedSegmenter
-from vispe.report.statistics import Summary, paired_difference, summarise
-from vispe.symmetry.d4 import D4, IDENTITY, Element, element, fit_to_patches
-from vispe.symmetry.warp import Canvas, rotate
+from vispe.images.symmetry.d4 import D4, IDENTITY, Element, element, fit_to_patches
+from vispe.images.symmetry.warp import Canvas, rotate
+from vispe.utils.report.statistics import Summary, paired_difference, summarise
 
 __all__ = [
     "ANGLES",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vispe.backbones.batching import batches
 from vispe.errors import OptionError, ShapeError, counted
-from vispe.symmetry.d4 import D4, IDENTITY, Element
+from vispe.images.symmetry.d4 import D4, IDENTITY, Element
 
 CHUNK = 1 << 22
 """Max number of distances in memory in `rank`."""

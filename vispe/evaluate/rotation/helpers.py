@@ -15,10 +15,10 @@ from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan, can
 from vispe.evaluate.rotation.record_key import EVERY_POSE
 from vispe.evaluate.rotation.records import Measurement
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter
+from vispe.images.symmetry.d4 import D4, IDENTITY, Element
+from vispe.images.symmetry.label_maps import rotated_window_labels
+from vispe.images.symmetry.warp import Canvas
 from vispe.segment.metrics import without_borders
-from vispe.symmetry.d4 import D4, IDENTITY, Element
-from vispe.symmetry.label_maps import rotated_window_labels
-from vispe.symmetry.warp import Canvas
 
 Rows = tuple[Measurement, ...]
 

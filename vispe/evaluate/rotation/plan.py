@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction, Segmenter, checked_labels
 from vispe.errors import InputError, ShapeError
-from vispe.symmetry.d4 import fit_to_patches
-from vispe.symmetry.warp import Canvas
+from vispe.images.symmetry.d4 import fit_to_patches
+from vispe.images.symmetry.warp import Canvas
 
 Shift = tuple[int, int]
 

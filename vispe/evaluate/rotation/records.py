@@ -10,9 +10,9 @@ import numpy as np
 from vispe.errors import ShapeError, UnknownName, counted
 from vispe.evaluate.rotation.record_key import D4_MEAN, FULL, POSITION_CODE, UNMOVED, Key
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
-from vispe.report.result import Result
-from vispe.report.statistics import Better, Summary, summarise
-from vispe.report.table import interval, json_entries, json_list, json_value, number
+from vispe.utils.report.result import Result
+from vispe.utils.report.statistics import Better, Summary, summarise
+from vispe.utils.report.table import interval, json_entries, json_list, json_value, number
 
 
 @dataclass(frozen=True)

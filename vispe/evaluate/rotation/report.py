@@ -9,10 +9,10 @@ from vispe.evaluate.rotation import record_key
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.records import Measurement, RotationResult
 from vispe.evaluate.rotation.verdict import GRADES
-from vispe.report.html_page import Tone
-from vispe.report.result import Result
-from vispe.report.statistics import MIN_IMAGES
-from vispe.report.table import interval, json_entries, number
+from vispe.utils.report.html_page import Tone
+from vispe.utils.report.result import Result
+from vispe.utils.report.statistics import MIN_IMAGES
+from vispe.utils.report.table import interval, json_entries, number
 
 _CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"
 _AGREE = "labels, 1 = same"

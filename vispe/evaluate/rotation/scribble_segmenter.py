@@ -14,7 +14,7 @@ from torch.nn.functional import grid_sample, interpolate
 
 from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.errors import InputError
-from vispe.symmetry.d4 import IDENTITY, Element
+from vispe.images.symmetry.d4 import IDENTITY, Element
 
 
 class TrainedSegmenter:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from vispe.report.result import Grades
+from vispe.utils.report.result import Grades
 
 INVARIANT, MILD = 0.05, 0.3
 """Limits of the verdict, for the centred error over D4 and for the held-out R²; chosen by us."""

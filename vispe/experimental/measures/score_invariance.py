@@ -15,7 +15,7 @@ from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.rotation.metrics.lie_derivative import moved
 from vispe.evaluate.rotation.record_key import Key
 from vispe.evaluate.rotation.records import Measurement
-from vispe.symmetry.warp import rotate
+from vispe.images.symmetry.warp import rotate
 
 Classifier = Callable[[Tensor], Tensor]
 """Images (b, c, H, W) -> logits (b, k)."""

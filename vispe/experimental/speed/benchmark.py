@@ -25,8 +25,8 @@ from vispe.experimental.speed.compile_latency import new_grid
 from vispe.experimental.speed.contenders import Contender, contenders, ours
 from vispe.experimental.speed.correctness import line, planned_checks, run_check
 from vispe.experimental.speed.timing import measure
-from vispe.files import atomic_path
-from vispe.version import __version__
+from vispe.utils.files import atomic_path
+from vispe.utils.version import __version__
 
 TRIES = 2  # max attempts at a record that terminated the process
 LATER = 4  # number of cases that precede slow contenders

@@ -9,7 +9,7 @@ from typing import Any
 from vispe.errors import counted
 from vispe.experimental.speed.cases import MODES, is_forward
 from vispe.experimental.speed.targets import OURS, SDPA
-from vispe.report.table import text_table
+from vispe.utils.report.table import text_table
 
 Row = dict[str, Any]
 HEAD = (

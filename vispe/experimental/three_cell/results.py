@@ -14,10 +14,10 @@ import torch
 
 from vispe.errors import InputError, OptionError
 from vispe.experimental.three_cell.trainer import ThreeCellRecipe, ThreeCellViT, train
-from vispe.files import atomic_path
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
-from vispe.report.html_page import Page, Tone
-from vispe.report.result import Drawing, Note, Result, Rows, Section, report_page
+from vispe.utils.files import atomic_path
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
+from vispe.utils.report.html_page import Page, Tone
+from vispe.utils.report.result import Drawing, Note, Result, Rows, Section, report_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

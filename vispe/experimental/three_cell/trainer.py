@@ -27,8 +27,8 @@ from vispe.encodings.registry import Spec, parse_spec
 from vispe.errors import InputError, OptionError
 from vispe.experimental.three_cell import dataset
 from vispe.experimental.three_cell.dataset import ThreeCellScores
-from vispe.files import atomic_path
 from vispe.hosts.convert import convert
+from vispe.utils.files import atomic_path
 
 TEST_SEED = 2025  # all models are evaluated on the same images
 

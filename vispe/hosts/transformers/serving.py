@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
-from vispe.files import atomic_path, check_writable, write_json
 from vispe.hosts.transformers.language.convert import (
     is_vision_language_model,
     model_inside,
@@ -27,7 +26,8 @@ from vispe.hosts.transformers.saving import config_record
 from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.per_layer import scheme_of
 from vispe.multimodal.serving import RotaryTable, TableRows, install, table_of
-from vispe.version import __version__
+from vispe.utils.files import atomic_path, check_writable, write_json
+from vispe.utils.version import __version__
 
 POSITIONS, TABLE = "positions.json", "table.safetensors"
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.options import Interval, PositiveFloat, PositiveInt
+from vispe.utils.options import Interval, PositiveFloat, PositiveInt
 
 Seed = int | np.random.Generator
 """Source of randomness of a texture: an integer, or a numpy Generator, which is advanced."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError
 from vispe.images.textures.checks import Size, both
 from vispe.images.textures.waves import Places, Raster, Waves
-from vispe.options import FiniteFloat, PositiveFloat, checked, read_option
+from vispe.utils.options import FiniteFloat, PositiveFloat, checked, read_option
 
 SIDE = 256  # pixels; images are rendered in tiles of this side
 _CHUNK = 1 << 13  # scattered points per chunk

@@ -14,7 +14,7 @@ from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 ROOM = 2.0**26  # maximum number of positions per segment; a power of two, so that both parts are exact
 

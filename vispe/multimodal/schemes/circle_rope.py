@@ -16,7 +16,7 @@ from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import FiniteFloat, PositiveFloat, UnitInterval
+from vispe.utils.options import FiniteFloat, PositiveFloat, UnitInterval
 
 
 @register_scheme

@@ -19,7 +19,7 @@ from vispe.multimodal.schemes.mrope import MRoPE, MRoPEInterleaved
 from vispe.multimodal.sections import sections_for
 from vispe.multimodal.streams.token_merging import merge_tokens
 from vispe.multimodal.streams.token_stream import Stream
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 
 @register_scheme

@@ -12,7 +12,7 @@ from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 
 @register_scheme

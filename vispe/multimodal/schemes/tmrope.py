@@ -12,7 +12,7 @@ from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.schemes.mrope import MRoPE
 from vispe.multimodal.sections import sections_for
-from vispe.options import PositiveFloat
+from vispe.utils.options import PositiveFloat
 
 
 @register_scheme

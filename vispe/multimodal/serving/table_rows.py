@@ -15,7 +15,7 @@ from vispe.errors import InputError, OptionError, UnsupportedCombination, counte
 from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.segments import Image, Text, Video
 from vispe.multimodal.streams.token_stream import Stream
-from vispe.options import NonNegativeInt, PositiveInt, check_options
+from vispe.utils.options import NonNegativeInt, PositiveInt, check_options
 
 MOST_PARTS = 256  # enough for the smallest v2pe steps; every part costs a full table
 NEAREST = 64  # coordinates that are not on a grid of parts are rounded to this many

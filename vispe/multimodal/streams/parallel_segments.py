@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vispe.errors import InputError
 from vispe.multimodal.streams.segments import Image, Segment, Text, Video
-from vispe.options import check_options
+from vispe.utils.options import check_options
 
 SELF, ALL, TARGET = 0, 1, 2  # attention rules of the blocks of a set
 SET, MEMBER, RULE, END = range(4)  # columns of `Blocks.parallel`

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.images.symmetry.label_maps import resampled_labels, rotated_labels
+from vispe.images.symmetry.warp import Canvas
 from vispe.segment.invariance_report.result import PoseResult
 from vispe.segment.metrics import class_percentages
-from vispe.symmetry.label_maps import resampled_labels, rotated_labels
-from vispe.symmetry.warp import Canvas
 
 MARGIN = 8
 """Margin in pixels around the disc; the side of the window is a multiple of it."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vispe.errors import counted
-from vispe.report import figure_style
-from vispe.report.figure_style import GREY, INK
 from vispe.segment.invariance_report.result import MILD
 from vispe.segment.overlays import PALETTE, Color, boundaries
+from vispe.utils.report import figure_style
+from vispe.utils.report.figure_style import GREY, INK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

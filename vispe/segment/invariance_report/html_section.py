@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vispe.report.html_page import Page
 from vispe.segment.invariance_report.verdict_text import format_points
+from vispe.utils.report.html_page import Page
 
 
 def trust_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]], shown: int) -> None:

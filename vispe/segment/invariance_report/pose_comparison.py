@@ -6,6 +6,7 @@ import numpy as np
 
 from vispe.backbones.batching import checked_labels
 from vispe.errors import OptionError, ShapeError, counted
+from vispe.images.symmetry.d4 import D4, IDENTITY
 from vispe.segment.invariance_report.poses import (
     REPEAT,
     Move,
@@ -17,7 +18,6 @@ from vispe.segment.invariance_report.poses import (
 )
 from vispe.segment.invariance_report.result import FAMILIES, InvarianceReport, PoseResult
 from vispe.segment.types import Prediction
-from vispe.symmetry.d4 import D4, IDENTITY
 
 SHIFTS: tuple[Shift, ...] = ((-3, 5), (8, -7), (16, 16))
 """Shifts (down, right) in pixels: an odd one, about half a patch of 14 or 16 px, and one patch of 16 px (two of 8)."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.symmetry.d4 import D4, Element
+from vispe.images.symmetry.d4 import D4, Element
 
 Shift = tuple[int, int]
 

@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vispe.errors import InputError, OptionError, counted
-from vispe.files import check_writable, write_json
 from vispe.images.labels.label_files import read_label_set
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import write_png
@@ -20,6 +19,7 @@ from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.overlays import SMALLEST, bold_font, to_rgb
 from vispe.segment.run.inputs import BatchImage, infer_axes, single_mask
 from vispe.segment.types import LabelOptions, ReadOptions
+from vispe.utils.files import check_writable, write_json
 
 _RING, _EDGE = (255, 230, 0), (0, 0, 0)
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vispe.report.html_page import Page
 from vispe.segment.materials.image_record import table_row
+from vispe.utils.report.html_page import Page
 
 
 def materials_section(page: Page, images: Sequence[Mapping[str, Any]]) -> None:

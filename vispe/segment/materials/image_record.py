@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vispe.files import write_csv
 from vispe.segment.materials.statistics import measure
+from vispe.utils.files import write_csv
 
 TABLE = "_materials.csv"
 """Suffix of the table of curves."""

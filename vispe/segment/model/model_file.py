@@ -21,7 +21,6 @@ import numpy as np
 from vispe.backbones.hub import named_by_file
 from vispe.backbones.load_model import check_kind, kind_of
 from vispe.errors import InputError, require
-from vispe.files import atomic_path
 from vispe.images.formats.decoded_image import BROKEN
 from vispe.images.paths import check_file
 from vispe.segment.classify.clustering import METHODS, PixelClusters
@@ -38,6 +37,7 @@ from vispe.segment.model.file_checks import (
     read_card,
 )
 from vispe.segment.text.config import TextClassifier, TextConfig
+from vispe.utils.files import atomic_path
 
 if TYPE_CHECKING:
     from vispe.segment.text.features import TextFeatures
@@ -245,7 +245,7 @@ def versions() -> dict[str, str]:
     """Return the versions of vispe and of the libraries that affect results."""
     from importlib.metadata import version
 
-    from vispe.version import __version__
+    from vispe.utils.version import __version__
 
     libraries = ("numpy", "scipy", "scikit-learn", "scikit-image", "torch", "timm")
     libraries += ("open_clip_torch", "skops")

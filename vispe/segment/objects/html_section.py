@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.report.html_page import Page
+from vispe.utils.report.html_page import Page
 
 _BINS = 24
 

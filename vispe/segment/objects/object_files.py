@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import OptionError, counted
-from vispe.files import atomic_path, csv_cell
 from vispe.images.annotations.object_files import ANNOTATION_ENDINGS, write_objects
 from vispe.images.annotations.shapes import Color
 from vispe.images.read import Micrograph
@@ -19,6 +18,7 @@ from vispe.segment.objects.sizes import summarize_image
 from vispe.segment.objects.table import COLUMNS, Row
 from vispe.segment.overlays import PALETTE
 from vispe.segment.types import Prediction
+from vispe.utils.files import atomic_path, csv_cell
 
 ENDINGS = ("_objects.tif", "_objects.csv", "_objects.png")
 COMBINED = "objects.csv"

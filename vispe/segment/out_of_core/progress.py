@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.files import MARK, check_no_link, remove
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.out_of_core import zarr_store
 from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job, PredictedBlock
+from vispe.utils.files import MARK, check_no_link, remove
 
 DONE, SETTLED = "done", "settled"
 _ENTRY = re.compile(r"raw|store|picture|marks|done|settled|\.?(job|limits|record|areas\.\d+)\.json(\.\d+)?")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError, OptionError, VispeError, counted, require
-from vispe.files import remove
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.invariance_report.image_report import trust_image
@@ -48,6 +47,7 @@ from vispe.segment.run.run_state import (
     common_channel_count,
 )
 from vispe.segment.types import Areas
+from vispe.utils.files import remove
 
 Bounds = tuple[int, int, int, int]
 _ROWS = 1024  # side of the pieces that are read for the grey limits

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from vispe.files import remove
 from vispe.images.write import write_png
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.model.model_file import Model
@@ -21,6 +20,7 @@ from vispe.segment.out_of_core.lazy_page import PageWindow
 from vispe.segment.overlays import overlay
 from vispe.segment.run.run_report import fractions, image_record
 from vispe.segment.types import Areas, Prediction
+from vispe.utils.files import remove
 
 _BYTES = 80  # approximate bytes per pixel of a block during labelling
 

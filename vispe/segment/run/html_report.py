@@ -10,12 +10,12 @@ from typing import Any
 from PIL import Image
 
 from vispe.errors import counted
-from vispe.files import atomic_path
-from vispe.report.html_page import Page, Tone
 from vispe.segment.classify.fractions import estimate_words, map_words
 from vispe.segment.invariance_report.html_section import trust_section
 from vispe.segment.materials.html_section import materials_section
 from vispe.segment.objects.html_section import objects_section
+from vispe.utils.files import atomic_path
+from vispe.utils.report.html_page import Page, Tone
 
 NAME = "report.html"
 SHOWN = 12

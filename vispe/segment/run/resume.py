@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError
-from vispe.files import MARK, check_no_link, jsonable, remove
+from vispe.utils.files import MARK, check_no_link, jsonable, remove
 
 NAME = "unfinished.jsonl"
 _TEMPORARY = re.compile(rf"\.(.+){re.escape(MARK)}[0-9a-f]{{12}}(?:\.\w+)?", re.DOTALL)

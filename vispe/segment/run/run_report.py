@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vispe.files import write_csv, write_json
 from vispe.segment.classify.class_prior import SPREADS, interval
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.materials.image_record import table_row
@@ -19,6 +18,7 @@ from vispe.segment.model.model_file import Model, versions
 from vispe.segment.objects.sizes import summarize_batch
 from vispe.segment.run.html_report import write_page
 from vispe.segment.types import Areas, ImageFacts, PostProcessing
+from vispe.utils.files import write_csv, write_json
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
 # a class has vanished if its area before reweighting exceeds the first fraction of the pixels, and reweighting

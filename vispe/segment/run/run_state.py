@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from vispe.errors import InputError, OptionError, VispeError, counted
-from vispe.files import check_writable
 from vispe.images.write import write_png
 from vispe.segment.classify import cluster_count_figure
 from vispe.segment.classify.clustering import PixelClusters
@@ -25,6 +24,7 @@ from vispe.segment.run.request import Request
 from vispe.segment.run.resume import Journal, digest, fingerprint_files, to_json
 from vispe.segment.run.run_report import Report, run_settings
 from vispe.segment.text.config import TextConfig
+from vispe.utils.files import check_writable
 
 MODEL_NAME = "model.vispe"
 

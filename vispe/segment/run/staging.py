@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vispe.files import MARK, rename_new
+from vispe.utils.files import MARK, rename_new
 
 
 @contextmanager

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
-from vispe.files import atomic_path
 from vispe.images import textures
 from vispe.images.paths import expanded
 from vispe.train.data.dataset import Source, check_integer, digest, index
+from vispe.utils.files import atomic_path
 
 VERSION = 1  # version of the formulas, part of the fingerprint
 SIDE = 256  # pixels

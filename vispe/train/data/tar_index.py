@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from vispe.errors import InputError, counted
-from vispe.files import atomic_path
 from vispe.images.file_search import natural
 from vispe.images.formats.decoded_image import SUFFIXES
 from vispe.images.paths import expanded
 from vispe.train.data.dataset import digest
 from vispe.train.data.image_reading import STACKS, Reading, as_file, count_pages
+from vispe.utils.files import atomic_path
 
 VERSION = 1
 

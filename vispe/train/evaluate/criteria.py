@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.report.html_page import Tone
-from vispe.report.table import json_list
 from vispe.train.evaluate.mask_scores import finite_mean
+from vispe.utils.report.html_page import Tone
+from vispe.utils.report.table import json_list
 
 READABLE, GONE = 0.5, 0.05
 """Held-out R² above which the teacher is considered biased, and below which the student is considered unbiased."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from vispe.errors import InputError
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,12 +7,12 @@ import numpy as np
 from vispe.errors import counted
 from vispe.evaluate.rotation.report import HEADLINES
 from vispe.evaluate.rotation.verdict import SCALE
-from vispe.report.html_page import Page
-from vispe.report.result import Drawing, Note, Rows, Section, report_page, settings_section
-from vispe.report.table import text_table
 from vispe.train.evaluate.figures import fingerprint_figure, masks_figure, position_figure, similarity_figure
 from vispe.train.evaluate.mask_scores import finite_mean
 from vispe.train.evaluate.result import RetrofitReport, scientific
+from vispe.utils.report.html_page import Page
+from vispe.utils.report.result import Drawing, Note, Rows, Section, report_page, settings_section
+from vispe.utils.report.table import text_table
 
 KINDS = {"noise": "noise", "textures": "textures", "images": "your images"}
 """Titles of the kinds of images."""

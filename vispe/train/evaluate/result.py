@@ -9,12 +9,12 @@ import numpy as np
 from vispe.evaluate.probe.positional import ProbeResult
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.report.html_page import Tone
-from vispe.report.result import Result
-from vispe.report.table import json_entries, json_list, json_value, number
 from vispe.train.evaluate.criteria import Criterion, criteria, tone, verdict
 from vispe.train.evaluate.mask_scores import MaskScores
 from vispe.train.evaluate.model_pair import SIDES
+from vispe.utils.report.html_page import Tone
+from vispe.utils.report.result import Result
+from vispe.utils.report.table import json_entries, json_list, json_value, number
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,6 @@ import torch
 from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
 from vispe.evaluate.evaluated import EvaluatedModel
-from vispe.files import check_writable
 from vispe.images.file_search import find_images
 from vispe.images.sequences import FileImages, FileMasks
 from vispe.train.evaluate.before_after import Progress, evaluate
@@ -18,7 +17,8 @@ from vispe.train.evaluate.html_report import evaluation_page
 from vispe.train.evaluate.probe_images import Settings
 from vispe.train.evaluate.result import RetrofitReport
 from vispe.train.retrofit.student import check_size, load_student
-from vispe.version import __version__
+from vispe.utils.files import check_writable
+from vispe.utils.version import __version__
 
 
 def evaluate_checkpoint(

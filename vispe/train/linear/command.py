@@ -24,7 +24,6 @@ from vispe.backbones.device import choose_device
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, VispeError, counted
 from vispe.evaluate.evaluated import EvaluatedModel
-from vispe.files import atomic_path, write_json
 from vispe.hosts.convert import convert
 from vispe.train.linear.dataset import Pairs, Part, split
 from vispe.train.linear.model import LinearSegmenter, score
@@ -33,7 +32,8 @@ from vispe.train.linear.trainer import Progress, train
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.recipe_files import recipe_permissions
 from vispe.train.retrofit.student import check_size, load_student, load_teacher
-from vispe.version import __version__
+from vispe.utils.files import atomic_path, write_json
+from vispe.utils.version import __version__
 
 
 def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss: None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.file_search import find_images
 from vispe.images.sequences import FileImages, FileMasks
-from vispe.symmetry.d4 import D4
+from vispe.images.symmetry.d4 import D4
 
 IGNORE = -1
 """Class number of ignored pixels; the classes are 0..K-1."""

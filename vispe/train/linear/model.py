@@ -9,10 +9,10 @@ from torch.nn.functional import interpolate
 
 from vispe.backbones.model_access import final_tokens
 from vispe.backbones.vision_model import VisionModel
-from vispe.report.table import json_list
 from vispe.segment.features.tiles import Blend, padding, tiles, window
 from vispe.segment.metrics import confusion, ious, miou
 from vispe.train.linear.dataset import Part
+from vispe.utils.report.table import json_list
 
 
 class LinearSegmenter(nn.Module):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.files import atomic_path, check_no_link, remove
+from vispe.utils.files import atomic_path, check_no_link, remove
 
 State = tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]
 """Number of training steps done, state dicts by file name, and the remaining state: tensors and plain values."""

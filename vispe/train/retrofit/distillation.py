@@ -36,7 +36,7 @@ from vispe.train.retrofit.student import check_models, load_teacher, make_studen
 from vispe.train.retrofit.teacher_cache import CropBatches, Crops
 from vispe.train.retrofit.trainer import OnStep, StagePlan, Training, autocast
 from vispe.train.retrofit.training_log import read_log
-from vispe.version import __version__
+from vispe.utils.version import __version__
 
 Say = Callable[[str], None]
 """Called with status messages outside of the training loop."""

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import OptionError, ShapeError
-from vispe.symmetry.d4 import D4, IDENTITY, Element
-from vispe.symmetry.translations import Placement, common_part
+from vispe.images.symmetry.d4 import D4, IDENTITY, Element
+from vispe.images.symmetry.translations import Placement, common_part
 from vispe.train.data.augmentation import Augment
 from vispe.train.retrofit.config import LossWeights
 

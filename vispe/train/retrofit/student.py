@@ -15,7 +15,7 @@ from vispe.backbones.model_access import final_tokens as final_tokens
 from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
-from vispe.symmetry import symmetrize
+from vispe.images.symmetry import symmetrize
 from vispe.train.retrofit.config import Retrofit, Student, Teacher
 from vispe.train.retrofit.lora import add_lora
 from vispe.train.retrofit.teacher import load_teacher

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from vispe.backbones.distributed import Processes
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import InputError
-from vispe.files import atomic_path
 from vispe.train.data import Batches
 from vispe.train.data.sampler import Order
+from vispe.utils.files import atomic_path
 
 _EVERY = 16  # batches between two writes of the progress file
 OnCrops = Callable[[int, int], None]

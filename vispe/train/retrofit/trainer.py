@@ -22,7 +22,7 @@ from vispe.backbones.model_access import patch_projection
 from vispe.encodings.positions import set_progress
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.group_averages import effective_rank
-from vispe.symmetry import symmetrize
+from vispe.images.symmetry import symmetrize
 from vispe.train.data import Batches
 from vispe.train.retrofit.checkpoint import RunFolder, State
 from vispe.train.retrofit.config import Retrofit, Stage

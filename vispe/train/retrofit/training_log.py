@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vispe.files import atomic_path
+from vispe.utils.files import atomic_path
 
 
 class Log:

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from vispe.errors import InputError, OptionError, UnsupportedHost, require
-from vispe.files import write_json
 from vispe.hosts.convert import convert
 from vispe.hosts.transformers.language.convert import model_inside
 from vispe.hosts.transformers.language.families import FAMILIES, language_model_of
@@ -24,6 +23,7 @@ from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import OrderedPrompt
+from vispe.utils.files import write_json
 
 SCHEME = "scheme.json"  # file stored with the adapter, as the adapter's own files do not contain the scheme
 

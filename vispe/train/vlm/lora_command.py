@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from vispe.errors import InputError, OptionError, VispeError, counted, require
-from vispe.files import write_json
 from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme
 from vispe.train.vlm.order_command import read_prompts
+from vispe.utils.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, VispeError, require
-from vispe.files import write_json
 from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.order_invariance import OnStep, OrderRecipe, order_scores, train_order_invariance
 from vispe.train.vlm.prompts import Piece, Prompt
+from vispe.utils.files import write_json
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
 _KEYS = ("images", "before", "after", "answer")

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from vispe.backbones.distributed import POSITIONS, Processes
 from vispe.encodings.positions import set_progress
 from vispe.errors import InputError, OptionError, UnsupportedHost
-from vispe.files import atomic_path
 from vispe.train.data.sampler import Order
 from vispe.train.retrofit.lora import add_lora, merge_lora
 from vispe.train.vlm.prompts import OrderedPrompt, Prompt
+from vispe.utils.files import atomic_path
 
 OnStep = Callable[[int, float], None]
 """Called with the number of training steps done, and the loss of the last one."""

@@ -13,7 +13,7 @@ from vispe.evaluate.rotation.figures import record_figures
 from vispe.evaluate.rotation.figures.image_grids import fingerprint_words
 from vispe.evaluate.rotation.figures.model_comparison import measurements
 from vispe.evaluate.rotation.metrics.quadrant_gap import QUADRANTS
-from vispe.report.figure_style import short_number
+from vispe.utils.report.figure_style import short_number
 
 
 def axes(polar=False):

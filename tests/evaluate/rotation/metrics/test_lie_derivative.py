@@ -14,7 +14,7 @@ from vispe.evaluate.rotation import (
 )
 from vispe.evaluate.rotation.metrics.lie_derivative import MOTIONS, along, moved
 from vispe.experimental.measures.score_invariance import argmax_consistency, score_changes
-from vispe.symmetry.warp import rotate
+from vispe.images.symmetry.warp import rotate
 
 METHODS = ("forward", "double backward", "difference")
 

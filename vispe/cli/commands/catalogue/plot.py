@@ -41,8 +41,8 @@ def plot(
     from vispe.cli.common import write
     from vispe.errors import OptionError, UnknownEncoding, UnknownName
     from vispe.evaluate.plots.encoding import plot_bias
-    from vispe.files import check_writable
     from vispe.multimodal import list_schemes
+    from vispe.utils.files import check_writable
 
     sides = re.fullmatch(r"(\d+)x(\d+)", grid)
     if sides is None:

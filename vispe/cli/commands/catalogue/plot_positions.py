@@ -33,7 +33,7 @@ def plot_positions(
 
     from vispe.cli.common import write
     from vispe.evaluate.plots.positions import plot_positions as draw
-    from vispe.files import check_writable
+    from vispe.utils.files import check_writable
 
     path = Path(out)
     check_writable([path], force)

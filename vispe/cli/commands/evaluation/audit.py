@@ -68,7 +68,7 @@ def audit(
     from vispe.evaluate.evaluated import load_evaluated_model
     from vispe.evaluate.measure.audited_model import as_audited_model
     from vispe.evaluate.measure.probe_images import load_images
-    from vispe.files import remove
+    from vispe.utils.files import remove
 
     if only:
         import vispe.experimental.measures  # noqa: F401  (can be requested by name)

@@ -42,8 +42,8 @@ def convert_weights(
     from pathlib import Path
 
     from vispe.errors import InputError
-    from vispe.files import atomic_path, check_writable
     from vispe.hosts.checkpoints import released, weight_files
+    from vispe.utils.files import atomic_path, check_writable
 
     if not Path(src).is_file():
         raise InputError(f"convert-weights: file {src} does not exist.")

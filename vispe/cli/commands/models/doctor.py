@@ -149,7 +149,7 @@ def _versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
-    from vispe.version import __version__
+    from vispe.utils.version import __version__
 
     versions = {"vispe": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:

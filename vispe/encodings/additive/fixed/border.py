@@ -13,7 +13,7 @@ from vispe.encodings.parts.coords import padded
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 
 @register

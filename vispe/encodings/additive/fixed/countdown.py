@@ -14,7 +14,7 @@ from vispe.encodings.parts.coords import exact_device, padded
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.options import FiniteFloat, Interval, PositiveFloat
+from vispe.utils.options import FiniteFloat, Interval, PositiveFloat
 
 Mode = Literal["difference", "ratio"]
 LENGTH = "length"

@@ -20,7 +20,7 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import NonNegativeInt
+from vispe.utils.options import NonNegativeInt
 
 Basis = Literal["legendre", "chebyshev", "haar", "zernike"]
 MOST = 4096  # features

@@ -11,7 +11,7 @@ from vispe.encodings.parts.additive.token_order import bind_ranks, ranks_of
 from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import PositiveEvenInt, PositiveFloat
+from vispe.utils.options import PositiveEvenInt, PositiveFloat
 
 
 @register

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from vispe.encodings.parts.additive.waves import SinCos
 from vispe.encodings.registry import register
-from vispe.options import Interval, PositiveFloat, check_per_axis
+from vispe.utils.options import Interval, PositiveFloat, check_per_axis
 
 
 @register

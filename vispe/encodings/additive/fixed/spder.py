@@ -15,7 +15,7 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Interval, PositiveFloat, PositiveInt
+from vispe.utils.options import Interval, PositiveFloat, PositiveInt
 
 MOST = 4096  # inputs of a layer
 

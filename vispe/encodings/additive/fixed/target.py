@@ -14,7 +14,7 @@ from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.grid.token_orders import TARGET, TARGET_CELL, TARGET_SAMPLED
-from vispe.options import PositiveInt, Shape
+from vispe.utils.options import PositiveInt, Shape
 
 
 @register

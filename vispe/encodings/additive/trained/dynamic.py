@@ -13,7 +13,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Positions
-from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 
 @register

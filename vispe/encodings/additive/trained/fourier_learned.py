@@ -14,7 +14,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import Interval, PositiveEvenInt, PositiveFloat, PositiveInt
+from vispe.utils.options import Interval, PositiveEvenInt, PositiveFloat, PositiveInt
 
 Init = Literal["paper", "willguimont", "jhlew"]
 

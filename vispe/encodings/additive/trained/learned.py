@@ -15,7 +15,7 @@ from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, is_integer
 from vispe.grid import Grid, Positions
-from vispe.options import NonNegativeFloat, PositiveInt
+from vispe.utils.options import NonNegativeFloat, PositiveInt
 
 Longer = Literal["tile", "nearest", "linear"]
 

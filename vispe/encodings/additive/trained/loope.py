@@ -25,7 +25,7 @@ from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
 from vispe.errors import EncodingMismatch, OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 _logger = logging.getLogger(__name__)
 Order = Literal["gilbert", "raster"]

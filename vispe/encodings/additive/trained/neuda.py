@@ -15,7 +15,7 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
+from vispe.utils.options import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @register

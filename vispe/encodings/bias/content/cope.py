@@ -14,7 +14,7 @@ from vispe.encodings.parts.bias.nearer_key_count import count_nearer
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import PositiveInt, Spacing
+from vispe.utils.options import PositiveInt, Spacing
 
 
 class CountBias(Bias):

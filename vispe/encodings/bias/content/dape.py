@@ -18,7 +18,7 @@ from vispe.encodings.registry import create_encoding, parse_spec, register
 from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.grid import Positions
-from vispe.options import NonNegativeFloat, PositiveInt, Shape
+from vispe.utils.options import NonNegativeFloat, PositiveInt, Shape
 
 
 class AdaptedBias(Bias):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from vispe.encodings.parts.bias.cumulative_penalty import PathBias
 from vispe.encodings.registry import register
-from vispe.options import PositiveFloat
+from vispe.utils.options import PositiveFloat
 
 
 @register

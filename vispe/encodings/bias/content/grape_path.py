@@ -15,7 +15,7 @@ from vispe.encodings.parts.rotary.grape_rank2 import path_bias
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 
 @register

@@ -18,7 +18,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Axes, PositiveFloat, PositiveInt, check_per_axis
+from vispe.utils.options import Axes, PositiveFloat, PositiveInt, check_per_axis
 
 
 @register

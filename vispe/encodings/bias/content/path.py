@@ -14,7 +14,7 @@ from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination, counted
 from vispe.grid import Positions
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 TAPS = 3  # kernel size of the convolution
 

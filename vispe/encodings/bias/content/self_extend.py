@@ -16,7 +16,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import PositiveFloat, PositiveInt, Spacing
+from vispe.utils.options import PositiveFloat, PositiveInt, Spacing
 
 
 @register

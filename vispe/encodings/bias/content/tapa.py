@@ -15,7 +15,7 @@ from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import Interval, NonNegativeFloat, PositiveInt, Spacing
+from vispe.utils.options import Interval, NonNegativeFloat, PositiveInt, Spacing
 
 
 @register

@@ -15,7 +15,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import FiniteFloat, PositiveFloat, PositiveInt, Spacing
+from vispe.utils.options import FiniteFloat, PositiveFloat, PositiveInt, Spacing
 
 
 class ThresholdBias(Bias):

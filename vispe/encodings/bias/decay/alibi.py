@@ -13,7 +13,7 @@ from vispe.encodings.parts.bias.slopes import AlibiBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 _SIDES = ("offsets.right", "offsets.left")
 

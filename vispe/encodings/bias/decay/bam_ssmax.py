@@ -18,7 +18,7 @@ from vispe.encodings.parts.ssmax import head_factor, log_keys
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 
 @register

@@ -16,7 +16,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
-from vispe.options import NonNegativeFloat, PositiveFloat, PositiveInt, Shape
+from vispe.utils.options import NonNegativeFloat, PositiveFloat, PositiveInt, Shape
 
 
 @register

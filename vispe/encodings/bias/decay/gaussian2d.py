@@ -15,7 +15,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
-from vispe.options import FiniteFloat, Integer, PositiveFloat, PositiveInt, check_per_axis
+from vispe.utils.options import FiniteFloat, Integer, PositiveFloat, PositiveInt, check_per_axis
 
 
 class GaussianBias(Bias):

@@ -19,7 +19,7 @@ from vispe.encodings.parts.rotary.grape_rank2 import ContentGateBias, OneSidedBi
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 Gates = Literal["none", "key", "query", "query_key"]
 FixedSlopes = Literal["alibi", "geometric", "constant"]

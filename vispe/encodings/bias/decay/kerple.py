@@ -14,7 +14,7 @@ from vispe.encodings.parts.bias.radial import RadialEncoding, inverse_softplus, 
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 EPS = 0.01
 

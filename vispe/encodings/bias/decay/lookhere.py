@@ -17,7 +17,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Grid, Positions
-from vispe.options import NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
+from vispe.utils.options import NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
 Sees = Callable[[Tensor, Tensor], Tensor]  # (row, column) offsets from query to key -> mask of visible keys
 

@@ -9,7 +9,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.encodings.parts.bias.radial import RadialEncoding
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 
 @register

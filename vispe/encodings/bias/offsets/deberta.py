@@ -21,7 +21,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination, counted
 from vispe.grid import Positions
-from vispe.options import Axes, Interval, NonNegativeFloat, PositiveInt
+from vispe.utils.options import Axes, Interval, NonNegativeFloat, PositiveInt
 
 
 @register

@@ -17,7 +17,7 @@ from vispe.encodings.parts.bias.table_interpolation import take
 from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import NonNegativeFloat, PositiveInt, Shape, check_per_axis
+from vispe.utils.options import NonNegativeFloat, PositiveInt, Shape, check_per_axis
 
 TABLES = ("rel_pos_t", "rel_pos_h", "rel_pos_w")
 

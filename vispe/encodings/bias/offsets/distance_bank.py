@@ -16,7 +16,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Shape, Spacing
+from vispe.utils.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Shape, Spacing
 
 
 @register

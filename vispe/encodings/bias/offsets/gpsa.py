@@ -19,7 +19,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions
-from vispe.options import Axes, FiniteFloat, Integer, PositiveFloat, PositiveInt, check_per_axis
+from vispe.utils.options import Axes, FiniteFloat, Integer, PositiveFloat, PositiveInt, check_per_axis
 
 NAMES = ("gating_param", "pos_proj.weight", "pos_proj.bias")
 

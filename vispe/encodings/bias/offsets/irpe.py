@@ -20,7 +20,7 @@ from vispe.encodings.parts.bias.buckets import RATIOS, CrossBias, CrossValue, Me
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
-from vispe.options import PositiveFloat, PositiveInt, checked
+from vispe.utils.options import PositiveFloat, PositiveInt, checked
 
 __all__ = ["IRPE", "bucket_ids", "num_buckets", "piecewise_index"]
 

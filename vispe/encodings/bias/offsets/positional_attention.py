@@ -14,7 +14,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import create_encoding, register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 
 @register

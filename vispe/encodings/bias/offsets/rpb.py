@@ -16,7 +16,7 @@ from vispe.encodings.parts.bias.table_interpolation import Resample, drop_index,
 from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import NonNegativeFloat, PositiveInt, Shape, check_per_axis
+from vispe.utils.options import NonNegativeFloat, PositiveInt, Shape, check_per_axis
 
 TABLE = "relative_position_bias_table"
 # on the attention layer, or at the root for all

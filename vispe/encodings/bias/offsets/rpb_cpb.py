@@ -16,7 +16,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
-from vispe.options import PositiveInt, Probability, Shape, check_per_axis
+from vispe.utils.options import PositiveInt, Probability, Shape, check_per_axis
 
 Coords = Literal["swin", "cr"]
 DRAW = "rpb_cpb_dropout"

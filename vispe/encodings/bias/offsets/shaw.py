@@ -23,7 +23,7 @@ from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, NonNegativeInt, PositiveInt, Shape
+from vispe.utils.options import Axes, NonNegativeInt, PositiveInt, Shape
 
 TermOn = Literal["key", "key_query", "distance_factor", "offset_factor"]
 TABLES = ("distance_embedding", "value_embedding")

@@ -15,7 +15,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import Axes, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
+from vispe.utils.options import Axes, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
 
 def t5_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:

@@ -20,7 +20,7 @@ from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import NonNegativeFloat, PositiveEvenInt, PositiveFloat, PositiveInt, Spacing
+from vispe.utils.options import NonNegativeFloat, PositiveEvenInt, PositiveFloat, PositiveInt, Spacing
 
 
 @register

@@ -13,7 +13,7 @@ from vispe.encodings.parts.coords import FRACTIONS, CoordinateEncoder, cell_cent
 from vispe.encodings.parts.resample import training_grid
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 Normalize = Literal["field", "common", "reference", "corners", "none"]
 Reveal = Literal["none", "linear", "cosine"]

@@ -10,7 +10,7 @@ from vispe.encodings.base import Additive
 from vispe.encodings.parts.additive.fourier import ProgressiveBands
 from vispe.encodings.parts.coords import exact_device
 from vispe.grid import Positions
-from vispe.options import PositiveFloat
+from vispe.utils.options import PositiveFloat
 
 
 class SinCos(ProgressiveBands, Additive):

@@ -15,7 +15,14 @@ from vispe.encodings.parts.bias.radial import straight_through_clamp
 from vispe.encodings.parts.bias.slopes import fixed_slopes
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
+from vispe.utils.options import (
+    Axes,
+    FiniteFloat,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    check_per_axis,
+)
 
 
 class PriorEncoding(Biased):

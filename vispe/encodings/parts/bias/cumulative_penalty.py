@@ -17,7 +17,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
-from vispe.options import FiniteFloat, PositiveInt
+from vispe.utils.options import FiniteFloat, PositiveInt
 
 
 class PathBias(Biased):

@@ -13,7 +13,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.parts.resample import training_grid
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import PositiveFloat, PositiveInt, check_per_axis
+from vispe.utils.options import PositiveFloat, PositiveInt, check_per_axis
 
 
 class RadialEncoding(Biased):

@@ -17,7 +17,7 @@ from vispe.encodings.parts.bias.radial import inverse_softplus
 from vispe.encodings.parts.resample import training_grid
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
-from vispe.options import Integer, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
+from vispe.utils.options import Integer, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
 Slopes = Literal["constant", "geometric", "alibi", "harmonic", "radius", "learned"]
 # m r within which exp(-m d) has 95 % of its weight, by axes: the quantile of a gamma distribution of that shape

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.errors import OptionError
-from vispe.options import PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 
 class ReachSampler(Sampler):

@@ -14,7 +14,7 @@ from vispe.encodings.parts.rotary.rope import axial_angles
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import PositiveFloat, PositiveInt, Spacing
+from vispe.utils.options import PositiveFloat, PositiveInt, Spacing
 
 
 class AxialRotary(Rotary):

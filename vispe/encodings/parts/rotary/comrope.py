@@ -21,7 +21,7 @@ from vispe.encodings.parts.rotary.skew_symmetric import (
 )
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
-from vispe.options import FiniteFloat, NonNegativeFloat, PositiveFloat
+from vispe.utils.options import FiniteFloat, NonNegativeFloat, PositiveFloat
 
 Form = Literal["matrix", "folded"]
 Normalize = Literal["axis", "common", "none"]

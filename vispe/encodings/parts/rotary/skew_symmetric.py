@@ -14,7 +14,7 @@ from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.base import Rotary
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import Axes, Interval, PositiveInt
+from vispe.utils.options import Axes, Interval, PositiveInt
 
 Block = Annotated[int, Interval(least=2)]
 eigh = cast("Callable[[Tensor], tuple[Tensor, Tensor]]", torch.linalg.eigh)  # pyright: ignore[reportUnknownMemberType]

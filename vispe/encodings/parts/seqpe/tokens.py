@@ -18,7 +18,7 @@ from vispe.encodings.parts.seqpe.losses import (
 )
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
-from vispe.options import Axes, NonNegativeInt, PositiveFloat, PositiveInt, Probability
+from vispe.utils.options import Axes, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
 
 class DigitEncoding(Encoding):

@@ -15,7 +15,7 @@ from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import Axes, PositiveFloat, PositiveInt
+from vispe.utils.options import Axes, PositiveFloat, PositiveInt
 
 Form = Literal["cosine", "rotate"]
 Spectrum = Literal["shared", "heads"]

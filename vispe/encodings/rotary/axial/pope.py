@@ -16,7 +16,7 @@ from vispe.encodings.parts.rotary.angles import even_counts, spread_angles
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import Interval, PositiveFloat, PositiveInt, Shape, Spacing
+from vispe.utils.options import Interval, PositiveFloat, PositiveInt, Shape, Spacing
 
 
 @register

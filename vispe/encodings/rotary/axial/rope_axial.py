@@ -27,7 +27,7 @@ from vispe.grid.frequencies import (
     min_base,
     p_rope,
 )
-from vispe.options import FiniteFloat, Interval, PositiveFloat, Probability, Shape, UnitInterval
+from vispe.utils.options import FiniteFloat, Interval, PositiveFloat, Probability, Shape, UnitInterval
 
 Indexing = Literal["xy", "ij"]
 Duplicate = Literal["interleave", "repeat"]

@@ -20,7 +20,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
-from vispe.options import Interval, PositiveFloat, Shape
+from vispe.utils.options import Interval, PositiveFloat, Shape
 
 NormalizeCoords = Literal["separate", "max", "min"]
 

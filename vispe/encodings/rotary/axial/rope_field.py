@@ -15,7 +15,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import Schedule, grid_frequencies
-from vispe.options import FiniteFloat, PositiveFloat, PositiveInt, Probability
+from vispe.utils.options import FiniteFloat, PositiveFloat, PositiveInt, Probability
 
 Directions = Literal["golden", "spiral"]
 NormalizeCoords = Literal["separate", "max", "min", "none"]

@@ -15,7 +15,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
-from vispe.options import Axes, PositiveFloat
+from vispe.utils.options import Axes, PositiveFloat
 
 
 @register

@@ -14,7 +14,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Axes, PositiveFloat, PositiveInt, Spacing
+from vispe.utils.options import Axes, PositiveFloat, PositiveInt, Spacing
 
 
 @register

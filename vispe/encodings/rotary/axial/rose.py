@@ -17,7 +17,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.grid.coordinates import spacing_of
-from vispe.options import Axes, NonNegativeFloat, PositiveFloat, PositiveInt, Spacing, UnitInterval
+from vispe.utils.options import Axes, NonNegativeFloat, PositiveFloat, PositiveInt, Spacing, UnitInterval
 
 Scaling = Literal["sqrt", "linear", "adaptive", "none"]
 SpacingScale = Literal["none", "identity", "log", "rope"]

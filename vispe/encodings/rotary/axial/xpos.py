@@ -13,7 +13,7 @@ from vispe.encodings.parts.rotary.angles import AxialRotary
 from vispe.encodings.registry import register
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
-from vispe.options import PositiveFloat
+from vispe.utils.options import PositiveFloat
 
 
 @register

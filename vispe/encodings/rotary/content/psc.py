@@ -13,7 +13,7 @@ from vispe.attention.transform.chain import Calibrate
 from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import PositiveInt
+from vispe.utils.options import PositiveInt
 
 
 @register

@@ -18,7 +18,7 @@ from vispe.encodings.parts.seqpe.tokens import DigitEncoding
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import Axes, PositiveInt
+from vispe.utils.options import Axes, PositiveInt
 
 Mode = Literal["attn_mul", "attn_add", "attn_scalar"]
 __all__ = ["SeqPE", "contrastive_loss", "transfer_loss"]

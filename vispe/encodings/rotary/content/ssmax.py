@@ -14,7 +14,7 @@ from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.parts.ssmax import Relative, head_factor, log_keys
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 
 @register

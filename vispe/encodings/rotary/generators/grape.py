@@ -17,7 +17,7 @@ from vispe.encodings.parts.rotary.grape_rank2 import rank2_rotation
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.options import PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 Planes = Literal["canonical", "rank2"]
 

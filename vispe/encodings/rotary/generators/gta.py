@@ -26,7 +26,7 @@ from vispe.encodings.parts.rotary.gta_representations import (
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
-from vispe.options import (
+from vispe.utils.options import (
     Axes,
     FiniteFloat,
     Interval,

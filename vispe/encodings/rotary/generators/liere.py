@@ -21,7 +21,7 @@ from vispe.encodings.parts.rotary.skew_symmetric import (
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import NonNegativeFloat, PositiveFloat, PositiveInt
+from vispe.utils.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 Generators = Literal["learned", "inverse_exp", "even"]
 Normalize = Literal["train", "linspace", "none"]

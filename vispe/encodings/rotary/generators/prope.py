@@ -27,7 +27,7 @@ from vispe.encodings.parts.rotary.cameras import (
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
-from vispe.options import PositiveFloat, PositiveInt
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 CAMERAS = {EXTRINSIC: ("prope", "poses", 4), INTRINSIC: ("prope", "intrinsics", 3)}
 

@@ -15,7 +15,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Axes, PositiveFloat, PositiveInt, Spacing, check_per_axis
+from vispe.utils.options import Axes, PositiveFloat, PositiveInt, Spacing, check_per_axis
 
 Order = Literal["euler", "quaternion", "mean"]
 EULER_AXES = ((1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, 1.0, 0.0))  # x, z, y for grid axes 0, 1, 2

@@ -14,7 +14,7 @@ from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.options import Axes, NonNegativeFloat, PositiveInt, Spacing, check_per_axis
+from vispe.utils.options import Axes, NonNegativeFloat, PositiveInt, Spacing, check_per_axis
 
 
 @register

@@ -9,7 +9,7 @@ import numpy as np
 
 from vispe.evaluate.probe.baseline_table import BaselineTable
 from vispe.evaluate.probe.figures.r2_axes import WORDS, r2_axis, r2_dots
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_axes, new_figure
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, new_axes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

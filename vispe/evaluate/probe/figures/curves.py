@@ -9,7 +9,7 @@ import numpy as np
 
 from vispe.evaluate.probe.figures.r2_axes import WORDS, r2_axis
 from vispe.evaluate.probe.layer_probe import LayerProbe
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_axes
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

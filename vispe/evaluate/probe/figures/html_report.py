@@ -13,10 +13,10 @@ from vispe.evaluate.probe.figures.curves import plot_probe_channels, plot_probe_
 from vispe.evaluate.probe.figures.summary_figure import plot_probe
 from vispe.evaluate.probe.layer_probe import LayerProbe
 from vispe.evaluate.probe.positional import GRADES, ProbeResult
-from vispe.report.figure_style import new_figure
-from vispe.report.html_page import Page
-from vispe.report.result import Drawing, Note, Rows, Section, report_page
-from vispe.report.table import capitalize
+from vispe.utils.report.figure_style import new_figure
+from vispe.utils.report.html_page import Page
+from vispe.utils.report.result import Drawing, Note, Rows, Section, report_page
+from vispe.utils.report.table import capitalize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.report.figure_style import INK, clean_axes
+from vispe.utils.report.figure_style import INK, clean_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ import numpy as np
 from vispe.errors import counted
 from vispe.evaluate.probe.figures.r2_axes import r2_dots
 from vispe.evaluate.probe.positional import ProbeResult
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
-from vispe.report.table import capitalize
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
+from vispe.utils.report.table import capitalize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, features_of, labels_of
 from vispe.evaluate.rotation.helpers import segmenter_for
 from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
-from vispe.symmetry.d4 import D4, IDENTITY
+from vispe.images.symmetry.d4 import D4, IDENTITY
 
 Shown = Callable[[Tensor], np.ndarray]
 """Converts a normalised image (c, H, W) to RGB (H, W, 3) in [0, 1]."""

@@ -8,8 +8,8 @@ from vispe.errors import counted
 from vispe.evaluate.rotation.record_key import EVERY_POSE, FITTED_ONCE, FULL, POSITION_CODE
 from vispe.evaluate.rotation.records import METRICS, Measurement
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
-from vispe.report.figure_style import BLUE, GREY, ORANGE
-from vispe.report.table import capitalize
+from vispe.utils.report.figure_style import BLUE, GREY, ORANGE
+from vispe.utils.report.table import capitalize
 
 LIMITS = ((INVARIANT, "invariant"), (MILD, "mild"), (float("inf"), "strong"))
 """Upper bounds of the zones of the verdict, and their names."""

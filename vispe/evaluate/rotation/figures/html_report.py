@@ -11,10 +11,10 @@ from vispe.evaluate.rotation.record_key import FULL
 from vispe.evaluate.rotation.records import METRICS, Measurement
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
-from vispe.report.html_page import Page
-from vispe.report.result import Note, Rows, Section, report_page, settings_section
-from vispe.report.statistics import MIN_IMAGES
-from vispe.report.table import interval, number
+from vispe.utils.report.html_page import Page
+from vispe.utils.report.result import Note, Rows, Section, report_page, settings_section
+from vispe.utils.report.statistics import MIN_IMAGES
+from vispe.utils.report.table import interval, number
 
 HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
 

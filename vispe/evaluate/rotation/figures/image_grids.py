@@ -13,10 +13,10 @@ import numpy as np
 from vispe.errors import counted
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.report import figure_style
-from vispe.report.figure_style import BLUE, GREY, INK
-from vispe.report.result import Grades
 from vispe.segment.overlays import PALETTE
+from vispe.utils.report import figure_style
+from vispe.utils.report.figure_style import BLUE, GREY, INK
+from vispe.utils.report.result import Grades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

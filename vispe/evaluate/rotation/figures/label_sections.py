@@ -14,7 +14,7 @@ from vispe.evaluate.rotation.figures.section_helpers import (
 )
 from vispe.evaluate.rotation.record_key import ALL_PHASES, ANGLE, EVERY_POSE, FULL, OVER_POSES, RANDOM_PHASES
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.report.result import Drawing, Note, Section
+from vispe.utils.report.result import Drawing, Note, Section
 
 
 def labels(report: RotationReport) -> Section | None:

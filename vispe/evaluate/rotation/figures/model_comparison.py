@@ -12,9 +12,9 @@ from vispe.evaluate.rotation.figures.figure_labels import LIMITS
 from vispe.evaluate.rotation.record_key import ALL_ANGLES, D4_MEAN, FULL, POSITION_CODE, UNMOVED
 from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
 from vispe.evaluate.rotation.verdict import MILD
-from vispe.report import figure_style
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE
-from vispe.report.statistics import Summary
+from vispe.utils.report import figure_style
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE
+from vispe.utils.report.statistics import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ import numpy as np
 from vispe.evaluate.rotation.figures.figure_labels import LIMITS, floor, images_of, mean, title_of
 from vispe.evaluate.rotation.record_key import ANGLE
 from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
-from vispe.report import figure_style
-from vispe.report.figure_style import BLUE, FAINT, INK, PALE
+from vispe.utils.report import figure_style
+from vispe.utils.report.figure_style import BLUE, FAINT, INK, PALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

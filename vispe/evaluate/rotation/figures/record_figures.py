@@ -19,9 +19,9 @@ from vispe.evaluate.rotation.figures.polar import plot_polar as plot_polar
 from vispe.evaluate.rotation.metrics.quadrant_gap import QUADRANTS
 from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
 from vispe.evaluate.rotation.verdict import EXACT
-from vispe.report import figure_style
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE
-from vispe.symmetry.d4 import D4
+from vispe.images.symmetry.d4 import D4
+from vispe.utils.report import figure_style
+from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,9 @@ from typing import Any
 
 from vispe.evaluate.rotation.figures.polar import plot_polar
 from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
-from vispe.report import figure_style
-from vispe.report.result import Drawing, Rows
-from vispe.symmetry.d4 import D4
+from vispe.images.symmetry.d4 import D4
+from vispe.utils.report import figure_style
+from vispe.utils.report.result import Drawing, Rows
 
 POSES = tuple(g.name for g in D4[1:])
 NAMES = (

@@ -21,7 +21,7 @@ from vispe.evaluate.rotation.figures.section_helpers import (
 from vispe.evaluate.rotation.record_key import D4_MEAN, FULL, POSITION_CODE
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.verdict import SCALE
-from vispe.report.result import Drawing, Section
+from vispe.utils.report.result import Drawing, Section
 
 
 def rotated(report: RotationReport) -> Section | None:

@@ -26,9 +26,9 @@ from vispe.evaluate.rotation.helpers import (
 from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan, truth_of_image
 from vispe.evaluate.rotation.record_key import ALL_POSES, ANGLE, FULL, Key
 from vispe.evaluate.rotation.records import Measurement
+from vispe.images.symmetry.label_maps import rotated_window_labels, round_trip_window_labels
+from vispe.images.symmetry.warp import Canvas
 from vispe.segment.metrics import class_percentages, mean_iou, without_borders
-from vispe.symmetry.label_maps import rotated_window_labels, round_trip_window_labels
-from vispe.symmetry.warp import Canvas
 
 
 def across_poses(

@@ -26,7 +26,7 @@ from vispe.evaluate.rotation.helpers import Found, at_angles, canvas_of, feature
 from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import ALL_ANGLES, ANGLE, FULL, Key
 from vispe.evaluate.rotation.records import Measurement
-from vispe.symmetry.warp import Canvas, match_spectrum, rotate
+from vispe.images.symmetry.warp import Canvas, match_spectrum, rotate
 
 VALUE = "value"
 FLOORS = ("round trip", "features", "blur")

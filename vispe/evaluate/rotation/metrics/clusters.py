@@ -20,8 +20,8 @@ from vispe.evaluate.rotation.metrics.segmentation_consistency import agreement, 
 from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import FITTED_ONCE, REFITTED
 from vispe.evaluate.rotation.records import Measurement
+from vispe.images.symmetry.d4 import D4, Element
 from vispe.segment.metrics import apply_mapping, match_clusters
-from vispe.symmetry.d4 import D4, Element
 
 PARTS = (FITTED_ONCE, REFITTED)
 

@@ -9,7 +9,7 @@ from vispe.backbones.vision_model import VisionModel, patch_projection, reinitia
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance, raw_intensity
 from vispe.evaluate.rotation.record_key import POSITION_CODE, RANDOM, RAW
 from vispe.evaluate.rotation.records import Measurement, relabelled
-from vispe.symmetry.d4 import D4, Element
+from vispe.images.symmetry.d4 import D4, Element
 
 
 def control_rows(

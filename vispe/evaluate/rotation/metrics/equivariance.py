@@ -28,7 +28,7 @@ from vispe.evaluate.rotation.comparison import (
 )
 from vispe.evaluate.rotation.record_key import FULL, IDENTICAL, POSITION_CODE, SHUFFLED, Key
 from vispe.evaluate.rotation.records import Measurement
-from vispe.symmetry.d4 import D4, Element
+from vispe.images.symmetry.d4 import D4, Element
 
 ALL = (*MEASURES, "invariant_share")
 

@@ -19,7 +19,7 @@ from vispe.backbones.batching import FeatureFunction, batches, features_of
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.probe.fit import channel_r2
 from vispe.evaluate.probe.targets import ramp
-from vispe.report.table import json_entries
+from vispe.utils.report.table import json_entries
 
 ENOUGH = 30
 """Min number of images for the content to average out."""

@@ -16,7 +16,7 @@ from vispe.evaluate.rotation.helpers import Rows, features, question
 from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import POSITION_CODE, SHUFFLED_POSITIONS, UNMOVED, Key
 from vispe.evaluate.rotation.records import Measurement
-from vispe.symmetry.d4 import D4, Element
+from vispe.images.symmetry.d4 import D4, Element
 
 
 def layer_curve(

@@ -27,10 +27,10 @@ from vispe.evaluate.rotation.helpers import (
 from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import ALL_PHASES, ANGLE, FULL, IDENTICAL, RANDOM_PHASES, Key
 from vispe.evaluate.rotation.records import Measurement
+from vispe.images.symmetry.d4 import D4, IDENTITY, Element
+from vispe.images.symmetry.label_maps import resampled_labels, rotated_labels
+from vispe.images.symmetry.warp import Canvas
 from vispe.segment.metrics import adjusted_rand_index, mean_iou
-from vispe.symmetry.d4 import D4, IDENTITY, Element
-from vispe.symmetry.label_maps import resampled_labels, rotated_labels
-from vispe.symmetry.warp import Canvas
 
 
 def consistency(

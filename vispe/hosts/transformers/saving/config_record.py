@@ -22,7 +22,7 @@ from vispe.hosts.transformers.vision.families import family_of
 from vispe.hosts.windows import families
 from vispe.multimodal import Scheme
 from vispe.multimodal.per_layer import scheme_of
-from vispe.version import __version__
+from vispe.utils.version import __version__
 
 KEY = "vispe"
 WORD = "pos_embed"  # timm's name for the encoding

@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError, OptionError, counted, is_integer
-from vispe.files import check_writable, write_json
 from vispe.images.labels.class_values import LONGEST, has_controls
 from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
 from vispe.images.read import Micrograph
@@ -24,6 +23,7 @@ from vispe.segment.live.live_segmentation import MAX_CLASSES, Live
 from vispe.segment.model.model_file import save_model
 from vispe.segment.overlays import PALETTE, Color
 from vispe.segment.types import Prediction
+from vispe.utils.files import check_writable, write_json
 
 SIDE = 2048
 """Largest side in pixels of the image sent to the window; scribbles are in pixels of the original image."""

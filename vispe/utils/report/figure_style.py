@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import InputError, require
-from vispe.report.statistics import Summary
-from vispe.report.table import number
+from vispe.utils.report.statistics import Summary
+from vispe.utils.report.table import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

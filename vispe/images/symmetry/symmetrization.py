@@ -19,7 +19,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor, nn
 
 from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
-from vispe.symmetry.d4 import D4, fit_to_patches
+from vispe.images.symmetry.d4 import D4, fit_to_patches
 
 M = TypeVar("M", bound=nn.Module)
 Features = Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ import pytest
 import vispe
 from tests.cases import cases
 from vispe.errors import OptionError
-from vispe.options import (
+from vispe.utils.options import (
     FiniteFloat,
     Integer,
     Interval,

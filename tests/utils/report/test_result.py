@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 
 import vispe
 from vispe.errors import InputError
-from vispe.report.result import Drawing, Grades, Note, Result, Rows, Section, report_page, settings_section
+from vispe.utils.report.result import (
+    Drawing,
+    Grades,
+    Note,
+    Result,
+    Rows,
+    Section,
+    report_page,
+    settings_section,
+)
 
 PACKAGE = Path(vispe.__file__).parent
 GRADES = Grades(0.1, 0.5, ("low", "middle", "high"))
@@ -97,7 +106,7 @@ def _definitions(name):
 
 
 def test_only_the_base_class_writes_markdown():
-    assert list(_definitions("to_markdown")) == ["report/result.py"]
+    assert list(_definitions("to_markdown")) == ["utils/report/result.py"]
 
 
 def test_only_the_builder_makes_pages_of_measurements():
@@ -106,5 +115,5 @@ def test_only_the_builder_makes_pages_of_measurements():
         for path in sorted(PACKAGE.rglob("*.py"))
         if re.search(r"(?<![\w.>] )\bPage\((?!\w*\))", path.read_text(encoding="utf-8"))
     ]
-    measuring = [m for m in makers if not m.startswith(("segment/", "images/", "report/html_page.py"))]
-    assert measuring == ["report/result.py"]
+    measuring = [m for m in makers if not m.startswith(("segment/", "images/", "utils/report/html_page.py"))]
+    assert measuring == ["utils/report/result.py"]

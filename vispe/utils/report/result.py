@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vispe.files import write_json
-from vispe.report.html_page import Page, Tone
-from vispe.report.table import Table, capitalize, markdown_table
+from vispe.utils.files import write_json
+from vispe.utils.report.html_page import Page, Tone
+from vispe.utils.report.table import Table, capitalize, markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vispe.errors import VispeError
-from vispe.report.html_page import Page
+from vispe.utils.report.html_page import Page
 
 
 class _Reader(HTMLParser):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.symmetry.warp import Canvas, rotate
+from vispe.images.symmetry.warp import Canvas, rotate
 
 
 def rotated_window_labels(canvas: Canvas, labels: np.ndarray, degrees: float) -> np.ndarray:

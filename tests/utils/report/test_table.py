@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from vispe.report.figure_style import short_number
-from vispe.report.table import interval, json_list, json_value, markdown_table, number, text_table
+from vispe.utils.report.figure_style import short_number
+from vispe.utils.report.table import interval, json_list, json_value, markdown_table, number, text_table
 
 TABLE = [["what", "mean"], ["rot90", "0.4"], ["x", "12.25"]]
 

@@ -1,6 +1,6 @@
 """Symmetries of images: the eight poses of D4, rotations by any angle, translations, and symmetrisation of models.
 
->>> from vispe.symmetry import D4
+>>> from vispe.images.symmetry import D4
 >>> len(D4)
 8
 """
@@ -29,8 +29,8 @@ _PLACES = ("Placement", "common_part")
 _D4 = ("D4", "IDENTITY", "Element", "element", "fit_to_patches")
 __getattr__, __dir__ = lazy_exports(
     __name__,
-    dict.fromkeys(_REMEDIES, "vispe.symmetry.symmetrization")
-    | dict.fromkeys(_D4, "vispe.symmetry.d4")
-    | dict.fromkeys(_PLACES, "vispe.symmetry.translations")
-    | dict.fromkeys(("Canvas", "rotate"), "vispe.symmetry.warp"),
+    dict.fromkeys(_REMEDIES, "vispe.images.symmetry.symmetrization")
+    | dict.fromkeys(_D4, "vispe.images.symmetry.d4")
+    | dict.fromkeys(_PLACES, "vispe.images.symmetry.translations")
+    | dict.fromkeys(("Canvas", "rotate"), "vispe.images.symmetry.warp"),
 )

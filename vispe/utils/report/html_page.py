@@ -199,7 +199,7 @@ class Page:
         Raises:
             InputError: the file exists and not `force`.
         """
-        from vispe.files import atomic_path
+        from vispe.utils.files import atomic_path
 
         with atomic_path(path, force) as temporary:
             temporary.write_text(self.html(), encoding="utf-8")

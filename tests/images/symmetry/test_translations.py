@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
-from vispe.symmetry import Placement, common_part
+from vispe.images.symmetry import Placement, common_part
 
 SIDE = st.integers(1, 5)
 

@@ -15,8 +15,8 @@ import vispe
 from tests.cases import cases
 from tests.hosts.helpers import shake
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
-from vispe.symmetry import D4Features, d4_average, patch_kernel, symmetrize
-from vispe.symmetry.d4 import D4, IDENTITY, element
+from vispe.images.symmetry import D4Features, d4_average, patch_kernel, symmetrize
+from vispe.images.symmetry.d4 import D4, IDENTITY, element
 
 SHAPE = {"img_size": 35, "patch_size": 7, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 0}
 FEW = (element("rot90"), element("transpose"))
@@ -121,7 +121,7 @@ def test_what_was_changed_is_said(caplog):
     assert (result.path, result.side) == ("patch_embed.proj.weight", 7)
     assert result.asymmetry == pytest.approx(float(1 - mean.square().sum() / old.square().sum()), rel=1e-9)
     assert torch.equal(model.patch_embed.proj.weight.double(), old)
-    with caplog.at_level(logging.INFO, logger="vispe.symmetry.symmetrization"):
+    with caplog.at_level(logging.INFO, logger="vispe.images.symmetry.symmetrization"):
         symmetrize(model)
     assert f"patch_embed.proj.weight was averaged over 8 poses; {result.asymmetry:.3g} of its" in caplog.text
     assert patch_kernel(model).asymmetry == 0

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vispe.errors import InputError, OptionError, ShapeError, counted
-from vispe.report.table import json_value
+from vispe.utils.report.table import json_value
 
 DRAWS = 2000
 MIN_IMAGES = 5

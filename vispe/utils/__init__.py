@@ -1,0 +1,1 @@
+"""Files, checks of options, reports and the version, used by all packages."""
