@@ -1,4 +1,4 @@
-"""Launcher of third-party programs with vispe imported first: ``python -m vispe.run [-m] SCRIPT ARGS...``.
+"""Launcher of scripts with vispe imported first: ``python -m vispe.run [-m] SCRIPT ARGS...``.
 
 For example, unmodified timm scripts then accept ``--model-kwargs pos_embed=alibi2d``.
 """
