@@ -19,7 +19,7 @@ from tests.hosts.transformers.tiny import CACHE, batch
 from tests.products import partly
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.families import language_model_of
-from vispe.hosts.transformers.language.position_ids import TokenPositions
+from vispe.hosts.transformers.language.positions.position_ids import TokenPositions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 FAMILIES = (*tiny.CLASSES, *more.CLASSES)

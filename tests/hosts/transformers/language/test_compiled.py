@@ -13,9 +13,9 @@ from tests.hosts.transformers.reference import converted, stock
 from tests.hosts.transformers.tiny import batch
 from tests.products import partly
 from vispe.errors import InputError
-from vispe.hosts.transformers.language import traced_positions
-from vispe.hosts.transformers.language.call import LanguageCall
-from vispe.hosts.transformers.language.kv_cache import prompt_token_index
+from vispe.hosts.transformers.language.positions import traced_positions
+from vispe.hosts.transformers.language.positions.call import LanguageCall
+from vispe.hosts.transformers.language.positions.token_index import prompt_token_index
 from vispe.multimodal import alternating
 
 ROWS = [[3, "image", 4]], [[7], [3, "image", 4], [1, "wide", 1, "image", 2]], [[5]]
@@ -39,9 +39,8 @@ def test_the_operator_gives_what_the_code_gives(family, spec, rows):
     model = converted(family, spec).model
     tensors, kwargs = requested(model, batch(family, *rows).inputs)
     actual = traced_positions.coordinates(model, tensors, kwargs)
-    expected = LanguageCall(model, tensors[0], None, None, None, None, kwargs).coordinates(
-        tensors[3], tensors[4], None
-    )
+    call = LanguageCall(model, tensors[0], None, None, None, None, kwargs)
+    expected, _ = call.coordinates(tensors[3], tensors[4], None)
     assert torch.equal(actual.ids, expected.ids)
     assert torch.equal(actual.next, expected.next)
     assert actual.ids.dtype == torch.float64

@@ -11,8 +11,8 @@ from tests.hosts.transformers.language.test_more_families import converted, logi
 from tests.hosts.transformers.more import BREAK, SIZED, prompt, stock, text_part, vision_part
 from tests.hosts.transformers.tiny import END, IMAGE, START, transformers
 from vispe.errors import InputError
-from vispe.hosts.transformers.language.call import LanguageCall
 from vispe.hosts.transformers.language.families import language_model_of
+from vispe.hosts.transformers.language.positions.call import LanguageCall
 from vispe.multimodal import Image, Stream, Text, create_scheme
 
 
@@ -21,7 +21,7 @@ def test_tokens_that_end_rows_stand_behind_their_rows():
     sample, model = prompt("mistral3"), converted("mistral3", "mrope_i")
     call = LanguageCall(model.model, sample.inputs["input_ids"], None, None, None, None, dict(sample.inputs))
     keys = torch.arange(sample.inputs["input_ids"].shape[1])[None]
-    ids = call.coordinates(keys, torch.ones_like(keys, dtype=torch.bool), None).ids[:, 0]
+    ids = call.coordinates(keys, torch.ones_like(keys, dtype=torch.bool), None)[0].ids[:, 0]
     tokens = sample.inputs["input_ids"][0]
     first = int((tokens == IMAGE).nonzero()[0, 0])
     assert tokens[first : first + 8].tolist() == [IMAGE] * 3 + [BREAK] + [IMAGE] * 3 + [END]

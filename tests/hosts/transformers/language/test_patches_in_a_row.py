@@ -11,8 +11,8 @@ from tests.hosts.transformers.language.test_more_families import converted, logi
 from tests.hosts.transformers.more import BREAK, LACKING, prompt, stock, text_part
 from tests.hosts.transformers.tiny import END, IMAGE, PATCH, START, VIDEO, transformers
 from vispe.errors import InputError
-from vispe.hosts.transformers.language.call import LanguageCall
 from vispe.hosts.transformers.language.families import language_model_of
+from vispe.hosts.transformers.language.positions.call import LanguageCall
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 
 here = pytest.mark.skipif("molmo2" in LACKING, reason="this transformers has no Molmo 2")
@@ -22,7 +22,7 @@ def ids_of(model, inputs):
     """Return the coordinates (axes, s) that a call of one row uses."""
     call = LanguageCall(model.model, inputs["input_ids"], None, None, None, None, dict(inputs))
     keys = torch.arange(inputs["input_ids"].shape[1])[None]
-    return call.coordinates(keys, torch.ones_like(keys, dtype=torch.bool), None).ids[:, 0]
+    return call.coordinates(keys, torch.ones_like(keys, dtype=torch.bool), None)[0].ids[:, 0]
 
 
 def by_hand(spec, *segments):

@@ -13,7 +13,7 @@ from tests.hosts.transformers.reference import converted
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch, transformers
 from tests.products import partly
 from vispe.errors import InputError, ShapeError
-from vispe.hosts.transformers.language.position_ids import TokenPositions
+from vispe.hosts.transformers.language.positions.position_ids import TokenPositions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 SPECS = ("mrope_i", "vrope", "v2pe", "videorope")
@@ -214,4 +214,6 @@ def test_the_type_that_travels():
         assert same.coordinates.dtype == torch.float64
         assert same.token_attributes is None
     assert not hasattr(first, "__dict__")
-    assert "TokenPositions" in dict(inspect.getmembers(vispe.hosts.transformers.language.position_ids))
+    assert "TokenPositions" in dict(
+        inspect.getmembers(vispe.hosts.transformers.language.positions.position_ids)
+    )

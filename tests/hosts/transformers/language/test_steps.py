@@ -9,8 +9,8 @@ from tests.hosts.transformers.language.test_more_families import converted as mo
 from tests.hosts.transformers.more import CLASSES, prompt
 from tests.hosts.transformers.reference import converted
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch
-from vispe.hosts.transformers.language import position_assignment
 from vispe.hosts.transformers.language.converted_classes import model as converted_model
+from vispe.hosts.transformers.language.positions import position_assignment
 
 LONG = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
 WAYS = {

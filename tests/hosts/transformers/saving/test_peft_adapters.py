@@ -11,7 +11,7 @@ from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.more import OMNI
 from tests.hosts.transformers.samples import EVERY, NOT_PACKABLE, inputs_of, model_of
 from vispe.hosts.transformers.language.families import family_of
-from vispe.hosts.transformers.language.position_assignment import DecodingStep
+from vispe.hosts.transformers.language.positions.position_assignment import DecodingStep
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]

@@ -32,6 +32,7 @@ from vispe.hosts.transformers.language.families import (
     model_inside,
 )
 from vispe.hosts.transformers.language.parallel_sets import Parallel, check_parallel
+from vispe.hosts.transformers.language.positions.traced_positions import numbered
 from vispe.hosts.transformers.language.rope_in_attention import (
     check_late_rotation,
     check_pairwise,
@@ -49,7 +50,6 @@ from vispe.hosts.transformers.language.rotary_detection import (
     kinds_of,
     rotaries_of,
 )
-from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
 from vispe.hosts.transformers.version import check_version
 from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme

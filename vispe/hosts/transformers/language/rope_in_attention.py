@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError, UnsupportedHost
-from vispe.hosts.transformers.language.kv_cache import SequenceState
 from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, attend_pairwise
+from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
 from vispe.multimodal import Coordinates
 
 PREFIX = "vispe_"

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.hosts.transformers.language.call import LanguageCall
 from vispe.hosts.transformers.language.converted_classes.generation import PositionedGeneration
 from vispe.hosts.transformers.language.converted_classes.model import PositionedModel
-from vispe.hosts.transformers.language.kv_cache import (
+from vispe.hosts.transformers.language.positions.call import LanguageCall
+from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
     check_filled_here,
+    text_coordinates,
+)
+from vispe.hosts.transformers.language.positions.token_index import (
     check_mask,
     next_token_index,
     prompt_token_index,
-    text_coordinates,
     valid_tokens,
 )
 from vispe.hosts.transformers.signature import copy_signatures
@@ -149,7 +151,7 @@ class PositionedIndex(PositionedModel):
         """Return the coordinates of a batch of complete prompts."""
         token_index = prompt_token_index(input_ids.shape[1], len(input_ids), mask, input_ids.device)
         call = LanguageCall(self, input_ids, None, None, mask, None, grids)
-        return call.coordinates(token_index, valid_tokens(token_index, mask), None)
+        return call.coordinates(token_index, valid_tokens(token_index, mask), None)[0]
 
 
 @cache

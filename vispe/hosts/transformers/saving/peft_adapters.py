@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vispe.hosts.monkeypatch import Patch
-from vispe.hosts.transformers.language.kv_cache import PREFIX
+from vispe.hosts.transformers.language.positions.kv_cache import PREFIX
 from vispe.hosts.transformers.saving import adapter_targets, config_record
 
 

@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.hosts.transformers.language.call import (
+from vispe.hosts.transformers.language.parallel_sets import (
+    ATTRIBUTES,
+    IDS,
+)
+from vispe.hosts.transformers.language.positions.call import (
     GRIDS,
     OFFSET,
     PACKED,
@@ -17,19 +21,14 @@ from vispe.hosts.transformers.language.call import (
     LanguageCall,
     passed,
 )
-from vispe.hosts.transformers.language.kv_cache import (
+from vispe.hosts.transformers.language.positions.coordinates import table_by_index
+from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
     check_filled_here,
-    check_mask,
     state_after,
-    table_by_index,
     text_state,
-    valid_tokens,
 )
-from vispe.hosts.transformers.language.parallel_sets import (
-    ATTRIBUTES,
-    IDS,
-)
+from vispe.hosts.transformers.language.positions.token_index import check_mask, valid_tokens
 from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
 from vispe.hosts.transformers.version import cache_of
 from vispe.multimodal import Scheme
@@ -86,11 +85,11 @@ class PositionedGeneration:
         if cached and not passed(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():
             return
         valid = valid_tokens(new, mask)
-        coordinates = call.coordinates(new, valid, state)
+        coordinates, attributes = call.coordinates(new, valid, state)
         table, span = table_by_index(coordinates.ids, new, valid)
         model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(coordinates, new, valid).offset})
-        if call.token_attributes is not None:
-            model_kwargs[ATTRIBUTES] = table_by_index(call.token_attributes, new, valid)[0]
+        if attributes is not None:
+            model_kwargs[ATTRIBUTES] = table_by_index(attributes, new, valid)[0]
         for name in ("tile_grids", IDS):
             model_kwargs.pop(name, None)
 

@@ -14,25 +14,22 @@ import torch
 from torch import Tensor
 
 from vispe.attention.precision import float32_buffers, restore_buffers
-from vispe.hosts.transformers.language.call import (
-    CallPositions,
-    positions_of_call,
-    text_call_positions,
-)
 from vispe.hosts.transformers.language.conversion_record import TextConversion
 from vispe.hosts.transformers.language.converted_classes.layer import ROTATION
 from vispe.hosts.transformers.language.families import family_of, language_model_of
-from vispe.hosts.transformers.language.kv_cache import (
-    NextTokens,
-    SequenceState,
-)
 from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, extended, ordered, rates_of
 from vispe.hosts.transformers.language.parallel_sets import (
     IDS,
     append_attributes,
     parallel_mask,
 )
-from vispe.hosts.transformers.language.position_assignment import (
+from vispe.hosts.transformers.language.positions.kv_cache import NextTokens, SequenceState
+from vispe.hosts.transformers.language.positions.pipeline import (
+    CallPositions,
+    positions_of_call,
+    text_call_positions,
+)
+from vispe.hosts.transformers.language.positions.position_assignment import (
     OWN,
     STEPS,
     DecodingStep,
@@ -44,9 +41,9 @@ from vispe.hosts.transformers.language.position_assignment import (
     step_of,
     store_state,
 )
-from vispe.hosts.transformers.language.position_ids import TokenPositions
+from vispe.hosts.transformers.language.positions.position_ids import TokenPositions
+from vispe.hosts.transformers.language.positions.traced_positions import numbered
 from vispe.hosts.transformers.language.rope_in_attention import LATE, LateRotation, ensure_late_rotation
-from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.packed_samples import (
     SAMPLES,
     Samples,

@@ -1,8 +1,4 @@
-"""Decode state: token indices, coordinates, and the state stored with the KV cache.
-
-Token indices are ordinary position ids, 0 .. n - 1 in every sequence; masks, packing and caches of the host
-use only token indices.
-"""
+"""Decode state: what the KV cache stores of the positions of its tokens, and how the text after them continues."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, counted
+from vispe.hosts.transformers.language.parallel_sets import text_attributes
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.multimodal import Coordinates, Scheme
 
@@ -94,6 +91,22 @@ class SequenceState:
         """Return the state with every row repeated."""
         return self.select(torch.arange(len(self.offset), device=self.offset.device).repeat_interleave(times))
 
+    def add_text_attributes(self, mask: Tensor | None) -> None:
+        """Add the attributes of cached text, where layers need those of all tokens, before the first set of a sequence.
+
+        Args:
+            mask: padding mask (b, all tokens so far), or None.
+        """
+        if self.token_attributes is not None or self.ids is None:
+            return
+        axes, rows, length = self.ids.shape
+        valid = (
+            torch.ones(rows, length, dtype=torch.bool, device=self.ids.device)
+            if mask is None
+            else mask[:, :length].bool()
+        )
+        self.token_attributes = text_attributes(axes, valid)
+
 
 class PositionedCache:
     """Mixin of the class of a KV cache: a `SequenceState` that is updated with the rows of the cache."""
@@ -153,36 +166,6 @@ def set_state(cache: Any, state: SequenceState) -> None:
     cache.vispe_state = state
 
 
-def prompt_token_index(length: int, rows: int, mask: Tensor | None, device: torch.device) -> Tensor:
-    """Return the token indices (b, s) of new sequences; 0 for padding."""
-    if mask is None:
-        return torch.arange(length, device=device).expand(rows, length)
-    return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
-
-
-def next_token_index(length: int, cache: Any, state: SequenceState, mask: Tensor | None) -> Tensor:
-    """Return the token indices (b, length) of tokens after a cache; padding repeats the previous index."""
-    cached_tokens = cache.get_seq_length() - state.padding
-    if mask is not None and state.by_mask:
-        return cached_tokens[:, None] + mask[:, -length:].long().cumsum(1) - 1
-    return cached_tokens[:, None] + torch.arange(length, device=cached_tokens.device)
-
-
-def valid_tokens(token_index: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mask of tokens that are not padding (b, s); without a mask, padding is a 0 before another 0."""
-    if mask is not None:
-        return mask[:, -token_index.shape[1] :].bool()
-    following = torch.cat([token_index[:, 1:], token_index.new_ones(len(token_index), 1)], 1)
-    return (token_index != 0) | (following != 0)
-
-
-def documents(token_index: Tensor, valid: Tensor) -> Tensor:
-    """Return the index of the packed sample of each token (b, s); token indices that restart begin a sample."""
-    before = torch.cat([token_index[:, :1] - 1, token_index[:, :-1]], 1)
-    was_valid = torch.cat([torch.zeros_like(valid[:, :1]), valid[:, :-1]], 1)
-    return ((token_index != before + 1) & valid & was_valid).cumsum(1)
-
-
 def text_state(rows: int, device: torch.device) -> SequenceState:
     """Return the state after text without padding."""
     offset = torch.zeros(rows, dtype=torch.float64, device=device)
@@ -207,50 +190,6 @@ def settled_length(
 def text_coordinates(scheme: Scheme, token_index: Tensor, state: SequenceState) -> Tensor:
     """Return the coordinates (axes, b, s) of text after a prompt."""
     return scheme.continue_text(token_index, state.offset)
-
-
-def table_by_index(ids: Tensor, token_index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinates (axes, b, s) of a prompt as a table by token index, of which `look_up` reads any part.
-
-    Returns:
-        coordinates (b, axes, s) and, for each row, the first index and their number (b, 2); the batch is the first
-        axis, so that generation can repeat it for beams.
-    """
-    first = torch.where(valid, token_index, token_index.max()).amin(1)
-    count = valid.sum(1)
-    slot = torch.where(valid, token_index - first[:, None], token_index.shape[1])
-    ids = ids.movedim(1, 0)
-    table = ids.new_zeros(*ids.shape[:2], token_index.shape[1] + 1)
-    table.scatter_(2, slot[:, None].expand_as(ids), ids)
-    return table[..., :-1], torch.stack([first, count], 1)
-
-
-def look_up(token_index: Tensor, table: Tensor, span: Tensor, beyond: Tensor) -> Tensor:
-    """Return the entries (axes, b, s) of a prompt's table for token indices; after the prompt, those of `beyond`."""
-    slot = token_index - span[:, :1]
-    inside = (slot >= 0) & (slot < span[:, 1:])
-    prompt = table.gather(
-        2, slot.clamp(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
-    ).movedim(1, 0)
-    return torch.where(inside, prompt, beyond)
-
-
-def check_mask(mask: Tensor | None, owner: str, advice: str) -> None:
-    """Raise `InputError` if a mask (b, s) has values other than 0 and 1.
-
-    Args:
-        mask: bool, integer or floating-point mask, or None.
-        owner: name of the called function, for the message.
-        advice: what to do with packed samples, a sentence.
-    """
-    if mask is None or mask.dtype == torch.bool:
-        return
-    other = mask[(mask != 0) & (mask != 1)]
-    if len(other):
-        raise InputError(
-            f"{owner}: attention_mask (b, s) must be 1 for tokens and 0 for padding, got the value "
-            f"{other[0].item():g}. If it numbers packed samples: {advice}"
-        )
 
 
 def check_filled_here(cache: Any) -> None:

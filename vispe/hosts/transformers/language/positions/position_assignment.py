@@ -14,26 +14,25 @@ import torch
 from torch import Tensor
 
 from vispe.attention.precision import exporting
-from vispe.hosts.transformers.language.call import (
+from vispe.hosts.transformers.language.families import family_of, language_model_of
+from vispe.hosts.transformers.language.parallel_sets import ATTRIBUTES, IDS, append_attributes
+from vispe.hosts.transformers.language.positions.call import (
     OFFSET,
     PIXELS,
     SPAN,
     TABLE,
-    CallPositions,
     LanguageCall,
     passed,
-    positions_of_call,
-    token_index_of,
 )
-from vispe.hosts.transformers.language.families import family_of, language_model_of
-from vispe.hosts.transformers.language.kv_cache import (
+from vispe.hosts.transformers.language.positions.kv_cache import (
     NextTokens,
     PositionedCache,
     SequenceState,
     set_state,
     settled_length,
 )
-from vispe.hosts.transformers.language.parallel_sets import ATTRIBUTES, IDS, append_attributes
+from vispe.hosts.transformers.language.positions.pipeline import CallPositions, positions_of_call
+from vispe.hosts.transformers.language.positions.token_index import index_tokens
 from vispe.hosts.transformers.packed_samples import isolates
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
@@ -124,7 +123,9 @@ def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | N
     length = call.cache.get_seq_length()
     if isinstance(length, Tensor) and length.device.type != "cpu":
         return None  # reading the value would synchronise the device
-    token_index, _ = token_index_of(call, call.input_ids, position_ids, state, False)
+    token_index = index_tokens(
+        call.input_ids, position_ids, cache=call.cache, state=state, mask=call.mask, images=False
+    ).ids
     offset = call.kwargs.get(OFFSET)
     step = DecodingStep(
         token_index, state.offset if offset is None else offset, int(length), state, call.model.vispe_scheme

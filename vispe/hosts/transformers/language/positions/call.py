@@ -1,0 +1,157 @@
+"""One call of a converted model: its arguments, and the stream of text, images and videos that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError
+from vispe.hosts.transformers.language.families import language_model_of
+from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types, types_by_embedding
+from vispe.hosts.transformers.language.parallel_sets import IDS, RULES, members_of, token_attributes_of
+from vispe.hosts.transformers.language.positions import traced_positions
+from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
+from vispe.hosts.transformers.language.positions.token_index import documents
+from vispe.multimodal import Coordinates, Stream
+
+# part of error messages: advice for packed samples
+PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."
+# Video-LLaVA accepts images by another name as well, its only name before transformers 5.24
+PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "mm_encoder_outputs")
+GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
+# coordinates of the prompt, during generation
+TABLE, SPAN, OFFSET = "vispe_table", "vispe_span", "vispe_offset"
+
+
+def passed(kwargs: dict[str, Any], *names: str) -> list[str]:
+    """Return the names of arguments that are not empty; `generate` passes an empty dict without images."""
+    values = ((name, kwargs.get(name)) for name in names)
+    return [name for name, v in values if v is not None and not (isinstance(v, dict) and not v)]
+
+
+@dataclass(eq=False)
+class LanguageCall:
+    """Arguments of a call that determine the positions of its tokens.
+
+    Attributes:
+        model: the converted model inside.
+        input_ids: (b, s), or None.
+        inputs_embeds: (b, s, width), or None.
+        types: token types (b, s), or None; used if there are no `input_ids`.
+        mask: padding mask (b, all tokens so far), or None.
+        cache: KV cache, or None.
+        kwargs: the other keyword arguments.
+        masked: whether there is a mask of any kind, including 4-D masks.
+    """
+
+    model: Any
+    input_ids: Tensor | None
+    inputs_embeds: Tensor | None
+    types: Tensor | None
+    mask: Tensor | None
+    cache: Any
+    kwargs: dict[str, Any]
+    masked: bool = False
+
+    def __post_init__(self) -> None:
+        if self.input_ids is None and self.inputs_embeds is None:
+            raise InputError("The model needs input_ids or inputs_embeds, got neither.")
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens: `input_ids` (b, s), or embeddings (b, s, width)."""
+        return self.inputs_embeds if self.input_ids is None else self.input_ids  # type: ignore[return-value]
+
+    @property
+    def state(self) -> SequenceState | None:
+        """The state of the KV cache before the call."""
+        return getattr(self.cache, "vispe_state", None)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the call may contain images, videos or parallel sets."""
+        # grids are passed in every step of generation, also if their images are cached
+        sizes = GRIDS if self.state is None else ()
+        return bool(passed(self.kwargs, *PIXELS, *sizes, IDS)) or (
+            self.input_ids is None and self.types is not None
+        )
+
+    def types_of(self, token_index: Tensor) -> Tensor:
+        """Return the type of every token (b, s): 0 text, 1 image, 2 video.
+
+        Raises:
+            InputError: there are images or videos, but their tokens cannot be determined.
+        """
+        shape = (token_index.shape[0], token_index.shape[1])
+        types = token_types(self.model.config, self.input_ids, self.types, shape)
+        if types is None and self.inputs_embeds is not None:
+            types = types_by_embedding(self.model, self.inputs_embeds)
+            if (named := passed(self.kwargs, *PIXELS, *GRIDS)) and not bool(types.any()):
+                raise InputError(
+                    f"The image tokens of inputs_embeds cannot be determined, got {named[0]} without "
+                    "mm_token_type_ids, and no token with the embedding of an image token. Pass these types (b, s)."
+                )
+        return torch.zeros_like(token_index) if types is None else types
+
+    def stream(self, token_index: Tensor, valid: Tensor) -> Stream:
+        """Return the stream of text, images and videos of tokens (b, s).
+
+        Raises:
+            InputError: grids and placeholders differ.
+        """
+        arguments = (
+            self.model,
+            self.types_of(token_index),
+            valid,
+            documents(token_index, valid),
+            self.kwargs,
+        )
+        parallel: str | None = language_model_of(self.model).vispe_text.parallel
+        if parallel is None:
+            return stream_of(*arguments)
+        members: Tensor | None = self.kwargs.get(IDS)
+        if members is None:
+            members = members_of(self.model.config, self.input_ids, stream_of(*arguments))
+        see, align = RULES[parallel]
+        return stream_of(*arguments, members=members, see=see, align=align)
+
+    def start(self, token_index: Tensor, valid: Tensor, state: SequenceState | None) -> Tensor | None:
+        """Return the counter of the scheme before the first token, (b) or (b, k); None for new sequences."""
+        if state is None:
+            return None
+        first = torch.where(valid, token_index, token_index.max()).amin(1)
+        return self.model.vispe_scheme.counter_after(state.offset, first)
+
+    def coordinates(
+        self, token_index: Tensor, valid: Tensor, state: SequenceState | None
+    ) -> tuple[Coordinates, Tensor | None]:
+        """Return the coordinates of tokens (b, s) that may contain images and videos.
+
+        Returns:
+            the coordinates, and the attributes of parallel sets (k, b, s), None without sets.
+        """
+        scheme, start = self.model.vispe_scheme, self.start(token_index, valid, state)
+        if language_model_of(self.model).vispe_text.parallel is None and traced_positions.traceable(
+            self.model, self.kwargs
+        ):
+            tensors = (self.input_ids, self.inputs_embeds, self.types, token_index, valid, start)
+            return traced_positions.coordinates(self.model, tensors, self.kwargs), None
+        stream = self.stream(token_index, valid)
+        coordinates = scheme.coordinates(stream, start=start, training=self.model.training)
+        return coordinates, token_attributes_of(scheme, stream, coordinates)
+
+
+@traced_positions.runs
+def _untraced(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:
+    """Return the coordinates of a call, from the arguments of the custom operator in `traced_positions`."""
+    ids, embeds, types, token_index, valid, start = tensors
+    if token_index is None or valid is None:
+        raise InputError(
+            "The coordinates of a prompt need token indices and a mask of valid tokens, got None."
+        )
+    call = LanguageCall(model, ids, embeds, types, None, None, kwargs)
+    return model.vispe_scheme.coordinates(call.stream(token_index, valid), start=start)

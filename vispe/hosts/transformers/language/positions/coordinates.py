@@ -1,0 +1,178 @@
+"""Coordinates of a call: those of the caller, of a table of the prompt, of text, or of text with images.
+
+Each function returns `Assigned`; `pipeline.py` selects one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vispe.errors import VispeError
+from vispe.hosts.transformers.language.parallel_sets import ATTRIBUTES, check_complete_sets, text_attributes
+from vispe.hosts.transformers.language.positions.call import GRIDS, OFFSET, SPAN, TABLE, LanguageCall
+from vispe.hosts.transformers.language.positions.kv_cache import SequenceState, state_after, text_coordinates
+from vispe.hosts.transformers.language.positions.position_ids import check_given, check_layout, stock_scheme
+from vispe.hosts.transformers.language.positions.token_index import TokenIndex, valid_tokens
+
+
+class Assigned(NamedTuple):
+    """Coordinates of the tokens of a call.
+
+    Attributes:
+        ids: coordinates (axes, b, s).
+        after: state of the cache after the call.
+        token_attributes: attributes of parallel sets (k, b, s); None without sets.
+    """
+
+    ids: Tensor
+    after: SequenceState
+    token_attributes: Tensor | None = None
+
+
+def of_text(call: LanguageCall, index: TokenIndex, state: SequenceState | None) -> Assigned:
+    """Return the coordinates of text, at the start of a sequence or after cached tokens."""
+    after = state
+    if after is None:
+        padding = (
+            (~valid_tokens(index.ids, call.mask)).sum(1)
+            if index.without_padding
+            else index.ids.new_zeros(len(index.ids))
+        )
+        offset = torch.zeros_like(padding, dtype=torch.float64)
+        after = SequenceState(offset, padding, by_mask=index.without_padding)
+    elif index.without_padding and index.ids.shape[1] > 1:  # a further turn of a dialogue
+        after = replace(after, padding=after.padding + (~valid_tokens(index.ids, call.mask)).sum(1))
+    return Assigned(text_coordinates(call.model.vispe_scheme, index.ids, after), after)
+
+
+def of_images(call: LanguageCall, index: TokenIndex, state: SequenceState | None) -> Assigned:
+    """Return the coordinates of tokens that contain images or videos."""
+    valid = valid_tokens(index.ids, call.mask)
+    coordinates, token_attributes = call.coordinates(index.ids, valid, state)
+    after = state_after(coordinates, index.ids, valid)
+    if state is not None:
+        # indices that include padding need no correction
+        padding = after.padding * index.without_padding + state.padding
+        after = replace(after, padding=padding, by_mask=state.by_mask)
+    return Assigned(coordinates.ids, after, token_attributes)
+
+
+def of_table(
+    call: LanguageCall, index: TokenIndex, state: SequenceState | None, parallel: str | None
+) -> Assigned:
+    """Return the coordinates of a call of `generate`, from the table of the prompt."""
+    scheme = call.model.vispe_scheme
+    table, span, offset = (call.kwargs[name] for name in (TABLE, SPAN, OFFSET))
+    # virtual tokens of prompt tuning precede the prompt
+    beyond = torch.where(
+        index.ids < span[:, :1],
+        scheme.text(index.ids.double()),
+        scheme.continue_text(index.ids, offset),
+    )
+    if state is None or state.prefix:
+        after = SequenceState(offset, (~valid_tokens(index.ids, call.mask)).sum(1))
+    else:
+        after = state
+    ids, of_prompt = look_up(index.ids, table, span, beyond), call.kwargs.get(ATTRIBUTES)
+    if of_prompt is None:
+        return Assigned(ids, after)
+    valid = valid_tokens(index.ids, call.mask)
+    plain = text_attributes(scheme.axes, valid)
+    # padding has the index of the first token
+    token_attributes = torch.where(valid, look_up(index.ids, of_prompt, span, plain), plain)
+    if parallel == "pine":
+        check_complete_sets(token_attributes, of_prompt)
+    return Assigned(ids, after, token_attributes)
+
+
+def of_caller(
+    call: LanguageCall, index: TokenIndex, ids: Tensor, position_ids: Tensor, state: SequenceState | None
+) -> Assigned:
+    """Return the coordinates that the caller passed to the model, after the checks that need images.
+
+    Raises:
+        ShapeError: the layout is (b, axes, s).
+        InputError: the coordinates belong to another scheme.
+    """
+    scheme = call.model.vispe_scheme
+    valid = valid_tokens(index.ids, call.mask)
+
+    def text() -> Tensor | None:
+        try:
+            return call.types_of(index.ids) == 0
+        except VispeError:
+            return None
+
+    def expected(token_index: Tensor) -> Tensor | None:
+        start = call.start(token_index, valid, state)
+        try:
+            return scheme.coordinates(call.stream(token_index, valid), start=start).ids
+        except VispeError:
+            return None
+
+    check_layout(scheme, position_ids, index.ids, text, expected, valid)
+    if state is None and (stock := stock_scheme(call.model.config)) is not None:
+        grids = any(call.kwargs.get(name) is not None for name in GRIDS[:2])
+        stream = partial(call.stream, index.ids, valid) if grids else None
+        check_given(scheme, stock, len(position_ids), ids, valid, stream)
+    return Assigned(ids, _state_after_ids(call, index, ids, state))
+
+
+def of_caller_alone(
+    call: LanguageCall, index: TokenIndex, ids: Tensor, position_ids: Tensor, state: SequenceState | None
+) -> Assigned:
+    """Return the coordinates that the caller passed to a language model without the model around it.
+
+    Raises:
+        ShapeError: the layout is (b, axes, s).
+    """
+    scheme = call.model.vispe_scheme
+
+    def expected(token_index: Tensor) -> Tensor | None:
+        return None if state is None else text_coordinates(scheme, token_index, state)
+
+    valid = valid_tokens(index.ids, call.mask)
+    check_layout(scheme, position_ids, index.ids, lambda: None, expected, valid)
+    return Assigned(ids, _state_after_ids(call, index, ids, state))
+
+
+def _state_after_ids(
+    call: LanguageCall, index: TokenIndex, ids: Tensor, state: SequenceState | None
+) -> SequenceState:
+    """Return the state after coordinates of the caller."""
+    if state is not None:
+        return state
+    scheme = call.model.vispe_scheme
+    offset = scheme.counter_after(scheme.counter(ids[..., -1]), -index.ids[:, -1])
+    return SequenceState(offset, (~valid_tokens(index.ids, call.mask)).sum(1))
+
+
+def table_by_index(ids: Tensor, token_index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coordinates (axes, b, s) of a prompt as a table by token index, of which `look_up` reads any part.
+
+    Returns:
+        coordinates (b, axes, s) and, for each row, the first index and their number (b, 2); the batch is the first
+        axis, so that generation can repeat it for beams.
+    """
+    first = torch.where(valid, token_index, token_index.max()).amin(1)
+    count = valid.sum(1)
+    slot = torch.where(valid, token_index - first[:, None], token_index.shape[1])
+    ids = ids.movedim(1, 0)
+    table = ids.new_zeros(*ids.shape[:2], token_index.shape[1] + 1)
+    table.scatter_(2, slot[:, None].expand_as(ids), ids)
+    return table[..., :-1], torch.stack([first, count], 1)
+
+
+def look_up(token_index: Tensor, table: Tensor, span: Tensor, beyond: Tensor) -> Tensor:
+    """Return the entries (axes, b, s) of a prompt's table for token indices; after the prompt, those of `beyond`."""
+    slot = token_index - span[:, :1]
+    inside = (slot >= 0) & (slot < span[:, 1:])
+    prompt = table.gather(
+        2, slot.clamp(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
+    ).movedim(1, 0)
+    return torch.where(inside, prompt, beyond)

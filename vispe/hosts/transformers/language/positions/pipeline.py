@@ -1,0 +1,161 @@
+"""Positions of one call, in four steps: split position ids, index tokens, assign coordinates, state after the call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError
+from vispe.hosts.transformers.language.families import language_model_of
+from vispe.hosts.transformers.language.parallel_sets import IDS, text_attributes
+from vispe.hosts.transformers.language.positions import coordinates
+from vispe.hosts.transformers.language.positions.call import PACKED, TABLE, LanguageCall
+from vispe.hosts.transformers.language.positions.coordinates import Assigned
+from vispe.hosts.transformers.language.positions.kv_cache import (
+    SequenceState,
+    check_filled_here,
+    state_of_prefix,
+)
+from vispe.hosts.transformers.language.positions.position_ids import split_ids
+from vispe.hosts.transformers.language.positions.token_index import (
+    TokenIndex,
+    check_mask,
+    index_tokens,
+    valid_tokens,
+)
+from vispe.hosts.transformers.packed_samples import check_cache, check_call
+
+
+@dataclass(eq=False)
+class CallPositions:
+    """Positions of the tokens of a call.
+
+    Attributes:
+        token_index: ordinary position ids (b, s).
+        ids: coordinates (axes, b, s).
+        before: state of the cache before the call, or None.
+        after: state of the cache after the call.
+        token_attributes: attributes of parallel sets (k, b, s); None if neither the call nor the cache has sets.
+        packed: whether rows are packed samples that are isolated from each other.
+    """
+
+    token_index: Tensor
+    ids: Tensor
+    before: SequenceState | None
+    after: SequenceState
+    token_attributes: Tensor | None = None
+    packed: bool = False
+
+
+def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPositions:
+    """Return the positions of the tokens of a call.
+
+    Raises:
+        InputError: tokens are missing, the cache was filled by another model, or coordinates belong to
+            another scheme.
+        ShapeError: `position_ids` have another shape.
+    """
+    text, images = language_model_of(call.model), call.has_images
+    parallel = text.vispe_text.parallel
+    check_cache(call.state)
+    _check_members(call, parallel)
+    if (call.state is None or call.tokens.shape[1] > 1) and not torch.compiler.is_compiling():
+        check_mask(call.mask, type(call.model).__name__, PACKED)
+    before = call.state
+    if before is None:
+        check_filled_here(call.cache)
+        axes, late = call.model.vispe_scheme.axes, text.vispe_text.caches_coordinates
+        before = state_of_prefix(call.cache, call.tokens, axes, late=late, by_mask=images)
+    index, ids = _split(call, position_ids, before, images)
+    packed = _packed(call, text, index, before)
+    if ids is not None:
+        assigned = coordinates.of_caller(call, index, ids, position_ids, before)  # type: ignore[arg-type]
+        if parallel is not None and images:  # for the attributes of parallel sets
+            _, attributes = call.coordinates(index.ids, valid_tokens(index.ids, call.mask), before)
+            assigned = assigned._replace(token_attributes=attributes)
+    elif call.kwargs.get(TABLE) is not None:
+        assigned = coordinates.of_table(call, index, before, parallel)
+    elif images:
+        assigned = coordinates.of_images(call, index, before)
+    else:
+        assigned = coordinates.of_text(call, index, before)
+    # rows with parallel sets are isolated by the mask of the sets, which the cache stores
+    return _positions(call, index, before, assigned, packed, continued=parallel is not None)
+
+
+def text_call_positions(call: LanguageCall, position_ids: Tensor | None) -> CallPositions:
+    """Return positions of a call of the language model alone; all tokens are text, unless coordinates are passed.
+
+    Raises:
+        InputError: the cache was filled by another model.
+        ShapeError: `position_ids` have another shape.
+    """
+    before = call.state
+    if before is None:
+        check_filled_here(call.cache)
+    check_cache(before)
+    index, ids = _split(call, position_ids, before, images=False)
+    packed = _packed(call, call.model, index, before)
+    if ids is None:
+        assigned = coordinates.of_text(call, index, before)
+    else:
+        assigned = coordinates.of_caller_alone(call, index, ids, position_ids, before)  # type: ignore[arg-type]
+    return _positions(call, index, before, assigned, packed, continued=False)
+
+
+def _split(
+    call: LanguageCall, position_ids: Tensor | None, before: SequenceState | None, images: bool
+) -> tuple[TokenIndex, Tensor | None]:
+    """Return the token indices, and the coordinates (axes, b, s) of the caller, None if there are none."""
+    token_index = ids = None
+    if position_ids is not None:
+        rows, length = call.tokens.shape[:2]
+        token_index, ids = split_ids(position_ids, call.model.vispe_scheme.axes, (rows, length))
+    index = index_tokens(
+        call.tokens, token_index, cache=call.cache, state=before, mask=call.mask, images=images
+    )
+    return index, ids
+
+
+def _packed(call: LanguageCall, text: object, index: TokenIndex, before: SequenceState | None) -> bool:
+    """Return whether rows are packed samples to be isolated; only indices of the caller can restart."""
+    return index.restarts and check_call(
+        call.model, text, index.ids, call.mask, call.masked, before is not None
+    )
+
+
+def _positions(
+    call: LanguageCall,
+    index: TokenIndex,
+    before: SequenceState | None,
+    assigned: Assigned,
+    packed: bool,
+    continued: bool,
+) -> CallPositions:
+    """Return the positions, with the attributes of parallel sets for the call and for the cache, or for neither."""
+    ids, after, attributes = assigned
+    if before is not None and attributes is None and before.token_attributes is not None:
+        attributes = text_attributes(len(ids), valid_tokens(index.ids, call.mask))
+    elif before is not None and attributes is not None:
+        before.add_text_attributes(call.mask)
+    if packed and not continued and not torch.compiler.is_compiling():
+        after = replace(after, packed=True)
+    return CallPositions(index.ids, ids, before, after, attributes, packed)
+
+
+def _check_members(call: LanguageCall, parallel: str | None) -> None:
+    """Raise `InputError` if `parallel_ids` have no effect or another shape than the tokens."""
+    members, shape = call.kwargs.get(IDS), call.tokens.shape[:2]
+    if members is None:
+        return
+    if parallel is None:
+        raise InputError(
+            f"{IDS} needs a model converted with parallel, got one whose images are ordered. Convert it with "
+            "parallel='graph_kv' or 'pine'."
+        )
+    if members.shape != shape:
+        raise InputError(
+            f"{IDS} must have one member per token, shape {tuple(shape)}, got {tuple(members.shape)}."
+        )
