@@ -8,7 +8,6 @@ from torch import nn
 
 from vispe.errors import UnsupportedHost
 from vispe.hosts.common.host_family import HostFamily
-from vispe.hosts.unwrap import unsupported_message
 
 Find = Callable[[nn.Module], HostFamily | None]
 
@@ -65,5 +64,7 @@ def family_of(model: nn.Module) -> HostFamily:
     """
     family = family_or_none(model)
     if family is None:
+        from vispe.hosts.unwrap import unsupported_message  # imports the tables of all libraries
+
         raise UnsupportedHost(unsupported_message(model))
     return family
