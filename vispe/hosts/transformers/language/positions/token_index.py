@@ -30,7 +30,7 @@ class TokenIndex(NamedTuple):
 
 def index_tokens(
     tokens: Tensor,
-    given: Tensor | None,
+    of_caller: Tensor | None,
     *,
     cache: Any,
     state: SequenceState | None,
@@ -41,7 +41,7 @@ def index_tokens(
 
     Args:
         tokens: tokens (b, s) or (b, s, width).
-        given: token indices of the caller (b, s), or None.
+        of_caller: token indices of the caller (b, s), or None.
         cache: KV cache, or None.
         state: its state before the call, or None.
         mask: padding mask (b, all tokens so far), or None.
@@ -49,8 +49,8 @@ def index_tokens(
             the stock model.
     """
     rows, length = tokens.shape[:2]
-    if given is not None:
-        return TokenIndex(given.expand(rows, length), True, True)
+    if of_caller is not None:
+        return TokenIndex(of_caller.expand(rows, length), True, True)
     if state is not None:
         following = next_token_index(length, cache, state, mask)
         return TokenIndex(following.expand(rows, length), mask is not None and state.by_mask, False)
