@@ -28,6 +28,7 @@ PUBLIC = [
     "fold",
     "from_pretrained",
     "list_encodings",
+    "monitor",
     "plot_bias",
     "positions_for",
     "register",

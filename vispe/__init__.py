@@ -21,6 +21,7 @@ from vispe.hosts.import_hooks import install_import_hooks
 from vispe.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from vispe.evaluate.monitor import monitor
     from vispe.hosts.common.block_loops import positions_for
     from vispe.hosts.convert import convert, describe, restore
     from vispe.hosts.fold import fold
@@ -48,6 +49,7 @@ __all__ = [
     "fold",
     "from_pretrained",
     "list_encodings",
+    "monitor",
     "plot_bias",
     "positions_for",
     "register",
@@ -64,6 +66,7 @@ __getattr__, __dir__ = lazy_exports(
         "describe": "vispe.hosts.convert",
         "fold": "vispe.hosts.fold",
         "from_pretrained": "vispe.hosts.transformers.saving.loading",
+        "monitor": "vispe.evaluate.monitor",
         "positions_for": "vispe.hosts.common.block_loops",
         "restore": "vispe.hosts.convert",
         "symmetrize": "vispe.images.symmetry.symmetrization",

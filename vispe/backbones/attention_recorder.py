@@ -9,9 +9,9 @@ afterwards.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -78,7 +78,7 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
         UnsupportedHost: the model has no such layers, or the maps of one of them cannot be computed.
     """
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, Attention)]
-    tower, start = _tower(model)
+    tower, start = tower_of(model)
     if not layers and hasattr(tower, "blocks"):
         layers = [(f"{start}{path}", module) for _, path, module in timm_attention.attentions(tower)]
     elif not layers and hasattr(getattr(tower, "transformer", None), "resblocks"):
@@ -124,31 +124,62 @@ def record_attention(
     >>> record_attention(timm.create_model("test_vit", depth=1).eval(), torch.zeros(1, 3, 160, 160), show)
     blocks.0.attn (1, 2, 101, 101)
     """
-    if model.training:
-        raise OptionError(
-            "The model must be in evaluation mode, as attention is random in training mode. Call model.eval() first."
-        )
-    layers = attention_layers(model)
-    tower, _ = _tower(model)
-    size = tuple(images.shape[-2:])
-    with ExitStack() as handles:
-        if of_transformers(tower):
-            numbers = {module: (number, path) for number, (path, module) in enumerate(layers)}
-
-            def on_call(module: nn.Module, call: Call, x: Tensor) -> None:
-                grid = _grid(tower, size, x.shape[1]) if images.ndim == 4 else Grid((1, x.shape[1]))
-                on_layer(_observed(*numbers[module], call, x, grid))
-
-            handles.enter_context(transformers_attention.reading(list(numbers), on_call))
-        for number, (path, module) in enumerate(layers):
-            hook = _hook(tower, size, number, path, on_layer)
-            handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+    check_evaluation(model)
+    tower, _ = tower_of(model)
+    with reading_attention(model, images, on_layer):
         if go is not None:
             go()
         elif of_transformers(tower):
             run(tower, images)
         else:
             getattr(tower, "forward_features", tower)(images)
+
+
+def check_evaluation(model: nn.Module) -> None:
+    """Raise `OptionError` if a model is in training mode."""
+    if model.training:
+        raise OptionError(
+            "The model must be in evaluation mode, as attention is random in training mode. Call model.eval() first."
+        )
+
+
+@contextmanager
+def reading_attention(
+    model: nn.Module, images: Tensor, on_layer: Callable[[LayerAttention], None], *, first: bool = False
+) -> Iterator[None]:
+    """Call `on_layer` for every attention layer of a forward pass that runs inside the context; without gradients.
+
+    Args:
+        model: model of timm, open_clip or transformers, or with `vispe.Attention` layers.
+        images: (b, 3, H, W), of which only the size is used; for language models token ids (b, n).
+        on_layer: called with each layer.
+        first: observe the first sample of the batch only.
+
+    Raises:
+        UnsupportedHost: the model has no attention layers, or the maps of one of them cannot be computed.
+        ShapeError: the tokens are not prefix tokens followed by the patches of the image.
+    """
+    layers = attention_layers(model)
+    tower, _ = tower_of(model)
+    size = tuple(images.shape[-2:])
+    with ExitStack() as handles:
+        if of_transformers(tower):
+            numbers = {module: (number, path) for number, (path, module) in enumerate(layers)}
+
+            @torch.no_grad()
+            def on_call(module: nn.Module, call: Call, x: Tensor) -> None:
+                if first:
+                    mask = None if call.attn_mask is None else call.attn_mask[:1]
+                    call = replace(call, q=call.q[:1], k=call.k[:1], v=call.v[:1], attn_mask=mask)
+                    x = x[:1]
+                grid = _grid(tower, size, x.shape[1]) if images.ndim == 4 else Grid((1, x.shape[1]))
+                on_layer(_observed(*numbers[module], call, x, grid))
+
+            handles.enter_context(transformers_attention.reading(list(numbers), on_call))
+        for number, (path, module) in enumerate(layers):
+            hook = _hook(tower, size, number, path, on_layer, first)
+            handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
 
 
 def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -176,7 +207,7 @@ def logits_of(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor | 
 
 def prefix_names(model: nn.Module, prefix: int) -> tuple[str, ...]:
     """Return the names of the prefix tokens: class, distillation, register 1, register 2, ..."""
-    tower, _ = _tower(model)
+    tower, _ = tower_of(model)
     # the tokens of NaFlexVit are parameters of `embeds`
     holder = getattr(tower, "embeds", tower)
     first = ("cls_token", "class"), ("class_embedding", "class"), ("dist_token", "distillation")
@@ -244,9 +275,13 @@ def _hook(
     number: int,
     path: str,
     on_layer: Callable[[LayerAttention], None],
+    first: bool,
 ) -> Callable[..., None]:
+    @torch.no_grad()
     def describe(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         rotation = None
+        if first:
+            args, kwargs = _first_sample(path, args, kwargs)
         if isinstance(module, Attention):
             call, x, pos = _own_call(module, *args, **kwargs)
         elif of_transformers(tower):
@@ -276,6 +311,26 @@ def _hook(
         on_layer(_observed(number, path, call, x, grid, rotation))
 
     return describe
+
+
+def _first_sample(
+    path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of an attention layer for the first sample of a batch."""
+    rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+
+    def select(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[:1] if value.ndim > 1 and value.shape[0] == rows else value
+        positions = value.positions if isinstance(value, Context) else value
+        if isinstance(positions, Positions) and positions.coords.shape[0] > 1:
+            raise UnsupportedHost(
+                f"{path}: the attention of one sample cannot be read, as the positions of {rows} samples differ. Pass "
+                "one image per batch."
+            )
+        return value.masked(select(value.mask), value.is_causal) if isinstance(value, Context) else value
+
+    return tuple(map(select, args)), {name: select(value) for name, value in kwargs.items()}
 
 
 def _observed(
@@ -320,7 +375,7 @@ def _own_call(
     return _call_with(q, k, v, encodings, pos, module.layer, x, **masks), x, pos
 
 
-def _tower(model: nn.Module) -> tuple[nn.Module, str]:
+def tower_of(model: nn.Module) -> tuple[nn.Module, str]:
     """Return the image tower of a model, and its path."""
     tower, path = model, ""
     if isinstance(model, TransformersModel):

@@ -1,0 +1,193 @@
+"""Measures of an audit inside the user's own evaluation: they read the forward passes that run anyway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from vispe.backbones.attention_recorder import LayerAttention, attention_layers, reading_attention
+from vispe.errors import InputError, OptionError, UnsupportedHost
+from vispe.evaluate.audit.findings import Audit, Finding
+from vispe.evaluate.audit.measures import choose
+from vispe.evaluate.measure.audited_model import as_audited_model
+from vispe.evaluate.measure.base import Accumulator, Measure
+from vispe.evaluate.measure.verdict import judge
+
+SHARE = 0.1  # part of the time of the evaluation in which passes are recorded
+NORMS = (
+    "norm",
+    "ln_post",
+    "layernorm",
+    "post_layernorm",
+)  # names of the final norm of timm, open_clip, transformers
+
+
+class Monitor:
+    """Collects measures of an audit from forward passes of a model, inside a `with` statement.
+
+    Of a recorded pass, the first image is measured. Passes are recorded as long as they take at most a tenth of the
+    time since the first one, so that the evaluation is at most about 10 % slower; the model runs no additional pass,
+    and its outputs are unchanged. The first pass is always recorded. Controls, such as random weights, would need
+    passes of their own: `vispe audit` runs them.
+
+    Attributes:
+        passes: number of forward passes in evaluation mode.
+        recorded: number of recorded passes, which is the number of measured images.
+    """
+
+    def __init__(self, model: nn.Module, measures: Sequence[str | Measure] | None = None) -> None:
+        self.model = model
+        attention_layers(model)
+        self.tower = next(
+            (t for n in ("visual", "trunk") if isinstance(t := getattr(model, n, None), nn.Module)), model
+        )
+        self.norm = next(
+            (n for name in NORMS if isinstance(n := getattr(self.tower, name, None), nn.Module)), None
+        )
+        self.measures, self.refused = self._supported(measures)
+        self.passes = self.recorded = 0
+        self._ledger = {m.name: Accumulator() for m in self.measures}
+        self._current: dict[str, Accumulator] = {}  # of the pass that runs
+        self._began: float | None = None
+        self._spent = 0.0
+        self._grid: Any = None
+        self._entered, self._pass = ExitStack(), ExitStack()
+
+    def __enter__(self) -> Self:
+        """Start to observe forward passes."""
+        handles = (
+            self.tower.register_forward_pre_hook(self._start, with_kwargs=True),
+            self.tower.register_forward_hook(self._end, always_call=True),
+        )
+        for handle in handles:
+            self._entered.callback(handle.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove all hooks."""
+        self._pass.close()
+        self._entered.close()
+
+    def report(self) -> Audit:
+        """Return the findings, with intervals over the measured images; without controls of other weights.
+
+        Raises:
+            InputError: no forward pass was recorded.
+        """
+        if not self.recorded:
+            raise InputError(
+                f"monitor: no forward pass of {type(self.tower).__name__} in evaluation mode, got {self.passes}. Call "
+                "the model itself inside the with statement, after model.eval()."
+            )
+        audited = as_audited_model(self.model)
+        findings, refused = [], dict(self.refused)
+        for measure in self.measures:
+            try:
+                own = measure.summarize(self._ledger[measure.name], audited)
+            except UnsupportedHost as error:
+                refused[measure.name] = measure.asks, str(error).rstrip(".")
+                continue
+            findings.append(Finding.of(measure, own, {}, judge(measure.limit, own, {})))
+        missing = {"random, none": "a monitor runs no passes of its own"}
+        return Audit(audited.title, tuple(findings), refused, self.recorded, missing)
+
+    def _supported(
+        self, measures: Sequence[str | Measure] | None
+    ) -> tuple[tuple[Measure, ...], dict[str, tuple[str, str]]]:
+        """Return the measures that need no passes of their own, and the question and reason for each of the others."""
+        names = [one for one in measures or () if isinstance(one, str)]
+        chosen = choose(names or None) if measures is None or names else []
+        chosen += [one for one in measures or () if not isinstance(one, str)]
+        refused = {m.name: reason for m in chosen if (reason := self._reason(m)) is not None}
+        supported = tuple(m for m in chosen if m.name not in refused)
+        if (measures is not None and refused) or not supported:
+            name = next(iter(refused), "none")
+            raise OptionError(
+                f"monitor: measures must read attention layers or features only, got {name!r}: "
+                f"{refused.get(name, 'there are none')}. Run vispe.evaluate.audit for it."
+            )
+        return supported, {m.name: (m.asks, refused[m.name]) for m in chosen if m.name in refused}
+
+    def _reason(self, measure: Measure) -> str | None:
+        kind = type(measure)
+        if measure.items or kind.rerun is not Measure.rerun:
+            return "it runs the model on other images"
+        if "maps" in measure.needs and self.norm is None:
+            return f"{type(self.tower).__name__} has no final norm, whose output it reads"
+        others = measure.needs - {"attention", "maps"}
+        return f"it needs {min(others)}" if others else None
+
+    def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a forward pass; add the hooks of the layers if it is recorded."""
+        if module.training:
+            return
+        images = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
+        self.passes += 1
+        now = time.perf_counter()
+        self._began = now if self._began is None else self._began
+        if images is None or self._spent > SHARE * (now - self._began):
+            return
+        for name in self._ledger:
+            self._current[name] = Accumulator()
+            self._current[name].begin(self.recorded)
+        self._pass.enter_context(reading_attention(self.model, images, self._on_layer, first=True))
+        if self.norm is not None:
+            self._pass.callback(self.norm.register_forward_hook(self._on_features).remove)
+        self._pass.callback(self._add_time, now)
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Finish a forward pass; a pass that raised an error, without output, is not counted."""
+        del module, args
+        self._pass.close()
+        current, self._current = self._current, {}
+        if output is None or not current:
+            return
+        self.recorded += 1
+        for name, accumulator in current.items():
+            self._ledger[name].join(accumulator)
+
+    def _add_time(self, began: float) -> None:
+        self._spent += time.perf_counter() - began
+
+    def _on_layer(self, layer: LayerAttention) -> None:
+        self._grid = layer.grid
+        for measure in self.measures:
+            measure.on_layer(self._current[measure.name], layer)
+
+    @torch.no_grad()
+    def _on_features(self, module: nn.Module, args: tuple[Any, ...], tokens: Tensor) -> None:
+        """Pass the final features of the first image, tokens (b, n, d) after the norm, to the measures."""
+        del module, args
+        prefix, (h, w) = self._grid.prefix, self._grid.shape
+        maps = tokens[0, prefix : prefix + h * w].float().cpu().T.unflatten(1, (h, w))
+        for measure in self.measures:
+            measure.on_features(self._current[measure.name], maps)
+
+
+def monitor(model: nn.Module, measures: Sequence[str | Measure] | None = None) -> Monitor:
+    """Return a context manager that measures positional bias in the forward passes of an evaluation.
+
+    Args:
+        model: ViT of timm, open_clip or transformers, converted or not, or a model with `vispe.Attention` layers. It
+            is called as usual, with batches of images (b, 3, H, W), in evaluation mode.
+        measures: names, families or instances of measures that read attention layers or final features; by default
+            those of the audit that do.
+
+    Raises:
+        UnsupportedHost: the attention of the model cannot be read.
+        OptionError: a named measure runs the model on images of its own.
+        UnknownName: a measure does not exist.
+
+    >>> import timm
+    >>> model = timm.create_model("test_vit").eval()
+    >>> with monitor(model, ["heads", "probe"]) as m:
+    ...     logits = model(torch.randn(2, 3, 160, 160))
+    >>> [finding.name for finding in m.report().findings], m.recorded
+    (['probe', 'heads'], 1)
+    """
+    return Monitor(model, measures)
