@@ -35,8 +35,10 @@ from vispe.grid import Positions
 MAX_MASK_BYTES = 64 << 20  # bytes of one mask
 MAX_TOTAL_BYTES = 1 << 30  # bytes of all masks, whatever models and grids they belong to
 _Parameters = tuple[Tensor, ...]
-Strip = tuple[Tensor | None, ...]
-_TRAINING_STEPS = 0  # backward passes of fused attention
+Strip = tuple[
+    Tensor, Tensor, Tensor | None, Tensor | None
+]  # runs, prefix biases, float16 copy, visible offsets
+_training_steps = 0  # backward passes of fused attention
 
 
 class CachedMask:
@@ -45,7 +47,7 @@ class CachedMask:
     Attributes:
         mask: (1, h or 1, n, n) in the dtype of attention, from `precision.rounded`; None after the first call, or if
             the cache is full.
-        strip: the operands of a fused kernel instead of a mask, or None.
+        strip: for entries of the fused kernels, instead of a mask; None after the first call, or if the cache is full.
         is_open: whether each query has a key, so that SDPA can read the mask as it is.
         checked: shapes and dtypes of validated calls that only need this mask or strip.
     """
@@ -204,8 +206,8 @@ def find_strip(bias: Bias, options: Hashable) -> CachedMask | None:
 
 def training_step() -> None:
     """Invalidate all strips of learned biases, since their parameters will be changed."""
-    global _TRAINING_STEPS
-    _TRAINING_STEPS += 1
+    global _training_steps
+    _training_steps += 1
 
 
 def _cache_and_key(
@@ -246,7 +248,7 @@ def _strips_and_rule(bias: Bias, options: Hashable) -> tuple[_MaskCache, Hashabl
     cache = pos.memo.get("learned strips")
     if cache is None:
         cache = pos.memo["learned strips"] = _MaskCache()
-    return cache, (rule, options, _TRAINING_STEPS, *versions), numbers
+    return cache, (rule, options, _training_steps, *versions), numbers
 
 
 def _same_positions(bias: Bias, pos: Positions) -> bool:

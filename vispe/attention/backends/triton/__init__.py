@@ -27,7 +27,7 @@ from vispe.attention.bias.lower_to_table import (
     table_unsupported_reason,
     with_causal_mask,
 )
-from vispe.attention.bias.mask_cache import cached_strip, find_strip
+from vispe.attention.bias.mask_cache import Strip, cached_strip, find_strip
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
 from vispe.attention.call import Call
 from vispe.attention.precision import (
@@ -193,11 +193,6 @@ def _scattered(call: Call) -> bool:
     )
 
 
-_Packed = tuple[
-    Tensor, Tensor, Tensor | None, Tensor | None
-]  # runs, prefix biases, float16 copy, visible offsets
-
-
 def _options(dtype: torch.dtype, factor: float, is_causal: bool, heads: int) -> Hashable:
     """Return what a packed bias depends on in addition to the bias and its positions."""
     return dtype, float(factor), is_causal, heads
@@ -211,7 +206,7 @@ def _layout(pos: Positions, tokens: int) -> Layout:
     return pos.remember("layout of strips", lambda: layout_of(grid.shape, grid.prefix))
 
 
-def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | None]:
+def _bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tensor | None]:
     """Return the packed bias, and its differentiable runs and prefix biases if it needs a gradient, else None."""
     bias, heads = call.bias, call.q.shape[1]
     if bias is None or bias.pos is None or bias.pos.grid is None:
@@ -244,7 +239,7 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
             )
             return *build(table, edge, layout), visible
 
-    def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> _Packed:
+    def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> Strip:
         # torch.cat of float16 copies fails under bfloat16 autocast
         with no_autocast(call.q.device):
             if both:
@@ -261,7 +256,7 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
         return bias.pos.remember(key, lambda: pack_runs(*build_runs())), None, None
     runs, prefix_runs, differentiable = None, None, False
 
-    def make() -> _Packed:
+    def make() -> Strip:
         nonlocal runs, prefix_runs, differentiable
         runs, prefix_runs, visible = build_runs()
         differentiable = torch.is_grad_enabled() and (runs.requires_grad or prefix_runs.requires_grad)
