@@ -3,8 +3,8 @@
 In evaluation the n x n bias of all heads would be written to memory and read again: with 37 x 37 patches and 6 heads
 (one thread, float32) this takes 2.2 times as long as SDPA without bias. A few rows of one head at a time take 1.3 times
 (`irpe`): two plain matrix products and a softmax, with logits that stay in the CPU cache and are accumulated into the
-bias. SDPA with a mask is used for several threads, for float32 with AVX2, and for half precision on processors with units
-for it (`prefers_explicit`); it gets whole heads, since it is 20 % slower with fewer than 768 queries.
+bias. SDPA with a mask is used for several threads, for float32 with AVX2, and for half precision on processors with
+units for it (`prefers_explicit`); it gets whole heads, since it is 20 % slower with fewer than 768 queries.
 """
 
 from __future__ import annotations
