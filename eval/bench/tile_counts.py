@@ -46,7 +46,7 @@ def main() -> None:
             key = {"kernel": kernel, "width": width, "tiles": list(size), "triton": triton}
             if any(key.items() <= row.items() for row in rows):
                 continue
-            rows.append({**key, "current": size == current, **counts(kernel, width, size)})
+            rows.append({**key, **counts(kernel, width, size)})
             print(rows[-1], flush=True)
             text = ",\n  ".join(json.dumps(row) for row in rows)
             origin = json.dumps(environment("triton"))
@@ -64,7 +64,9 @@ def counts(kernel: str, width: int, size: Tiles) -> dict[str, Any]:
     loop, threads = plain_loop(report), 32 * size.warps
     # registers are allocated in groups of 8 per thread
     registers = -(-report["registers"] // 8) * 8
-    programs = min(REGISTERS // (registers * threads), SHARED // (report["shared"] + 1024), THREADS // threads)
+    programs = min(
+        REGISTERS // (registers * threads), SHARED // (report["shared"] + 1024), THREADS // threads
+    )
     return {
         "registers": report["registers"], "spilled_bytes": report["spilled"], "loop_spills": loop["spills"],
         "shared_kib": round(report["shared"] / 1024, 1), "programs": programs, "per_score": loop["per_score"],
