@@ -128,9 +128,14 @@ def attention(
     no_other_inputs = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
     bias_only = no_other_inputs and not is_causal and dropout_p == 0.0 and named.backend == "auto"
     if bias_only and bias is not None:
-        mask = sdpa.cached_mask(q, k, v, bias)
-        if mask is not None:
-            return sdpa.attend(q, k, v, mask, scale)
+        if q.is_cuda:
+            out = triton.attend_again(q, k, v, bias, scale, deterministic)
+            if out is not None:
+                return out
+        else:
+            mask = sdpa.cached_mask(q, k, v, bias)
+            if mask is not None:
+                return sdpa.attend(q, k, v, mask, scale)
     # kernels of transforms follow the selection, too; on the CPU there are none unless they are interpreted
     if transform is not None and (named.backend != "auto" or not q.is_cpu):
         transform = transform.with_backend(named.backend)
@@ -141,6 +146,8 @@ def attention(
     name, out = _run(call, named)
     if bias_only and name == "sdpa":
         sdpa.cache_mask(call)
+    elif bias_only and name == "triton":
+        triton.record_call(call)
     return out
 
 

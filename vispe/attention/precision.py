@@ -96,14 +96,19 @@ def all_equal(old: Sequence[int], new: Sequence[int], device: torch.device) -> T
     return torch.stack([torch.full((), n, device=device) == o for o, n in pairs]).all()
 
 
-def readable(x: Tensor) -> bool:
-    """Whether the values can be read for free: on the CPU, and not while compiling or tracing."""
-    if x.device.type != "cpu" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+def is_eager(x: Tensor) -> bool:
+    """Whether `x` is a plain tensor outside of compilers, tracers, dispatch modes and `torch.func` transforms."""
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return False
-    # under fake tensors and other dispatch modes the values of plain tensors cannot be read either
+    # under fake tensors and other dispatch modes the values of plain tensors cannot be read
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():  # pyright: ignore
         return False
     return not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def readable(x: Tensor) -> bool:
+    """Whether the values can be read for free: on the CPU, and not while compiling or tracing."""
+    return x.device.type == "cpu" and is_eager(x)
 
 
 def no_infinity(*tensors: Tensor | None) -> bool:

@@ -144,3 +144,18 @@ def test_rows_far_from_the_largest_bias_keep_their_digits(name, rows, monkeypatc
     others = torch.autograd.grad(expected, exact, cotangent.double())
     for mine, other in zip(grads, others, strict=True):
         assert (mine.double() - other).norm() <= 5e-6 * other.norm()
+
+
+@pytest.mark.parametrize("entry", [(4, 6), (7, 8)])
+@pytest.mark.parametrize("gap", [0.0, 50.0, 1e3, 1e4])
+def test_error_of_rows_far_below_the_largest_bias_of_the_head(gap, entry):
+    """The documented limit: one number per head is subtracted from a strip, so float32 loses digits in other rows."""
+    pos = Grid((5, 6), 1).positions()
+    q, k, v = torch.randn(3, 1, 1, pos.tokens, 64)
+    table = torch.randn(1, 9, 11)
+    table[(0, *entry)] = gap
+    bias = TableBias(table, pos)
+    actual = attention(q, k, v, bias=bias, backend="triton")
+    exact = attention(q.double(), k.double(), v.double(), bias=bias, backend="reference")
+    error = ((actual - exact).norm(dim=-1) / exact.norm(dim=-1)).amax()
+    assert error < 1e-6 + 1.2e-7 * gap

@@ -1,16 +1,23 @@
-"""Cache of dense masks of learned biases, invalidated when the parameters change.
+"""Cache of dense masks and packed strips of learned biases, invalidated when the parameters change.
 
 In evaluation a learned table gives the same mask in every forward pass. The mask is cached with the positions,
 together with a copy of the parameters, and is valid while these are bitwise equal: tensor versions would miss changes
-through `.data` or by an optimizer in another process. A mask is cached from the second call on, so a single forward
-pass costs no memory. Masks above `MAX_MASK_BYTES` are never cached, and all masks together have at most
-`MAX_TOTAL_BYTES`.
+through `.data` or by an optimizer in another process.
+
+Comparing values on a GPU would wait for it. The strips of the fused kernels are therefore valid while the parameters
+have the same memory, shape, strides and version, and until the next backward pass of fused attention, since a training
+step may change parameters through `.data`. Values written through `.data` without any training step are not detected,
+nor are those that a replayed CUDA graph writes.
+
+Masks and strips are cached from the second call on, so a single forward pass costs no memory. Those above
+`MAX_MASK_BYTES` are never cached, and all together have at most `MAX_TOTAL_BYTES`. Masks and strips of fixed biases are
+cached with the positions by `Bias.key`.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -22,12 +29,16 @@ from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupporte
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
-from vispe.attention.precision import every_row_open, no_autocast, readable, rounded
+from vispe.attention.precision import every_row_open, is_eager, no_autocast, readable, rounded
 from vispe.grid import Positions
 
 MAX_MASK_BYTES = 64 << 20  # bytes of one mask
 MAX_TOTAL_BYTES = 1 << 30  # bytes of all masks, whatever models and grids they belong to
 _Parameters = tuple[Tensor, ...]
+Strip = tuple[
+    Tensor, Tensor, Tensor | None, Tensor | None
+]  # runs, prefix biases, float16 copy, visible offsets
+_training_steps = 0  # backward passes of fused attention
 
 
 class CachedMask:
@@ -36,17 +47,24 @@ class CachedMask:
     Attributes:
         mask: (1, h or 1, n, n) in the dtype of attention, from `precision.rounded`; None after the first call, or if
             the cache is full.
+        strip: for entries of the fused kernels, instead of a mask; None after the first call, or if the cache is full.
         is_open: whether each query has a key, so that SDPA can read the mask as it is.
-        checked: shapes and dtypes of validated calls that only need this mask.
+        checked: shapes and dtypes of validated calls that only need this mask or strip.
     """
 
-    __slots__ = ("checked", "is_open", "mask", "numbers", "rule", "used")
+    __slots__ = ("checked", "is_open", "mask", "numbers", "rule", "strip", "used")
 
     def __init__(self, rule: Hashable, numbers: _Parameters, used: int) -> None:
         self.rule, self.numbers, self.used = rule, numbers, used
         self.mask: Tensor | None = None
+        self.strip: Strip | None = None
         self.is_open = False
         self.checked: set[Hashable] = set()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the mask or the strip."""
+        return sum(t.nbytes for t in (self.mask, *(self.strip or ())) if t is not None)
 
 
 class _MaskCache:
@@ -65,10 +83,10 @@ class _MaskCache:
 
     @property
     def bytes(self) -> int:
-        return sum(e.mask.nbytes for e in self.entries if e.mask is not None)
+        return sum(e.bytes for e in self.entries)
 
-    def find(self, rule: Hashable, numbers: _Parameters) -> CachedMask | None:
-        """Return the entry with equal parameters, or None."""
+    def find(self, rule: Hashable, numbers: _Parameters = ()) -> CachedMask | None:
+        """Return the entry with an equal rule and equal parameters, or None."""
         # layers are called in order, so start at the entry after the last hit
         self.clock += 1
         entries = self.entries
@@ -84,8 +102,7 @@ class _MaskCache:
         """Add an entry for new parameters, and drop entries that were not requested recently."""
         # entries that were not requested in two rounds of all layers
         oldest = self.clock - 2 * len(self.entries) - 16
-        copies = tuple(t.detach().clone() for t in numbers)
-        self.entries = [e for e in self.entries if e.used >= oldest] + [CachedMask(rule, copies, self.clock)]
+        self.entries = [e for e in self.entries if e.used >= oldest] + [CachedMask(rule, numbers, self.clock)]
         self.last = len(self.entries) - 1
 
 
@@ -131,7 +148,7 @@ def mask(bias: Bias, dtype: torch.dtype, heads: int) -> Tensor | None:
     entry = cache.find(*key)
     if entry is None:
         with torch.inference_mode(False):
-            cache.add(*key)
+            cache.add(key[0], tuple(t.detach().clone() for t in key[1]))
         return None
     if entry.mask is None and _fits(cache, _size(bias, dtype, heads)):
         # a mask cached in inference mode must also be usable in training
@@ -152,6 +169,47 @@ def is_open(bias: Bias, dtype: torch.dtype, heads: int = 1) -> bool:
     return pos.remember(("open", key, dtype), lambda: every_row_open(bias.mask(dtype)))
 
 
+def cached_strip(bias: Bias, options: Hashable, make: Callable[[], Strip]) -> Strip:
+    """Return the packed strip of a learned bias, cached from the second call on if it needs no gradient.
+
+    Args:
+        bias: the bias.
+        options: what the strip depends on in addition to the bias and its positions.
+        make: computes it.
+    """
+    sources = _strips_and_rule(bias, options)
+    if sources is None:
+        return make()
+    cache, rule, numbers = sources
+    entry = cache.find(rule)
+    if entry is None:
+        # the parameters themselves, so that their memory is not used for other tensors
+        cache.add(rule, numbers)
+        return make()
+    if entry.strip is None:
+        # a strip cached in inference mode must also be usable in training
+        with torch.inference_mode(False), torch.no_grad():
+            made = make()
+        size = sum(t.nbytes for t in made if t is not None)
+        if size > MAX_MASK_BYTES or not _fits(cache, size):
+            return made
+        entry.strip = made
+    return entry.strip
+
+
+def find_strip(bias: Bias, options: Hashable) -> CachedMask | None:
+    """Return the cache entry of a learned bias with a strip, or None."""
+    sources = _strips_and_rule(bias, options)
+    entry = None if sources is None else sources[0].find(sources[1])
+    return None if entry is None or entry.strip is None else entry
+
+
+def training_step() -> None:
+    """Invalidate all strips of learned biases, since their parameters will be changed."""
+    global _training_steps
+    _training_steps += 1
+
+
 def _cache_and_key(
     bias: Bias, dtype: torch.dtype, heads: int
 ) -> tuple[_MaskCache, tuple[Hashable, _Parameters]] | None:
@@ -167,6 +225,30 @@ def _cache_and_key(
     if masks is None:
         masks = bias.pos.memo[("learned masks", dtype)] = _MaskCache()
     return masks, ((rule, *(t.dtype for t in numbers)), numbers)
+
+
+def _strips_and_rule(bias: Bias, options: Hashable) -> tuple[_MaskCache, Hashable, _Parameters] | None:
+    """Return the cache, the key of a bias's strip and its parameters; None if the strip cannot be cached."""
+    pos = bias.pos
+    if pos is None or pos.memo is None or not pos.static or not _same_positions(bias, pos):
+        return None
+    sources = _sources(bias)
+    if sources is None:
+        return None
+    rule, numbers = sources
+    # inference tensors have no version
+    if any(
+        not is_eager(t) or t.is_inference() or (t.requires_grad and torch.is_grad_enabled()) for t in numbers
+    ):
+        return None
+    # a captured graph has to compute the strip again in each replay
+    if any(t.is_cuda for t in numbers) and torch.cuda.is_current_stream_capturing():
+        return None
+    versions = [(t.data_ptr(), t._version, t.shape, t.stride(), t.dtype) for t in numbers]
+    cache = pos.memo.get("learned strips")
+    if cache is None:
+        cache = pos.memo["learned strips"] = _MaskCache()
+    return cache, (rule, options, _training_steps, *versions), numbers
 
 
 def _same_positions(bias: Bias, pos: Positions) -> bool:
@@ -194,12 +276,32 @@ def _fits(masks: _MaskCache, size: int) -> bool:
 
 def _parameters(bias: Bias) -> tuple[Hashable, _Parameters]:
     """Return the hashable options and the parameter tensors that determine a bias with a table."""
+    sources = _sources(bias)
+    if sources is not None:
+        return sources
     if isinstance(bias, SumBias):
         rules, numbers = zip(*map(_parameters, bias.terms), strict=True)
         return rules, tuple(t for group in numbers for t in group)
+    table, prefix_values = lower_to_table(bias)
+    return type(bias), (table,) if prefix_values is None else (table, prefix_values)
+
+
+def _sources(bias: Bias) -> tuple[Hashable, _Parameters] | None:
+    """Return the options and tensors that a bias was created from, or None if these are not known."""
+    if bias.key is not None:
+        return (type(bias), bias.key), ()
+    if isinstance(bias, SumBias):
+        sources = [_sources(term) for term in bias.terms]
+        known = [source for source in sources if source is not None]
+        if len(known) < len(sources):
+            return None
+        return tuple(rule for rule, _ in known), tuple(t for _, numbers in known for t in numbers)
+    if type(bias) is TableBias and bias.depends_on is not None:
+        options, tensors = bias.depends_on
+        return ("table", bias.is_sparse, bias.values.shape, bias.values.dtype, options), tensors
     if type(bias) is TableBias:
         values = [bias.values] if bias.prefix is None else [bias.values, bias.prefix]
-        return len(values), tuple(values)
+        return (len(values), bias.is_sparse), tuple(values)
     if type(bias) is ProfileBias and bias.profile.prefix is None:
         return "profile", (bias.slopes, bias.profile.values)
     if type(bias) is DistanceBias and isinstance(bias.slopes, Tensor):
@@ -207,5 +309,4 @@ def _parameters(bias: Bias) -> tuple[Hashable, _Parameters]:
     if isinstance(bias, OffsetBias | RadialBias) and bias.depends_on is not None:
         options, tensors = bias.depends_on
         return (bias.spacing, bias.wrap if isinstance(bias, OffsetBias) else bias.rule, options), tensors
-    table, prefix_values = lower_to_table(bias)
-    return type(bias), (table,) if prefix_values is None else (table, prefix_values)
+    return None

@@ -55,6 +55,11 @@ class Layout:
         return 0 if self.rows else self.prefix
 
     @property
+    def sharers(self) -> int:
+        """Largest number of queries that share an element of the runs."""
+        return 1 if self.rows else self.shape[0]
+
+    @property
     def length(self) -> int:
         """Elements per head."""
         if self.rows:

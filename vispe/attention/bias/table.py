@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ class TableBias(Bias):
         one_grid: whether the values are specific to this grid; False if they depend only on offsets, so that one
             table fits samples of several grids.
         is_sparse: whether so many values are -inf that kernels should skip fully masked blocks.
+        depends_on: options and tensors that determine `values` and `prefix`, if these are computed in each call; in
+            evaluation, masks and strips are cached while both are equal.
 
     Raises:
         ShapeError: a tensor is not floating point, `prefix` does not have 3 columns, or on use, `values` do not fit
@@ -37,7 +41,7 @@ class TableBias(Bias):
                 [30., 20.]])
     """
 
-    __slots__ = ("_is_sparse", "one_grid", "prefix", "values")
+    __slots__ = ("_is_sparse", "depends_on", "one_grid", "prefix", "values")
 
     def __init__(
         self,
@@ -47,12 +51,14 @@ class TableBias(Bias):
         *,
         one_grid: bool = True,
         is_sparse: bool = False,
+        depends_on: tuple[Hashable, tuple[Tensor, ...]] | None = None,
     ) -> None:
         super().__init__(pos)
         if prefix is not None and (prefix.ndim != 2 or prefix.shape[1] != 3):
             raise ShapeError(f"TableBias needs prefix values (heads or 1, 3), got {tuple(prefix.shape)}.")
         check_floating("TableBias", values=values, prefix=prefix)
         self.values, self.prefix, self.one_grid, self._is_sparse = values, prefix, one_grid, is_sparse
+        self.depends_on = depends_on
 
     @property
     def is_sparse(self) -> bool:

@@ -108,9 +108,9 @@ class PairRotation(Transform):
             self._fused(x) for x in ((q, k, v) if self.values else (q, k))
         ):
             return self.query(q), self.key(k), self.value(v)
-        from vispe.attention.backends.triton.rotary.op import rotate_pairs
+        from vispe.attention.backends.triton.rotary.op import rotated_pairs
 
-        q, k, rotated_v = rotate_pairs(q, k, v if self.values else None, *self._tables(), False)
+        q, k, rotated_v = rotated_pairs(q, k, v if self.values else None, *self._tables(), False)
         return q, k, rotated_v if self.values else v
 
     def _tables(self) -> tuple[Tensor, Tensor, bool]:
@@ -154,9 +154,9 @@ class PairRotation(Transform):
                 "half as many."
             )
         if self._fused(x):
-            from vispe.attention.backends.triton.rotary.op import rotate_pairs
+            from vispe.attention.backends.triton.rotary.op import rotated_pairs
 
-            return rotate_pairs(x, None, None, *self._tables(), sign < 0)[0]
+            return rotated_pairs(x, None, None, *self._tables(), sign < 0)[0]
         # the inverse rotation has the opposite sign of the sine
         cos, sin = (_for_heads(t, x) for t in (self.cos, self.sin if sign > 0 else -self.sin))
         head, rest = widened(x[..., : 2 * pairs], cos), x[..., 2 * pairs :]

@@ -64,8 +64,8 @@ class StandInDriver:
         arch: compute capability, as 90.
         compiles: whether kernels are compiled; otherwise `signatures` records what would be compiled.
 
-    `launches` has the kernel of each launch, in order. `signatures` has the types of the arguments of each kernel that
-    Triton would compile, by name of the kernel and cache key.
+    `launches` has the kernel of each launch, in order, and `arguments` those of the last launch. `signatures` has the
+    types of the arguments of each kernel that Triton would compile, by name of the kernel and cache key.
     """
 
     def __init__(self, arch, compiles=True):
@@ -75,7 +75,11 @@ class StandInDriver:
         """Return the launch function of a kernel; Triton loads its binary next."""
         self.loading = kernel = Kernel(source, metadata)
         # Triton keeps compiled kernels for the process, so the driver of the launch may be another one
-        return lambda *args: driver.active.launches.append(kernel)
+        return lambda *args: driver.active.launch(kernel, args)
+
+    def launch(self, kernel, args):
+        self.launches.append(kernel)
+        self.arguments = args
 
     def load_binary(self, name, binary, shared, index):
         self.loading.binary = binary

@@ -8,6 +8,8 @@ before the first call.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from vispe.attention.backends.triton.content import content_dispatch
 from vispe.attention.backends.triton.content.content_dispatch import content_unsupported_reason, reads_content
 from vispe.attention.backends.triton.coords.operands import attend_coords, coords_unsupported_reason
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.float16_strip import fits_float16, pack_with_copy
 from vispe.attention.bias.lower_to_table import (
@@ -24,9 +27,17 @@ from vispe.attention.bias.lower_to_table import (
     table_unsupported_reason,
     with_causal_mask,
 )
+from vispe.attention.bias.mask_cache import Strip, cached_strip, find_strip
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
 from vispe.attention.call import Call
-from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
+from vispe.attention.precision import (
+    compute_dtype,
+    differentiation_unsupported_reason,
+    exporting,
+    forward_mode,
+    is_eager,
+    no_autocast,
+)
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -77,7 +88,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 def run(call: Call) -> Tensor:
     """Return attention (b, h, n, d_v) in `Call.dtype`; the additional memory is linear in n."""
-    from vispe.attention.backends.triton.grid.op import table_attention
+    from vispe.attention.backends.triton.grid.op import attend
 
     content_dependent, scattered = reads_content(call.bias), _scattered(call)
     # the grid kernels support grouped key heads directly, the others need repeated ones
@@ -99,7 +110,7 @@ def run(call: Call) -> Tensor:
         dropout = torch.randint(2**62, (1,), device=q.device), call.dropout_p
     if call.bias is None or call.bias.pos is None:
         return call.finish(
-            table_attention(
+            attend(
                 q,
                 k,
                 v,
@@ -117,16 +128,62 @@ def run(call: Call) -> Tensor:
                 *dropout,
             )[0]
         )
-    grid = call.bias.pos.grid
-    layout = layout_of(*((q.shape[2],), 0) if grid is None else (grid.shape, grid.prefix))
+    layout = _layout(call.bias.pos, q.shape[2])
     address, base = _run_starts(call.bias.pos, layout)
     (packed, edge, copy, visible), runs, prefix_runs = _bias(call, layout)
-    sharers = 1 if layout.rows else layout.shape[0]
-    out, _ = table_attention(
-        q, k, v, packed, address, edge, base, key_padding, runs, prefix_runs, layout.selected, call.factor, sharers,
-        deterministic, visible, copy, once, *dropout,
+    out, _ = attend(
+        q, k, v, packed, address, edge, base, key_padding, runs, prefix_runs, layout.selected, call.factor,
+        layout.sharers, deterministic, visible, copy, once, *dropout,
     )  # fmt: skip
     return call.finish(out)
+
+
+def attend_again(
+    q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float | None, deterministic: bool | None
+) -> Tensor | None:
+    """Return attention of a bias-only call if `record_call` validated one with equal shapes and dtypes, else None."""
+    pos = bias.pos
+    if pos is None or pos.memo is None or bias.whole or not is_eager(q) or forward_mode():
+        return None
+    dtype, factor = compute_dtype(q), q.shape[-1] ** -0.5 if scale is None else scale
+    signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+    options = _options(dtype, factor, False, q.shape[1])
+    if bias.key is not None:
+        strip = pos.memo.get(("fused call", bias.key, options, signature))
+    else:
+        entry = find_strip(bias, options)
+        strip = None if entry is None or signature not in entry.checked else entry.strip
+    if strip is None or failure_reason(q) is not None:
+        return None
+    from vispe.attention.backends.triton.grid.op import attend
+
+    layout = _layout(pos, q.shape[2])
+    (packed, edge, copy, visible), (address, base) = strip, _run_starts(pos, layout)
+    q, k, v = (_contiguous_channels(t if t.dtype == dtype else t.to(dtype)) for t in (q, k, v))
+    reproducible = bool(deterministic) or torch.are_deterministic_algorithms_enabled()
+    out, _ = attend(
+        q, k, v, packed, address, edge, base, None, None, None, layout.selected, factor, layout.sharers, reproducible,
+        visible, copy, deterministic is False and not reproducible, None, 0.0,
+    )  # fmt: skip
+    return out
+
+
+def record_call(call: Call) -> None:
+    """Record a bias-only call of `run` for `attend_again`."""
+    q, k, v, bias = call.q, call.k, call.v, call.bias
+    if bias is None or bias.pos is None or bias.whole or q.shape[1] != k.shape[1] or not is_eager(q):
+        return
+    if reads_content(bias) or _scattered(call):
+        return
+    signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+    options = _options(call.dtype, call.factor, call.is_causal, q.shape[1])
+    if bias.key is None:
+        entry = find_strip(bias, options)
+        if entry is not None:
+            entry.checked.add(signature)
+        return
+    strip = _bias(call, _layout(bias.pos, q.shape[2]))[0]
+    bias.pos.remember(("fused call", bias.key, options, signature), lambda: strip)
 
 
 def _scattered(call: Call) -> bool:
@@ -136,12 +193,20 @@ def _scattered(call: Call) -> bool:
     )
 
 
-_Packed = tuple[
-    Tensor, Tensor, Tensor | None, Tensor | None
-]  # runs, prefix biases, float16 copy, visible offsets
+def _options(dtype: torch.dtype, factor: float, is_causal: bool, heads: int) -> Hashable:
+    """Return what a packed bias depends on in addition to the bias and its positions."""
+    return dtype, float(factor), is_causal, heads
 
 
-def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | None]:
+def _layout(pos: Positions, tokens: int) -> Layout:
+    """Return the layout of the strip, cached with the positions."""
+    grid = pos.grid
+    if grid is None:
+        return layout_of((tokens,), 0)
+    return pos.remember("layout of strips", lambda: layout_of(grid.shape, grid.prefix))
+
+
+def _bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tensor | None]:
     """Return the packed bias, and its differentiable runs and prefix biases if it needs a gradient, else None."""
     bias, heads = call.bias, call.q.shape[1]
     if bias is None or bias.pos is None or bias.pos.grid is None:
@@ -174,7 +239,7 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
             )
             return *build(table, edge, layout), visible
 
-    def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> _Packed:
+    def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> Strip:
         # torch.cat of float16 copies fails under bfloat16 autocast
         with no_autocast(call.q.device):
             if both:
@@ -189,13 +254,16 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
         # fixed biases are packed once per scale, dtype and layout
         key = ("packed bias", bias.key, call.factor, dtype, layout.rows, call.is_causal)
         return bias.pos.remember(key, lambda: pack_runs(*build_runs())), None, None
-    runs, prefix_runs, visible = build_runs()
-    needs_grad = torch.is_grad_enabled() and (runs.requires_grad or prefix_runs.requires_grad)
-    return (
-        pack_runs(runs, prefix_runs, visible),
-        runs if needs_grad else None,
-        prefix_runs if needs_grad else None,
-    )
+    runs, prefix_runs, differentiable = None, None, False
+
+    def make() -> Strip:
+        nonlocal runs, prefix_runs, differentiable
+        runs, prefix_runs, visible = build_runs()
+        differentiable = torch.is_grad_enabled() and (runs.requires_grad or prefix_runs.requires_grad)
+        return pack_runs(runs, prefix_runs, visible)
+
+    packed = cached_strip(bias, _options(call.dtype, call.factor, call.is_causal, heads), make)
+    return packed, runs if differentiable else None, prefix_runs if differentiable else None
 
 
 def _run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vispe.attention.precision import is_eager
 from vispe.errors import BackendUnavailable, VispeError, is_out_of_memory, short
 
 P = ParamSpec("P")
@@ -134,11 +135,7 @@ def _launch(device: torch.device) -> None:
 
 def _may_launch(x: Tensor) -> bool:
     """Whether a kernel can be launched now: plain tensor, no tracer, dispatch mode or CUDA graph capture."""
-    if type(x) not in (Tensor, nn.Parameter) or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():  # pyright: ignore
-        return False
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return is_eager(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _record_failure(x: Tensor, kernels: str, error: Exception) -> str:

@@ -102,3 +102,13 @@ def tiles(
     wide = rows != "half" or strip == torch.float32 or kernel == "grad_bias"
     by_width = table_for(rows, older)[kernel, bucket, "float32" if wide else "float16"]
     return by_width[min(widest for widest in by_width if width <= widest)]
+
+
+def cdiv(a: int, b: int) -> int:
+    """Return ``a / b``, rounded up; that of Triton takes several microseconds outside of kernels."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """Return the smallest power of 2 that is at least `n`; like `triton.next_power_of_2`."""
+    return 1 << max(n - 1, 0).bit_length()

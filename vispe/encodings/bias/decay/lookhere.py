@@ -193,7 +193,7 @@ class LookHere(Biased):
         slope = self.layer_slope(layer)
         # 0 * inf would be NaN
         values = far * -slope if slope else torch.where(far.isinf(), -torch.inf, 0.0)
-        return TableBias(values, pos, one_grid=False, is_sparse=True)
+        return TableBias(values, pos, one_grid=False, is_sparse=True, depends_on=((*key, slope), (far,)))
 
     def _far(self, grid: Grid, device: torch.device) -> Tensor:
         """Return m_h * d of every offset (h, 2 n_1 - 1, 2 n_2 - 1), infinite outside of the head's field of view."""

@@ -244,11 +244,12 @@ class IRPE(Biased):
         # the table on q is read at the negative offset
         values = values if letter == "k" else values.flip(1, 2)
         if not self.prefix_buckets:
-            return TableBias(values, pos, one_grid=False)
+            return TableBias(values, pos, one_grid=False, depends_on=self._made_of(letter))
         # one shared prefix bucket is expanded to the three kinds of pairs
         edge = sum(tables[1:], tables[0])[:, -self.prefix_buckets :].expand(-1, 3)
         # for q, prefix to patch and patch to prefix are exchanged
-        return TableBias(values, pos, edge if letter == "k" else edge[:, [1, 0, 2]], one_grid=False)
+        edge = edge if letter == "k" else edge[:, [1, 0, 2]]
+        return TableBias(values, pos, edge, one_grid=False, depends_on=self._made_of(letter))
 
     def _pairs(self, pos: Positions) -> tuple[Tensor, ...]:
         return buckets.pair_buckets(pos, self.method, self.ratio, self.prefix_buckets)

@@ -137,7 +137,8 @@ class TableOfOffsets(Biased):
         table = table[:, :-3] if self.prefix_values else table
         # (h, rows) -> (h, 2 n_1 - 1, ...)
         values = table.reshape(self.num_heads, *(2 * n - 1 for n in self.table_grid))
-        return TableBias(resample_table(values, self.table_grid, grid.shape, self.resample), pos, prefix)
+        resampled = resample_table(values, self.table_grid, grid.shape, self.resample)
+        return TableBias(resampled, pos, prefix, depends_on=self._made_of())
 
 
 def _offsets(grid: Sequence[int]) -> int:

@@ -153,7 +153,8 @@ class ContinuousBias(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this network."""
         grid = self._need_grid(pos)
-        return TableBias(self._eval_cache(self, pos, lambda: self._table(pos, grid)), pos)
+        values = self._eval_cache(self, pos, lambda: self._table(pos, grid))
+        return TableBias(values, pos, depends_on=None if DRAW in pos.attrs else self._made_of())
 
     def _table(self, pos: Positions, grid: Grid) -> Tensor:
         offsets = self._offsets(pos, grid)

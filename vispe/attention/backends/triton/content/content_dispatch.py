@@ -44,7 +44,7 @@ def content_unsupported_reason(bias: Bias) -> str | None:
 
 def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return attention (b, h, n, d_v) of a call with a content-dependent bias; q, k, v are transformed inputs."""
-    from vispe.attention.backends.triton.content.decomposed_op import decomposed_attention, slots_for
+    from vispe.attention.backends.triton.content.decomposed_op import attend, slots_for
 
     bias = call.bias
     groups = call.q.shape[1] // call.k.shape[1]
@@ -70,7 +70,7 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 terms_by_side[term.dot] = (
                     terms_by_side[term.dot] + term_slots if term.dot in terms_by_side else term_slots
                 )
-    out, _ = decomposed_attention(
+    out, _ = attend(
         q, k, v, terms_by_side.get("query"), terms_by_side.get("key"), call.key_padding_mask, *shape, prefix,
         slots.width, slots.high, call.factor,
     )  # fmt: skip
@@ -83,7 +83,7 @@ def _laid_out(term: DecomposedBias, request: DenseRequest, slots: Slots, q: Tens
 
 
 def _gated(call: Call, bias: GatedBias, request: DenseRequest, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    from vispe.attention.backends.triton.content.gated_op import gated_attention
+    from vispe.attention.backends.triton.content.gated_op import attend
 
     profile, heads = bias.profile, q.shape[1]
     pos = profile.pos
@@ -123,7 +123,7 @@ def _gated(call: Call, bias: GatedBias, request: DenseRequest, q: Tensor, k: Ten
     address, base = _run_starts(pos, layout)
     deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
     sharers = 1 if layout.rows else layout.shape[0]
-    out, _ = gated_attention(
+    out, _ = attend(
         q, k, v, row, col, strip, address, edge, base, call.key_padding_mask, runs, prefix_runs, layout.selected,
         call.factor, sharers, deterministic,
     )  # fmt: skip

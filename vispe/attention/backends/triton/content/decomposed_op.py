@@ -6,19 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton import cdiv
 
 from vispe.attention.backends.triton.content.axis_tables import Slots, rows_of, slots_of
 from vispe.attention.backends.triton.content.decomposed import decomposed_forward
 from vispe.attention.backends.triton.content.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
+from vispe.attention.backends.triton.eager import eager_call
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
     choose,
     constants,
     fake_output,
     grads_like,
+    launch,
     mask_of,
     missing,
     scaled_grad,
@@ -28,7 +29,7 @@ from vispe.attention.backends.triton.grid.launch import (
     with_row_pitch,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of
-from vispe.attention.backends.triton.tiles import Tiles
+from vispe.attention.backends.triton.tiles import Tiles, cdiv
 
 
 def slots_for(q: Tensor, v: Tensor, shape: tuple[int, int], prefix: int) -> Slots:
@@ -42,9 +43,8 @@ def _tiles(kernel: str, q: Tensor, v: Tensor) -> Tiles:
     return choose(kernel, q, v, product="ieee")
 
 
-@torch.library.custom_op("vispe::decomposed_attention", mutates_args=())
 @record_failures("decomposed")
-def decomposed_attention(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, by_query: Tensor | None, by_key: Tensor | None, keep: Tensor | None, gh: int,
     gw: int, prefix: int, width: int, high: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -69,20 +69,22 @@ def decomposed_attention(
     out = tokens_first(q, v.shape[-1])
     lse = sums_of(q)
     size = _tiles("forward", q, v)
-    decomposed_forward[(cdiv(n, size.queries) * b * h,)](
-        q, k, v, *_operands(by_query, by_key, q), mask_of(keep, q), out, lse,
-        *strides(q, k, v, out), *_layout_args(n, slots), scale * LOG2E, h,
-        **_constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep),
-    )  # fmt: skip
+    launch(
+        decomposed_forward,
+        cdiv(n, size.queries) * b * h,
+        (q, k, v, *_operands(by_query, by_key, q), mask_of(keep, q), out, lse),
+        (*strides(q, k, v, out), *_layout_args(n, slots), scale * LOG2E, h),
+        _constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep),
+    )
     return out, lse
 
 
+decomposed_attention = torch.library.custom_op("vispe::decomposed_attention", _forward, mutates_args=())
 decomposed_attention.register_fake(fake_output)
 
 
-@torch.library.custom_op("vispe::decomposed_attention_grad", mutates_args=())
 @record_failures("decomposed")
-def decomposed_attention_grad(
+def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, by_query: Tensor | None,
     by_key: Tensor | None, keep: Tensor | None, gh: int, gw: int, prefix: int, width: int, high: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -95,19 +97,29 @@ def decomposed_attention_grad(
     # the own tokens of a program are queries in the first kernel, keys in the second
     terms_grad_q, terms_grad_k = _grad_like(by_query, lse), _grad_like(by_key, lse)
     size = _tiles("grad_q", q, v)
-    compile_constants = _constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep)
     mask = mask_of(keep, q)
     rest = (*_layout_args(n, slots), scale * LOG2E, scale, h)
-    decomposed_grad_q[(cdiv(n, size.queries) * b * h,)](
-        q, k, v, *_operands(by_query, by_key, q), mask, grad, lse, delta, dq, terms_grad_q, *strides(q, k, v, grad, dq),
-        *rest, **compile_constants,
-    )  # fmt: skip
+    launch(
+        decomposed_grad_q,
+        cdiv(n, size.queries) * b * h,
+        (q, k, v, *_operands(by_query, by_key, q), mask, grad, lse, delta, dq, terms_grad_q),
+        (*strides(q, k, v, grad, dq), *rest),
+        _constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep),
+    )
     size = _tiles("grad_kv", q, v)
-    decomposed_grad_kv[(cdiv(n, size.keys) * b * h,)](
-        q, k, v, *_operands(by_key, by_query, q), mask, grad, lse, delta, dk, dv, terms_grad_k, *strides(q, k, v, grad,
-        dk, dv), *rest, **_constants(q, v, size, size.keys, size.queries, slots, by_key, by_query, keep),
-    )  # fmt: skip
+    launch(
+        decomposed_grad_kv,
+        cdiv(n, size.keys) * b * h,
+        (q, k, v, *_operands(by_key, by_query, q), mask, grad, lse, delta, dk, dv, terms_grad_k),
+        (*strides(q, k, v, grad, dk, dv), *rest),
+        _constants(q, v, size, size.keys, size.queries, slots, by_key, by_query, keep),
+    )
     return dq, dk, dv, terms_grad_q, terms_grad_k
+
+
+decomposed_attention_grad = torch.library.custom_op(
+    "vispe::decomposed_attention_grad", _gradients, mutates_args=()
+)
 
 
 @decomposed_attention_grad.register_fake
@@ -124,17 +136,21 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.save_for_backward(q, k, v, *output, by_query, by_key, keep)
     ctx.read = by_query is not None, by_key is not None
     ctx.mark_non_differentiable(output[1])
+    # no zeros for the gradient of the row sums
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
-    dq, dk, dv, *terms_grads = decomposed_attention_grad(grad_out, *ctx.saved_tensors, *ctx.rest)
+    dq, dk, dv, *terms_grads = _eager_gradients(grad_out, *ctx.saved_tensors, *ctx.rest)
     by_query, by_key = (grad if needed else None for grad, needed in zip(terms_grads, ctx.read, strict=True))
     return dq, dk, dv, by_query, by_key, *[None] * 7
 
 
 decomposed_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 refuse_second_derivative(decomposed_attention_grad)
+attend = eager_call(decomposed_attention, _forward, _keep_for_backward, _backward)
+_eager_gradients = eager_call(decomposed_attention_grad, _gradients)
 
 
 def _operands(first: Tensor | None, second: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:

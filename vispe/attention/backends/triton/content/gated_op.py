@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton import cdiv
 
 from vispe.attention.backends.triton.content.gated import (
     gated_forward,
@@ -16,6 +15,7 @@ from vispe.attention.backends.triton.content.gated import (
 )
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
+from vispe.attention.backends.triton.eager import eager_call
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
     bias_strides,
@@ -23,6 +23,7 @@ from vispe.attention.backends.triton.grid.launch import (
     constants,
     fake_output,
     grads_like,
+    launch,
     mask_of,
     missing,
     scaled_grad,
@@ -32,12 +33,11 @@ from vispe.attention.backends.triton.grid.launch import (
     with_row_pitch,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of, sums_over_heads, unit_of
-from vispe.attention.backends.triton.tiles import Tiles
+from vispe.attention.backends.triton.tiles import Tiles, cdiv
 
 
-@torch.library.custom_op("vispe::gated_attention", mutates_args=())
 @record_failures("gated")
-def gated_attention(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, col: Tensor, packed: Tensor, address: Tensor, edge: Tensor,
     base: Tensor, keep: Tensor | None, runs: Tensor | None, prefix_runs: Tensor | None, prefix: int, scale: float,
     sharers: int, deterministic: bool,
@@ -67,19 +67,22 @@ def gated_attention(
     out = tokens_first(q, v.shape[-1])
     lse = sums_of(q)
     size = choose("forward", q, v)
-    gated_forward[(cdiv(n, size.queries) * b * h,)](
-        q, k, v, packed, address, edge, row, col, mask_of(keep, q), out, lse, *strides(q, k, v, out),
-        *bias_strides(packed, edge), n, prefix, scale * LOG2E, b, h, **_constants(q, v, size, keep),
-    )  # fmt: skip
+    launch(
+        gated_forward,
+        cdiv(n, size.queries) * b * h,
+        (q, k, v, packed, address, edge, row, col, mask_of(keep, q), out, lse),
+        (*strides(q, k, v, out), *bias_strides(packed, edge), n, prefix, scale * LOG2E, b, h),
+        _constants(q, v, size, keep),
+    )
     return out, lse
 
 
+gated_attention = torch.library.custom_op("vispe::gated_attention", _forward, mutates_args=())
 gated_attention.register_fake(fake_output)
 
 
-@torch.library.custom_op("vispe::gated_attention_grad", mutates_args=())
 @record_failures("gated")
-def gated_attention_grad(
+def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, row: Tensor, col: Tensor, packed: Tensor,
     address: Tensor, edge: Tensor, base: Tensor, keep: Tensor | None, prefix: int, scale: float, length: int,
     sharers: int, deterministic: bool,
@@ -91,16 +94,23 @@ def gated_attention_grad(
     # first pass: gradients of queries and their gates
     dq, dk, dv = grads_like(q, k, v)
     size = choose("grad_q", q, v)
-    compile_constants = _constants(q, v, size, keep)
     common = (q, k, v, packed, address, edge, row, col, mask_of(keep, q), grad, lse, delta)
     rest = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
-    gated_grad_q[(cdiv(n, size.queries) * b * h,)](
-        *common, dq, drow, *strides(q, k, v, grad, dq), *rest, **compile_constants
+    launch(
+        gated_grad_q,
+        cdiv(n, size.queries) * b * h,
+        (*common, dq, drow),
+        (*strides(q, k, v, grad, dq), *rest),
+        _constants(q, v, size, keep),
     )
     # second pass: gradients of keys, values and key gates
     size = choose("grad_kv", q, v)
-    gated_grad_kv[(cdiv(n, size.keys) * b * h,)](
-        *common, dk, dv, dcol, *strides(q, k, v, grad, dk, dv), *rest, **_constants(q, v, size, keep)
+    launch(
+        gated_grad_kv,
+        cdiv(n, size.keys) * b * h,
+        (*common, dk, dv, dcol),
+        (*strides(q, k, v, grad, dk, dv), *rest),
+        _constants(q, v, size, keep),
     )
     if not length:
         return dq, dk, dv, drow, dcol, lse.new_empty(0), lse.new_empty(0)
@@ -116,11 +126,17 @@ def gated_attention_grad(
         unit = unit_of(grad, v, b * sharers) / torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-30))))
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
     prefix_runs = torch.zeros(h, down * across, 2, dtype=torch.float32, device=q.device)
-    gated_grad_profile[(h * down * across,)](
-        *common, base, runs, prefix_runs, unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix,
-        scale * LOG2E, b, h, **_constants(q, v, size, keep), SHARED=sharers > 1, FIXED=fixed,
-    )  # fmt: skip
+    launch(
+        gated_grad_profile,
+        h * down * across,
+        (*common, base, runs, prefix_runs, unit),
+        (*strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, b, h),
+        _constants(q, v, size, keep) | {"SHARED": sharers > 1, "FIXED": fixed},
+    )
     return dq, dk, dv, drow, dcol, *sums_over_heads(packed, runs, prefix_runs, unit if fixed else None)
+
+
+gated_attention_grad = torch.library.custom_op("vispe::gated_attention_grad", _gradients, mutates_args=())
 
 
 @gated_attention_grad.register_fake
@@ -141,13 +157,15 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.save_for_backward(q, k, v, *output, row, col, packed, address, edge, base, keep)
     ctx.length = 0 if runs is None else runs.shape[1]
     ctx.mark_non_differentiable(output[1])
+    # no zeros for the gradient of the row sums
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
     prefix, scale, sharers, deterministic = ctx.rest
     length = ctx.length if any(ctx.needs_input_grad[10:12]) else 0
-    *grads, runs, prefix_runs = gated_attention_grad(
+    *grads, runs, prefix_runs = _eager_gradients(
         grad, *ctx.saved_tensors, prefix, scale, length, sharers, deterministic
     )
     profile = (runs, prefix_runs) if length else (None, None)
@@ -156,6 +174,8 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 
 gated_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 refuse_second_derivative(gated_attention_grad)
+attend = eager_call(gated_attention, _forward, _keep_for_backward, _backward)
+_eager_gradients = eager_call(gated_attention_grad, _gradients)
 
 
 def _constants(q: Tensor, v: Tensor, size: Tiles, keep: Tensor | None) -> dict[str, int | bool | str]:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from triton import cdiv
 
 from vispe.attention.backends.triton.coords.backward import grad_kv_coords, grad_q_coords, grad_table
 from vispe.attention.backends.triton.coords.forward import forward_coords
@@ -16,6 +15,7 @@ from vispe.attention.backends.triton.grid.launch import (
     constants,
     grads_like,
     is_older,
+    launch,
     mask_of,
     missing,
     strides,
@@ -23,7 +23,7 @@ from vispe.attention.backends.triton.grid.launch import (
     tokens_first,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of, unit_of
-from vispe.attention.backends.triton.tiles import Tiles
+from vispe.attention.backends.triton.tiles import Tiles, cdiv
 
 # of table, cells, coords, period, slopes and segment
 OPERAND_DTYPES = torch.float32, torch.int32, torch.float32, torch.float32, torch.float32, torch.int32
@@ -112,10 +112,13 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, more: Operands) -> tuple[Tensor
     out = tokens_first(q, v.shape[-1])
     lse = sums_of(q)
     size = size_of("forward", q, v, more)
-    forward_coords[(cdiv(n, size.queries) * b * h,)](
-        q, k, v, *more.read(q), out, lse, *strides(q, k, v, out), *more.steps(), n, more.scale * LOG2E, more.scale, b,
-        h, **more.constants(q, v, size),
-    )  # fmt: skip
+    launch(
+        forward_coords,
+        cdiv(n, size.queries) * b * h,
+        (q, k, v, *more.read(q), out, lse),
+        (*strides(q, k, v, out), *more.steps(), n, more.scale * LOG2E, more.scale, b, h),
+        more.constants(q, v, size),
+    )
     return out, lse
 
 
@@ -129,25 +132,26 @@ def run_backward(
     b, h, n, _ = q.shape
     delta = row_sums_of(out, grad)
     size = size_of("grad_q", q, v, more)
-    compile_constants = more.constants(q, v, size)
     dq, dk, dv = grads_like(q, k, v)
     # one partial sum of the slope gradient per tile, so that no atomics are needed
     tiles = cdiv(n, size.queries)
     slope_grad = torch.empty(b, h, tiles if learned else 0, dtype=torch.float32, device=q.device)
     tensors = q, k, v, *more.read(q), grad, lse, delta
     numbers = *more.steps(), n, more.scale * LOG2E, more.scale, b, h
-    grad_q_coords[(tiles * b * h,)](
-        *tensors,
-        dq,
-        slope_grad,
-        *strides(q, k, v, grad, dq),
-        *numbers,
-        **compile_constants,
-        LEARNED=learned,
+    launch(
+        grad_q_coords,
+        tiles * b * h,
+        (*tensors, dq, slope_grad),
+        (*strides(q, k, v, grad, dq), *numbers),
+        more.constants(q, v, size) | {"LEARNED": learned},
     )
     size = size_of("grad_kv", q, v, more)
-    grad_kv_coords[(cdiv(n, size.keys) * b * h,)](
-        *tensors, dk, dv, *strides(q, k, v, grad, dk, dv), *numbers, **more.constants(q, v, size)
+    launch(
+        grad_kv_coords,
+        cdiv(n, size.keys) * b * h,
+        (*tensors, dk, dv),
+        (*strides(q, k, v, grad, dk, dv), *numbers),
+        more.constants(q, v, size),
     )
     return dq, dk, dv, slope_grad.sum((0, 2)) if learned else slope_grad.new_empty(0), delta
 
@@ -179,10 +183,15 @@ def run_table(
     table_grad = torch.zeros(
         h, table.shape[1], dtype=torch.int64 if deterministic else torch.float32, device=q.device
     )
-    grad_table[(cdiv(n, size.queries) * cdiv(n, size.keys) * h * groups,)](
-        q, k, v, *more.read(q), grad, lse, delta, table_grad, unit, *strides(q, k, v, grad), *more.steps(),
-        table_grad.shape[1], n, more.scale * LOG2E, more.scale, b, h, b // groups, **more.constants(q, v, size),
-        FIXED=deterministic,
+    launch(
+        grad_table,
+        cdiv(n, size.queries) * cdiv(n, size.keys) * h * groups,
+        (q, k, v, *more.read(q), grad, lse, delta, table_grad, unit),
+        (
+            *strides(q, k, v, grad), *more.steps(), table_grad.shape[1], n, more.scale * LOG2E, more.scale, b, h,
+            b // groups,
+        ),
+        more.constants(q, v, size) | {"FIXED": deterministic},
     )  # fmt: skip
     if deterministic:
         table_grad = (table_grad.double() / unit).float()

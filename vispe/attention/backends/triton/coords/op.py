@@ -10,12 +10,12 @@ from torch import Tensor
 from vispe.attention.backends.triton.coords.launch import Operands, run_backward, run_forward, run_table
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
+from vispe.attention.backends.triton.eager import eager_call
 from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, scaled_grad, with_row_pitch
 
 
-@torch.library.custom_op("vispe::coords_attention", mutates_args=())
 @record_failures("coords")
-def coords_attention(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, cells: Tensor | None, slopes: Tensor | None,
     coords: Tensor | None, period: Tensor | None, segment: Tensor | None, keep: Tensor | None, metric: int,
     scale: float, deterministic: bool,
@@ -25,12 +25,12 @@ def coords_attention(
     return run_forward(q, k, v, Operands(table, cells, slopes, coords, period, segment, keep, metric, scale))
 
 
+coords_attention = torch.library.custom_op("vispe::coords_attention", _forward, mutates_args=())
 coords_attention.register_fake(fake_output)
 
 
-@torch.library.custom_op("vispe::coords_attention_grad", mutates_args=())
 @record_failures("coords")
-def coords_attention_grad(
+def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, table: Tensor | None,
     cells: Tensor | None, slopes: Tensor | None, coords: Tensor | None, period: Tensor | None,
     segment: Tensor | None, keep: Tensor | None, metric: int, scale: float, deterministic: bool, learns_table: bool,
@@ -44,6 +44,9 @@ def coords_attention_grad(
         return dq, dk, dv, lse.new_empty(0), slope_grad
     # the table needs a pass of its own over all scores
     return dq, dk, dv, run_table(grad, q, k, v, lse, delta, more, deterministic), slope_grad
+
+
+coords_attention_grad = torch.library.custom_op("vispe::coords_attention_grad", _gradients, mutates_args=())
 
 
 @coords_attention_grad.register_fake
@@ -66,12 +69,14 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.save_for_backward(*inputs[:3], *output, *inputs[3:10])
     ctx.rest = inputs[10:]
     ctx.mark_non_differentiable(output[1])
+    # no zeros for the gradient of the row sums
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
     learns_table, learns_slopes = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
-    dq, dk, dv, table, slopes = coords_attention_grad(
+    dq, dk, dv, table, slopes = _eager_gradients(
         grad, *ctx.saved_tensors, *ctx.rest, learns_table, learns_slopes
     )
     return (
@@ -81,3 +86,5 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 
 coords_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 refuse_second_derivative(coords_attention_grad)
+attend = eager_call(coords_attention, _forward, _keep_for_backward, _backward)
+_eager_gradients = eager_call(coords_attention_grad, _gradients)

@@ -56,7 +56,7 @@ def coords_unsupported_reason(bias: Bias) -> str | None:
 
 def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return attention (b, h, n, d_v) of a call without a bias, or with one that these kernels support."""
-    from vispe.attention.backends.triton.coords.op import coords_attention
+    from vispe.attention.backends.triton.coords.op import attend
 
     bias, device, heads = call.bias, q.device, q.shape[1]
     distances, tables = ([], []) if bias is None else _terms(bias)
@@ -96,7 +96,7 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         segment = segments(call.cu_seqlens.to(device), q.shape[2])
     deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
     key_padding = call.key_padding_mask
-    return coords_attention(
+    return attend(
         q,
         k,
         v,

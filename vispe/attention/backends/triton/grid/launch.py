@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Hashable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
-from triton import cdiv, next_power_of_2
+from triton.runtime import driver
 
 from vispe.attention.backends.triton.grid.forward import forward
 from vispe.attention.backends.triton.grid.shared import FEW, NARROW
-from vispe.attention.backends.triton.tiles import Tiles, rows_of, tiles
+from vispe.attention.backends.triton.tiles import Tiles, cdiv, power_of_2, rows_of, tiles
 
 LOG2E = 1.4426950408889634
+MAX_LAUNCHERS = 4096  # kernels with their sizes and strides that can be launched again without inspection
+Constants = dict[str, int | bool | str]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton read it when it decorated the kernels
 
 
@@ -45,13 +49,58 @@ def run_forward(
     size = choose("forward", q, v, packed)
     # without a bias the prefix needs no special treatment
     prefix = prefix if packed is not None else 0
-    forward[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
-        q, k, v, *bias_of(packed, copy, address, edge, visible, q), mask_of(keep, q), seed_of(seed, q), out, lse,
-        *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix, scale * LOG2E,
-        dropout, b, h, h // k.shape[1], **constants(q, v, size, packed, keep), HAS_COPY=copy is not None,
-        SKIP=visible is not None, DROP=seed is not None,
+    launch(
+        forward,
+        tiles_of(n, prefix, size.queries, "queries") * b * h,
+        (q, k, v, *bias_of(packed, copy, address, edge, visible, q), mask_of(keep, q), seed_of(seed, q), out, lse),
+        (*strides(q, k, v, out), *bias_strides(packed, edge), n, prefix, scale * LOG2E, dropout, b, h, h // k.shape[1]),
+        {
+            **constants(q, v, size, packed, keep), "HAS_COPY": copy is not None, "SKIP": visible is not None,
+            "DROP": seed is not None,
+        },
     )  # fmt: skip
     return out, lse
+
+
+_LAUNCHERS: dict[Hashable, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+
+
+def launch(
+    kernel: Any,
+    programs: int | tuple[int, int, int],
+    operands: tuple[Tensor, ...],
+    numbers: tuple[float, ...],
+    constants: Constants,
+) -> None:
+    """Launch a kernel.
+
+    Triton inspects all arguments in each call, which takes several times as long as the launch. What it compiles
+    depends on the dtypes and alignment of the operands, on the numbers and on the constants. If all of these are equal
+    to those of an earlier call, the kernel of that call is launched without another inspection.
+
+    Args:
+        kernel: function with the arguments `operands`, `numbers` and `constants`, in this order.
+        programs: number of programs, along one or three axes.
+        operands: tensors.
+        numbers: integers and floats.
+        constants: compile-time constants by name, and launch options of Triton.
+    """
+    device = -1 if INTERPRETED else driver.active.get_current_device()
+    # 1 == 1.0 == True: the dtype of each number is fixed by its kernel
+    kinds = [(x.dtype, x.data_ptr() % 16) for x in operands]
+    key = (id(kernel), programs, device, numbers, *constants.items(), *kinds)
+    launcher = _LAUNCHERS.get(key)
+    if launcher is not None:
+        launcher[0](*operands, *numbers, *launcher[1])
+        return
+    grid = (programs, 1, 1) if isinstance(programs, int) else programs
+    compiled = kernel[grid](*operands, *numbers, **constants)
+    # the interpreter returns nothing
+    if compiled is not None:
+        if len(_LAUNCHERS) >= MAX_LAUNCHERS:
+            _LAUNCHERS.clear()
+        names = kernel.arg_names[len(operands) + len(numbers) :]
+        _LAUNCHERS[key] = compiled[grid], tuple(constants[name] for name in names)
 
 
 def tiles_of(n: int, prefix: int, size: int, of: str = "keys") -> int:
@@ -75,9 +124,14 @@ def sums_of(q: Tensor) -> Tensor:
 
 
 def numbers_of_rows(q: Tensor, *several: int) -> Tensor:
-    """Return an empty float32 tensor (..., b, h, n) with the head stride of `pitch_of`, for one number per row."""
+    """Return an empty float32 tensor (b, h, n) or (several, b, h, n): one number per row.
+
+    Its head stride is that of `pitch_of`.
+    """
     b, h, n, _ = q.shape
-    return torch.empty(*several, b, h, -(-n // 128) * 128, dtype=torch.float32, device=q.device)[..., :n]
+    pitch = cdiv(n, 128) * 128
+    steps = [b * h * pitch] * len(several) + [h * pitch, pitch, 1]
+    return torch.empty_strided((*several, b, h, n), steps, dtype=torch.float32, device=q.device)
 
 
 def with_row_pitch(lse: Tensor) -> Tensor:
@@ -102,7 +156,8 @@ def scaled_grad(grad: Tensor, lse: Tensor) -> Tensor:
 def tokens_first(q: Tensor, width: int) -> Tensor:
     """Return an empty tensor (b, h, n, width), stored as (b, n, h, width)."""
     b, h, n, _ = q.shape
-    return torch.empty(b, n, h, width, dtype=q.dtype, device=q.device).transpose(1, 2)
+    steps = n * h * width, width, h * width, 1
+    return torch.empty_strided((b, h, n, width), steps, dtype=q.dtype, device=q.device)
 
 
 def grads_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,7 +193,7 @@ def seed_of(seed: Tensor | None, q: Tensor) -> Tensor:
 
 def tile_of(width: int) -> int:
     """Return the tile width for `width` columns: a power of 2, at least 16 (minimum of `tl.dot`), or 96 = 64 + 32."""
-    return 96 if 64 < width <= 96 else max(16, next_power_of_2(width))
+    return 96 if 64 < width <= 96 else max(16, power_of_2(width))
 
 
 def choose(
@@ -179,7 +234,10 @@ def is_older(q: Tensor) -> bool:
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
     """Return the strides of batch, heads and tokens of all tensors."""
-    return tuple(s for t in tensors for s in t.stride()[:3])
+    steps: tuple[int, ...] = ()
+    for tensor in tensors:
+        steps += tensor.stride()[:3]
+    return steps
 
 
 def bias_of(
@@ -203,14 +261,18 @@ def bias_strides(packed: Tensor | None, edge: Tensor | None) -> tuple[int, int]:
     return (packed.stride(0), edge.stride(0)) if packed.shape[0] > 1 else (0, 0)
 
 
-def constants(
-    q: Tensor, v: Tensor, size: Tiles, packed: Tensor | None, keep: Tensor | None
-) -> dict[str, int | bool | str]:
+def constants(q: Tensor, v: Tensor, size: Tiles, packed: Tensor | None, keep: Tensor | None) -> Constants:
     """Return the compile-time constants and launch options of a kernel."""
-    width, wide = q.shape[-1], v.shape[-1]
+    return {
+        **_constants(q.shape[-1], v.shape[-1], size, packed is not None, keep is not None),
+        "DOT": product_of(q),
+    }
+
+
+@cache
+def _constants(width: int, wide: int, size: Tiles, has_bias: bool, has_keep: bool) -> Constants:
     return {
         "D": width, "BD": tile_of(width), "E": wide, "BE": tile_of(wide),
-        "BM": size.queries, "BN": size.keys, "HAS_BIAS": packed is not None, "HAS_KEEP": keep is not None,
-        "DOT": product_of(q), **size.options,
+        "BM": size.queries, "BN": size.keys, "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, **size.options,
         "enable_fp_fusion": True,  # required by the kernels; the default differs between versions of Triton
     }  # fmt: skip

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from triton import cdiv
 
 from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q, row_sums
 from vispe.attention.backends.triton.grid.bias_gradient import grad_bias
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
+    Constants,
     bias_of,
     bias_strides,
     choose,
     constants,
     grads_like,
+    launch,
     mask_of,
     missing,
     numbers_of_rows,
@@ -23,6 +24,8 @@ from vispe.attention.backends.triton.grid.launch import (
     tile_of,
     tiles_of,
 )
+from vispe.attention.backends.triton.tiles import cdiv
+from vispe.attention.bias.mask_cache import training_step
 
 FIXED_BITS = 61  # bits of the largest bias gradient in fixed point (int64)
 
@@ -48,16 +51,23 @@ def run_backward(
     modes = {"HAS_COPY": copy is not None, "SKIP": visible is not None, "DROP": seed is not None}
     if not once:
         size = choose("grad_q", q, v, packed)
-        grad_q[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
-            *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep), **modes
+        launch(
+            grad_q,
+            tiles_of(n, prefix, size.queries, "queries") * b * h,
+            (*common, dq),
+            (*strides(q, k, v, grad, dq), *sizes),
+            constants(q, v, size, packed, keep) | modes,
         )
     size = choose("grad_kv", q, v, packed)
     keys = "few keys" if 96 in (tile_of(q.shape[-1]), tile_of(v.shape[-1])) else "keys"
     added = torch.zeros_like(dq, dtype=torch.float32) if once else missing(torch.float32, q.device)
-    grad_kv[(tiles_of(n, prefix, size.keys, keys) * b * k.shape[1],)](
-        *common, dk, dv, added, *strides(q, k, v, grad, dk, dv), *(strides(added) if once else (0, 0, 0)),
-        *sizes, **constants(q, v, size, packed, keep), **modes, ONCE=once,
-    )  # fmt: skip
+    launch(
+        grad_kv,
+        tiles_of(n, prefix, size.keys, keys) * b * k.shape[1],
+        (*common, dk, dv, added),
+        (*strides(q, k, v, grad, dk, dv), *(strides(added) if once else (0, 0, 0)), *sizes),
+        constants(q, v, size, packed, keep) | modes | {"ONCE": once},
+    )
     if once:
         torch.mul(added, scale, out=dq)
     return dq, dk, dv, delta
@@ -66,23 +76,14 @@ def run_backward(
 def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0) -> Tensor:
     """Return delta = ``sum_e grad out`` (b, h, n) float32, which softmax subtracts from the gradients of a row.
 
-    The first `prefix` tokens are moved to the end.
+    The first `prefix` tokens are moved to the end. This is the first launch of every backward pass.
     """
+    training_step()
     _, h, n, width = out.shape
     delta = numbers_of_rows(out)
-    row_sums[(cdiv(n, 64), h, len(out))](
-        out,
-        grad,
-        delta,
-        *strides(out, grad),
-        n,
-        prefix,
-        h,
-        E=width,
-        BE=tile_of(width),
-        BM=64,
-        enable_fp_fusion=True,
-    )
+    compile_constants: Constants = {"E": width, "BE": tile_of(width), "BM": 64, "enable_fp_fusion": True}
+    programs = cdiv(n, 64), h, len(out)
+    launch(row_sums, programs, (out, grad, delta), (*strides(out, grad), n, prefix, h), compile_constants)
     return delta
 
 
@@ -125,11 +126,18 @@ def run_bias(
     unit = unit_of(grad, v, b * sharers / (1 - dropout)) if fixed else missing(torch.float64, q.device)
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
     prefix_runs = torch.zeros(h, programs, 2, dtype=torch.float32, device=q.device)
-    grad_bias[(h * programs,)](
-        q, k, v, packed, address, edge, mask_of(keep, q), seed_of(seed, q), grad, lse, delta, base, runs, prefix_runs,
-        unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, dropout, b, h,
-        h // k.shape[1], **constants(q, v, size, packed, keep), SHARED=sharers > 1, FIXED=fixed,
-        DROP=seed is not None,
+    launch(
+        grad_bias,
+        h * programs,
+        (
+            q, k, v, packed, address, edge, mask_of(keep, q), seed_of(seed, q), grad, lse, delta, base, runs,
+            prefix_runs, unit,
+        ),
+        (
+            *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, dropout, b, h,
+            h // k.shape[1],
+        ),
+        constants(q, v, size, packed, keep) | {"SHARED": sharers > 1, "FIXED": fixed, "DROP": seed is not None},
     )  # fmt: skip
     return sums_over_heads(packed, runs, prefix_runs, unit if fixed else None)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
+from vispe.attention.backends.triton.eager import eager_call
 from vispe.attention.backends.triton.grid.launch import (
     fake_output,
     grads_like,
@@ -19,9 +20,8 @@ from vispe.attention.backends.triton.grid.launch import (
 from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
 
 
-@torch.library.custom_op("vispe::table_attention", mutates_args=())
 @record_failures("table")
-def table_attention(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None, base: Tensor |
     None, keep: Tensor | None, runs: Tensor | None, prefix_runs: Tensor | None, prefix: int, scale: float, sharers: int,
     deterministic: bool, visible: Tensor | None = None, copy: Tensor | None = None, once: bool = False, seed: Tensor |
@@ -37,12 +37,12 @@ def table_attention(
     return run_forward(q, k, v, packed, address, edge, keep, prefix, scale, visible, copy, seed, dropout)
 
 
+table_attention = torch.library.custom_op("vispe::table_attention", _forward, mutates_args=())
 table_attention.register_fake(fake_output)
 
 
-@torch.library.custom_op("vispe::table_attention_grad", mutates_args=())
 @record_failures("table")
-def table_attention_grad(
+def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, base: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
     length: int, sharers: int, deterministic: bool, visible: Tensor | None = None, copy: Tensor | None = None,
@@ -79,6 +79,9 @@ def table_attention_grad(
     return dq, dk, dv, *bias
 
 
+table_attention_grad = torch.library.custom_op("vispe::table_attention_grad", _gradients, mutates_args=())
+
+
 @table_attention_grad.register_fake
 def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
@@ -101,6 +104,8 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.rest = prefix, scale, sharers, deterministic
     ctx.once, ctx.dropout = once, dropout
     ctx.mark_non_differentiable(output[1])
+    # no zeros for the gradient of the row sums
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -110,10 +115,12 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
     length = ctx.length if any(ctx.needs_input_grad[8:10]) else 0
     *saved, visible, copy, seed = ctx.saved_tensors
     options = prefix, scale, length, sharers, deterministic, visible, copy, ctx.once, seed, ctx.dropout
-    dq, dk, dv, runs, prefix_runs = table_attention_grad(grad, *saved, *options)
+    dq, dk, dv, runs, prefix_runs = _eager_gradients(grad, *saved, *options)
     bias = (runs, prefix_runs) if length else (None, None)
     return dq, dk, dv, *[None] * 5, *bias, *[None] * 9
 
 
 table_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 refuse_second_derivative(table_attention_grad)
+attend = eager_call(table_attention, _forward, _keep_for_backward, _backward)
+_eager_gradients = eager_call(table_attention_grad, _gradients)

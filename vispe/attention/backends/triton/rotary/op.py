@@ -6,21 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton import cdiv, next_power_of_2
 
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
-from vispe.attention.backends.triton.grid.launch import tokens_first
+from vispe.attention.backends.triton.eager import eager_call
+from vispe.attention.backends.triton.grid.launch import Constants, launch, tokens_first
 from vispe.attention.backends.triton.rotary.kernels import grad_tables, rotate
+from vispe.attention.backends.triton.tiles import cdiv, power_of_2
 
 ELEMENTS = 1024  # pairs in a tile: two loads of 16 bytes for each of 128 threads, in half precision
 HEADS = 4  # heads that share the loaded tables
 PROGRAMS = 1024  # programs that occupy a GPU
 
 
-@torch.library.custom_op("vispe::rotate_pairs", mutates_args=())
 @record_failures("rotation")
-def rotate_pairs(
+def _forward(
     x: Tensor, y: Tensor | None, z: Tensor | None, cos: Tensor, sin: Tensor, half: bool, back: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return up to three tensors with rotated pairs of channels; outputs of missing inputs are empty.
@@ -41,13 +41,25 @@ def rotate_pairs(
     tables, pairs = cos.shape[1], cos.shape[3]
     size = _tile(pairs, n)
     max_heads, heads_per_program = max(t.shape[1] for t in inputs), HEADS if tables == 1 else 1
-    rotate[(cdiv(n, size) * cdiv(max_heads, heads_per_program) * b,)](
-        *_pad_to_three(inputs), *outputs, cos, sin, *_strides(inputs), *_table_strides(cos), *_table_strides(sin), n,
-        *_heads(inputs), max_heads, tables, *_widths(x, pairs), *_widths(inputs[-1], pairs), pairs,
-        next_power_of_2(pairs), size, heads_per_program, len(inputs), half, back, tables == 1, num_warps=4,
-        enable_fp_fusion=True,
+    (width, rest), (last_width, last_rest) = _widths(x, pairs), _widths(inputs[-1], pairs)
+    compile_constants: Constants = {
+        "D": width, "BR": rest, "E": last_width, "BS": last_rest, "PAIRS": pairs, "BP": power_of_2(pairs), "BM": size,
+        "PER": heads_per_program, "COUNT": len(inputs), "HALF": half, "BACK": back, "SHARED": tables == 1,
+        "num_warps": 4, "enable_fp_fusion": True,
+    }  # fmt: skip
+    launch(
+        rotate,
+        cdiv(n, size) * cdiv(max_heads, heads_per_program) * b,
+        (*_pad_to_three(inputs), *outputs, cos, sin),
+        (
+            *_strides(inputs), *_table_strides(cos), *_table_strides(sin), n, *_heads(inputs), max_heads, tables,
+        ),
+        compile_constants,
     )  # fmt: skip
     return outputs[0], outputs[1], outputs[2]
+
+
+rotate_pairs = torch.library.custom_op("vispe::rotate_pairs", _forward, mutates_args=())
 
 
 @rotate_pairs.register_fake
@@ -58,9 +70,8 @@ def _(
     return _empty(x, x), _empty(y, x), _empty(z, x)
 
 
-@torch.library.custom_op("vispe::rotate_pairs_grad", mutates_args=())
 @record_failures("rotation")
-def rotate_pairs_grad(
+def _gradients(
     x: Tensor, y: Tensor | None, z: Tensor | None, gx: Tensor, gy: Tensor, gz: Tensor, fields: int, tables: int,
     pairs: int, half: bool, back: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -89,12 +100,21 @@ def rotate_pairs_grad(
     # split heads and samples, so that there are enough programs to occupy the GPU
     parts = max(1, min(cdiv(PROGRAMS, programs), max_parts))
     outputs = [x.new_empty(parts, fields, tables, n, pairs, dtype=torch.float32) for _ in range(2)]
-    grad_tables[(programs * parts,)](
-        *_pad_to_three(inputs), *_pad_to_three(grads), *outputs, *_strides(inputs), *_strides(grads), n,
-        *_heads(inputs), tables, parts, fields, samples, PAIRS=pairs, BP=next_power_of_2(pairs), BM=size,
-        COUNT=len(inputs), HALF=half, BACK=back, num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
+    compile_constants: Constants = {
+        "PAIRS": pairs, "BP": power_of_2(pairs), "BM": size, "COUNT": len(inputs), "HALF": half, "BACK": back,
+        "num_warps": 4, "enable_fp_fusion": True,
+    }  # fmt: skip
+    launch(
+        grad_tables,
+        programs * parts,
+        (*_pad_to_three(inputs), *_pad_to_three(grads), *outputs),
+        (*_strides(inputs), *_strides(grads), n, *_heads(inputs), tables, parts, fields, samples),
+        compile_constants,
+    )
     return outputs[0].sum(0), outputs[1].sum(0)
+
+
+rotate_pairs_grad = torch.library.custom_op("vispe::rotate_pairs_grad", _gradients, mutates_args=())
 
 
 @rotate_pairs_grad.register_fake
@@ -122,17 +142,19 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     grads_in: tuple[Tensor | None, ...] = (None, None, None)
     if any(ctx.needs_input_grad[:3]):
         # the gradient of a rotation is the inverse rotation of the gradient
-        rotated = rotate_pairs(grads[0], *(g if i < count else None for i, g in enumerate(grads[1:], 1)), cos, sin,
+        rotated = rotated_pairs(grads[0], *(g if i < count else None for i, g in enumerate(grads[1:], 1)), cos, sin,
                             half, not back)  # fmt: skip
         grads_in = tuple(g if i < count else None for i, g in enumerate(rotated))
     tables = (None, None)
     if inputs:
-        tables = rotate_pairs_grad(*inputs, *grads, cos.shape[0], cos.shape[1], cos.shape[3], half, back)
+        tables = _eager_gradients(*inputs, *grads, cos.shape[0], cos.shape[1], cos.shape[3], half, back)
     return *grads_in, *tables, None, None
 
 
 rotate_pairs.register_autograd(_backward, setup_context=_keep_for_backward)
 refuse_second_derivative(rotate_pairs_grad)
+rotated_pairs = eager_call(rotate_pairs, _forward, _keep_for_backward, _backward)
+_eager_gradients = eager_call(rotate_pairs_grad, _gradients)
 
 
 def _contiguous_channels(x: Tensor) -> Tensor:
@@ -146,7 +168,7 @@ def _empty(t: Tensor | None, x: Tensor) -> Tensor:
 
 def _tile(pairs: int, n: int) -> int:
     """Return the number of tokens per tile."""
-    return min(max(1, ELEMENTS // next_power_of_2(pairs)), next_power_of_2(n))
+    return min(max(1, ELEMENTS // power_of_2(pairs)), power_of_2(n))
 
 
 def _pad_to_three(tensors: list[Tensor]) -> list[Tensor]:
@@ -164,7 +186,7 @@ def _heads(tensors: list[Tensor]) -> list[int]:
 
 def _widths(x: Tensor, pairs: int) -> tuple[int, int]:
     """Return the number of channels of `x`, and the tile size for those after the pairs."""
-    return x.shape[3], next_power_of_2(max(1, x.shape[3] - 2 * pairs))
+    return x.shape[3], power_of_2(max(1, x.shape[3] - 2 * pairs))
 
 
 def _table_strides(table: Tensor) -> tuple[int, int, int]:
