@@ -1,5 +1,6 @@
 """What every test can rely on: seeds, one thread, warnings that are errors, a clean skip without a GPU."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ import pytest
 import torch
 
 from tests.cases import seed_everything
+
+# imports of a million objects: the collector would go through all of them twenty times and free next to nothing
+gc.disable()
 
 IGNORED_WARNINGS = (  # every warning is an error, except
     # torch looks for a GPU driver while compiling and says so when there is none
@@ -74,6 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and items stay until the end; each collection of a test skips them
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
