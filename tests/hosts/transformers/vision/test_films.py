@@ -298,8 +298,9 @@ def test_eager_attention_shows_the_weights_that_made_the_output(name):
     close(out.last_hidden_state[there], fused[there], 1e-6)
 
 
-@partly(1)
-@cases("name", VIDEO_KINDS)
+@pytest.mark.compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VIDEO_KINDS)
 def test_a_compiled_model_says_the_same(name):
     model, sample = vispe.convert(build(name), spec_of(name)), inputs(name)
     compiled = torch.compile(model, backend="aot_eager")
