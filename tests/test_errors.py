@@ -112,11 +112,11 @@ def nodes_of(path):
 @functools.cache  # each file is parsed once
 def syntax():
     """Return (plurals after a count, names, names in backticks) of all modules."""
-    found = {}
+    modules = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         nodes = nodes_of(path)
-        found[path] = list(plurals(path, nodes)), set(names_of(nodes)), list(backticked(nodes))
-    return found
+        modules[path] = list(plurals(path, nodes)), set(names_of(nodes)), list(backticked(nodes))
+    return modules
 
 
 def test_names_in_messages_exist():
