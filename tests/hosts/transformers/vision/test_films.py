@@ -15,7 +15,6 @@ from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.transformers.tiny import transformers
 from tests.hosts.transformers.vision.oracle import close
-from tests.products import partly
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.hosts.transformers.vision.convert import vision_tower_of
 from vispe.hosts.transformers.vision.families import attentions
