@@ -1,5 +1,6 @@
 """What every test can rely on: seeds, one thread, warnings that are errors, a clean skip without a GPU."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 sys.path.append(str(Path(__file__).parents[1] / "eval"))
 
 import pytest
-import torch
 
-from tests.cases import seed_everything
+# torch is imported where it is needed: the controller of xdist collects and runs nothing
+
+# imports of a million objects: the collector would go through all of them twenty times and free next to nothing
+gc.disable()
 
 IGNORED_WARNINGS = (  # every warning is an error, except
     # torch looks for a GPU driver while compiling and says so when there is none
@@ -69,11 +72,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: item.path not in long
     )  # files with long tests first, so that no worker ends alone
+    import torch
+
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and items stay until the end; each collection of a test skips them
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -86,17 +96,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_each() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
+    from tests.cases import seed_everything
+
     seed_everything()
 
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Memory that nobody has written holds NaN, so that reading it shows."""
+    import torch
 
     def poison(make):
         def made(*args, **kwargs):

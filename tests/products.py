@@ -14,27 +14,33 @@ import pytest
 from tests.cases import _looping, combined, sampled
 
 
-def diagonal(sizes: list[int], times: int) -> list[tuple[int, ...]]:
-    """Return combinations of indices with each value of the longest axis `times` times, spread over the others."""
+def diagonal(sizes: list[int], times: float) -> list[tuple[int, ...]]:
+    """Return combinations of indices with each value of the longest axis `times` times, spread over the others.
+
+    `times` below one is the fraction of these values that occur once.
+    """
     longest = max(range(len(sizes)), key=lambda k: sizes[k])
     others = list(product(*(range(n) for k, n in enumerate(sizes) if k != longest)))
     step = max(1, round(0.618 * len(others)))  # neighbours differ in all arguments
     while math.gcd(step, len(others)) > 1:
         step += 1
-    chosen = []
-    for value in range(sizes[longest]):
+    chosen: list[tuple[int, ...]] = []
+    count, times = (sizes[longest], times) if times >= 1 else (math.ceil(times * sizes[longest]), 1)
+    for n in range(count):
+        value = n * sizes[longest] // count
         for k in range(min(times, len(others))):
-            row = list(others[(value * times + k) * step % len(others)])
+            row = list(others[(n * times + k) * step % len(others)])
             row.insert(longest, value)
             chosen.append(tuple(row))
     return chosen
 
 
-def partly(times: int) -> Callable[[Callable], Callable]:
+def partly(times: float) -> Callable[[Callable], Callable]:
     """Return a decorator over stacked `cases` for a part of the combinations; all of them where long tests run.
 
     With several arguments each value of the longest axis occurs `times` times, in combination with values of the
-    others in turn; with one argument there are `times` values, evenly over all and the first included.
+    others in turn, or once for this fraction of its values; with one argument there are `times` values, evenly over
+    all and the first included.
     """
 
     def decorate(test: Callable) -> Callable:

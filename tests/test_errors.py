@@ -1,6 +1,7 @@
 """Messages: counts agree with their nouns, and names in backticks exist."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -52,10 +53,10 @@ def is_count(expression):
     )
 
 
-def plurals(path):
+def plurals(path, nodes):
     """Yield the f-strings of a file that put a noun in the plural after a count, whatever the count."""
     pattern = re.compile(rf" (?:[a-z-]+ ){{0,2}}?({'|'.join(NOUNS.split())})\b")
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if not isinstance(node, ast.JoinedStr):
             continue
         parts = [*node.values, ast.Constant("")]
@@ -69,7 +70,7 @@ def plurals(path):
 
 
 def test_messages_use_counted():
-    wrong = [line for path in sorted(PACKAGE.rglob("*.py")) for line in plurals(path)]
+    wrong = [line for plural, _, _ in syntax().values() for line in plural]
     wrong = [line for line in wrong if not line.startswith(EXCEPTIONS)]
     assert not wrong, wrong
 
@@ -80,12 +81,12 @@ def test_plurals_after_counts_are_detected(tmp_path, monkeypatch):
     path.write_text(
         'f"{len(x)} images, {pos.axes} axes, {q.shape[1]} key heads, {counted(n, noun)}, 1 or {n.heads} heads"'
     )
-    assert len(list(plurals(path))) == 3
+    assert len(list(plurals(path, nodes_of(path)))) == 3
 
 
-def names_of(tree):
+def names_of(nodes):
     """Yield parameters, fields and functions of a module."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.arg):
             yield node.arg.rstrip("_")  # `class_` is `class` on the command line
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -94,9 +95,9 @@ def names_of(tree):
             yield node.name
 
 
-def backticked(tree):
+def backticked(nodes):
     """Yield (name, line) for the names in backticks in raised messages."""
-    for statement in ast.walk(tree):
+    for statement in nodes:
         if isinstance(statement, ast.Raise):
             for node in ast.walk(statement):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -104,14 +105,27 @@ def backticked(tree):
                         yield name, node.lineno
 
 
+def nodes_of(path):
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@functools.cache  # each file is parsed once
+def syntax():
+    """Return (plurals after a count, names, names in backticks) of all modules."""
+    modules = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        nodes = nodes_of(path)
+        modules[path] = list(plurals(path, nodes)), set(names_of(nodes)), list(backticked(nodes))
+    return modules
+
+
 def test_names_in_messages_exist():
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-    known = {name for tree in trees.values() for name in names_of(tree)} | {"inv_freq"}  # of transformers
+    known = {name for _, names, _ in syntax().values() for name in names} | {"inv_freq"}  # of transformers
     known |= {"allow_code", "allow_download"}  # options of all commands
     wrong = [
         f"{path.relative_to(PACKAGE)}:{line}: {name}"
-        for path, tree in trees.items()
-        for name, line in backticked(tree)
+        for path, (_, _, quoted) in syntax().items()
+        for name, line in quoted
         if name not in known
     ]
     assert not wrong, wrong

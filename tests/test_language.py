@@ -108,7 +108,12 @@ def package_of(path):
     return "/".join(parts[:2]) if parts[0] in ("vispe", "tests") and len(parts) > 2 else parts[0]
 
 
-ANY_PATTERN = re.compile("|".join(PATTERNS.values()))
+# part of every match: most files lack it, and a pattern takes ten times as long
+STEMS = dict(zip(PATTERNS, PATTERNS, strict=True)) | {
+    "is no": " no ",
+    "says which": "say",
+    "leave out": " out",
+}
 ANY_NAME = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
 
 
@@ -116,8 +121,8 @@ def texts(path):
     """Yield the prose of a file: comments and strings of Python, everything of other files."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        if not ANY_PATTERN.search(text):  # splitting into tokens takes most of the time
-            return
+        if not any(STEMS[name] in text and re.search(pattern, text) for name, pattern in PATTERNS.items()):
+            return  # splitting into tokens takes most of the time
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type in PROSE:
                 yield token.string

@@ -147,6 +147,8 @@ def test_nothing_of_the_size_of_scores_is_stored():
     close(grad.sum((1, 2)) / grad.abs().sum((1, 2)), torch.zeros(HEADS), 1e-5)  # rows of dS sum to 0
 
 
+@pytest.mark.compiles
+@pytest.mark.slow
 def test_compiles_to_a_dense_mask(calls):
     torch._dynamo.reset()
     pos = Grid((4, 5), 1).positions()

@@ -15,7 +15,7 @@ from vispe import Grid, Positions, create_encoding
 from vispe.encodings.attention_layer import attend
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
-GRIDS = [Grid((9,), 1), Grid((3, 8), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]
+GRIDS = [Grid((9,), 1), Grid((2, 6), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]
 OPTIONS = [
     {"position_buckets": 4, "max_relative_positions": 7},
     {"terms": "p2c", "rescale": True, "position_buckets": None, "max_relative_positions": 2},

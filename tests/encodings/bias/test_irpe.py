@@ -11,6 +11,7 @@ from timm.models import VisionTransformer
 import vispe
 from tests.attention import oracle
 from tests.cases import cases, pairwise
+from tests.products import partly
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.offsets.irpe import bucket_ids, num_buckets, piecewise_index
 from vispe.errors import OptionError, ShapeError
@@ -118,7 +119,7 @@ def test_piecewise_index_of_real_offsets():
     assert result.dtype == torch.int64
 
 
-@pairwise
+@partly(1)
 @cases("prefix_buckets", [0, 1, 3])
 @cases("method", METHODS)
 def test_bucket_ids(method, prefix_buckets):
@@ -142,6 +143,7 @@ def test_counts_of_the_published_models():
     assert used == {"euclidean": (20, 82), "quantization": (51, 134), "cross": (28, 82), "product": (50, 50)}
 
 
+@partly(2)
 @cases("method", METHODS)
 @cases(
     ("mode", "on", "prefix_buckets", "shared"),

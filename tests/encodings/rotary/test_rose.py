@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.cases import cases
+from tests.products import partly
 from vispe import Grid, Positions, create_encoding
 from vispe.errors import OptionError, ShapeError
 
@@ -56,6 +57,7 @@ def slow(x, shape, spacing, freqs, scale, prefix=0):
     return torch.cat(rows, 2)
 
 
+@partly(1)
 @cases("axes", [1, 2, 3])
 @cases("scale", ["none", "identity", "log", "rope"])
 def test_queries_and_keys_of_two_grids_and_gradients(axes, scale):

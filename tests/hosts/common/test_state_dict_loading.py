@@ -13,6 +13,7 @@ from torch import nn
 import vispe
 from tests.cases import cases
 from tests.hosts.helpers import SHAPE, image, shake, tiny
+from tests.products import partly
 from vispe.errors import EncodingMismatch
 
 SPECS = (
@@ -45,6 +46,7 @@ def named(spec):
     return re.escape(repr(re.sub(r"irpe(?!\()", "irpe(ratio=1.9)", full)))
 
 
+@partly(6)
 @cases("source", SPECS)
 def test_every_pair_of_encodings(source):
     theirs = made(source, 5)
@@ -123,6 +125,7 @@ def small(name, **options):
     return shake(timm.create_model(NAMES[name], **{**sizes, **options}), 2).eval()
 
 
+@partly(2)
 @cases("name", NAMES)
 def test_every_family_of_timm(name):
     specs = ("alibi2d", "rope_axial", "rope_mixed", "irpe", "learned", "alibi2d(slopes=learned)", "none")
@@ -336,7 +339,8 @@ def test_attention_layers_of_ones_own():
         vispe.create_encoding("alibi2d(wrap=false)", num_heads=4).load_state_dict(plain.state_dict())
 
 
-@cases("whole", [False, True])
+@partly(1)
+@cases("whole", [True, False])
 def test_open_clip(whole):
     pytest.importorskip("open_clip")
     from tests.hosts.open_clip.common import tiny_clip, tiny_tower

@@ -130,7 +130,7 @@ def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
     close(alone.forward_features(x), through(table_gone, x, masks, rope=True))
 
 
-@partly(2)
+@partly(1)
 @cases("name", FORMS)
 @cases("spec", ["none", "alibi2d(slopes=learned)", "rope_axial", "sincos2d", "learned", "rope_axial+alibi2d"])
 def test_restore_is_exact_to_the_bit_and_stock_weights_load_strictly(name, spec):

@@ -85,7 +85,7 @@ def test_rows_have_the_coordinates_of_the_converted_model(family, name):
     torch.testing.assert_close(after.expand_as(coordinates), coordinates, rtol=0, atol=near)
 
 
-@partly(1)
+@partly(0.5)
 @cases("chunk", [3, 64])
 @cases("name", ["mrope", "mrope_i", "rope1d", *sorted(ROUNDED), *LAYERED])
 @cases("family", ["qwen2_vl", "qwen2_5_vl"])

@@ -11,6 +11,7 @@ import vispe
 from tests.cases import cases
 from tests.hosts.helpers import cotangent, dense, shake
 from tests.hosts.windows.test_windows import close
+from tests.products import partly
 from vispe.errors import UnsupportedHost
 from vispe.hosts.windows.model_table import attentions
 
@@ -97,6 +98,7 @@ def test_a_stored_bias_is_that_of_stock(name):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of timm's own resampling
+@partly(2)
 @every
 def test_another_input_size_and_the_bias_comes_back_for_it(name):
     model, stock, x = vispe.convert(build(name), "alibi2d"), build(name), image(192)

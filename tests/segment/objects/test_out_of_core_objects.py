@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.cases import cases
+from tests.products import partly
 from tests.segment.objects.test_labelling import NAMES, scene
 from vispe.errors import InputError
 from vispe.segment.features.tiles import blocks
@@ -29,6 +30,7 @@ def in_blocks(labels, prob, grey, side, options, **more):
     return out, find_in_blocks(source, blocks(*labels.shape[1:], side), NAMES, options, **more)
 
 
+@partly(1)
 @cases("touching", ["keep", "split"])
 @cases(("shape", "volumes"), [((1, 61, 83), None), ((4, 29, 33), None), ((6, 23, 31), 3)])
 def test_the_table_and_the_map_do_not_depend_on_blocks(shape, volumes, touching):

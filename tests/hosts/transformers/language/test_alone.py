@@ -60,7 +60,7 @@ def calls(text, rows, length):
     yield {"inputs_embeds": text.get_input_embeddings()(ids).detach()}
 
 
-@partly(1)
+@partly(0.25)
 @cases(("rows", "length"), [(2, 7), (4, 3), (5, 2)])
 @cases("family", FAMILIES)
 @torch.no_grad()
@@ -136,6 +136,7 @@ def recorded(text, ids):
     return visible
 
 
+@partly(16)
 @cases("family", FAMILIES)
 @torch.no_grad()
 def test_layers_are_those_of_the_stock_model(family):

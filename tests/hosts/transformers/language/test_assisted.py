@@ -29,7 +29,7 @@ def fresh(model):
     return copy.deepcopy(model)
 
 
-@partly(2)
+@partly(1)
 @cases("helper", ["itself", "stock", "lookup"])
 @cases("spec", SPECS)
 @cases("family", FAMILIES)

@@ -39,7 +39,7 @@ def prompt(family, kind, padding="left"):
 CASES = [(f, k) for f in FAMILIES for k in PROMPTS if k != "video" or f in WITH_VIDEO]
 
 
-@partly(22)
+@partly(11)
 @cases(
     ("family", "kind", "spec"),
     [(*c, "mrope_i") for c in CASES] + [(*c, "v2pe") for c in CASES if c[1] in ("mixed", "video")],
@@ -56,7 +56,7 @@ def test_all_ways_to_decode_agree(family, kind, spec):
         same(looped(model, sample, STEPS, mask=False, ids=True), expected)
 
 
-@partly(1)
+@partly(0.5)
 @cases("scheme", list_schemes())
 @cases("family", ["qwen2_5_vl", "llava_onevision"])
 def test_every_scheme_decodes(family, scheme):

@@ -96,7 +96,7 @@ def test_each_layer_turns_by_its_scheme(family, kind):
         )
 
 
-@partly(2)
+@partly(1)
 @cases("late", [False, True])
 @cases("kind", KINDS)
 @cases("family", FAMILIES)

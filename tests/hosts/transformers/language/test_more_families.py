@@ -164,7 +164,7 @@ def test_videos_have_the_coordinates_of_their_blocks(family):
     torch.testing.assert_close(logits(model, by_hand), logits(model, sample.inputs), rtol=1e-5, atol=1e-5)
 
 
-@partly(1)
+@partly(0.25)
 @cases("family", [f for f in CLASSES if f not in KINDS])
 @cases("spec", ["vrope", "mrope_i"])
 def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
@@ -240,6 +240,7 @@ def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
     assert changed == list(range(side**2))
 
 
+@partly(15)
 @every
 def test_generation_with_a_cache_is_the_full_pass(family):
     inputs, model = prompt(family).inputs, converted(family, "vrope")
@@ -284,7 +285,7 @@ def test_every_scheme_goes_into_every_family(family, scheme):
     assert torch.equal(actual, before) or scheme != own_of(family).name
 
 
-@partly(7)
+@partly(4)
 @cases("family", [f for f in CLASSES if f not in TINY or TINY[f].saved])
 def test_loaded_in_half_precision(family, tmp_path):
     """The default type of numbers is then that of the model, also while it is converted."""

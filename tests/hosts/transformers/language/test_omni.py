@@ -66,7 +66,7 @@ def audio_tokens(family, length):
     )
 
 
-@partly(1)
+@partly(0.5)
 @omni
 @cases("seed", range(40))
 def test_ids_are_those_of_the_model_before(family, seed):

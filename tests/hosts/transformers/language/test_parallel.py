@@ -40,7 +40,7 @@ def prepared(family, padding="left"):
     return sample, spans, sample["image_grid_thw"].prod(1).tolist()
 
 
-@partly(2)
+@partly(1)
 @cases("padding", ["left", "right"])
 @cases("parallel", WAYS)
 @cases(
@@ -71,6 +71,7 @@ def test_permuted_images_leave_the_answer_unchanged(family, spec, parallel, padd
                 assert torch.equal(*tokens)
 
 
+@partly(1)
 @cases("parallel", WAYS)
 @cases("family", QWEN)
 def test_decoding_is_what_the_prompt_would_have(family, parallel):
@@ -215,6 +216,7 @@ def test_configurations_say_it(options, tmp_path):
     assert vispe.describe(other) == vispe.describe(model)
 
 
+@partly(1)
 @cases("padding", ["left", "right"])
 @cases(("family", "spec"), [("qwen2_5_vl", "mrope"), ("qwen3_vl", "mrope_i"), ("llava", "rope1d")])
 def test_self_extend_decodes_what_the_prompt_would_have(family, spec, padding):

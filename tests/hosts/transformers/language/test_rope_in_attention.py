@@ -24,6 +24,7 @@ def late(family, spec, layers=2, **kwargs):
     return vispe.convert(model, spec, late_rotation=True)
 
 
+@partly(1)
 @cases("family", FAMILIES)
 @cases("dtype", [torch.float32, torch.bfloat16])
 def test_late_is_early(family, dtype):

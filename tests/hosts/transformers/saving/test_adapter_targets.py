@@ -127,7 +127,7 @@ def check(host, spec, form):
         assert near(*merged(tuned, side))
 
 
-@partly(1)
+@partly(0.5)
 @cases("form", ["all-linear", "names", "pattern"])
 @cases(("host", "spec"), PAIRS)
 def test_adapters_on_layers_of_the_host(host, spec, form):

@@ -56,7 +56,7 @@ def test_weights_can_come_later(family):
         assert torch.equal(model(**sample.inputs).logits, expected(**sample.inputs).logits)
 
 
-@partly(1)
+@partly(0.5)
 @cases("inside", [True, False], ids=["inside", "outside"])
 @cases("spec", ["alibi2d", "rope_axial", "irpe", "grape_alibi"])
 @cases("family", FAMILIES)

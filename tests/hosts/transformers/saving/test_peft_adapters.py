@@ -10,6 +10,7 @@ from tests.cases import cases
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.more import OMNI
 from tests.hosts.transformers.samples import EVERY, NOT_PACKABLE, inputs_of, model_of
+from tests.products import partly
 from vispe.hosts.transformers.language.families import family_of
 from vispe.hosts.transformers.language.positions.position_assignment import DecodingStep
 
@@ -85,6 +86,7 @@ def test_slots_are_trained_as_on_the_stock_model(family):
     assert all(g.abs().max() > 0 for g in grads[0])
 
 
+@partly(1)
 @cases("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
 @cases("family", ["llava", "internvl", "gemma3", "smolvlm", "mistral3"])
 def test_the_own_scheme_is_the_stock_model_with_images_too(family, kind):
@@ -103,6 +105,7 @@ def rows(positions):
     return torch.cat([positions.token_index[None].to(coordinates), coordinates])
 
 
+@partly(1)
 @cases("late", [False, True])
 @cases("spec", ["own", "vrope", "v2pe(stride=4)"])
 @cases("family", ["qwen2_5_vl", "llava"])

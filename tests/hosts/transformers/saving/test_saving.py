@@ -63,7 +63,7 @@ def same_model(actual, expected, family):
     assert torch.equal(logits(actual, family), logits(expected, family))
 
 
-@partly(1)
+@partly(0.5)
 @cases("which", ["own", "other"])
 @cases("family", FAMILIES)
 def test_a_scheme_comes_back(family, which, tmp_path):
@@ -86,7 +86,7 @@ def test_a_scheme_comes_back(family, which, tmp_path):
         vispe.from_pretrained(AUTO, tmp_path)
 
 
-@partly(1)
+@partly(0.5)
 @cases("spec", TOWERS)
 @cases("family", FAMILIES)
 def test_an_encoding_of_the_tower_comes_back_with_its_weights(family, spec, tmp_path):
@@ -103,7 +103,7 @@ def test_an_encoding_of_the_tower_comes_back_with_its_weights(family, spec, tmp_
     )
 
 
-@partly(2)
+@partly(1)
 @cases("family", FAMILIES)
 def test_precision_shards_devices_and_other_files(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
@@ -139,6 +139,7 @@ def test_layers_on_several_devices(family, tmp_path):
     assert torch.equal(out, logits(model, family))
 
 
+@partly(3)
 @cases("family", FAMILIES)
 def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
     model = with_tower(copy_of(family), TOWERS[1])
@@ -156,6 +157,7 @@ def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
         vispe.from_pretrained(AUTO, tmp_path)
 
 
+@partly(3)
 @cases("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_converted_models(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
@@ -183,6 +185,7 @@ def _with_head(inner, model):
     return whole
 
 
+@partly(3)
 @cases("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_stock_models_from_stock_configurations(family, tmp_path):
     made = type(vispe.convert(copy_of(family), "v2pe"))
@@ -235,6 +238,7 @@ def test_a_class_that_derives_from_that_of_a_converted_model_says_so():
         derived(model.config)
 
 
+@partly(3)
 @cases("family", FAMILIES)
 def test_the_configuration_goes_everywhere(family, tmp_path):
     model = with_tower(

@@ -85,7 +85,7 @@ def same(actual, expected):
     assert all(a.isfinite().all() for a in outputs(actual))
 
 
-@partly(1)
+@partly(0.5)
 @cases("spec", SPECS)
 @cases("name", MODELS)
 def test_a_vision_model_comes_back(name, spec, tmp_path):

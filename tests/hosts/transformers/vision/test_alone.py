@@ -47,7 +47,7 @@ def masks_of(name, sample, slopes):
     return [-far * s[:, None, None] for s in slopes]
 
 
-@partly(2)
+@partly(1)
 @cases("mode", ["plain", "checkpoint", "reentrant"])
 @cases("name", ALONE)
 def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):

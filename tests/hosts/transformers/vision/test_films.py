@@ -15,7 +15,6 @@ from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.transformers.tiny import transformers
 from tests.hosts.transformers.vision.oracle import close
-from tests.products import partly
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.hosts.transformers.vision.convert import vision_tower_of
 from vispe.hosts.transformers.vision.families import attentions
@@ -298,8 +297,9 @@ def test_eager_attention_shows_the_weights_that_made_the_output(name):
     close(out.last_hidden_state[there], fused[there], 1e-6)
 
 
-@partly(1)
-@cases("name", VIDEO_KINDS)
+@pytest.mark.compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VIDEO_KINDS)
 def test_a_compiled_model_says_the_same(name):
     model, sample = vispe.convert(build(name), spec_of(name)), inputs(name)
     compiled = torch.compile(model, backend="aot_eager")
