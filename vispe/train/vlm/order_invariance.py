@@ -25,6 +25,7 @@ from vispe.train.data.sampler import Order
 from vispe.train.retrofit.lora import add_lora, merge_lora
 from vispe.train.vlm.prompts import OrderedPrompt, Prompt
 from vispe.utils.files import atomic_path
+from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveFloat, PositiveInt
 
 OnStep = Callable[[int, float], None]
 """Called with the number of training steps done, and the loss of the last one."""
@@ -33,7 +34,7 @@ _SAVED_EVERY = 20  # training steps between two checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderRecipe:
+class OrderRecipe(Options):
     """Settings of the order-invariance fine-tuning.
 
     Attributes:
@@ -49,20 +50,13 @@ class OrderRecipe:
         OptionError: a number out of range.
     """
 
-    steps: int = 300
-    batch_size: int = 8
-    lr: float = 1e-4
-    rank: int = 8
+    steps: PositiveInt = 300
+    batch_size: PositiveInt = 8
+    lr: PositiveFloat = 1e-4
+    rank: PositiveInt = 8
     target_modules: Sequence[str] = ("q_proj", "k_proj")
-    even: float = 0.1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in {"steps": 1, "batch_size": 1, "rank": 1, "even": 0, "seed": 0}.items():
-            if not getattr(self, name) >= least:
-                raise OptionError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        if not self.lr > 0:
-            raise OptionError(f"lr must be above 0, got {self.lr}.")
+    even: NonNegativeFloat = 0.1
+    seed: NonNegativeInt = 0
 
 
 def train_order_invariance(
