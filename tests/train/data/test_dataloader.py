@@ -189,7 +189,12 @@ def test_options_that_do_not_fit(options, text):
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"roll": -1}, "got roll=-1"), ({"roll": 1.5}, "got roll=1.5"), ({"noise": -0.1}, "got noise=-0.1"), ({"contrast": 2}, "got contrast=2")],
+    [
+        ({"roll": -1}, "got roll=-1"),
+        ({"roll": 1.5}, "got roll=1.5"),
+        ({"noise": -0.1}, "got noise=-0.1"),
+        ({"contrast": 2}, "got contrast=2"),
+    ],
 )  # fmt: skip
 def test_changes_that_cannot_be(options, text):
     with pytest.raises(OptionError, match=text):

@@ -3,9 +3,12 @@
 Source: the probe of dino-saw (tldr-group, arXiv 2603.16840).
 """
 
+from typing import Annotated
+
 import numpy as np
 
 from vispe.errors import OptionError, ShapeError, did_you_mean
+from vispe.utils.options import Interval, checked
 
 TARGETS = ("lr+ud", "lr", "ud", "diag", "radial", "raster", "random")
 
@@ -49,7 +52,10 @@ def ramp(target: str, shape: tuple[int, int], generator: np.random.Generator | N
     return values[..., None]
 
 
-def sample_region(target: str, shape: tuple[int, int], cutoff: float = 1.0) -> tuple[int, int, int, int]:
+@checked
+def sample_region(
+    target: str, shape: tuple[int, int], cutoff: Annotated[float, Interval(above=0, most=1)] = 1.0
+) -> tuple[int, int, int, int]:
     """Return the half-open box (y0, y1, x0, x1) of the training patches.
 
     Args:
@@ -62,10 +68,6 @@ def sample_region(target: str, shape: tuple[int, int], cutoff: float = 1.0) -> t
     """
     check_target(target)
     h, w = _check_shape(shape)
-    if not 0 < cutoff <= 1:
-        raise OptionError(
-            f"sample_region: cutoff must be in (0, 1], got {cutoff}. Use 1.0 for the full grid."
-        )
     rows, cols = int(h * cutoff), int(w * cutoff)
     if target != "radial":
         return 0, rows, 0, cols

@@ -23,6 +23,7 @@ from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError
 from vispe.hosts.convert import convert
+from vispe.utils.options import Options, PositiveFloat, PositiveInt
 
 PATCH = 4  # pixels
 PALETTE = ((1.0, 0.1, 0.1), (0.1, 1.0, 0.1), (0.1, 0.1, 1.0), (1.0, 1.0, 0.1))
@@ -125,13 +126,13 @@ class SceneViT(nn.Module):
 
 
 @dataclass(frozen=True)
-class ExtrapolationRecipe:
+class ExtrapolationRecipe(Options):
     """Training configuration: grid, steps, batch size, peak learning rate."""
 
-    shape: tuple[int, int] = (6, 6)
-    steps: int = 600
-    batch_size: int = 48
-    lr: float = 3e-3
+    shape: tuple[PositiveInt, PositiveInt] = (6, 6)
+    steps: PositiveInt = 600
+    batch_size: PositiveInt = 48
+    lr: PositiveFloat = 3e-3
 
 
 def train(
