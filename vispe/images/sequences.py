@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vispe.errors import InputError, counted
+from vispe.errors import InputError, OptionError, counted
 from vispe.images.file_search import match_files
 from vispe.images.labels.truth_files import read_truth
 from vispe.images.normalize import normalize
 from vispe.images.orientation import AS_STORED
 from vispe.images.read import read_image
 from vispe.images.textures import Texture, disc_packing, random_field, voronoi
-from vispe.utils.options import PositiveInt, checked
 
 TEXTURE_SIDE = 320
 """Side of the synthetic images in pixels: 14 patches of 16 pixels, with a margin for rotations."""
@@ -185,14 +184,11 @@ class TextureImages(Sequence[Tensor]):
         OptionError: `count` is below 1.
     """
 
-    @checked
     def __init__(
-        self,
-        count: PositiveInt,
-        tensor: Callable[[np.ndarray], Tensor],
-        side: int = TEXTURE_SIDE,
-        seed: int = 0,
+        self, count: int, tensor: Callable[[np.ndarray], Tensor], side: int = TEXTURE_SIDE, seed: int = 0
     ) -> None:
+        if count < 1:
+            raise OptionError(f"`textures` must be 1 or more, got {count}.")
         self._tensor, self._side = tensor, side
         kinds: tuple[tuple[str, Callable[[int], Texture]], ...] = (
             ("random field", lambda k: random_field(k, wavelength=32.0)),

@@ -7,7 +7,7 @@ from typing import Literal
 from vispe.errors import OptionError, did_you_mean
 from vispe.images.annotations.object_files import ObjectKind, checked_kinds
 from vispe.images.labels.class_values import class_number
-from vispe.utils.options import NonNegativeInt, Options
+from vispe.utils.options import NonNegativeInt, Options, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ObjectOptions(Options):
         (2,)
     """
 
-    classes: Sequence[str]
+    classes: str | Sequence[str | PositiveInt]
     touching: Literal["split", "keep"] = "split"
     min_area: NonNegativeInt = 10
     fill_holes: bool = False
@@ -40,11 +40,11 @@ class ObjectOptions(Options):
     kinds: Sequence[ObjectKind] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = (self.classes,) if isinstance(self.classes, str) else tuple(map(str, self.classes))
         object.__setattr__(self, "classes", tuple(dict.fromkeys(names)))
         if not names:
             raise OptionError("objects names no class. Pass one or more, such as objects=pore.")
-        super().__post_init__()
         checked_kinds(self.kinds)
 
     def numbers(self, names: Sequence[str]) -> tuple[int, ...]:
