@@ -288,6 +288,7 @@ def _check(owner: object, names: Sequence[str] | None, prefix: str) -> None:
                 _check(entry, None, f"{option}." if key is None else f"{option}[{key}].")
 
 
+@dataclass(frozen=True)
 class Options:
     """Base class of dataclasses of options, whose fields are validated by their annotations.
 

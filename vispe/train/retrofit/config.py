@@ -1,5 +1,7 @@
 """Config of a retrofit: nested dataclasses, read from YAML by the command."""
 
+from __future__ import annotations
+
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
