@@ -34,7 +34,7 @@ CONFIGS = (LinearTask, LossWeights, Probe, Retrofit, Stage, Student, Target, Tea
 
 
 def option_classes():
-    """Return all dataclasses of options, found in the source."""
+    """Return all dataclasses of options of the package."""
     modules = [
         path.relative_to(PACKAGE.parent).with_suffix("")
         for path in PACKAGE.rglob("*.py")
@@ -43,12 +43,12 @@ def option_classes():
     ]
     for module in modules:
         importlib.import_module(".".join(module.parts))
-    found, rest = list(CONFIGS), list(Options.__subclasses__())
+    classes, rest = list(CONFIGS), list(Options.__subclasses__())
     while rest:
         cls = rest.pop()
         rest += cls.__subclasses__()
-        found.append(cls)
-    return sorted({c for c in found if c.__module__.startswith("vispe.")}, key=lambda c: c.__name__)
+        classes.append(cls)
+    return sorted({c for c in classes if c.__module__.startswith("vispe.")}, key=lambda c: c.__name__)
 
 
 def parts(annotation):
@@ -95,7 +95,7 @@ CASES = [
 
 
 def test_classes_are_found():
-    names = {cls.__name__ for cls in option_classes()}
+    classes = {cls.__name__ for cls in option_classes()}
     assert {
         "Augment",
         "Extent",
@@ -105,7 +105,7 @@ def test_classes_are_found():
         "OrderTask",
         "Question",
         "ReadOptions",
-    } <= names
+    } <= classes
     assert Augment in option_classes()
     checked = {(cls.__name__, name) for cls, name, _ in CASES}
     assert len(checked) > 150
