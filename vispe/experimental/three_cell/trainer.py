@@ -28,6 +28,7 @@ from vispe.errors import InputError
 from vispe.experimental.three_cell import dataset
 from vispe.experimental.three_cell.dataset import ThreeCellScores
 from vispe.hosts.convert import convert
+from vispe.train.loop import TrainingStep
 from vispe.utils.files import atomic_path
 from vispe.utils.options import Options, PositiveFloat, PositiveInt, checked
 
@@ -180,8 +181,8 @@ def train(
         torch.manual_seed(seed)
         model = ThreeCellViT(spec, recipe).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, recipe.steps))
-        stateful = {"model": model, "optimizer": optimizer, "schedule": schedule}
+        training_step = TrainingStep(optimizer, clip_grad=1.0)
+        stateful = {"model": model, "optimizer": optimizer}
         if restored:
             for key, part in stateful.items():
                 part.load_state_dict(restored[key])
@@ -192,11 +193,7 @@ def train(
             bits = dataset.labels(batch, recipe.grid).float()
             rendered = dataset.images(batch, recipe.grid, patch_size=1)
             loss = F.binary_cross_entropy_with_logits(model(rendered), bits)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+            training_step(loss.backward, recipe.lr * _share(step, recipe.steps))
             if file is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
                 state = {key: part.state_dict() for key, part in stateful.items()}
                 state |= {"step": step + 1, "cpu_s": time.process_time() - start}
