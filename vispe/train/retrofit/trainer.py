@@ -91,7 +91,6 @@ class Training:
         self.average = {name: p.detach().clone() for name, p in named} if config.ema_decay else {}
         self.scaler = torch.amp.GradScaler(processes.torch_device.type, enabled=config.amp == "fp16")
         self.optimizer: torch.optim.Optimizer | None = None
-        self._training_step: TrainingStep | None = None
         self.sums: dict[str, Tensor] = {}
         self._moment: dict[str, Any] = {}
         if config.grad_checkpointing:
@@ -131,12 +130,6 @@ class Training:
                 if self.step > part.first:
                     self.optimizer.load_state_dict(self._moment["optimizer"])
                 self._moment = {}
-                self._training_step = TrainingStep(
-                    self.optimizer,
-                    processes=self.processes,
-                    clip_grad=self.config.clip_grad or math.inf,
-                    scaler=self.scaler,
-                )
                 self._run_stage(part, total, log, on_step)
         if log is not None:
             log.close()
@@ -178,10 +171,16 @@ class Training:
 
     def _update(self, data: Tensor | tuple[Tensor, Tensor], batch: int, rate: float) -> tuple[Tensor, Tensor]:
         """Run one training step on the local batch; return the maps of one image, of student and target."""
-        example = self._training_step(lambda: self._backward(data, batch), rate)
+        training_step = TrainingStep(
+            self.optimizer,
+            processes=self.processes,
+            clip_grad=self.config.clip_grad or math.inf,
+            scaler=self.scaler,
+        )
+        example = training_step(lambda: self._backward(data, batch), rate)
         # weighted by the number of images; all sums are divided by the total number
         count = len(data[0] if isinstance(data, tuple) else data)
-        self._add("grad_norm", self._training_step.norm.detach().double() * count)
+        self._add("grad_norm", training_step.norm.detach().double() * count)
         if self.config.student.symmetric:
             symmetrize(self.student)
         if self.average:
