@@ -61,12 +61,17 @@ class Interval:
     def words(self, noun: str) -> str:
         """Return the noun with the accepted range, such as 'number above 0'."""
         if self.least is not None and self.most is not None:
-            return f"{noun} from {self.least:g} to {self.most:g}"
-        bounds_by_text = {"of {:g} or more": self.least, "above {:g}": self.above, "below {:g}": self.below}
-        bounds_by_text["up to {:g}"] = self.most
-        bounds = [text.format(bound) for text, bound in bounds_by_text.items() if bound is not None]
+            return f"{noun} from {_plain(self.least)} to {_plain(self.most)}"
+        bounds_by_text = {"of {} or more": self.least, "above {}": self.above, "below {}": self.below}
+        bounds_by_text["up to {}"] = self.most
+        bounds = [text.format(_plain(bound)) for text, bound in bounds_by_text.items() if bound is not None]
         bounds += [f"divisible by {self.step}"] if self.step > 1 else []
         return f"{noun} {' and '.join(bounds)}".rstrip()
+
+
+def _plain(bound: float) -> str:
+    """Return a number with all digits of an integer."""
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 FiniteFloat = Annotated[float, Interval()]

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from vispe.errors import OptionError, ShapeError, did_you_mean
-from vispe.utils.options import Interval, checked
+from vispe.utils.options import Interval, PositiveInt, checked
 
 TARGETS = ("lr+ud", "lr", "ud", "diag", "radial", "raster", "random")
 
@@ -74,17 +74,19 @@ def sample_region(
     return -((rows - h) // 2), (h + rows) // 2, -((cols - w) // 2), (w + cols) // 2
 
 
-def n_random_samples(region: tuple[int, int, int, int], step: int) -> int:
+@checked
+def n_random_samples(region: tuple[int, int, int, int], step: PositiveInt) -> int:
     """Return the number of patches of a random mask in `region`: its area divided by step², rounded down."""
     y0, y1, x0, x1 = region
-    return (y1 - y0) * (x1 - x0) // _check_step(step) ** 2
+    return (y1 - y0) * (x1 - x0) // step**2
 
 
+@checked
 def sample_mask(
     target: str,
     shape: tuple[int, int],
     *,
-    step: int = 6,
+    step: PositiveInt = 6,
     cutoff: float = 1.0,
     random: bool = True,
     generator: np.random.Generator | None = None,
@@ -111,7 +113,7 @@ def sample_mask(
         rows, cols = np.unravel_index(indices, box.shape)
         box[rows, cols] = True
     else:
-        box[:: _check_step(step), ::step] = True
+        box[::step, ::step] = True
     return mask
 
 
@@ -129,14 +131,6 @@ def _check_shape(shape: tuple[int, int]) -> tuple[int, int]:
             f"ramp: shape must be (h, w) with at least 1x1 patches, got {tuple(shape)}. Use two axes."
         )
     return int(shape[0]), int(shape[1])
-
-
-def _check_step(step: int) -> int:
-    if step < 1:
-        raise OptionError(
-            f"sample_mask: step must be at least 1, got {step}. Use 6 as in the published tables."
-        )
-    return step
 
 
 def _need_generator(generator: np.random.Generator | None, purpose: str) -> np.random.Generator:
