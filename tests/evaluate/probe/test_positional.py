@@ -182,7 +182,7 @@ def test_wrong_shapes_and_options_are_named():
         fit_probe(feats, mask, {"ud": ramp("ud", (7, 6))})
     with pytest.raises(OptionError, match="regressor must be one of ridge, linear, got 'mlp'"):
         fit_probe(feats, mask, target, Fit("mlp"))
-    with pytest.raises(OptionError, match="alpha must be at least 0, got -1"):
+    with pytest.raises(OptionError, match="alpha needs a number of 0 or more, got alpha=-1"):
         channel_r2(feats, mask, target["ud"], Fit(alpha=-1))
 
 
