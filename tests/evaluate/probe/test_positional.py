@@ -73,7 +73,7 @@ def test_regions_and_grid_masks():
     assert np.argwhere(mask).tolist() == [[y, x] for y in (0, 3, 6) for x in (0, 3, 6)]
     mask = sample_mask("radial", (10, 12), step=3, cutoff=0.7, random=False)
     assert np.argwhere(mask).tolist() == [[y, x] for y in (2, 5) for x in (2, 5, 8)]
-    with pytest.raises(OptionError, match=r"got 1.5"):
+    with pytest.raises(OptionError, match=r"got cutoff=1.5"):
         sample_region("lr", (4, 4), 1.5)
     with pytest.raises(OptionError, match="step needs an integer above 0, got step=0"):
         sample_mask("lr", (4, 4), step=0, random=False)
