@@ -288,7 +288,8 @@ def _check(owner: object, names: Sequence[str] | None, prefix: str) -> None:
         option = f"{prefix}{name}"
         value = read_option(option, getattr(owner, name), known[name])
         object.__setattr__(owner, name, value)
-        for key, entry in enumerate(value) if isinstance(value, list) else [(None, value)]:
+        entries = cast("list[Any]", value) if isinstance(value, list) else None
+        for key, entry in [(None, value)] if entries is None else enumerate(entries):
             if is_dataclass(entry) and not isinstance(entry, Options | type):
                 _check(entry, None, f"{option}." if key is None else f"{option}[{key}].")
 
