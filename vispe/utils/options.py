@@ -288,8 +288,10 @@ def _check(owner: object, names: Sequence[str] | None, prefix: str) -> None:
         option = f"{prefix}{name}"
         value = read_option(option, getattr(owner, name), known[name])
         object.__setattr__(owner, name, value)
-        entries = cast("list[Any]", value) if isinstance(value, list) else None
-        for key, entry in [(None, value)] if entries is None else enumerate(entries):
+        entries: list[tuple[int | None, Any]] = [(None, value)]
+        if get_origin(known[name]) is list:
+            entries = list(enumerate(cast("list[Any]", value)))
+        for key, entry in entries:
             if is_dataclass(entry) and not isinstance(entry, Options | type):
                 _check(entry, None, f"{option}." if key is None else f"{option}[{key}].")
 
