@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vispe
+from vispe.train.loop import TrainingStep
 
 if __package__:
     from models import training_images as data
@@ -158,6 +159,7 @@ def train(
         weights = [*model.parameters(), *head.parameters()]
         optimizer = torch.optim.AdamW(weights, lr=recipe.lr, weight_decay=0.05, betas=(0.9, 0.95))
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, recipe.steps, pct_start=0.1)
+        training_step = TrainingStep(optimizer, clip_grad=1.0, schedule=schedule)
         parts = {"model": model, "head": head, "optimizer": optimizer, "schedule": schedule}
         run, losses = {"pos_embed": pos_embed, **asdict(recipe)}, []
         if state is not None and state.exists():
@@ -174,11 +176,7 @@ def train(
             generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
             images = (data.crops(pool, recipe.batch_size, recipe.img_size, generator) - 0.5) * 4
             loss = reconstruction_loss(model, head, images, recipe, generator)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(weights, 1.0)
-            optimizer.step()
-            schedule.step()
+            training_step(loss.backward)
             if recipe.symmetric:
                 vispe.symmetrize(model)
             losses.append(float(loss.detach()))

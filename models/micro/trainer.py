@@ -19,6 +19,7 @@ from vispe.backbones.micro.load import sizes
 from vispe.backbones.micro.model import STRIDE, Micro
 from vispe.errors import OptionError
 from vispe.segment.features.filters import Filters
+from vispe.train.loop import TrainingStep, update_average
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {},
@@ -177,22 +178,16 @@ class Trainer:
             loss = loss + self.recipe.near * self.rate() * distance(maps, self.teacher(images))
         if self.coarse is not None:
             loss = loss + self.recipe.coarse * self.rate() * self.coarse(images)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr * self.rate() * group["share"]
-        self.optimizer.step()
-        decay = min(self.recipe.ema_decay, (self.step + 1) / (self.step + 10))
-        with torch.no_grad():
-            for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
-                mean.lerp_(parameter, 1 - decay)
+        rates = [self.recipe.lr * self.rate() * group["share"] for group in self.optimizer.param_groups]
+        training_step = TrainingStep(self.optimizer, clip_grad=1.0)
+        training_step(loss.backward, rates)
+        average, weights = list(self.average.parameters()), list(self.model.parameters())
+        update_average(average, weights, self.recipe.ema_decay, self.step)
         self.step += 1
         return {
             "loss": float(loss.detach()),
             "iou": float(np.mean([r[1] for r in results])),
-            "norm": float(norm),
+            "norm": float(training_step.norm),
         }
 
     def sample_task(self, step: int, i: int) -> Task:

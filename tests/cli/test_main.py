@@ -17,6 +17,7 @@ from vispe.cli import arguments
 from vispe.cli import main as frame
 from vispe.cli.arguments import command_help, read_docstring
 from vispe.cli.main import COMMANDS, MODULES, load_command, main
+from vispe.cli.shared_options import SHARED
 from vispe.errors import InputError, MissingExtra
 from vispe.multimodal import create_scheme, list_schemes
 
@@ -484,3 +485,22 @@ def test_doctor_reports_the_installation(capsys, monkeypatch):
     assert all(
         title in out for title in ("versions", "devices", "attention backend", "weights on disk", "extras")
     )
+
+
+def test_help_of_an_option_is_written_once():
+    texts = {}
+    for name in COMMANDS:
+        function, _, _ = load_command(name)
+        _, helps, _ = read_docstring(inspect.getdoc(function))
+        for key, text in helps.items():
+            texts.setdefault((key, text), []).append(name)
+            assert SHARED.get(key) != text, f"{name}: {key} is described in shared_options.py"
+    repeated = {key: commands for key, commands in texts.items() if len(commands) > 1}
+    # files that a command writes or reads, and resumed runs, are described by the command
+    assert {key for key, _ in repeated} <= {"device", "force", "image", "out", "noise", "textures"}, repeated
+
+
+def test_segment_shows_few_options(capsys):
+    main(["segment", "--help"])
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]
+    assert len(shown) <= 30

@@ -603,7 +603,7 @@ def test_a_page_without_data_is_noted():
 def test_normalize_options():
     m = micrograph(np.zeros((1, 2, 2, 1), np.uint8))
     with pytest.raises(
-        OptionError, match=r"normalize must be one of stack, image, none, got 'stak'. Did you mean 'stack'"
+        OptionError, match=r"mode must be one of stack, image, none, got 'stak'. Did you mean 'stack'"
     ):
         normalize(m, "stak")
     with pytest.raises(OptionError, match=r"clip must be two percentiles .*, got 99,1"):

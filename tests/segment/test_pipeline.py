@@ -247,7 +247,7 @@ def test_smoothing_and_small_patches(folder):
     labels = np.asarray(Image.open(folder / "out" / "a_seg.png"))
     patches = label(labels, background=0, connectivity=2)
     assert np.bincount(patches.ravel())[1:].min() >= 30
-    with pytest.raises(OptionError, match="smooth=-1 must be 0 or more"):
+    with pytest.raises(OptionError, match="smooth needs an integer of 0 or more, got smooth=-1"):
         PostProcessing(smooth=-1)
 
 

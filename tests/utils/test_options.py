@@ -45,7 +45,7 @@ ACCEPTED = [
     (Shape, np.array([4, 5]), (4, 5)),
     (tuple[PositiveInt, PositiveInt], (4, 5), (4, 5)),
     (Any, {"free": 1}, {"free": 1}),
-    (str, 3, 3),
+    (object, 3, 3),
 ]
 
 REFUSED = [

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, ShapeError, counted
+from vispe.utils.options import PositiveInt, checked
 
 FeatureFunction = Callable[[Tensor], Tensor]
 """Images (b, c, H, W) -> feature maps (b, d, h, w); wrap a function of one image in `PerImage`."""
@@ -40,7 +41,8 @@ class PerImage:
         return torch.stack([self.function(image) for image in images])
 
 
-def batches(images: Iterable[Tensor], batch_size: int = 1) -> Iterator[Tensor]:
+@checked
+def batches(images: Iterable[Tensor], batch_size: PositiveInt = 1) -> Iterator[Tensor]:
     """Yield images as batches (b, c, H, W) in order; a batch ends where the image size changes.
 
     Only one batch is in memory at a time.
@@ -57,8 +59,6 @@ def batches(images: Iterable[Tensor], batch_size: int = 1) -> Iterator[Tensor]:
     >>> [len(batch) for batch in batches(torch.zeros(5, 3, 8, 8), batch_size=2)]
     [2, 2, 1]
     """
-    if batch_size < 1:
-        raise OptionError(f"batch_size must be 1 or more, got {batch_size}.")
     batch: list[Tensor] = []
     number = -1
     for number, image in enumerate(images):

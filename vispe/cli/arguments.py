@@ -134,14 +134,22 @@ def command_help(function: Callable[..., int | None]) -> tuple[str, dict[str, st
 
 def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
     """Split a Google docstring into its text, the help of each argument, and its examples."""
-    parts = re.split(r"^(Args|Returns|Raises|Examples?):\n", doc, flags=re.MULTILINE)
-    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    sections: dict[str, list[str]] = {"": []}
+    current = ""
+    for line in doc.splitlines():
+        if line in ("Args:", "Returns:", "Raises:", "Example:", "Examples:"):
+            current = line.rstrip("s:")
+            sections[current] = []
+        else:
+            sections[current].append(line)
     helps: dict[str, str] = {}
-    for entry in re.split(r"\n(?=    \S)", "\n" + sections.get("Args", "").rstrip())[1:]:
-        key, _, text = entry.partition(":")
-        helps[key.strip()] = " ".join(text.split())
-    examples = sections.get("Examples", sections.get("Example", "")).rstrip()
-    return parts[0].strip(), helps, examples
+    key = ""
+    for line in sections.get("Arg", []):
+        if line.startswith("    ") and not line.startswith("     "):
+            key, _, line = line.strip().partition(":")
+        helps[key] = f"{helps.get(key, '')} {line.strip()}".strip()
+    helps.pop("", None)
+    return "\n".join(sections[""]).strip(), helps, "\n".join(sections.get("Example", [])).rstrip()
 
 
 def normalize_argv(

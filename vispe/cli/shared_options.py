@@ -75,20 +75,38 @@ REPORTS = {
     ),
 }
 
+MODEL = {
+    "model": (
+        "timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved segmenter "
+        "(.vispe), vispe_micro, or a Python callable, package.module:name or file.py:name."
+    ),
+    "weights": "checkpoint file, or random; default the pretrained weights.",
+    "pos_embed": "positional encoding that replaces the model's own, such as alibi2d.",
+    "img_size": "input size of the model in pixels, for models with a fixed input size.",
+    "images": "images, folders or wildcards; every page of a stack counts as an image.",
+    "masks": (
+        "ground-truth label files, matched to the images by name (a.png with a.png or a_mask.png), otherwise by order."
+    ),
+    "zero": "whether the value 0 in a mask is the first class, or is ignored.",
+    "page": "page (from 0) of a stack; default the middle one.",
+    "batch_size": "images per forward pass; larger is faster on a GPU and needs more memory.",
+}
+
 RUN = {
+    "seed": "seed of all random numbers.",
+    "device": "auto, cpu, cuda, cuda:1 ...; auto uses cuda if available.",
+    "force": "overwrite existing files.",
+    "json": "print the results as JSON.",
     "tile": "side of the tiles in which an image is processed, in pixels.",
-    "device": "auto, cpu, cuda, ...",
     "memory": (
         "memory limit for OME-Zarr stores and large TIFF files, in addition to the libraries; default 2 GiB."
     ),
     "scheduler": (
         "address of a dask scheduler, such as tcp://host:8786, whose workers segment the blocks of a store."
     ),
-    "force": (
-        "overwrite existing results, and restart an interrupted run (without it, the same command resumes the "
-        "run)."
-    ),
 }
 
-SHARED: dict[str, str] = {**IMAGE, **LABELS, **TRUTH, **RESULT, **OBJECTS, **REPORTS, **RUN}
+SHARED: dict[str, str] = {
+    **IMAGE, **LABELS, **TRUTH, **RESULT, **OBJECTS, **REPORTS, **MODEL, **RUN
+}  # fmt: skip
 """Help of each shared option; a command that describes an option in its docstring replaces it."""

@@ -14,13 +14,14 @@ from vispe.attention.call import Call
 from vispe.attention.precision import at_least_float32, no_autocast
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted, is_integer
+from vispe.utils.options import Options
 
 MemoryPosition = Literal["origin", "far", "own"]
 Mode = Literal["unturned", "reference"]
 
 
 @dataclass(frozen=True, eq=False)
-class ExternalMemory:
+class ExternalMemory(Options):
     """Keys and values of other texts or images, stored before rotation.
 
     Attributes:
@@ -45,8 +46,7 @@ class ExternalMemory:
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.position not in ("origin", "far", "own"):
-            raise OptionError(f"position must be 'origin', 'far' or 'own', got {self.position!r}.")
+        super().__post_init__()
         if (self.position == "origin" and self.transform is not None) or (
             self.position == "own" and self.transform is None
         ):

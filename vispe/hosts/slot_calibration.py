@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, counted
+from vispe.errors import ShapeError, counted
+from vispe.utils.options import PositiveFloat, checked
 
 
 def slot_curve(attention: Tensor, item: Tensor) -> Tensor:
@@ -73,7 +74,8 @@ class Calibrated:
     attention: Tensor
 
 
-def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: float) -> Calibrated:
+@checked
+def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: PositiveFloat) -> Calibrated:
     """Return the attention (..., tokens) of one query without the prior of slots, in float64.
 
     Args:
@@ -86,8 +88,6 @@ def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: float
         ShapeError: the number of items differs from that of slots.
         OptionError: the temperature is not above 0.
     """
-    if not temperature > 0:
-        raise OptionError(f"calibrate: temperature must be above 0, got temperature={temperature}.")
     mean = slot_curve(attention, item)
     if dummy.shape[-1] != mean.shape[-1]:
         raise ShapeError(

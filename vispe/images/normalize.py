@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
-from vispe.errors import InputError, OptionError, did_you_mean
+from vispe.errors import InputError, OptionError
 from vispe.images.formats.size_limits import enough_memory
 from vispe.images.read import Micrograph
+from vispe.utils.options import Interval, checked
 
-MODES = ("stack", "image", "none")
+Normalization = Literal["stack", "image", "none"]
+MODES: tuple[Normalization, ...] = get_args(Normalization)
+Percentile = Annotated[float, Interval(least=0, most=100)]
+Percentiles = tuple[Percentile, Percentile]
 
 
+@checked
 def normalize(
-    m: Micrograph, mode: str = "stack", clip: tuple[float, float] = (0.5, 99.5)
+    m: Micrograph, mode: Normalization = "stack", clip: Percentiles = (0.5, 99.5)
 ) -> tuple[np.ndarray, list[str]]:
     """Scale intensities to [0, 1].
 
@@ -35,12 +41,8 @@ def normalize(
         OptionError: unknown `mode`, or `clip` not 0 <= low < high <= 100.
         InputError: values outside of the range of mode 'none'.
     """
-    if mode not in MODES:
-        raise OptionError(
-            f"normalize must be one of {', '.join(MODES)}, got {mode!r}.{did_you_mean(mode, MODES)}"
-        )
     low, high = clip
-    if not 0 <= low < high <= 100:
+    if not low < high:
         raise OptionError(f"clip must be two percentiles with 0 <= low < high <= 100, got {low:g},{high:g}.")
     notes: list[str] = []
     if mode == "none":

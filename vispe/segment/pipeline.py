@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from vispe.errors import OptionError, did_you_mean
+from vispe.errors import OptionError
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig, Features
@@ -150,12 +150,7 @@ def _check(request: Request) -> None:
             f"segment: exactly one of labels, cluster and text is required, got {passed}. Pass labels=FILE, cluster=K "
             "or text=Prompts(...)."
         )
-    if not 0 <= request.seed < 1 << 32:
-        raise OptionError(f"seed={request.seed} must be an integer from 0 to {(1 << 32) - 1}.")
     classifier, method = request.classifier, request.cluster_method
-    if classifier not in KINDS:
-        hint = did_you_mean(classifier, KINDS)
-        raise OptionError(f"classifier={classifier!r} is not one of {', '.join(KINDS)}.{hint}")
     if not sources["cluster"] and method != METHODS[0]:
         raise OptionError(f"cluster_method={method!r} has no effect on labels. Use it with cluster.")
     if sources["cluster"] and classifier != KINDS[0]:

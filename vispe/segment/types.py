@@ -7,18 +7,20 @@ from typing import Protocol
 
 import numpy as np
 
-from vispe.errors import OptionError, did_you_mean
-from vispe.images.orientation import Frame, Orientation, check_orientation
+from vispe.errors import OptionError
+from vispe.images.normalize import Normalization, Percentiles
+from vispe.images.orientation import Frame, Orientation
 from vispe.images.sample import parse_crop
-from vispe.segment.classify.class_prior import PRIORS
+from vispe.segment.classify.class_prior import PRIORS, Prior
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.sample_grid import FeatureGrid
+from vispe.utils.options import NonNegativeInt, Options, PositiveInt
 
 Paths = Sequence[str | Path]
 
 
 @dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(Options):
     """Options of image reading and normalisation.
 
     Attributes:
@@ -34,7 +36,7 @@ class ReadOptions:
         mask: files with 0 for pixels excluded from all numbers: one for all images, or several matched by name.
 
     Raises:
-        OptionError: an invalid orientation or crop.
+        OptionError: an invalid value.
 
     Example:
         >>> ReadOptions(z="0:10", crop="0:884,0:1024").normalize
@@ -44,21 +46,21 @@ class ReadOptions:
     channel: str | None = None
     z: str | None = None
     axes: str | None = None
-    normalize: str = "stack"
-    clip: tuple[float, float] = (0.5, 99.5)
+    normalize: Normalization = "stack"
+    clip: Percentiles = (0.5, 99.5)
     scene: str | None = None
     orientation: Orientation = "stored"
     crop: str | None = None
-    mask: Paths = ()
+    mask: Paths | str | Path = ()
 
     def __post_init__(self) -> None:
-        check_orientation(self.orientation)
+        super().__post_init__()
         if self.crop is not None:
             parse_crop(self.crop)
 
 
 @dataclass(frozen=True)
-class LabelOptions:
+class LabelOptions(Options):
     """Options of label reading, as in `read_labels` of `vispe.images.labels.label_files`.
 
     Example:
@@ -69,12 +71,12 @@ class LabelOptions:
     classes: Sequence[str] | None = None
     legend: str | Path | None = None
     dense: bool = False
-    max_classes: int = 20
-    label_page: int | None = None
+    max_classes: PositiveInt = 20
+    label_page: NonNegativeInt | None = None
 
 
 @dataclass(frozen=True)
-class PostProcessing:
+class PostProcessing(Options):
     """Post-processing of probabilities and labels.
 
     Attributes:
@@ -93,18 +95,10 @@ class PostProcessing:
         PostProcessing(smooth=2, min_area=0, prior='em', clean=False)
     """
 
-    smooth: int = 0
-    min_area: int = 0
-    prior: str | None = None
+    smooth: NonNegativeInt = 0
+    min_area: NonNegativeInt = 0
+    prior: Prior | None = None
     clean: bool = False
-
-    def __post_init__(self) -> None:
-        if self.prior is not None and self.prior not in PRIORS:
-            hint = did_you_mean(self.prior, PRIORS)
-            raise OptionError(f"prior={self.prior!r} is not one of {', '.join(PRIORS)}.{hint}")
-        for name in ("smooth", "min_area"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"{name}={getattr(self, name)} must be 0 or more pixels.")
 
     def resolve_prior(self, classifier: object) -> str:
         """Return the entry of `PRIORS` that applies to a classifier.

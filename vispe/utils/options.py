@@ -1,6 +1,7 @@
 """Validation of options by their type annotations.
 
-An annotation is a `Literal`, ``bool``, one of the number types below, a tuple of these (lists become tuples), or a
+An annotation is a `Literal`, ``bool``, ``str``, ``Path``, a dataclass, one of the number types below (``int`` and
+``float`` are `Integer` and `FiniteFloat`), a list, sequence or tuple of these (sequences become tuples), a dict, or a
 union. Other annotations accept any value. NumPy scalars are converted to Python numbers.
 """
 
@@ -9,15 +10,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import dataclass, is_dataclass
+from functools import cache, wraps
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 import numpy as np
 
-from vispe.errors import OptionError, counted
+from vispe.errors import OptionError, counted, did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,12 +61,17 @@ class Interval:
     def words(self, noun: str) -> str:
         """Return the noun with the accepted range, such as 'number above 0'."""
         if self.least is not None and self.most is not None:
-            return f"{noun} from {self.least:g} to {self.most:g}"
-        bounds_by_text = {"of {:g} or more": self.least, "above {:g}": self.above, "below {:g}": self.below}
-        bounds_by_text["up to {:g}"] = self.most
-        bounds = [text.format(bound) for text, bound in bounds_by_text.items() if bound is not None]
+            return f"{noun} from {_plain(self.least)} to {_plain(self.most)}"
+        bounds_by_text = {"of {} or more": self.least, "above {}": self.above, "below {}": self.below}
+        bounds_by_text["up to {}"] = self.most
+        bounds = [text.format(_plain(bound)) for text, bound in bounds_by_text.items() if bound is not None]
         bounds += [f"divisible by {self.step}"] if self.step > 1 else []
         return f"{noun} {' and '.join(bounds)}".rstrip()
+
+
+def _plain(bound: float) -> str:
+    """Return a number with all digits of an integer."""
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 FiniteFloat = Annotated[float, Interval()]
@@ -94,13 +101,32 @@ def read_option(option: str, value: Any, annotation: Any) -> Any:
         return _read(annotation, value)
     except ValueError:
         words = _words(annotation)
+        hint = did_you_mean(value, _names(annotation)) if isinstance(value, str) else ""
         if words.startswith("one of"):
-            raise OptionError(f"{option} must be {words}, got {value!r}.") from None
+            raise OptionError(f"{option} must be {words}, got {value!r}.{hint}") from None
         verb = "is" if words == "true or false" else "needs"
-        raise OptionError(f"{option} {verb} {words}, got {option}={value!r}.") from None
+        raise OptionError(f"{option} {verb} {words}, got {option}={value!r}.{hint}") from None
+
+
+_NUMBERS = {int: Integer, float: FiniteFloat}
+
+
+def _is_class(annotation: Any) -> bool:
+    """Whether values must be instances of the annotation."""
+    return annotation in (bool, str, dict, NoneType) or is_dataclass(annotation)
+
+
+def _names(annotation: Any) -> list[str]:
+    """Return the names that an annotation accepts, in a `Literal` or a union of them."""
+    args = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return [name for name in args if isinstance(name, str)]
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return [name for option in args for name in _names(option)] if is_union else []
 
 
 def _read(annotation: Any, value: Any) -> Any:
+    annotation = _NUMBERS.get(annotation, annotation) if isinstance(annotation, type) else annotation
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         for option in args:
@@ -118,13 +144,25 @@ def _read(annotation: Any, value: Any) -> Any:
         return _number(value, *args)
     if origin is tuple:
         return _items(value, args)
+    if origin is list or (origin is Sequence and _is_checked(args[0])):
+        return (list if origin is list else tuple)(_items(value, (*args, ...)))
     if origin is Literal:
         accepted = any(type(value) is type(choice) and value == choice for choice in args)
+    elif annotation is Path:
+        accepted = isinstance(value, str | Path)
     else:
-        accepted = annotation not in (bool, NoneType) or isinstance(value, annotation)
+        annotation = origin if origin is dict else annotation
+        accepted = not _is_class(annotation) or isinstance(value, annotation)
     if not accepted:
         raise ValueError
     return value
+
+
+def _is_checked(annotation: Any) -> bool:
+    """Whether an annotation restricts values, for items of a sequence, which may be lazy otherwise."""
+    known = get_origin(annotation) in (Annotated, Literal, tuple, list) or annotation in (int, float, Path)
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return known or _is_class(annotation) or (is_union and all(map(_is_checked, get_args(annotation))))
 
 
 def _number(value: Any, kind: Callable[[Any], float], limits: Interval) -> float:
@@ -146,6 +184,7 @@ def _items(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _words(annotation: Any, many: bool = False) -> str:
     """Return a description of the accepted values, in the plural for entries of a list."""
+    annotation = _NUMBERS.get(annotation, annotation) if isinstance(annotation, type) else annotation
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return ", or ".join(_words(option, many) for option in args if option is not NoneType)
@@ -158,8 +197,16 @@ def _words(annotation: Any, many: bool = False) -> str:
         return limits.words(f"{noun.partition(' ')[2]}s" if many else noun)
     if origin is tuple:
         return f"a list of {'' if args[-1] is ... else f'{len(args)} '}{_words(args[0], many=True)}"
+    if origin in (list, Sequence):
+        return f"a list of {_words(args[0], many=True)}"
     if origin is Literal:
         return f"{'one of ' if len(args) > 1 else ''}{', '.join(map(str, args))}"
+    nouns = {str: "string", Path: "path", dict: "dict"}
+    if (noun := nouns.get(origin or annotation)) is not None:
+        return f"{noun}s" if many else f"a {noun}"
+    if is_dataclass(annotation):
+        name = getattr(annotation, "__name__", "")
+        return f"{name} objects" if many else f"an instance of {name}"
     return "true or false" if annotation is bool else getattr(annotation, "__name__", str(annotation))
 
 
@@ -222,16 +269,47 @@ def _annotations(cls: type) -> dict[str, Any]:
 def check_options(owner: object, names: Sequence[str] | None = None) -> None:
     """Validate the options `names` of `owner` (all by default) by its annotations, and set the converted values.
 
+    Dataclasses among the values are validated too, with dotted names such as ``stages[0].lr``.
+
     Raises:
         OptionError: a value is not accepted; the message contains owner, option, value and accepted values.
     """
+    title = type(owner).__name__
+    try:
+        _check(owner, names, "")
+    except OptionError as error:
+        title = title if "name" in _annotations(type(owner)) else getattr(owner, "name", title)
+        raise OptionError(f"{title}: {error}") from None
+
+
+def _check(owner: object, names: Sequence[str] | None, prefix: str) -> None:
     known = _annotations(type(owner))
     for name in known if names is None else names:
-        try:
-            value = read_option(name, getattr(owner, name), known[name])
-        except OptionError as error:
-            raise OptionError(f"{getattr(owner, 'name', type(owner).__name__)}: {error}") from None
+        option = f"{prefix}{name}"
+        value = read_option(option, getattr(owner, name), known[name])
         object.__setattr__(owner, name, value)
+        entries: list[tuple[int | None, Any]] = [(None, value)]
+        if get_origin(known[name]) is list:
+            entries = list(enumerate(cast("list[Any]", value)))
+        for key, entry in entries:
+            if is_dataclass(entry) and not isinstance(entry, Options | type):
+                _check(entry, None, f"{option}." if key is None else f"{option}[{key}].")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base class of dataclasses of options, whose fields are validated by their annotations.
+
+    >>> @dataclass(frozen=True)
+    ... class Smoothing(Options):
+    ...     radius: NonNegativeInt = 0
+    >>> Smoothing(radius=-1)
+    Traceback (most recent call last):
+    vispe.errors.OptionError: Smoothing: radius needs an integer of 0 or more, got radius=-1.
+    """
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 def check_per_axis(option: str, value: Sequence[float] | None, axes: int) -> None:
@@ -253,17 +331,26 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     ...     return size / 2
     >>> half(size=0)
     Traceback (most recent call last):
-    vispe.errors.OptionError: size needs an integer above 0, got size=0.
+    vispe.errors.OptionError: half: size needs an integer above 0, got size=0.
     """
     signature = inspect.signature(function)
+    owner = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+    @cache
+    def known() -> dict[str, Any]:
+        # on the first call, as annotations may name classes that the module defines later
+        return inspect.get_annotations(function, eval_str=True)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        known = inspect.get_annotations(function, eval_str=True)
         for name, value in bound.arguments.items():
-            bound.arguments[name] = read_option(name, value, known.get(name, Any))
+            if name in known():
+                try:
+                    bound.arguments[name] = read_option(name, value, known()[name])
+                except OptionError as error:
+                    raise OptionError(f"{owner}: {error}") from None
         return function(*bound.args, **bound.kwargs)
 
     return call

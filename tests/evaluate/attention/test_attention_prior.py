@@ -66,7 +66,7 @@ def test_calibration_keeps_the_total_and_takes_out_the_prior():
         assert actual.attention[3:5].abs().max() == 0
         assert actual.attention.sum().item() == pytest.approx(attention.sum().item())
     assert not calibrate(torch.zeros(6), item, prior, 1.0).attention.any()
-    with pytest.raises(OptionError, match="temperature must be above 0"):
+    with pytest.raises(OptionError, match="temperature needs a number above 0"):
         calibrate(attention, item, prior, 0.0)
     with pytest.raises(ShapeError, match="each of 3 items, got 2"):
         calibrate(attention, item, prior[:2], 1.0)

@@ -27,7 +27,7 @@ def test_the_lowest_bands_are_masked():
     assert band_mask(ranks, 1 / 3).tolist() == [[False, True, False], [True, False, False]]
     assert band_mask(ranks, 1).sum() == 5  # where there are no keys there is no band
     assert not band_mask(ranks, 0).any()
-    with pytest.raises(OptionError, match=r"share must be in \[0, 1\], got 1.5"):
+    with pytest.raises(OptionError, match=r"share needs a number from 0 to 1, got share=1.5"):
         band_mask(ranks, 1.5)
 
 

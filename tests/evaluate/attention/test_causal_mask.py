@@ -36,7 +36,7 @@ def test_stack_is_the_naive_loop(norm):
                 following[b, t] = x[b, t] + logits.softmax(0) @ full[: t + 1]
         assert torch.allclose(actual[layer], total, atol=1e-10)
         x = following
-    with pytest.raises(OptionError, match="norm must be 'l2' or 'layer', got 'batch'"):
+    with pytest.raises(OptionError, match="norm must be one of l2, layer, got 'batch'"):
         stack_scores(x, 1, "batch")
     with pytest.raises(ShapeError, match=r"\(b, s, d\)"):
         stack_scores(x[0], 1)

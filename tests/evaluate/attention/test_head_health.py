@@ -195,7 +195,7 @@ def test_models_that_cannot_be_read_are_refused():
         attention_layers(small(attn_layer="diff", embed_dim=48))
     with pytest.raises(OptionError, match="training mode"):
         record_attention(small().train(), images(), print)
-    with pytest.raises(OptionError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="batch_size needs an integer above 0, got batch_size=0"):
         head_health(small(), images(), batch_size=0)
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         head_health(small(), [])
@@ -370,7 +370,7 @@ def test_classes_follow_their_order():
     assert [float(v) for v in (actual.sink_mass, actual.local_mass)] == pytest.approx([0.2, 1.0])
     with pytest.raises(ShapeError, match=r"\(L, H, T, T\) with T > sink=5"):
         language_scores(attn, sink=5)
-    with pytest.raises(OptionError, match="window must be at least 1"):
+    with pytest.raises(OptionError, match="window needs an integer above 0"):
         language_scores(attn, window=0)
 
 

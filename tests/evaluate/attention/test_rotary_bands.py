@@ -55,7 +55,7 @@ def test_rank_is_exp_of_the_entropy_of_the_largest_eigenvalues(top):
     keys = torch.randn(3, 12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = [naive_rank(k, min(top, 8)) for k in keys]
     assert effective_rank(keys, top).tolist() == pytest.approx(expected)
-    with pytest.raises(OptionError, match="top must be at least 1"):
+    with pytest.raises(OptionError, match="top needs an integer above 0"):
         effective_rank(keys, 0)
 
 

@@ -74,5 +74,5 @@ def test_share_is_that_of_a_naive_loop():
 
 
 def test_one_item_has_no_order():
-    with pytest.raises(OptionError, match="count must be at least 2, got 1"):
+    with pytest.raises(OptionError, match="count needs an integer of 2 or more, got count=1"):
         orders(1)

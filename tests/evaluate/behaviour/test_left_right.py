@@ -100,5 +100,5 @@ def test_flips_and_heads_by_hand():
 
 
 def test_images_that_are_too_small_are_refused():
-    with pytest.raises(OptionError, match="at least 32 pixels, got 16"):
+    with pytest.raises(OptionError, match="side needs an integer of 32 or more, got side=16"):
         draw_sides(0, torch.Generator(), side=16)

@@ -109,7 +109,7 @@ def test_what_cannot_be_averaged_is_said():
         transform_averages(Table(), noise(1, 12, 18)[0], PATCH)
     with pytest.raises(ShapeError, match=r"expected a map of \(10, 10\) patches, got \(5, 5\)"):
         transform_averages(Table(), noise(1, 20, 20)[0], 2)
-    with pytest.raises(OptionError, match="shifts must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="shifts needs an integer above 0, got shifts=0"):
         shift_lattice((4, 4), 0)
 
 

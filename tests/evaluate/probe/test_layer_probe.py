@@ -245,7 +245,7 @@ def test_layers_refuse_what_they_cannot_use(learned):
         probe_layers([planted()], targets=("radia",))
     with pytest.raises(OptionError, match=r"targets must be positional, got \['lr', 'random'\]"):
         probe_layers([planted()], targets=("lr", "random"))
-    with pytest.raises(OptionError, match="masks_per_image must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="masks_per_image needs an integer above 0, got masks_per_image=0"):
         probe_layers([planted()], masks_per_image=0)
     with pytest.raises(ShapeError, match=r"step must be at most 4 for a 8x9 grid, got 9"):
         probe_layers([planted(shape=(8, 9))], step=9)

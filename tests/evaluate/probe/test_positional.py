@@ -73,9 +73,9 @@ def test_regions_and_grid_masks():
     assert np.argwhere(mask).tolist() == [[y, x] for y in (0, 3, 6) for x in (0, 3, 6)]
     mask = sample_mask("radial", (10, 12), step=3, cutoff=0.7, random=False)
     assert np.argwhere(mask).tolist() == [[y, x] for y in (2, 5) for x in (2, 5, 8)]
-    with pytest.raises(OptionError, match=r"got 1.5"):
+    with pytest.raises(OptionError, match=r"got cutoff=1.5"):
         sample_region("lr", (4, 4), 1.5)
-    with pytest.raises(OptionError, match="step must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="step needs an integer above 0, got step=0"):
         sample_mask("lr", (4, 4), step=0, random=False)
 
 
@@ -180,9 +180,9 @@ def test_wrong_shapes_and_options_are_named():
         fit_probe(feats, 0 * mask, target)
     with pytest.raises(ShapeError, match=r"'ud' must have shape \(6, 7, 'n'\)"):
         fit_probe(feats, mask, {"ud": ramp("ud", (7, 6))})
-    with pytest.raises(OptionError, match="regressor must be 'ridge' or 'linear', got 'mlp'"):
+    with pytest.raises(OptionError, match="regressor must be one of ridge, linear, got 'mlp'"):
         fit_probe(feats, mask, target, Fit("mlp"))
-    with pytest.raises(OptionError, match="alpha must be at least 0, got -1"):
+    with pytest.raises(OptionError, match="alpha needs a number of 0 or more, got alpha=-1"):
         channel_r2(feats, mask, target["ud"], Fit(alpha=-1))
 
 
@@ -308,7 +308,7 @@ def test_probe_refuses_what_it_cannot_use():
         positional_probe([])
     with pytest.raises(OptionError, match="got features and images"):
         positional_probe(features(9, 9, 3)[None], torch.zeros(1, 3, 8, 8))
-    with pytest.raises(OptionError, match="masks_per_image must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="masks_per_image needs an integer above 0, got masks_per_image=0"):
         positional_probe(features(9, 9, 3)[None], masks_per_image=0)
     with pytest.raises(OptionError, match="Did you mean 'raster'"):
         positional_probe(features(9, 9, 3)[None], targets=["rastr"])

@@ -82,5 +82,5 @@ def test_errors():
         pesi(torch.ones(4, 3))
     with pytest.raises(ShapeError, match="finite entries"):
         pesi(torch.full((2, 2, 2), float("nan")))
-    with pytest.raises(OptionError, match="positive integer, got 0"):
+    with pytest.raises(OptionError, match="directions needs an integer above 0, got directions=0"):
         pesi(torch.ones(2, 2, 2), 0)

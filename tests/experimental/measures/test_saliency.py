@@ -174,7 +174,7 @@ def test_what_has_no_rule_is_refused():
         relevance(vit().train(), image)
     with pytest.raises(OptionError, match="index 5 logits, got 5"):
         relevance(vit(classes=5, dtype=torch.float32), image, output=5)
-    with pytest.raises(OptionError, match="'epsilon' or 'ratio'"):
+    with pytest.raises(OptionError, match="rule must be one of epsilon, ratio, got 'gamma'"):
         relevance(vit(), image, "gamma")
 
 

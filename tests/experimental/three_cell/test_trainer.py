@@ -123,7 +123,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     file.write_bytes(b"nothing")
     with pytest.raises(InputError, match="is not a checkpoint of the three-cell training; remove it"):
         train("learned", 0, TINY, checkpoint=file)
-    with pytest.raises(OptionError, match="at least one step"):
+    with pytest.raises(OptionError, match="needs an integer above 0"):
         train("learned", 0, ThreeCellRecipe(steps=0))
 
 

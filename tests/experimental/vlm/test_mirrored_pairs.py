@@ -41,7 +41,7 @@ def test_batches_come_again_and_differ_from_step_to_step():
     assert torch.equal(first.pictures, mirrored_pairs(3, seed=5, side=SIDE).pictures)
     assert second.statements == mirrored_pairs(3, step=1, seed=5, side=SIDE).statements
     assert not torch.equal(first.pictures, second.pictures)
-    with pytest.raises(OptionError, match="batch must be 1 or more, got 0"):
+    with pytest.raises(OptionError, match="batch needs an integer above 0, got batch=0"):
         mirrored_pairs(0)
 
 

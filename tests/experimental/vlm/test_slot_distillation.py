@@ -117,7 +117,7 @@ def test_two_processes_have_the_weights_of_the_joined_batch(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"temperature": 0.0}, OptionError, r"got temperature=0\.0 and anchor_weight=1\.0"),
+        ({"temperature": 0.0}, OptionError, r"got temperature=0\.0"),
         ({"anchor_weight": -1.0}, OptionError, r"anchor_weight=-1\.0"),
         ({"student_mask": torch.ones(3, 4)}, ShapeError, r"a mask \(b, l\) of bool, got .*float32"),
         ({"student_mask": torch.zeros(3, 4, dtype=torch.bool)}, ShapeError, r"with \[0, 0, 0\] and \[4, 4, 4\]"),

@@ -436,7 +436,7 @@ def test_truth_conventions(tmp_path):
         InputError, match=r"values must be 0 to 1 with n_classes=2 and zero_is=class, got 0, 1, 2"
     ):
         read_truth(path, SHAPE, n_classes=2)
-    with pytest.raises(OptionError, match=r"zero_is must be 'class' or 'ignore', got 'zero'"):
+    with pytest.raises(OptionError, match=r"zero_is must be one of class, ignore, got 'zero'"):
         read_truth(path, SHAPE, zero_is="zero")
     binary = save(tmp_path / "b.png", (a > 0) * np.uint8(255))
     np.testing.assert_array_equal(read_truth(binary, SHAPE, n_classes=2)[0], (a > 0) + 1)

@@ -100,7 +100,7 @@ def test_fitting_says_what_it_did_and_what_it_cannot():
     assert fit_to_patches(x, 1) == (x, "")
     with pytest.raises(ShapeError, match="3 px cannot be padded by 7 reflected px"):
         fit_to_patches(noise((3, 17)), 17)
-    with pytest.raises(OptionError, match="got how='centre'"):
+    with pytest.raises(OptionError, match="how must be one of auto, crop, pad, got 'centre'"):
         fit_to_patches(x, 7, "centre")
     with pytest.raises(OptionError, match="cannot be fitted about the same centre with how='crop'"):
         fit_to_patches(x, 7, "crop")

@@ -115,7 +115,7 @@ def test_the_same_generator_draws_the_same():
     [
         ({"offset": (0, 4)}, r"is outside of the canvas \(4, 4\)"),
         ({"offset": (-2, 0)}, "is outside of the canvas"),
-        ({"fill": "black"}, "fill must be one of mean, mirror, image, got fill='black'"),
+        ({"fill": "black"}, "fill must be one of mean, mirror, image, got 'black'"),
         ({"box": (0, 0, 3, 2)}, "must be within the visible patches"),
     ],
 )

@@ -277,7 +277,7 @@ def test_clusters_have_no_prior(rare):
     with pytest.raises(OptionError, match="prior='em' has no effect on clusters and text prompts"):
         pipeline.segment([rare / "a.png"], rare / "out", cluster=2, post=PostProcessing(prior="em"))
     with pytest.raises(
-        OptionError, match=r"prior='squrt' is not one of sqrt, em, uniform\. Did you mean 'sqrt'"
+        OptionError, match=r"prior must be one of sqrt, em, uniform, got 'squrt'\. Did you mean 'sqrt'"
     ):
         PostProcessing(prior="squrt")
     assert not (rare / "out").exists()

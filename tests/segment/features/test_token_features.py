@@ -174,9 +174,9 @@ def test_options_without_effect_are_refused():
         FeatureConfig("filters", model="vit_tiny_patch16_224")
     with pytest.raises(OptionError, match="features='tokens' needs a model"):
         FeatureConfig("tokens")
-    with pytest.raises(OptionError, match="features='filtres' is not one of"):
+    with pytest.raises(OptionError, match="kind must be one of filters, tokens, both, got 'filtres'"):
         FeatureConfig("filtres")
-    with pytest.raises(OptionError, match="tile=3 px is too small"):
+    with pytest.raises(OptionError, match="tile needs an integer of 16 or more, got tile=3"):
         FeatureConfig(tile=3)
     with pytest.raises(OptionError, match="device='warp' is not available"):
         Features(FeatureConfig(), device="warp")

@@ -116,7 +116,7 @@ def test_python_users_are_refused_in_the_same_words(folder):
             features=FeatureConfig("filters"), objects=ObjectOptions("x"),
         )  # fmt: skip
 
-    with pytest.raises(OptionError, match="Pass ObjectOptions"):
+    with pytest.raises(OptionError, match="objects needs an instance of ObjectOptions, got objects='disc'"):
         segment([folder / "i0.png"], folder / "o", labels=[folder / "i0_labels.png"], objects="disc")
 
 

@@ -137,7 +137,10 @@ def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
     [
         (lambda: ObjectOptions([]), "names no class"),
         (lambda: ObjectOptions("pore", "cut"), "touching"),
-        (lambda: ObjectOptions("pore", min_area=-1), "object_min_area=-1"),
+        (
+            lambda: ObjectOptions("pore", min_area=-1),
+            "min_area needs an integer of 0 or more, got min_area=-1",
+        ),
         (lambda: ObjectOptions("por").numbers(NAMES), "Did you mean 'pore'"),
         (lambda: options_or_none(None, touching="split"), "touching has no effect without objects"),
         (lambda: options_or_none(None, min_area=3), "object_min_area has no effect"),

@@ -133,7 +133,7 @@ def test_probabilities_are_a_softmax_of_scaled_similarities():
 def test_settings_are_checked_at_once():
     assert TextConfig().kind == "text"
     assert TextConfig().model == MODEL
-    with pytest.raises(OptionError, match="tile=8 px is too small"):
+    with pytest.raises(OptionError, match="tile needs an integer of 16 or more, got tile=8"):
         TextConfig(tile=8)
     with pytest.raises(OptionError, match="naclip has no option 'wide'"):
         TextConfig(readout="naclip(wide=3)")

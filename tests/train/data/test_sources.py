@@ -168,9 +168,9 @@ def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"cannot be written .*. Set another `cache`"):
         SyntheticSource(1, cache=tmp_path / "file")[0]
     wrong = (
-        ({"count": 0}, "synthetic must be an integer of 1 or more, got 0"),
-        ({"count": 1, "seed": -1}, "seed must be an integer of 0 or more, got -1"),
-        ({"count": 2.5}, "synthetic must be an integer of 1 or more, got 2.5"),
+        ({"count": 0}, "synthetic needs an integer of 1 or more, got synthetic=0"),
+        ({"count": 1, "seed": -1}, "seed needs an integer of 0 or more, got seed=-1"),
+        ({"count": 2.5}, "synthetic needs an integer of 1 or more, got synthetic=2.5"),
     )
     for options, text in wrong:
         with pytest.raises(OptionError, match=text):
@@ -277,7 +277,7 @@ def test_recipes_make_sources(folder):
         ([{"synthetic": 3, "sed": 1}], "options of synthetic are seed, side, cache, weight, got 'sed'. Did"),
         ([{"synthetic": 3, "weight": 1}, {"synthetic": 3}], r"data.1. has no weight, but others have"),
         ([{"synthetic": 3, "weight": 0}], "weight must be a positive number, got 0"),
-        ([{"synthetic": "many"}], "synthetic must be an integer of 1 or more, got 'many'"),
+        ([{"synthetic": "many"}], "synthetic needs an integer of 1 or more, got synthetic='many'"),
         ([{"folder": "/nowhere/at/all"}], "the folder /nowhere/at/all does not exist"),
         ([{"hub": "user/set"}], "needs the package 'datasets'"),
     ],

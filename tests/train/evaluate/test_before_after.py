@@ -279,7 +279,7 @@ def test_images_are_the_same_whenever_they_are_made():
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"noise": 1}, OptionError, "noise=2 or more"),
+        ({"noise": 1}, OptionError, "noise needs an integer of 2 or more"),
         ({"channels": [40]}, OptionError, r"channels must be 0 to 39, got \[40\]"),
         ({"after": lambda x: content(x)[:, :8]}, ShapeError, "must return maps of equal shape"),
         ({"settings": None}, OptionError, "Set `settings`"),

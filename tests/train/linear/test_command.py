@@ -225,8 +225,8 @@ def test_images_are_held_out():
         ({"retrofit": "folder"}, "needs either `model` or `retrofit`, got both"),
         ({"model": None}, "got neither"),
         ({"val_images": ["a"]}, "must be set together"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout from 0 to below 1"),
+        ({"steps": 0}, "steps needs an integer above 0, got steps=0"),
+        ({"dropout": 1.0}, "dropout needs a number of 0 or more and below 1, got dropout=1.0"),
         ({"img_size": 36}, "img_size must be a multiple of 8 for the model, got 36"),
     ],
 )

@@ -198,7 +198,7 @@ def test_the_card_has_it(tmp_path):
             {"augment": Augment(place_teacher="best")},
             r"augment\.place_teacher has no effect with augment\.place=0, got best",
         ),
-        ({"loss": LossWeights(place=-1.0)}, r"loss\.place must be at least 0, got -1"),
+        ({"loss": LossWeights(place=-1.0)}, r"loss\.place needs a number of 0 or more"),
     ],
 )
 def test_keys_that_contradict_are_refused(changes, words, tmp_path):

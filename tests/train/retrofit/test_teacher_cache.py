@@ -127,7 +127,7 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"stages": [Stage(32, steps=1, crops=0)]}, r"stages\[0\].crops must be at least 1, got 0"),
+        ({"stages": [Stage(32, steps=1, crops=0)]}, r"stages\[0\].crops needs an integer above 0"),
         ({"target": Target(folder="kept")}, "target.folder needs a stage with crops, got kept without one"),
         (
             {"stages": [Stage(32, steps=1, crops=4)], "loss": LossWeights(class_token=1.0)},

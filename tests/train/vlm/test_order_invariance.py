@@ -193,7 +193,7 @@ def test_what_cannot_be_is_refused():
         Prompt([], prompt.answer)
     with pytest.raises(OptionError, match="got a prompt with one"):
         train_order_invariance(make("llava"), [Prompt(prompt.items[:1], prompt.answer)], OrderRecipe())
-    with pytest.raises(OptionError, match="steps must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="steps needs an integer above 0, got steps=0"):
         OrderRecipe(steps=0)
     with pytest.raises(OptionError, match="needs prompts, got none"):
         train_order_invariance(make("llava"), [], OrderRecipe())

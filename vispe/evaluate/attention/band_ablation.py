@@ -13,10 +13,12 @@ from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
+from vispe.errors import ShapeError, UnsupportedHost, counted
+from vispe.utils.options import UnitInterval, checked
 
 
-def band_mask(ranks: Tensor, share: float) -> Tensor:
+@checked
+def band_mask(ranks: Tensor, share: UnitInterval) -> Tensor:
     """Return the pairs to leave unrotated, bool with the shape of `ranks`: those with the lowest ranks, never NaN.
 
     Args:
@@ -29,8 +31,6 @@ def band_mask(ranks: Tensor, share: float) -> Tensor:
     >>> band_mask(torch.tensor([1.9, 1.1, 1.4, 1.8]), 0.25)
     tensor([False,  True, False, False])
     """
-    if not 0 <= share <= 1:
-        raise OptionError(f"band_mask: share must be in [0, 1], got {share}. Use a fraction of all bands.")
     flat = ranks.flatten().nan_to_num(math.inf)
     lowest = flat.argsort(stable=True)[: round(share * len(flat))]
     mask = torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, lowest, True)

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from vispe.backbones.attention_recorder import LayerAttention, attention_map
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import ShapeError
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
+from vispe.utils.options import checked
 
 if TYPE_CHECKING:
     from vispe.evaluate.measure.audited_model import AuditedModel
@@ -30,6 +31,7 @@ FIRST = 4
 """Number of initial patches excluded from the detail `without_first`."""
 
 
+@checked
 def stack_scores(
     x: Tensor, layers: int, norm: Literal["l2", "layer"] = "l2", *, causal: bool = True
 ) -> Tensor:
@@ -47,8 +49,6 @@ def stack_scores(
         OptionError: the norm is unknown.
         ShapeError: x is not (b, s, d).
     """
-    if norm not in ("l2", "layer"):
-        raise OptionError(f"stack_scores: norm must be 'l2' or 'layer', got {norm!r}. Use one of the two.")
     if x.ndim != 3:
         raise ShapeError(f"stack_scores: x must be (b, s, d), got {tuple(x.shape)}. Add a batch dimension.")
     x, (s, d), means = x.double(), x.shape[1:], []

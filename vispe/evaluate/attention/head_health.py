@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.attention_recorder import prefix_names, record_attention
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import ShapeError
 from vispe.evaluate.attention.head_result import PATTERNS as PATTERNS
 from vispe.evaluate.attention.head_result import HeadHealth, Thresholds
 from vispe.evaluate.attention.head_statistics import (
@@ -34,6 +34,7 @@ from vispe.evaluate.attention.head_statistics import (
     reach,
 )
 from vispe.grid import Grid
+from vispe.utils.options import PositiveInt, checked
 
 MASSIVE = 5.0  # limit of massive channels, in units of the mean norm of the channels of a head
 DRIFT = 0.05  # change of sink mass that `drifted` reports
@@ -49,12 +50,13 @@ class LanguageScores:
     pattern: Tensor
 
 
+@checked
 def language_scores(
     attn: Tensor,
     thresholds: Thresholds | None = None,
     *,
     sink: int = 0,
-    window: int = 3,
+    window: PositiveInt = 3,
     clamp: float = CLAMP,
 ) -> LanguageScores:
     """Return the scores of attention maps of sequences, as defined by bloom-head-surgery.
@@ -78,10 +80,6 @@ def language_scores(
             f"language_scores: attn must be (L, H, T, T) with T > sink={sink}, got {tuple(attn.shape)}. Pass maps of "
             "all layers, or another sink."
         )
-    if window < 1:
-        raise OptionError(
-            f"language_scores: window must be at least 1, got {window}. Use 3 as in the reference."
-        )
     attn = attn.double()
     near = torch.ones(attn.shape[2:], device=attn.device).tril().triu(1 - window)
     mass, local = attn[..., sink].mean(-1), (attn * near).sum(-1).mean(-1)
@@ -89,11 +87,12 @@ def language_scores(
     return LanguageScores(mass, entropy(attn, clamp), local, pattern)
 
 
+@checked
 def head_health(
     model: nn.Module,
     images: Tensor | Iterable[Tensor],
     *,
-    batch_size: int = 1,
+    batch_size: PositiveInt = 1,
     thresholds: Thresholds | None = None,
 ) -> HeadHealth:
     """Compute statistics of the attention heads of a ViT on images; the model is not modified.
@@ -111,10 +110,6 @@ def head_health(
         OptionError: `batch_size` is below 1, or the model is in training mode.
         UnsupportedHost: the attention of the model cannot be read.
     """
-    if batch_size < 1:
-        raise OptionError(
-            f"head_health: batch_size must be at least 1, got {batch_size}. Use 1 for the least memory."
-        )
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sums = HeadSums()
     for stacked in _batches(images, batch_size):

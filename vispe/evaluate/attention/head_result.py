@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, counted
+from vispe.utils.options import Options, UnitInterval
 from vispe.utils.report.html_page import Tone
 from vispe.utils.report.result import Result
 from vispe.utils.report.table import json_entries
@@ -18,7 +19,7 @@ PATTERNS = ("distributed", "local", "sink", "dead")  # codes 0 to 3
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class Thresholds(Options):
     """Lower bounds of the classes of heads, tested in this order.
 
     Attributes:
@@ -27,9 +28,9 @@ class Thresholds:
         local: attention on the neighbouring patches.
     """
 
-    dead: float = 0.95
-    sink: float = 0.5
-    local: float = 0.6
+    dead: UnitInterval = 0.95
+    sink: UnitInterval = 0.5
+    local: UnitInterval = 0.6
 
     def classify(self, sink: Tensor, local: Tensor) -> Tensor:
         """Return the codes of `PATTERNS`, int64, for sink and local mass of equal shape."""

@@ -15,25 +15,23 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.attention_recorder import LayerAttention
-from vispe.errors import OptionError, UnsupportedHost
+from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.head_statistics import bias_tables, radii, reach, sums_of
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.grid import Grid
+from vispe.utils.options import checked
 
 Form = Literal["alibi", "power"]
 
 
+@checked
 def decay(form: Form, parameter: float, distance: Tensor) -> Tensor:
     """Return exp of a bias at distances d: -parameter * d ('alibi') or -parameter * ln(1 + d) ('power').
 
     Raises:
         OptionError: an unknown form.
     """
-    if form not in ("alibi", "power"):
-        raise OptionError(
-            f"receptive field: form must be 'alibi' or 'power', got {form!r}. Use one of the two."
-        )
     return (-parameter * (distance if form == "alibi" else distance.log1p())).exp()
 
 

@@ -20,17 +20,19 @@ from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.backbones.attention_recorder import LayerAttention
-from vispe.errors import OptionError, UnsupportedHost
+from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.head_health import massive
 from vispe.evaluate.attention.head_statistics import sums_of
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.grid import Grid
+from vispe.utils.options import PositiveInt, checked
 
 TOP = 8  # largest eigenvalues per head; with a single one the effective rank is always 1
 
 
-def effective_rank(keys: Tensor, top: int = TOP) -> Tensor:
+@checked
+def effective_rank(keys: Tensor, top: PositiveInt = TOP) -> Tensor:
     """Return exp of the entropy of the largest eigenvalues of K^T K, (...): 1 if all keys are collinear.
 
     Args:
@@ -43,10 +45,6 @@ def effective_rank(keys: Tensor, top: int = TOP) -> Tensor:
     >>> round(float(effective_rank(torch.eye(4).double(), 3)), 6)
     3.0
     """
-    if top < 1:
-        raise OptionError(
-            f"effective_rank: top must be at least 1, got {top}. Use a larger number of eigenvalues."
-        )
     values = torch.linalg.eigvalsh(keys.mT @ keys).clamp(min=0)[..., -top:]
     total = values.sum(-1, keepdim=True)
     # keys that are all 0 have no direction: 0 / 0 gives NaN

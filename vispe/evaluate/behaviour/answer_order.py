@@ -8,20 +8,22 @@ Position Bias of Language Models: A Mechanistic Approach" (PINE, arXiv 2407.0110
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
+from vispe.utils.options import Interval, checked
 
 COLOURS = ("red", "green", "blue")
 
 
-def orders(count: int) -> list[tuple[int, ...]]:
+@checked
+def orders(count: Annotated[int, Interval(least=2)]) -> list[tuple[int, ...]]:
     """Return balanced permutations: all for up to 4 items, otherwise cyclic shifts and their reversals.
 
     Raises:
@@ -30,8 +32,6 @@ def orders(count: int) -> list[tuple[int, ...]]:
     >>> orders(2), len(orders(4)), len(orders(6))
     ([(0, 1), (1, 0)], 24, 12)
     """
-    if count < 2:
-        raise OptionError(f"orders: count must be at least 2, got {count}. Use more images.")
     if count <= 4:
         return list(permutations(range(count)))
     shifts = [tuple((k + s) % count for k in range(count)) for s in range(count)]

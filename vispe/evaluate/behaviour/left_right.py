@@ -7,17 +7,17 @@ flips with the image; a model that always answers "left" is correct half of the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.errors import OptionError
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
+from vispe.utils.options import Interval, checked
 
 SIDE = 224
 WORDS = (("left of", "right of"), ("above", "below"))
@@ -49,7 +49,10 @@ class MirroredPair(NamedTuple):
     truth: bool
 
 
-def draw_sides(number: int, generator: torch.Generator, side: int = SIDE) -> MirroredPair:
+@checked
+def draw_sides(
+    number: int, generator: torch.Generator, side: Annotated[int, Interval(least=32)] = SIDE
+) -> MirroredPair:
     """Render a pair: left-right for even indices, above-below for odd; white and textures alternate every two pairs.
 
     Args:
@@ -64,8 +67,6 @@ def draw_sides(number: int, generator: torch.Generator, side: int = SIDE) -> Mir
     >>> pair.pictures.shape, pair.axis
     (torch.Size([2, 3, 64, 64]), 0)
     """
-    if side < 32:
-        raise OptionError(f"draw_sides: side must be at least 32 pixels, got {side}. Use a larger side.")
     axis = number % 2
     red_first, red_subject, red_disc, blue_disc = (torch.rand(4, generator=generator) < 0.5).tolist()
     image = torch.ones(3, side, side)

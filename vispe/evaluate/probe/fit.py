@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError, counted
+from vispe.errors import InputError, ShapeError, counted
+from vispe.utils.options import NonNegativeFloat, Options
 
 Features = np.ndarray | Tensor
 Regressor = Literal["ridge", "linear"]
@@ -35,7 +36,7 @@ def r2_score(values: np.ndarray, prediction: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Options):
     """Options of the linear regression; the defaults are those of the published tables.
 
     Attributes:
@@ -54,20 +55,10 @@ class Fit:
     """
 
     regressor: Regressor = "ridge"
-    alpha: float = 1.0
+    alpha: NonNegativeFloat = 1.0
     standardize: bool = True
     fit_intercept: bool = True
     nan_to_zero: bool = True
-
-    def __post_init__(self) -> None:
-        if self.regressor not in ("ridge", "linear"):
-            raise OptionError(
-                f"Fit: regressor must be 'ridge' or 'linear', got {self.regressor!r}. Use one of them."
-            )
-        if not self.alpha >= 0:
-            raise OptionError(
-                f"Fit: alpha must be at least 0, got {self.alpha}. Use 1.0 as in the published tables."
-            )
 
 
 RIDGE = Fit()

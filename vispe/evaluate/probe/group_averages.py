@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, features_of
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, ShapeError
 from vispe.evaluate.features.spectrum import rankme
 from vispe.images.symmetry.d4 import D4, IDENTITY, Element, element
+from vispe.utils.options import PositiveInt, checked
 
 PUBLISHED = (IDENTITY, element("hflip"), element("vflip"), element("rot90"))
 """The poses of the published form: identity, horizontal flip, vertical flip, and rotation by 90 degrees."""
@@ -25,7 +26,8 @@ _UPRIGHT = tuple(g for g in D4 if g.turns % 2 == 0)
 _ROTATED = tuple(g for g in D4 if g.turns % 2)
 
 
-def shift_lattice(grid: tuple[int, int], shifts: int) -> list[tuple[int, int]]:
+@checked
+def shift_lattice(grid: tuple[int, int], shifts: PositiveInt) -> list[tuple[int, int]]:
     """Return shifts (rows, columns) in patches, evenly spaced over the grid, (0, 0) first.
 
     Args:
@@ -38,8 +40,6 @@ def shift_lattice(grid: tuple[int, int], shifts: int) -> list[tuple[int, int]]:
     >>> shift_lattice((4, 4), 2)
     [(0, 0), (0, 2), (2, 0), (2, 2)]
     """
-    if shifts < 1:
-        raise OptionError(f"shift_lattice: shifts must be at least 1, got {shifts}. Use 1 for no shift.")
     counts = [min(shifts, n) for n in grid]
     rows, cols = ([k * n // count for k in range(count)] for n, count in zip(grid, counts, strict=True))
     return [(row, col) for row in rows for col in cols]

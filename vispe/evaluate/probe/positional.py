@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, counted
+from vispe.errors import ShapeError, counted
 from vispe.evaluate.probe.feature_sources import Source, each_features
 from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
 from vispe.evaluate.probe.splits import check_sampled, follower, mixed, same_region
 from vispe.evaluate.probe.targets import TARGETS, check_target, ramp, sample_mask
+from vispe.utils.options import PositiveInt, checked
 from vispe.utils.report.result import Grades, Result
 from vispe.utils.report.table import json_entries, json_list
 
@@ -141,6 +142,7 @@ class ProbeResult(Result):
         return table
 
 
+@checked
 def positional_probe(
     model_or_features: Source,
     images: Tensor | Iterable[Tensor] | None = None,
@@ -149,7 +151,7 @@ def positional_probe(
     step: int = 6,
     cutoff: float = 1.0,
     random_mask: bool = True,
-    masks_per_image: int = 6,
+    masks_per_image: PositiveInt = 6,
     regressor: Regressor = "ridge",
     alpha: float = 1.0,
     standardize: bool = True,
@@ -191,11 +193,6 @@ def positional_probe(
     names = [*(name for name in dict.fromkeys(targets) if name != "random"), "random"]
     for name in names:
         check_target(name)
-    if masks_per_image < 1:
-        raise OptionError(
-            f"positional_probe: masks_per_image must be at least 1, got {masks_per_image}. Use 6 as in the published "
-            "tables."
-        )
     draws = masks_per_image if random_mask else 1
     fit = Fit(regressor, alpha, standardize)
     sampling = {"step": step, "cutoff": cutoff, "random_mask": random_mask, "masks_per_image": draws}

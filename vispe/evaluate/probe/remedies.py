@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from vispe.evaluate.probe.group_averages import transform_averages
 from vispe.evaluate.probe.rasa.fit import NULL, Rasa
 from vispe.evaluate.probe.rasa.projection import RasaProjection
 from vispe.images.symmetry.symmetrization import D4Features
+from vispe.utils.options import checked
 
 Remedy = Literal["rasa", "d4_average", "d4_rasa"]
 
@@ -52,6 +53,7 @@ class RasaFeatures(nn.Module):
         return self.projection.apply(self.features(images))
 
 
+@checked
 def remedied(
     model: nn.Module | FeatureFunction,
     remedy: Remedy,
@@ -83,10 +85,6 @@ def remedied(
         >>> remedied(pool, "rasa", torch.rand(3, 3, 32, 32), rounds=1)(torch.rand(1, 3, 32, 32)).shape
         torch.Size([1, 3, 8, 8])
     """
-    if remedy not in get_args(Remedy):
-        raise OptionError(
-            f"remedied: remedy must be one of {', '.join(get_args(Remedy))}, got {remedy!r}. Use 'd4_rasa' for both."
-        )
     if (images is None) != (remedy == "d4_average"):
         raise OptionError(
             f"remedied: images must be passed for RASA only, got remedy={remedy!r} and images="

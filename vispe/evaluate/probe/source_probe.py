@@ -20,13 +20,14 @@ from vispe.evaluate.probe.layer_probe import probe_layers
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.splits import POSITIONS
 from vispe.evaluate.probe.targets import TARGETS
+from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
 
 _CHOSEN_ON = 4  # noise images for channel selection and the fit of RASA if there is only a single image
 _MIXED = 8  # number of noise images, and of textures, for the fit of RASA on images of several kinds
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(Options):
     """Options of a probe, for all sources of images.
 
     Attributes:
@@ -46,17 +47,18 @@ class Question:
     """
 
     target: str = "lr+ud"
-    step: int = 6
-    masks: int = 6
+    step: PositiveInt = 6
+    masks: PositiveInt = 6
     regressor: Regressor = "ridge"
-    alpha: float = 1.0
+    alpha: NonNegativeFloat = 1.0
     layers: bool = True
     baselines: bool = False
-    blank: Sequence[int] | None = None
-    shifts: int = 4
-    seed: int = 0
+    blank: Sequence[NonNegativeInt] | None = None
+    shifts: PositiveInt = 4
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.baselines and (self.blank is not None or self.shifts != 4):
             raise OptionError(
                 f"Question: blank and shifts need baselines=True, got blank={self.blank} and shifts={self.shifts}. Set "

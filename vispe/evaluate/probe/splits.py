@@ -13,6 +13,7 @@ import numpy as np
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.probe.fit import RIDGE, Features, Fit, channels_r2, fit_probe, knn_r2
 from vispe.evaluate.probe.targets import check_target, ramp, sample_mask, sample_region
+from vispe.utils.options import Options, PositiveInt
 
 POSITIONS = ("lr+ud", "lr", "ud", "diag", "radial", "raster")
 """Targets of the comparisons: column and row together, column, row, diagonal, distance to the centre, raster order."""
@@ -34,7 +35,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Trials:
+class Trials(Options):
     """Options of the splits and of the regression.
 
     Attributes:
@@ -48,21 +49,18 @@ class Trials:
     """
 
     targets: tuple[str, ...]
-    step: int = 6
-    masks_per_image: int = 6
+    step: PositiveInt = 6
+    masks_per_image: PositiveInt = 6
     fit: Fit = RIDGE
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in self.targets:
             check_target(name)
         if not self.targets or "random" in self.targets:
             raise OptionError(
                 f"Trials: targets must be positional, got {list(self.targets)}. Omit 'random'; the control is the "
                 "shuffled position."
-            )
-        if self.masks_per_image < 1:
-            raise OptionError(
-                f"Trials: masks_per_image must be at least 1, got {self.masks_per_image}. Use 6 by default."
             )
 
     def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> list[Trial]:

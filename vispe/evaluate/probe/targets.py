@@ -3,9 +3,12 @@
 Source: the probe of dino-saw (tldr-group, arXiv 2603.16840).
 """
 
+from typing import Annotated
+
 import numpy as np
 
 from vispe.errors import OptionError, ShapeError, did_you_mean
+from vispe.utils.options import Interval, PositiveInt, checked
 
 TARGETS = ("lr+ud", "lr", "ud", "diag", "radial", "raster", "random")
 
@@ -49,7 +52,10 @@ def ramp(target: str, shape: tuple[int, int], generator: np.random.Generator | N
     return values[..., None]
 
 
-def sample_region(target: str, shape: tuple[int, int], cutoff: float = 1.0) -> tuple[int, int, int, int]:
+@checked
+def sample_region(
+    target: str, shape: tuple[int, int], cutoff: Annotated[float, Interval(above=0, most=1)] = 1.0
+) -> tuple[int, int, int, int]:
     """Return the half-open box (y0, y1, x0, x1) of the training patches.
 
     Args:
@@ -62,27 +68,25 @@ def sample_region(target: str, shape: tuple[int, int], cutoff: float = 1.0) -> t
     """
     check_target(target)
     h, w = _check_shape(shape)
-    if not 0 < cutoff <= 1:
-        raise OptionError(
-            f"sample_region: cutoff must be in (0, 1], got {cutoff}. Use 1.0 for the full grid."
-        )
     rows, cols = int(h * cutoff), int(w * cutoff)
     if target != "radial":
         return 0, rows, 0, cols
     return -((rows - h) // 2), (h + rows) // 2, -((cols - w) // 2), (w + cols) // 2
 
 
-def n_random_samples(region: tuple[int, int, int, int], step: int) -> int:
+@checked
+def n_random_samples(region: tuple[int, int, int, int], step: PositiveInt) -> int:
     """Return the number of patches of a random mask in `region`: its area divided by step², rounded down."""
     y0, y1, x0, x1 = region
-    return (y1 - y0) * (x1 - x0) // _check_step(step) ** 2
+    return (y1 - y0) * (x1 - x0) // step**2
 
 
+@checked
 def sample_mask(
     target: str,
     shape: tuple[int, int],
     *,
-    step: int = 6,
+    step: PositiveInt = 6,
     cutoff: float = 1.0,
     random: bool = True,
     generator: np.random.Generator | None = None,
@@ -109,7 +113,7 @@ def sample_mask(
         rows, cols = np.unravel_index(indices, box.shape)
         box[rows, cols] = True
     else:
-        box[:: _check_step(step), ::step] = True
+        box[::step, ::step] = True
     return mask
 
 
@@ -127,14 +131,6 @@ def _check_shape(shape: tuple[int, int]) -> tuple[int, int]:
             f"ramp: shape must be (h, w) with at least 1x1 patches, got {tuple(shape)}. Use two axes."
         )
     return int(shape[0]), int(shape[1])
-
-
-def _check_step(step: int) -> int:
-    if step < 1:
-        raise OptionError(
-            f"sample_mask: step must be at least 1, got {step}. Use 6 as in the published tables."
-        )
-    return step
 
 
 def _need_generator(generator: np.random.Generator | None, purpose: str) -> np.random.Generator:

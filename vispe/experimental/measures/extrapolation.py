@@ -23,6 +23,8 @@ from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError
 from vispe.hosts.convert import convert
+from vispe.train.loop import TrainingStep
+from vispe.utils.options import Options, PositiveFloat, PositiveInt
 
 PATCH = 4  # pixels
 PALETTE = ((1.0, 0.1, 0.1), (0.1, 1.0, 0.1), (0.1, 0.1, 1.0), (1.0, 1.0, 0.1))
@@ -125,13 +127,13 @@ class SceneViT(nn.Module):
 
 
 @dataclass(frozen=True)
-class ExtrapolationRecipe:
+class ExtrapolationRecipe(Options):
     """Training configuration: grid, steps, batch size, peak learning rate."""
 
-    shape: tuple[int, int] = (6, 6)
-    steps: int = 600
-    batch_size: int = 48
-    lr: float = 3e-3
+    shape: tuple[PositiveInt, PositiveInt] = (6, 6)
+    steps: PositiveInt = 600
+    batch_size: PositiveInt = 48
+    lr: PositiveFloat = 3e-3
 
 
 def train(
@@ -154,15 +156,12 @@ def train(
     generator = torch.Generator().manual_seed(1000 + seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
+    training_step = TrainingStep(optimizer, clip_grad=1.0, schedule=schedule)
     for step in range(recipe.steps):
         set_progress(model, step / recipe.steps, seed=Processes().seed(seed, step, POSITIONS))
         batch = scenes(recipe.batch_size, recipe.shape, generator)
         loss = F.cross_entropy(model(batch.images), batch.answers, ignore_index=-1)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        training_step(loss.backward)
         if on_step is not None:
             on_step(step, float(loss.detach()))
     set_progress(model, 1.0)

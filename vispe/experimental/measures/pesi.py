@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import ShapeError
 from vispe.evaluate.features.similarity_distance import DECIMALS, mean_ranks
+from vispe.utils.options import PositiveInt, checked
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class PESI:
     directions: int
 
 
-def pesi(table: Tensor | np.ndarray, directions: int = 60) -> PESI:
+@checked
+def pesi(table: Tensor | np.ndarray, directions: PositiveInt = 60) -> PESI:
     """Return the scores of a table (h, w, d), computed in float64.
 
     Args:
@@ -49,10 +51,6 @@ def pesi(table: Tensor | np.ndarray, directions: int = 60) -> PESI:
     >>> pesi(np.random.default_rng(0).normal(size=(4, 4, 8))).directions
     60
     """
-    if isinstance(directions, bool) or directions != int(directions) or directions < 1:
-        raise OptionError(
-            f"pesi: directions must be a positive integer, got {directions!r}. Use 60 as in the paper."
-        )
     similarity = cosine_similarity(table)
     h, w = int(table.shape[0]), int(table.shape[1])
     rows, cols = np.repeat(np.arange(h), w), np.tile(np.arange(w), h)

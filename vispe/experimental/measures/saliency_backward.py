@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import timm.layers as timm_layers
 import torch
@@ -26,6 +26,7 @@ from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
 from vispe.experimental.measures.saliency_attention import RelevanceContext, RelevanceSums, Rule
 from vispe.experimental.measures.saliency_rules import split_ratio
 from vispe.hosts.timm.attention import STOCK, VispeAttention
+from vispe.utils.options import checked
 
 _NORMS = (nn.LayerNorm, timm_layers.LayerNorm)
 _ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU, timm_layers.GELU, timm_layers.GELUTanh, timm_layers.QuickGELU)
@@ -80,8 +81,9 @@ class Relevance:
         return abs(self.output - total) / max(abs(self.output), 1e-30)
 
 
+@checked
 def relevance(
-    model: nn.Module, image: Tensor, rule: Rule = "epsilon", output: int | None = None
+    model: nn.Module, image: Tensor, rule: Literal["epsilon", "ratio"] = "epsilon", output: int | None = None
 ) -> Relevance:
     """Propagate an output of a ViT to tokens and positions.
 
@@ -105,8 +107,6 @@ def relevance(
     >>> result.tokens.shape, result.positions.shape, result.gap < 1e-3
     (torch.Size([101]), torch.Size([7, 101]), True)
     """
-    if rule not in ("epsilon", "ratio"):
-        raise OptionError(f"relevance: rule must be 'epsilon' or 'ratio', got {rule!r}. Use one of the two.")
     if model.training:
         raise OptionError(
             "relevance: the model is in training mode, got model.training=True. Call model.eval() first."

@@ -5,6 +5,7 @@ equivariance scores of StyleGAN3 (Karras et al., arXiv 2106.12423) applied to th
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from vispe.evaluate.rotation.metrics.lie_derivative import moved
 from vispe.evaluate.rotation.record_key import Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.images.symmetry.warp import rotate
+from vispe.utils.options import Interval, PositiveInt, checked
 
 Classifier = Callable[[Tensor], Tensor]
 """Images (b, c, H, W) -> logits (b, k)."""
@@ -60,13 +62,14 @@ def argmax_consistency(
     return (Measurement.of(Key("rolls", "argmax"), values),)
 
 
+@checked
 def score_changes(
     classifier: Classifier,
     images: Iterable[Tensor],
     *,
-    draws: int = 8,
-    share: float = 0.125,
-    degrees: float = 180.0,
+    draws: PositiveInt = 8,
+    share: Annotated[float, Interval(above=0, below=1)] = 0.125,
+    degrees: Annotated[float, Interval(above=0, most=180)] = 180.0,
     batch_size: int = 1,
     seed: int = 0,
 ) -> tuple[Measurement, ...]:
@@ -96,11 +99,6 @@ def score_changes(
         >>> rows[0].transform, rows[0].summary().mean < 1e-12
         ('shift by whole pixels', True)
     """
-    if draws < 1 or not 0 < share < 1 or not 0 < degrees <= 180:
-        raise OptionError(
-            f"score_changes: draws must be at least 1, share in (0, 1) and degrees in (0, 180], got {draws=}, "
-            f"{share=}, {degrees=}. Use the defaults."
-        )
     drawn = np.random.default_rng(seed).uniform(-1, 1, (draws, 5))
     values: dict[str, list[float]] = {name: [] for name in CHANGES}
     for batch in batches(images, batch_size):

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
+from vispe.utils.options import Interval, checked
 
 BITS = ("d_rg>d_rb", "d_rb>d_rg", "orientation>0", "A_rg>A_rb", "A_rb>A_rg", "vector_sum_outside")
 MAX_SQUARED = 338  # squared length of the offsets in a 14 x 14 grid that the sampler uses
@@ -88,7 +90,10 @@ def labels(cells: Tensor, grid: int = 14) -> Tensor:
     return torch.stack(bits, -1).long()
 
 
-def score(logits: Tensor, target: Tensor, threshold: float = 0.5) -> ThreeCellScores:
+@checked
+def score(
+    logits: Tensor, target: Tensor, threshold: Annotated[float, Interval(above=0, below=1)] = 0.5
+) -> ThreeCellScores:
     """Return the accuracies of a model's logits.
 
     Args:
@@ -109,8 +114,6 @@ def score(logits: Tensor, target: Tensor, threshold: float = 0.5) -> ThreeCellSc
         raise ShapeError(
             f"score needs logits and labels (n, 6), got {tuple(logits.shape)} and {tuple(target.shape)}."
         )
-    if not 0 < threshold < 1:
-        raise OptionError(f"threshold must be between 0 and 1, got {threshold}.")
     expected = target > 0.5
     right = (logits.sigmoid() > threshold) == expected
     bit = [100 * float(v) for v in right.double().mean(0)]

@@ -24,17 +24,19 @@ from torch.nn import functional as F
 from vispe.backbones.distributed import POSITIONS, Processes
 from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import Spec, parse_spec
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError
 from vispe.experimental.three_cell import dataset
 from vispe.experimental.three_cell.dataset import ThreeCellScores
 from vispe.hosts.convert import convert
+from vispe.train.loop import TrainingStep
 from vispe.utils.files import atomic_path
+from vispe.utils.options import Options, PositiveFloat, PositiveInt, checked
 
 TEST_SEED = 2025  # all models are evaluated on the same images
 
 
 @dataclass(frozen=True)
-class ThreeCellRecipe:
+class ThreeCellRecipe(Options):
     """Model and training configuration.
 
     Attributes:
@@ -50,16 +52,16 @@ class ThreeCellRecipe:
         test: number of test images.
     """
 
-    grid: int = 14
-    dim: int = 64
-    depth: int = 2
-    num_heads: int = 4
-    mlp_ratio: float = 2.0
-    hidden: int = 256
-    steps: int = 500
-    batch_size: int = 16
-    lr: float = 1e-3
-    test: int = 2000
+    grid: PositiveInt = 14
+    dim: PositiveInt = 64
+    depth: PositiveInt = 2
+    num_heads: PositiveInt = 4
+    mlp_ratio: PositiveFloat = 2.0
+    hidden: PositiveInt = 256
+    steps: PositiveInt = 500
+    batch_size: PositiveInt = 16
+    lr: PositiveFloat = 1e-3
+    test: PositiveInt = 2000
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the keys of result files and checkpoints."""
@@ -140,13 +142,14 @@ class ThreeCellViT(nn.Module):
         return self.head(tokens.gather(1, cells[..., None].expand(-1, -1, tokens.shape[-1])).flatten(1))
 
 
+@checked
 def train(
     spec: Spec,
     seed: int = 0,
     recipe: ThreeCellRecipe | None = None,
     *,
     checkpoint: str | Path | None = None,
-    every: int = 100,
+    every: PositiveInt = 100,
     on_step: Callable[[int, float], None] | None = None,
 ) -> tuple[ThreeCellViT, ThreeCellRun]:
     """Train from scratch, and evaluate on held-out images.
@@ -167,11 +170,6 @@ def train(
             checkpoint.
     """
     recipe = recipe or ThreeCellRecipe()
-    if min(recipe.steps, recipe.batch_size, recipe.test, every) < 1:
-        raise OptionError(
-            f"Training needs at least one step, image per step, test image and step between checkpoints, got "
-            f"steps={recipe.steps}, batch_size={recipe.batch_size}, test={recipe.test}, every={every}."
-        )
     name = str(spec) if isinstance(spec, str) else " + ".join(str(term) for term in parse_spec(spec))
     run = {"encoding": name, "seed": seed, "recipe": recipe.to_dict()}
     file = None if checkpoint is None else Path(checkpoint)
@@ -183,8 +181,8 @@ def train(
         torch.manual_seed(seed)
         model = ThreeCellViT(spec, recipe).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, recipe.steps))
-        stateful = {"model": model, "optimizer": optimizer, "schedule": schedule}
+        training_step = TrainingStep(optimizer, clip_grad=1.0)
+        stateful = {"model": model, "optimizer": optimizer}
         if restored:
             for key, part in stateful.items():
                 part.load_state_dict(restored[key])
@@ -195,11 +193,7 @@ def train(
             bits = dataset.labels(batch, recipe.grid).float()
             rendered = dataset.images(batch, recipe.grid, patch_size=1)
             loss = F.binary_cross_entropy_with_logits(model(rendered), bits)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+            training_step(loss.backward, recipe.lr * _share(step, recipe.steps))
             if file is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
                 state = {key: part.state_dict() for key, part in stateful.items()}
                 state |= {"step": step + 1, "cpu_s": time.process_time() - start}

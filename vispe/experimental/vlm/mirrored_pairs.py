@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import ShapeError
 from vispe.evaluate.behaviour.left_right import WORDS, draw_sides
+from vispe.utils.options import PositiveInt, checked
 
 
 class MirroredPairs(NamedTuple):
@@ -30,7 +31,8 @@ class MirroredPairs(NamedTuple):
     statements: tuple[tuple[str, str], ...]
 
 
-def mirrored_pairs(batch: int, *, step: int = 0, seed: int = 0, side: int = 224) -> MirroredPairs:
+@checked
+def mirrored_pairs(batch: PositiveInt, *, step: int = 0, seed: int = 0, side: int = 224) -> MirroredPairs:
     """Return the batch of a training step, determined by (seed, step).
 
     Args:
@@ -46,8 +48,6 @@ def mirrored_pairs(batch: int, *, step: int = 0, seed: int = 0, side: int = 224)
     >>> pairs.pictures.shape, pairs.statements[0]
     (torch.Size([2, 2, 3, 32, 32]), ('the blue disc is right of the red disc', 'the blue disc is left of the red disc'))
     """
-    if batch < 1:
-        raise OptionError(f"mirrored_pairs: batch must be 1 or more, got {batch}.")
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     pictures, statements = [], []
     for number in range(step * batch, (step + 1) * batch):

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.backbones.distributed import Processes
-from vispe.errors import OptionError, ShapeError, counted
+from vispe.errors import ShapeError, counted
+from vispe.utils.options import NonNegativeFloat, PositiveFloat, checked
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class SlotLoss:
     weights: Tensor
 
 
+@checked
 def slot_distillation(
     student: Tensor,
     teacher: Tensor,
@@ -39,8 +41,8 @@ def slot_distillation(
     *,
     student_mask: Tensor | None = None,
     teacher_mask: Tensor | None = None,
-    anchor_weight: float = 1.0,
-    temperature: float = 1.0,
+    anchor_weight: NonNegativeFloat = 1.0,
+    temperature: PositiveFloat = 1.0,
     processes: Processes | None = None,
 ) -> SlotLoss:
     """Return the sum over samples of weight * KL(teacher || student) * temperature^2.
@@ -66,11 +68,6 @@ def slot_distillation(
     >>> round(float(result.loss), 4)
     0.6931
     """
-    if not temperature > 0 or not anchor_weight >= 0:
-        raise OptionError(
-            f"temperature must be above 0 and anchor_weight 0 or more, got temperature={temperature} and "
-            f"anchor_weight={anchor_weight}."
-        )
     kl = divergence(student, teacher, student_mask, teacher_mask, temperature)
     if slots.shape != kl.shape or slots.is_floating_point():
         raise ShapeError(

@@ -2,22 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError
 from vispe.images.labels.class_values import describe
 from vispe.images.labels.label_files import _distinct, _placed, decoded_labels, label_codes
 from vispe.images.labels.shape_labels import draw_truth, holds_shapes
 from vispe.images.labels.unlabelled_values import counts_up, void_level
 from vispe.images.orientation import Frame
+from vispe.utils.options import checked
 
 
+@checked
 def read_truth(
     path: str | Path,
     shape: tuple[int, int, int],
     *,
-    zero_is: str = "class",
+    zero_is: Literal["class", "ignore"] = "class",
     n_classes: int | None = None,
     page: int | None = None,
     names: Sequence[str] | None = None,
@@ -55,8 +58,6 @@ def read_truth(
             or names or values are not classes.
         OptionError: unknown `zero_is`.
     """
-    if zero_is not in ("class", "ignore"):
-        raise OptionError(f"read_truth: zero_is must be 'class' or 'ignore', got {zero_is!r}.")
     path = Path(path)
     if holds_shapes(path):
         return draw_truth(path, None if image is None else Path(image), shape, names, page, note, frame)

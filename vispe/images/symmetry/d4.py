@@ -6,13 +6,14 @@ non-square inputs, odd k swaps height and width.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, UnknownName, did_you_mean
+from vispe.utils.options import checked
 
 Array = TypeVar("Array", Tensor, np.ndarray)
 
@@ -117,8 +118,9 @@ def element(name: str) -> Element:
     return known[name]
 
 
+@checked
 def fit_to_patches(
-    image: Tensor, patch_size: int, how: str = "auto", *, resample: bool = False
+    image: Tensor, patch_size: int, how: Literal["auto", "crop", "pad"] = "auto", *, resample: bool = False
 ) -> tuple[Tensor, str]:
     """Crop or pad both sides to multiples of the patch size without moving the centre, so that all poses share patches.
 
@@ -145,8 +147,6 @@ def fit_to_patches(
         >>> tuple(image.shape), words
         ((3, 16, 16), 'The height was cropped from 18 to 16 px by equal margins.')
     """
-    if how not in ("auto", "crop", "pad"):
-        raise OptionError(f"how must be 'auto', 'crop' or 'pad', got how={how!r}.")
     if patch_size < 1 or image.ndim < 2:
         raise ShapeError(
             f"fit_to_patches needs an image (..., H, W) and patch >= 1, got {tuple(image.shape)} "

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
+from vispe.utils.options import Options
 
 Shape = tuple[int, int]
 Box = tuple[int, int, int, int]
@@ -23,7 +24,7 @@ Fill = Literal["mean", "mirror", "image"]
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(Options):
     """Content of some patches at an offset on a canvas; parts outside of the canvas are cropped.
 
     Example:
@@ -52,8 +53,7 @@ class Placement:
     box: Box | None = None
 
     def __post_init__(self) -> None:
-        if self.fill not in get_args(Fill):
-            raise OptionError(f"fill must be one of {', '.join(get_args(Fill))}, got fill={self.fill!r}.")
+        super().__post_init__()
         if min(self.content) < 1 or _empty(self.seen):
             raise OptionError(
                 f"Placement: content of {self.content} patches at offset={self.offset} is outside of the canvas "

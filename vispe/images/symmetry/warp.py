@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from vispe.errors import OptionError, ShapeError, require
+from vispe.utils.options import checked
 
 Mode = Literal["bicubic", "bilinear", "nearest"]
 _RINGS = 16  # frequency bins from 0 to 0.5 cycles per pixel
 _EXACT = {0: (1.0, 0.0), 1: (0.0, 1.0), 2: (-1.0, 0.0), 3: (0.0, -1.0)}
 
 
+@checked
 def rotate(
     images: Tensor,
     degrees: float,
@@ -52,8 +54,6 @@ def rotate(
             f"rotate needs floating-point images (b, c, H, W) of at least 2 x 2 pixels, got {tuple(images.shape)} "
             f"{images.dtype}."
         )
-    if mode not in ("bicubic", "bilinear", "nearest"):
-        raise OptionError(f"mode must be 'bicubic', 'bilinear' or 'nearest', got mode={mode!r}.")
     h, w = size or tuple(images.shape[-2:])
     # exact path: multiples of 90 degrees whose centred window starts at a whole pixel
     turns = int(degrees // 90) % 4 if degrees % 90 == 0 else None

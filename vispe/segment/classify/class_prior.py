@@ -12,10 +12,12 @@ not matter: a page that is read in pieces, or rotated, has a bitwise identical p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
-PRIORS = ("sqrt", "em", "uniform")
+Prior = Literal["sqrt", "em", "uniform"]
+PRIORS: tuple[Prior, ...] = get_args(Prior)
 """Weights of the probabilities before the argmax, the default first: the square root of the estimated frequencies,
 the frequencies, or none."""
 

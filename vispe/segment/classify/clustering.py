@@ -6,13 +6,14 @@ level, from dark to bright, so that a repeated run, or a run on a similar image,
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import numpy as np
 
-from vispe.errors import InputError, OptionError, did_you_mean, require
+from vispe.errors import InputError, require
 from vispe.segment.classify import spectral
 from vispe.segment.classify.cluster_count import CHOICES, Choice, choose
+from vispe.utils.options import Interval, checked
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 SAMPLE = 50_000
 """Number of pixels used for clustering, drawn at random from all images together."""
 
-METHODS = ("kmeans", "spectral")
+Number = Annotated[int, Interval(least=2, most=255)] | Literal["auto"]
+Method = Literal["kmeans", "spectral"]
+METHODS: tuple[Method, ...] = get_args(Method)
 """Methods of `PixelClusters`, the default first."""
 
 SCORED = 5000
@@ -43,20 +46,16 @@ class PixelClusters:
         MissingExtra: scikit-learn is not installed.
     """
 
+    @checked
     def __init__(
         self,
-        n_classes: int | Literal["auto"],
-        method: str = METHODS[0],
+        n_classes: Number,
+        method: Method = "kmeans",
         *,
         seed: int = 0,
-        estimator: "Pipeline | None" = None,
+        estimator: Any = None,
         state: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        if method not in METHODS:
-            hint = did_you_mean(method, METHODS)
-            raise OptionError(f"cluster_method={method!r} is not one of {', '.join(METHODS)}.{hint}")
-        if n_classes != "auto" and (isinstance(n_classes, str) or not 2 <= n_classes <= 255):
-            raise OptionError(f"cluster={n_classes} must be between 2 and 255. Pass the number of phases.")
         require("sklearn", "cli", "segmentation")
         self.kind, self.seed = method, seed
         self.choice: Choice | None = None

@@ -21,17 +21,19 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from threading import Thread
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, counted, did_you_mean, require
+from vispe.errors import InputError, counted, require
 from vispe.segment.classify.class_prior import tempered
 from vispe.segment.classify.trees import TREES, Trees
+from vispe.utils.options import PositiveFloat, PositiveInt, checked
 
-KINDS = ("ensemble", "logistic", "forest", "boosting")
+Kind = Literal["ensemble", "logistic", "forest", "boosting"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds of `PixelClassifier`, the default first."""
 
 FASTEST = "logistic"
@@ -129,20 +131,18 @@ class PixelClassifier:
         MissingExtra: scikit-learn is not installed.
     """
 
+    @checked
     def __init__(
         self,
-        kind: str,
-        n_classes: int,
+        kind: Kind,
+        n_classes: PositiveInt,
         *,
         seed: int = 0,
         estimator: Any = None,
         state: Mapping[str, np.ndarray] | None = None,
-        temperature: float = 1.0,
-        trees: int = TREES,
+        temperature: PositiveFloat = 1.0,
+        trees: PositiveInt = TREES,
     ) -> None:
-        if kind not in KINDS:
-            hint = did_you_mean(kind, KINDS)
-            raise OptionError(f"classifier={kind!r} is not one of {', '.join(KINDS)}.{hint}")
         require("sklearn", "cli", "segmentation")
         self.kind, self._seed, self._n_trees = kind, seed, trees
         self.n_classes = n_classes

@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
 from vispe.backbones.device import choose_device
-from vispe.errors import InputError, OptionError, counted, did_you_mean
+from vispe.errors import InputError, OptionError, counted
 from vispe.segment.features import micro_features
 from vispe.segment.features.filters import SIGMAS, Filters
 from vispe.segment.features.filters3d import Filters3D, Stack
 from vispe.segment.features.prepared_page import PreparedPage, filled
 from vispe.segment.features.token_features import TokenBasis, TokenMaps, TokenModel, token_maps
+from vispe.utils.options import Integer, Interval, Options, PositiveFloat, PositiveInt
 
-KINDS = ("filters", "tokens", "both")
+FeatureKind = Literal["filters", "tokens", "both"]
+KINDS: tuple[FeatureKind, ...] = get_args(FeatureKind)
 BLOCK = 512
 """Side in pixels of the blocks in which filters are computed, by default."""
 
@@ -26,7 +28,7 @@ _LEAST = 64  # smallest side of a tile, in pixels
 
 
 @dataclass(frozen=True)
-class FeatureConfig:
+class FeatureConfig(Options):
     """Configuration of the features of a pixel; JSON-able.
 
     Attributes:
@@ -54,23 +56,21 @@ class FeatureConfig:
         False
     """
 
-    kind: str = "filters"
-    sigmas: tuple[float, ...] = SIGMAS
+    kind: FeatureKind = "filters"
+    sigmas: tuple[PositiveFloat, ...] = SIGMAS
     model: str | None = None
     pos_embed: str | None = None
     weights: str | None = None
     fingerprint: str | None = None
-    tile: int | None = None
-    components: int = 32
+    tile: Annotated[int, Interval(least=16)] | None = None
+    components: PositiveInt = 32
     filters_3d: bool = False
-    token_stride: int | None = None
-    token_shifts: int | None = None
-    layers: tuple[int, ...] | None = None
+    token_stride: PositiveInt | None = None
+    token_shifts: PositiveInt | None = None
+    layers: tuple[Integer, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            hint = did_you_mean(self.kind, KINDS)
-            raise OptionError(f"features={self.kind!r} is not one of {', '.join(KINDS)}.{hint}")
+        super().__post_init__()
         if self.kind != "filters" and not self.model:
             raise OptionError(
                 f"features={self.kind!r} needs a model. Pass model=vispe_micro or the name of a timm model."
@@ -83,13 +83,9 @@ class FeatureConfig:
                 )
         if self.filters_3d and self.kind == "tokens":
             raise OptionError("filters_3d has no effect on features=tokens. Use features=both or filters.")
-        if self.layers is not None:
-            object.__setattr__(self, "layers", tuple(self.layers))
         self._check_tokens()
         if self.model == micro_features.NAME:
             micro_features.check_options(self.pos_embed, self.token_options())
-        if self.tile is not None and self.tile < 16:
-            raise OptionError(f"tile={self.tile} px is too small. Use 16 or more, or omit it.")
 
     def token_options(self) -> dict[str, Any]:
         """Return the values of `token_stride`, `token_shifts` and `layers` that are set, by name."""
@@ -103,10 +99,6 @@ class FeatureConfig:
             raise OptionError(
                 f"{name}={value!r} has no effect on features=filters. Use features=both or tokens with a model."
             )
-        for name in ("token_stride", "token_shifts"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise OptionError(f"{name}={value!r} must be a positive integer. Omit it for the default.")
         if self.layers is not None and (not self.layers or len(set(self.layers)) < len(self.layers)):
             listed = ",".join(map(str, self.layers)) or "none"
             raise OptionError(

@@ -8,14 +8,14 @@ locations and from pixels without data.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from scipy.ndimage import distance_transform_edt, uniform_filter
 
-from vispe.errors import OptionError
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.types import Prediction
+from vispe.utils.options import Interval, checked
 
 COUNT = 5
 """Default number of suggestions."""
@@ -57,7 +57,12 @@ class Suggestion:
         return {**asdict(self), "classes": list(self.classes)}
 
 
-def suggest(live: Live, count: int = COUNT, prediction: Prediction | None = None) -> list[Suggestion]:
+@checked
+def suggest(
+    live: Live,
+    count: Annotated[int, Interval(least=1, most=MOST)] = COUNT,
+    prediction: Prediction | None = None,
+) -> list[Suggestion]:
     """Suggest locations on the cached page, the best first.
 
     Args:
@@ -83,8 +88,6 @@ def suggest(live: Live, count: int = COUNT, prediction: Prediction | None = None
         >>> [suggestion.page for suggestion in suggest(live, 2)]
         [0, 0]
     """
-    if not isinstance(count, int) or not 1 <= count <= MOST:
-        raise OptionError(f"count={count} must be an integer from 1 to {MOST}.")
     prediction = live.predict() if prediction is None else prediction
     valid = prediction.labels > 0
     radius = radius_for(*valid.shape)

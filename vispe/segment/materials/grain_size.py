@@ -2,10 +2,11 @@
 
 import math
 
-from vispe.errors import OptionError
+from vispe.utils.options import PositiveFloat, checked
 
 
-def grain_size_number(mean_intercept_mm: float) -> float:
+@checked
+def grain_size_number(mean_intercept_mm: PositiveFloat) -> float:
     """Return the ASTM grain size number G of a mean lineal intercept.
 
     G = -6.643856 log10(l) - 3.288, l in millimetres on the sample (magnification 1)   ASTM E112-13, table 6
@@ -21,6 +22,4 @@ def grain_size_number(mean_intercept_mm: float) -> float:
         >>> round(grain_size_number(0.0566), 1)
         5.0
     """
-    if not (mean_intercept_mm > 0 and math.isfinite(mean_intercept_mm)):
-        raise OptionError(f"mean_intercept_mm={mean_intercept_mm} must be a positive length in mm.")
     return -6.643856 * math.log10(mean_intercept_mm) - 3.288

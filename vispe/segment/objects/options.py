@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from vispe.errors import OptionError, check_choice, check_flag, did_you_mean, is_integer
+from vispe.errors import OptionError, did_you_mean
 from vispe.images.annotations.object_files import ObjectKind, checked_kinds
 from vispe.images.labels.class_values import class_number
-
-TOUCHING = ("split", "keep")
+from vispe.utils.options import NonNegativeInt, Options, PositiveInt
 
 
 @dataclass(frozen=True)
-class ObjectOptions:
+class ObjectOptions(Options):
     """Definition of the connected components of a label map that are objects.
 
     Attributes:
@@ -32,24 +32,20 @@ class ObjectOptions:
         (2,)
     """
 
-    classes: Sequence[str]
-    touching: str = TOUCHING[0]
-    min_area: int = 10
+    classes: str | Sequence[str | PositiveInt]
+    touching: Literal["split", "keep"] = "split"
+    min_area: NonNegativeInt = 10
     fill_holes: bool = False
     exclude_border: bool = False
     kinds: Sequence[ObjectKind] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = (self.classes,) if isinstance(self.classes, str) else tuple(map(str, self.classes))
         object.__setattr__(self, "classes", tuple(dict.fromkeys(names)))
         if not names:
             raise OptionError("objects names no class. Pass one or more, such as objects=pore.")
-        check_choice("touching", self.touching, TOUCHING)
-        if not is_integer(self.min_area) or self.min_area < 0:
-            raise OptionError(f"object_min_area={self.min_area!r} must be 0 or more pixels.")
         checked_kinds(self.kinds)
-        check_flag("fill_holes", self.fill_holes)
-        check_flag("exclude_border", self.exclude_border)
 
     def numbers(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return the values of the classes in label maps, from 1, ascending.

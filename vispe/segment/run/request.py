@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 from vispe.backbones.device import choose_device
-from vispe.errors import OptionError
-from vispe.segment.classify.clustering import METHODS
-from vispe.segment.classify.pixel_classifier import KINDS
+from vispe.segment.classify.clustering import Method, Number
+from vispe.segment.classify.pixel_classifier import Kind
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.options import ObjectOptions
@@ -17,6 +16,7 @@ from vispe.segment.run.scoring import ScoreOptions
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
+from vispe.utils.options import Interval, Options
 
 DEFAULT = FeatureConfig("both", model=NAME)
 """Default features of `segment`, for labels and clusters: vispe_micro and filters.
@@ -28,25 +28,25 @@ _NOT_DECISIVE = ("images", "out", "labels", "force", "watch", "memory", "schedul
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Options):
     """Arguments of `segment` or `apply` in `vispe.segment.pipeline`; arguments of the other function have defaults.
 
     Attributes:
         command: `'segment'` or `'apply'`.
 
     Raises:
-        OptionError: `objects` has the wrong type.
+        OptionError: a value has the wrong type.
     """
 
     command: str
-    images: Paths
+    images: Paths | str | Path
     out: str | Path
     model: str | Path | None = None
-    labels: Paths = ()
-    cluster: int | Literal["auto"] | None = None
-    cluster_method: str = METHODS[0]
+    labels: Paths | str | Path = ()
+    cluster: Number | None = None
+    cluster_method: Method = "kmeans"
     text: Prompts | None = None
-    classifier: str = KINDS[0]
+    classifier: Kind = "ensemble"
     features: FeatureConfig | TextConfig | None = None
     reading: ReadOptions = field(default_factory=ReadOptions)
     labelling: LabelOptions = field(default_factory=LabelOptions)
@@ -58,18 +58,17 @@ class Request:
     weights: str | None = None
     allow_download: bool = False
     tile: int | None = None
-    seed: int = 0
+    seed: Annotated[int, Interval(least=0, most=(1 << 32) - 1)] = 0
     device: str = "auto"
     force: bool = False
     watch: ProgressCallbacks = field(default_factory=ProgressCallbacks)
     memory: str | None = None
     scheduler: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.objects is not None and not isinstance(self.objects, ObjectOptions):
-            raise OptionError(
-                f"objects must be an ObjectOptions, got {self.objects!r}. Pass ObjectOptions([...]) with class names."
-            )
+    @property
+    def name(self) -> str:
+        """Owner of options in messages."""
+        return self.command
 
     @classmethod
     def of(cls, command: str, arguments: dict[str, Any]) -> "Request":

@@ -11,10 +11,11 @@ from vispe.images.labels.truth_files import read_truth
 from vispe.images.orientation import Frame
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
 from vispe.segment.types import Paths
+from vispe.utils.options import NonNegativeInt, Options
 
 
 @dataclass(frozen=True)
-class ScoreOptions:
+class ScoreOptions(Options):
     """Options of the comparison with ground truth.
 
     Attributes:
@@ -29,9 +30,9 @@ class ScoreOptions:
         False
     """
 
-    truth: Paths = ()
+    truth: Paths | str | Path = ()
     zero_is: Literal["class", "ignore"] = "class"
-    page: int | None = None
+    page: NonNegativeInt | None = None
     include_labelled: bool = False
 
     def read(

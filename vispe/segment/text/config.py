@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from vispe.backbones.load_model import CLIP, check_kind, kind_of
 from vispe.errors import InputError, OptionError
 from vispe.segment.text.readouts import parse_readout
-
-_LEAST = 16  # minimal side of a tile in pixels
+from vispe.utils.options import Interval, Options
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(Options):
     """Configuration of the similarity of pixels and texts; JSON-able.
 
     Attributes:
@@ -36,9 +36,10 @@ class TextConfig:
     pos_embed: str | None = None
     readout: str = "naclip"
     fingerprint: str | None = None
-    tile: int | None = None
+    tile: Annotated[int, Interval(least=16)] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_readout(self.readout)
         # names without a prefix are those of open_clip, which have the syntax of timm names
         if kind_of(self.model) not in ("timm", "micro") and check_kind(self.model, ("open_clip",)):
@@ -51,8 +52,6 @@ class TextConfig:
             # stored as in files of earlier versions, which have no prefix
             object.__setattr__(self, "model", name)
             object.__setattr__(self, "weights", tag or self.weights)
-        if self.tile is not None and self.tile < _LEAST:
-            raise OptionError(f"tile={self.tile} px is too small. Use {_LEAST} or more, or omit it.")
 
     @property
     def kind(self) -> str:

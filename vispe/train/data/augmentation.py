@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.errors import OptionError
+from vispe.utils.options import NonNegativeInt, Options, UnitInterval
 
 Resize = int | Literal["cover", "none"]
 _OF_THE_LOSS = ("place", "curriculum", "place_teacher")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augment:
+class Augment(Options):
     """Random augmentation of each image; disabled by default.
 
     Values are clipped to [0, 1]. Grey images remain grey.
@@ -42,24 +42,13 @@ class Augment:
     """
 
     pose: bool = False
-    roll: int = 0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    noise: float = 0.0
-    place: int = 0
-    curriculum: float = 0.0
+    roll: NonNegativeInt = 0
+    brightness: UnitInterval = 0.0
+    contrast: UnitInterval = 0.0
+    noise: UnitInterval = 0.0
+    place: NonNegativeInt = 0
+    curriculum: UnitInterval = 0.0
     place_teacher: Literal["none", "best"] = "none"
-
-    def __post_init__(self) -> None:
-        for name, what in (("roll", "side of a patch in pixels"), ("place", "side of a canvas in patches")):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise OptionError(f"{name} is the {what}, an integer of 0 or more, got {value!r}.")
-        for name in ("brightness", "contrast", "noise", "curriculum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise OptionError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}.")
-        if self.place_teacher not in ("none", "best"):
-            raise OptionError(f"place_teacher must be 'none' or 'best', got {self.place_teacher!r}.")
 
     def of_rows(self) -> dict[str, Any]:
         """Return the settings that change the images, as JSON; the loss of placements samples them separately."""

@@ -10,12 +10,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
+from vispe.utils.options import Interval, read_option
 
 PERIOD = 1_000_000  # largest number of rows after which the proportions of a mixture are exact
 SMOOTH = 256  # smallest period in rows, which limits the number of permutations
@@ -191,9 +191,7 @@ def check_integer(name: str, value: Any, least: int) -> int:
     Raises:
         OptionError: not an integer, or below `least`.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise OptionError(f"{name} must be an integer of {least} or more, got {value!r}.")
-    return int(value)
+    return read_option(name, value, Annotated[int, Interval(least=least)])
 
 
 def digest(*parts: str | int | float | Sequence[Any] | None) -> str:

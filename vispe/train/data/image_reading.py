@@ -7,21 +7,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, did_you_mean, require
-from vispe.images.normalize import MODES, normalize
+from vispe.errors import InputError, require
+from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph, read_image
+from vispe.utils.options import Options
 
 STACKS = (".tif", ".tiff")  # suffixes of files that can contain several pages
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Options):
     """Reading options: conversion of images to (3, h, w) float32 in [0, 1].
 
     >>> Reading().array(np.array([[0, 51]], np.uint8), "two pixels").ravel()
@@ -39,13 +40,8 @@ class Reading:
         OptionError: unknown `normalize`.
     """
 
-    normalize: str = "auto"
+    normalize: Literal["auto", "stack", "image", "none"] = "auto"
     channel: int | str | Sequence[int | str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.normalize not in (known := ("auto", *MODES)):
-            hint = did_you_mean(str(self.normalize), known)
-            raise OptionError(f"normalize must be one of {', '.join(known)}, got {self.normalize!r}.{hint}")
 
     def file(self, path: Path, label: str | None = None) -> np.ndarray:
         """Return all pages of a file as (z, h, w, 1 or 3) float32 in [0, 1].

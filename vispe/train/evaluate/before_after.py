@@ -9,7 +9,7 @@ with ablated positional channels, the target of the student, is included to show
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ from vispe.train.evaluate.mask_scores import FilterFeatures, score_masks
 from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
 from vispe.train.evaluate.probe_images import CentreWindows, Noise, Settings, Textures, probe_step
 from vispe.train.evaluate.result import ModelMeasurements, RetrofitReport
+from vispe.utils.options import Interval, NonNegativeInt, Options, PositiveInt
 
 MAX_PROBED = 8
 """Largest number of noise images for the positional probe; the fingerprint uses all of them."""
@@ -35,7 +36,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extent:
+class Extent(Options):
     """Extent of an evaluation.
 
     Attributes:
@@ -52,19 +53,13 @@ class Extent:
         OptionError: too few noise images or textures.
     """
 
-    noise: int = 32
-    textures: int = 9
-    step: int | None = None
+    noise: Annotated[int, Interval(least=2)] = 32
+    textures: PositiveInt = 9
+    step: PositiveInt | None = None
     rotation: bool = True
-    budget: int = 100
-    batch_size: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.noise < 2 or self.textures < 1:
-            raise OptionError(
-                f"evaluate: needs noise=2 or more and textures=1 or more, got {self.noise} and {self.textures}."
-            )
+    budget: PositiveInt = 100
+    batch_size: PositiveInt = 1
+    seed: NonNegativeInt = 0
 
 
 def evaluate(

@@ -13,9 +13,3 @@ def create_optimizer(task: LinearTask, model: LinearSegmenter) -> torch.optim.Op
     if model.tune:
         groups.append({"params": list(model.backbone.parameters()), "rate": task.backbone_lr})
     return torch.optim.AdamW(groups, lr=task.lr, weight_decay=task.weight_decay)
-
-
-def set_lr_factor(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set the learning rate of each parameter group to a fraction of its peak."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["rate"] * factor

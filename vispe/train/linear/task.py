@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from vispe.errors import OptionError
 from vispe.train.retrofit.config import Teacher, flat
 from vispe.train.retrofit.recipe_files import task_arguments
+from vispe.utils.options import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    check_options,
+)
 
 FREE = ("out", "force", "device", "save_steps", "logging_steps")
 """Keys that may change when an interrupted run resumes."""
@@ -50,6 +58,7 @@ class LinearTask:
         force: overwrite a finished run, or restart an interrupted one.
     """
 
+    name: ClassVar[str] = "linear"
     images: list[str]
     masks: list[str]
     out: str
@@ -58,22 +67,22 @@ class LinearTask:
     pos_embed: str | None = None
     val_images: list[str] | None = None
     val_masks: list[str] | None = None
-    val_every: int = 5
+    val_every: PositiveInt = 5
     zero: Literal["class", "ignore"] = "class"
-    n_classes: int | None = None
-    img_size: int = 224
-    steps: int = 2000
-    batch_size: int = 16
-    lr: float = 1e-3
-    backbone_lr: float = 0.0
-    weight_decay: float = 0.01
+    n_classes: PositiveInt | None = None
+    img_size: PositiveInt = 224
+    steps: PositiveInt = 2000
+    batch_size: PositiveInt = 16
+    lr: PositiveFloat = 1e-3
+    backbone_lr: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 0.01
     norm: bool = True
-    dropout: float = 0.1
+    dropout: Probability = 0.1
     poses: bool = True
-    seed: int = 0
+    seed: NonNegativeInt = 0
     device: str = "auto"
-    logging_steps: int = 20
-    save_steps: int = 200
+    logging_steps: PositiveInt = 20
+    save_steps: PositiveInt = 200
     force: bool = False
 
     def identity(self) -> dict[str, Any]:
@@ -86,6 +95,7 @@ class LinearTask:
         Raises:
             OptionError: a number out of range, or contradictory settings.
         """
+        check_options(self)
         for problem in self._problems():
             raise OptionError(problem)
 
@@ -97,13 +107,6 @@ class LinearTask:
             yield f"linear: `pos_embed` has no effect with `retrofit`, got {self.pos_embed}. Omit it."
         if (self.val_images is None) != (self.val_masks is None):
             yield "linear: `val_images` and `val_masks` must be set together, got one of them."
-        for key in ("img_size", "steps", "batch_size", "logging_steps", "save_steps"):
-            if getattr(self, key) < 1:
-                yield f"{key} must be at least 1, got {getattr(self, key)}."
-        if self.lr <= 0 or self.backbone_lr < 0 or self.weight_decay < 0 or not 0 <= self.dropout < 1:
-            values = f"{self.lr}, {self.backbone_lr}, {self.weight_decay} and {self.dropout}"
-            rule = "lr must be above 0, backbone_lr and weight_decay 0 or more, and dropout from 0 to below 1"
-            yield f"{rule}, got {values}."
 
 
 def read_task(argv: Sequence[str]) -> LinearTask:

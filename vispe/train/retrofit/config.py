@@ -1,10 +1,20 @@
 """Config of a retrofit: nested dataclasses, read from YAML by the command."""
 
+from __future__ import annotations
+
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vispe.train.data.augmentation import Augment
 from vispe.train.lr_schedule import Schedule, scheduled_lr
+from vispe.utils.options import (
+    Interval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 FREE = (
     "out",
@@ -34,7 +44,7 @@ class Teacher:
 
     name: str
     weights: str | None = None
-    img_size: int | None = None
+    img_size: PositiveInt | None = None
     options: dict[str, Any] = field(default_factory=dict)
     mean: list[float] | None = None
     std: list[float] | None = None
@@ -57,7 +67,7 @@ class Student:
     init: Literal["teacher", "random"] = "teacher"
     symmetric: bool = False
     trainable: Literal["all", "encoding", "lora"] = "all"
-    rank: int = 8
+    rank: PositiveInt = 8
 
 
 @dataclass(frozen=True)
@@ -73,9 +83,9 @@ class Target:
             default a subfolder of `out`.
     """
 
-    blank: Literal["none", "auto"] | list[int] = "none"
-    share: float = 0.01
-    count: int | None = None
+    blank: Literal["none", "auto"] | list[NonNegativeInt] = "none"
+    share: Annotated[float, Interval(above=0, below=1)] = 0.01
+    count: PositiveInt | None = None
     folder: str | None = None
 
 
@@ -98,14 +108,14 @@ class Stage:
             in `target.folder`. By default windows and features are computed in every step.
     """
 
-    img_size: int
-    steps: int | None = None
-    epochs: float | None = None
-    batch_size: int = 256
-    lr: float = 1e-4
+    img_size: PositiveInt
+    steps: PositiveInt | None = None
+    epochs: PositiveFloat | None = None
+    batch_size: PositiveInt = 256
+    lr: PositiveFloat = 1e-4
     schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    crops: int | None = None
+    warmup_steps: NonNegativeInt = 0
+    crops: PositiveInt | None = None
 
     def updates(self, count: int) -> int:
         """Return the number of training steps for `count` images, at least 1."""
@@ -133,11 +143,11 @@ class LossWeights:
             with the mean of the data, 0 after normalisation.
     """
 
-    distill: float = 1.0
-    d4: float = 0.0
-    class_token: float = 0.0
-    centred: float = 0.0
-    place: float = 0.0
+    distill: NonNegativeFloat = 1.0
+    d4: NonNegativeFloat = 0.0
+    class_token: NonNegativeFloat = 0.0
+    centred: NonNegativeFloat = 0.0
+    place: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,12 +163,12 @@ class Probe:
         seed: seed of all random numbers; channels are selected on other images.
     """
 
-    noise: int = 4
-    textures: int = 6
-    img_size: int | None = None
-    step: int | None = None
-    masks: int = 6
-    seed: int = 90_000
+    noise: NonNegativeInt = 4
+    textures: NonNegativeInt = 6
+    img_size: PositiveInt | None = None
+    step: PositiveInt | None = None
+    masks: PositiveInt = 6
+    seed: NonNegativeInt = 90_000
 
 
 @dataclass(frozen=True)
@@ -171,7 +181,7 @@ class Window:
         small: handling of images that are too small: enlarge, skip, or error.
     """
 
-    resize: int | Literal["cover", "none"] = "cover"
+    resize: PositiveInt | Literal["cover", "none"] = "cover"
     crop: Literal["random", "centre"] = "random"
     small: Literal["enlarge", "skip", "error"] = "enlarge"
 
@@ -186,6 +196,7 @@ class Retrofit:
         'alibi2d'
     """
 
+    name: ClassVar[str] = "retrofit"
     teacher: Teacher
     stages: list[Stage]
     data: list[dict[str, Any]]
@@ -196,17 +207,17 @@ class Retrofit:
     probe: Probe = field(default_factory=Probe)
     window: Window = field(default_factory=Window)
     augment: Augment = field(default_factory=Augment)
-    ema_decay: float = 0.0
+    ema_decay: Probability = 0.0
     amp: Literal["no", "bf16", "fp16"] = "no"
     grad_checkpointing: bool = False
-    clip_grad: float | None = None
-    weight_decay: float = 0.01
-    micro_batch_size: int | None = None
-    seed: int = 0
+    clip_grad: PositiveFloat | None = None
+    weight_decay: NonNegativeFloat = 0.01
+    micro_batch_size: PositiveInt | None = None
+    seed: NonNegativeInt = 0
     device: str = "auto"
-    num_workers: int = 0
-    logging_steps: int = 50
-    save_steps: int = 500
+    num_workers: NonNegativeInt = 0
+    logging_steps: PositiveInt = 50
+    save_steps: PositiveInt = 500
     tensorboard: bool = True
     force: bool = False
 

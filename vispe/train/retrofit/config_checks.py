@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
 
 from vispe.errors import OptionError
 from vispe.train.data.augmentation import Augment
 from vispe.train.retrofit.config import Retrofit, Stage, Student, Target
-
-_LEAST = {
-    "student.rank": 1, "target.count": 1, "probe.noise": 0, "probe.textures": 0, "probe.img_size": 1, "probe.step": 1,
-    "probe.masks": 1, "num_workers": 0, "logging_steps": 1, "save_steps": 1, "micro_batch_size": 1, "weight_decay": 0,
-    "seed": 0,
-    "loss.distill": 0, "loss.centred": 0, "loss.d4": 0, "loss.place": 0, "loss.class_token": 0, "ema_decay": 0,
-    "probe.seed": 0,
-}  # fmt: skip
+from vispe.utils.options import check_options
 
 
 def check(config: Retrofit) -> None:
@@ -29,13 +21,13 @@ def check(config: Retrofit) -> None:
     Raises:
         OptionError: a number is out of range, or settings contradict each other.
     """
+    check_options(config)
     for problem in _problems(config):
         raise OptionError(problem)
 
 
 def _problems(config: Retrofit) -> Iterator[str]:
     """Yield a message for each invalid setting."""
-    yield from _numbers(config)
     if not config.stages:
         yield "retrofit: needs stages, got none. Add at least one, with size and steps."
     for k, stage in enumerate(config.stages):
@@ -57,29 +49,10 @@ def _problems(config: Retrofit) -> Iterator[str]:
             yield f"teacher.{key} must be three numbers, std above 0, got {value}."
 
 
-def _numbers(config: Retrofit) -> Iterator[str]:
-    for key, least in _LEAST.items():
-        value = attrgetter(key)(config)
-        if value is not None and not value >= least:
-            yield f"{key} must be at least {least}, got {value}."
-    if config.ema_decay >= 1:
-        yield f"ema_decay must be from 0 (disabled) to below 1, such as 0.999, got {config.ema_decay}."
-    if config.clip_grad is not None and not config.clip_grad > 0:
-        yield f"clip_grad must be a maximum norm above 0, got {config.clip_grad}."
-    if not 0 < config.target.share < 1:
-        yield f"target.share must be between 0 and 1, got {config.target.share}."
-
-
 def _stage(name: str, stage: Stage) -> Iterator[str]:
     if (stage.steps is None) == (stage.epochs is None):
         which = "neither" if stage.steps is None else "both"
         yield f"{name} needs either steps or epochs, got {which}."
-    for key in ("img_size", "steps", "batch_size", "crops"):
-        if (value := getattr(stage, key)) is not None and value < 1:
-            yield f"{name}.{key} must be at least 1, got {value}."
-    if (stage.epochs is not None and stage.epochs <= 0) or stage.lr <= 0 or stage.warmup_steps < 0:
-        values = f"epochs={stage.epochs}, lr={stage.lr}, warmup_steps={stage.warmup_steps}"
-        yield f"{name} needs epochs and lr above 0 and warmup_steps of 0 or more, got {values}."
     if stage.steps is not None and stage.warmup_steps >= stage.steps:
         yield f"{name}.warmup_steps must be below steps={stage.steps}, got {stage.warmup_steps}."
 
@@ -108,8 +81,6 @@ def _placements(config: Retrofit) -> Iterator[str]:
 
 def _target(config: Retrofit) -> Iterator[str]:
     target, blank = config.target, config.target.blank
-    if isinstance(blank, str) and blank not in ("none", "auto"):
-        yield f"target.blank must be none, auto or a list of channels, got {blank!r}."
     if isinstance(blank, list) and len(set(blank)) < len(blank):
         yield f"target.blank must have unique channels, got {blank}."
     custom_share = target.share != Target.share

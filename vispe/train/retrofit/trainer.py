@@ -24,6 +24,7 @@ from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.group_averages import effective_rank
 from vispe.images.symmetry import symmetrize
 from vispe.train.data import Batches
+from vispe.train.loop import TrainingStep, update_average
 from vispe.train.retrofit.checkpoint import RunFolder, State
 from vispe.train.retrofit.config import Retrofit, Stage
 from vispe.train.retrofit.distillation_losses import Objective, Pair, sample_placements, sample_pose
@@ -170,10 +171,26 @@ class Training:
 
     def _update(self, data: Tensor | tuple[Tensor, Tensor], batch: int, rate: float) -> tuple[Tensor, Tensor]:
         """Run one training step on the local batch; return the maps of one image, of student and target."""
-        config, optimizer = self.config, self.optimizer
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.zero_grad(set_to_none=True)
+        training_step = TrainingStep(
+            self.optimizer,
+            processes=self.processes,
+            clip_grad=self.config.clip_grad or math.inf,
+            scaler=self.scaler,
+        )
+        example = training_step(lambda: self._backward(data, batch), rate)
+        # weighted by the number of images; all sums are divided by the total number
+        count = len(data[0] if isinstance(data, tuple) else data)
+        self._add("grad_norm", training_step.norm.detach().double() * count)
+        if self.config.student.symmetric:
+            symmetrize(self.student)
+        if self.average:
+            weights = [p.detach() for p in self.trained]
+            update_average(list(self.average.values()), weights, self.config.ema_decay, self.step)
+        return example
+
+    def _backward(self, data: Tensor | tuple[Tensor, Tensor], batch: int) -> tuple[Tensor, Tensor]:
+        """Add the gradients of the local batch; return the maps of one image, of student and target."""
+        config = self.config
         torch.manual_seed(self.processes.seed(config.seed, self.step))
         position_seed = self.processes.seed(config.seed, self.step, POSITIONS)
         set_progress(self.student, self.progress, seed=position_seed)
@@ -194,21 +211,6 @@ class Training:
                 self._add(name, value.detach().double().sum())
             self._add("images", torch.tensor(len(chunk), dtype=torch.float64, device=self._device))
             example = example or (maps[0], target[0])
-        # sum the gradients of all processes, and unscale them before clipping
-        self.processes.sum_([p.grad for p in self.trained if p.grad is not None])
-        self.scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(self.trained, config.clip_grad or math.inf)
-        # weighted by the number of images; all sums are divided by the total number
-        self._add("grad_norm", norm.detach().double() * len(images))
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        if config.student.symmetric:
-            symmetrize(self.student)
-        if self.average:
-            # faster decay in the first steps, so that the initial weights are forgotten
-            weight = 1 - min(config.ema_decay, (1 + self.step) / (10 + self.step))
-            weights = [p.detach() for p in self.trained]
-            torch._foreach_lerp_(list(self.average.values()), weights, weight)
         return example
 
     @property

@@ -24,12 +24,13 @@ from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import OrderedPrompt
 from vispe.utils.files import write_json
+from vispe.utils.options import NonNegativeInt, Options, PositiveFloat, PositiveInt
 
 SCHEME = "scheme.json"  # file stored with the adapter, as the adapter's own files do not contain the scheme
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraRecipe:
+class LoraRecipe(Options):
     """Settings of the fine-tuning to another scheme.
 
     Attributes:
@@ -49,24 +50,18 @@ class LoraRecipe:
     """
 
     scheme: str = "mrope_i"
-    steps: int = 1000
-    batch_size: int = 8
-    max_length: int = 4096
-    lr: float = 1e-4
-    rank: int = 16
+    steps: PositiveInt = 1000
+    batch_size: PositiveInt = 8
+    max_length: PositiveInt = 4096
+    lr: PositiveFloat = 1e-4
+    rank: PositiveInt = 16
     target_modules: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    save_steps: int = 100
-    seed: int = 0
+    save_steps: PositiveInt = 100
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         create_scheme(self.scheme)
-        for name in ("steps", "batch_size", "max_length", "rank", "save_steps"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.lr > 0 or self.seed < 0:
-            raise OptionError(
-                f"lr must be above 0 and seed 0 or more, got lr={self.lr} and seed={self.seed}."
-            )
 
 
 def finetune_scheme(

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -21,6 +21,7 @@ from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme
 from vispe.train.vlm.order_command import read_prompts
 from vispe.utils.files import write_json
+from vispe.utils.options import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +45,13 @@ class LoraTask(LoraRecipe):
     data: str
     out: str
     item: str = "{image}\n"
-    val_every: int = 5
+    val_every: Annotated[int, Interval(least=2)] = 5
     device: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.val_every < 2 or self.item.count("{image}") != 1:
-            raise OptionError(
-                f"val_every must be at least 2 and item must contain {{image}} once, got {self.val_every} and "
-                f"{self.item!r}."
-            )
+        if self.item.count("{image}") != 1:
+            raise OptionError(f"item must contain {{image}} once, got {self.item!r}.")
 
 
 def fine_tune(task: LoraTask) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.order_invariance import OnStep, OrderRecipe, order_scores, train_order_invariance
 from vispe.train.vlm.prompts import Piece, Prompt
 from vispe.utils.files import write_json
+from vispe.utils.options import Interval
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
 _KEYS = ("images", "before", "after", "answer")
@@ -53,17 +54,13 @@ class OrderTask(OrderRecipe):
     data: str
     out: str
     item: str = "{image}\n"
-    val_every: int = 5
-    orders: int = 6
+    val_every: Annotated[int, Interval(least=2)] = 5
+    orders: Annotated[int, Interval(least=2)] = 6
     device: str = "auto"
     force: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.val_every < 2 or self.orders < 2:
-            raise OptionError(
-                f"val_every and orders must be at least 2, got {self.val_every} and {self.orders}."
-            )
         if self.item.count("{image}") != 1:
             raise OptionError(f"item must contain {{image}} once, got {self.item!r}.")
 

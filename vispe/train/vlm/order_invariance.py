@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from vispe.backbones.distributed import POSITIONS, Processes
 from vispe.encodings.positions import set_progress
 from vispe.errors import InputError, OptionError, UnsupportedHost
 from vispe.train.data.sampler import Order
+from vispe.train.loop import TrainingStep
 from vispe.train.retrofit.lora import add_lora, merge_lora
 from vispe.train.vlm.prompts import OrderedPrompt, Prompt
 from vispe.utils.files import atomic_path
+from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveFloat, PositiveInt
 
 OnStep = Callable[[int, float], None]
 """Called with the number of training steps done, and the loss of the last one."""
@@ -33,7 +36,7 @@ _SAVED_EVERY = 20  # training steps between two checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderRecipe:
+class OrderRecipe(Options):
     """Settings of the order-invariance fine-tuning.
 
     Attributes:
@@ -49,20 +52,13 @@ class OrderRecipe:
         OptionError: a number out of range.
     """
 
-    steps: int = 300
-    batch_size: int = 8
-    lr: float = 1e-4
-    rank: int = 8
+    steps: PositiveInt = 300
+    batch_size: PositiveInt = 8
+    lr: PositiveFloat = 1e-4
+    rank: PositiveInt = 8
     target_modules: Sequence[str] = ("q_proj", "k_proj")
-    even: float = 0.1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in {"steps": 1, "batch_size": 1, "rank": 1, "even": 0, "seed": 0}.items():
-            if not getattr(self, name) >= least:
-                raise OptionError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        if not self.lr > 0:
-            raise OptionError(f"lr must be above 0, got {self.lr}.")
+    even: NonNegativeFloat = 0.1
+    seed: NonNegativeInt = 0
 
 
 def train_order_invariance(
@@ -115,7 +111,10 @@ def train_order_invariance(
         settings = asdict(recipe)
         settings["layers"] = settings.pop("target_modules")  # key of the checkpoint
         identity = {"recipe": settings, "prompts": _digest(prompts)}
-        for step in range(_resumed(state, identity, trained, optimizer), recipe.steps):
+        training_step = TrainingStep(optimizer, processes=processes)
+
+        def backward(step: int) -> float:
+            """Add the gradients of the prompts of this process; return the sum of their losses."""
             # zeros instead of None: processes without a prompt take part in the sum
             for p in trained:
                 p.grad = torch.zeros_like(p)
@@ -133,8 +132,10 @@ def train_order_invariance(
                 loss = _loss(model, prompt.arranged(order, device), recipe.even) / recipe.batch_size
                 loss.backward()
                 total += float(loss.detach())
-            processes.sum_([p.grad for p in trained if p.grad is not None])
-            optimizer.step()
+            return total
+
+        for step in range(_resumed(state, identity, trained, optimizer), recipe.steps):
+            total = training_step(partial(backward, step))
             if state is not None and processes.main and (step + 1) % _SAVED_EVERY == 0:
                 _save(state, identity, step + 1, trained, optimizer)
             if on_step is not None:

@@ -184,13 +184,13 @@ def test_position_of_other_images_is_removed_too():
 def test_wrong_input_is_an_error():
     maps = positional()
     cases = [
-        (OptionError, r"rounds must be an integer of at least 0, got -1", lambda: Rasa(-1)),
-        (OptionError, r"rounds must be an integer of at least 0, got 1.5", lambda: Rasa(1.5)),
-        (OptionError, r"order must be 'joint' or 'authors', got 'qr'", lambda: Rasa(order="qr")),
+        (OptionError, r"rounds needs an integer of 0 or more, got rounds=-1", lambda: Rasa(-1)),
+        (OptionError, r"rounds needs an integer of 0 or more, got rounds=1.5", lambda: Rasa(1.5)),
+        (OptionError, r"order must be one of .*, got 'qr'", lambda: Rasa(order="qr")),
         (OptionError, r"activation must be one of", lambda: Rasa(activation="relu")),
         (OptionError, r"rounds must be below 4.5 for 9 channels", lambda: fit_rasa(maps, 5)),
         (OptionError, r"rounds must be in 0 to 1, got 2", lambda: fit_rasa(maps, 1).first(2)),
-        (OptionError, r"alpha must be at least 0 and finite, got -0.1", lambda: Rasa(alpha=-0.1)),
+        (OptionError, r"alpha needs a number of 0 or more, got alpha=-0.1", lambda: Rasa(alpha=-0.1)),
         (OptionError, r"Call fit first", lambda: Rasa().transform(maps)),
         (InputError, r"must be finite", lambda: fit_rasa(maps * float("nan"), 1)),
         (

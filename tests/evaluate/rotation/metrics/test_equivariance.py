@@ -236,7 +236,7 @@ def test_what_cannot_be_measured_is_refused():
         equivariance(raw_intensity, [x], measures=["l2"])
     with pytest.raises(OptionError, match="a pose besides the identity"):
         equivariance(raw_intensity, [x], elements=D4[:1])
-    with pytest.raises(OptionError, match="batch_size must be 1 or more, got 0"):
+    with pytest.raises(OptionError, match="batch_size needs an integer above 0, got batch_size=0"):
         equivariance(raw_intensity, [x], batch_size=0)
     with pytest.raises(OptionError, match="f must be a ModelFeatures, got function"):
         position_equivariance(raw_intensity, [x])

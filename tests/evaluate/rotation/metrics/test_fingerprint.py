@@ -102,7 +102,7 @@ def test_what_has_no_fingerprint_is_refused():
         fingerprint(raw_intensity, [noise((4, 4)), noise((4, 5))])
     with pytest.raises(ShapeError, match=r"size must be at most the image \(4, 9\) px, got \(5, 5\)"):
         list(random_crops([noise((4, 9))], (5, 5), 1))
-    with pytest.raises(OptionError, match="per_image must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="per_image needs an integer above 0, got per_image=0"):
         list(random_crops([noise((4, 9))], (2, 2), 0))
 
 
@@ -121,7 +121,7 @@ def test_position_is_read_where_it_is_and_not_where_it_is_not():
     assert ramps[0].values > 0.8
     assert (leaky.values > clean.values).all()
     assert RotationResult(ramps, ("a",)).verdict.startswith("features against position: strong")
-    with pytest.raises(OptionError, match="masks must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="masks needs an integer above 0, got masks=0"):
         position_r2(raw_intensity, images, masks=0)
 
 
@@ -143,5 +143,5 @@ def test_layer_curve_says_where_position_enters():
     direct = f(images[0][None])
     assert torch.equal(f.layers(images[0][None])[3], direct)
     assert not torch.equal(VisionModel(vit("learn"), layer=1, norm=False)(images[0][None]), direct)
-    with pytest.raises(OptionError, match="masks must be at least 1"):
+    with pytest.raises(OptionError, match="masks needs an integer above 0"):
         layer_curve(f, images, masks=0)

@@ -254,7 +254,5 @@ def test_segmentations_that_cannot_be_used_are_refused():
         across_poses(bright, [x], 2, [np.ones((4, 4), int)], angles=(0,), margin=2, how="disc")
     with pytest.raises(OptionError, match="expected 2 names and at least one angle, got 1 names and 1 angle"):
         across_poses(bright, [x], 2, angles=(0,), names=["a"])
-    with pytest.raises(
-        OptionError, match="patch_size must be at least 2 and phases at least 1, got patch_size=1"
-    ):
+    with pytest.raises(OptionError, match="patch_size needs an integer of 2 or more, got patch_size=1"):
         phase_consistency(bright, [x], 2, 1)

@@ -9,7 +9,6 @@ def cite(names: list[str] | None = None, json: bool = False) -> None:
     Args:
         names: encodings, position schemes, measures of `vispe audit`, and recipes such as retrofit, slot_distillation
             or rasa; by default only vispe is cited. All entries of a name with several meanings are printed.
-        json: print JSON.
 
     Examples:
         vispe cite

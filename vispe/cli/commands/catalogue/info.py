@@ -10,7 +10,6 @@ def info(name: str = "", json: bool = False) -> None:
 
     Args:
         name: name of an encoding, a preset, or a position scheme; default all encodings.
-        json: print JSON.
 
     Examples:
         vispe info

@@ -25,7 +25,6 @@ def list(
         exclude: wildcard for names to exclude.
         encodes: only encodings that carry this information.
         invariant: only encodings and presets whose contribution to attention is invariant under this.
-        json: print JSON.
 
     Examples:
         vispe list

@@ -27,8 +27,6 @@ def plot(
         head: index of the head; default the mean over heads.
         num_heads: number of heads of the hypothetical model.
         layer: block of the hypothetical model.
-        force: overwrite the figure.
-        json: print JSON.
 
     Examples:
         vispe plot alibi2d.geometric -o bias.png

@@ -21,8 +21,6 @@ def plot_positions(
             thumbnail), video:3x4x4@0.5 (frames x rows x columns, seconds between frames), shared:3 (one of
             several answers), text:6. (ends a segment), text:2@1,3 (refers to row 1, column 3 of the image),
             text:2@0,0,2,3 (to a box of it).
-        force: overwrite the figure.
-        json: print JSON.
 
     Examples:
         vispe plot positions mrope_i 'mrope_i(spatial_reset=true)' -o positions.png

@@ -32,8 +32,6 @@ def audit(
     model. An interrupted run resumes from its folder.
 
     Args:
-        model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
-            segmenter (.vispe), vispe_micro, or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image. Intervals need 5 or more.
         out: folder for report.html, report.json and audit.png; by default only the table is printed.
         noise: number of additional images of uniform noise.
@@ -41,13 +39,6 @@ def audit(
         only: names of measures, or families: attention, features, behaviour; default the measures of the report.
         controls: control models to compare with: random, none; default both, for measures that use them.
         against: another model, named in the same way, measured on the same images for paired differences.
-        pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, or random; default the pretrained weights.
-        img_size: side of the images in pixels, for models with a fixed input size.
-        device: device of the model: auto, cpu, cuda, cuda:1 ...; auto uses cuda if available.
-        seed: seed of noise, textures, random weights and sampling.
-        force: overwrite files in the folder.
-        json: print the report as JSON.
 
     Examples:
         vispe audit vit_small_patch14_dinov2 images/*.png -o out

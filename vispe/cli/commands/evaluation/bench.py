@@ -21,7 +21,6 @@ def bench(
         what: operation to benchmark.
         minutes: time limit; no measurement is started after it. The most useful ones run first.
         device: auto uses the GPU if available.
-        json: print all numbers as JSON.
 
     Examples:
         vispe bench attention

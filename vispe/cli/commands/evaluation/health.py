@@ -30,19 +30,8 @@ def health(
     number.
 
     Args:
-        model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
-            segmenter (.vispe), vispe_micro, or a Python callable, package.module:name or file.py:name.
-        images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html, report.json and heads.png; by default only the table is printed.
-        pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, or random; default the pretrained weights.
-        img_size: side of the images in pixels, for models with a fixed input size.
         noise: number of images of uniform noise, instead of images.
-        batch_size: batch size.
-        device: device of the model: auto, cpu, cuda, cuda:1 ...; auto uses cuda if available.
-        seed: seed of noise and random weights.
-        force: overwrite files in the folder.
-        json: print the report as JSON.
 
     Examples:
         vispe health vit_small_patch14_dinov2 images/*.png -o out

@@ -43,13 +43,7 @@ def probe(
     decodable.
 
     Args:
-        model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
-            segmenter (.vispe), vispe_micro, or a Python callable, package.module:name or file.py:name.
-        images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html, report.json and probe.png; by default only the tables are printed.
-        pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, or random; default the pretrained weights.
-        img_size: side of the images in pixels, for models with a fixed input size.
         target: position target of the verdict and the figure; lr is the column of a patch, ud its row.
         noise: number of images of uniform noise to probe; needs no images.
         textures: number of synthetic homogeneous textures to probe; needs no images.
@@ -62,10 +56,6 @@ def probe(
         masks: random selections of these patches per image.
         regressor: ridge, or linear for minimum-norm least squares.
         alpha: ridge penalty.
-        device: device of the model: auto, cpu, cuda, cuda:1 ...; auto uses cuda if available.
-        seed: seed of noise, textures, the selection of patches and random weights.
-        force: overwrite files in the folder.
-        json: print the report as JSON.
 
     Examples:
         vispe probe vit_small_patch14_reg4_dinov2 images/*.png --noise 4 -o out

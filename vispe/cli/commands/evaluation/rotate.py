@@ -51,22 +51,12 @@ def rotate(
     Under torchrun, images are distributed over processes and the numbers are the same.
 
     Args:
-        model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
-            segmenter (.vispe), vispe_micro, or a Python callable, package.module:name or file.py:name.
-        images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html and report.json; by default only the table is printed.
-        masks: ground-truth label files, matched to the images by name (a.png with a.png or a_mask.png), otherwise by
-            order.
-        zero: whether the value 0 in a mask is the first class, or is ignored.
-        classes: names of the classes, separated by commas.
         textures: number of additional synthetic micrographs with exact masks; no images are needed with them.
         metrics: groups to measure, separated by commas, from d4, angles, shift, lie, position, layers, fingerprint,
             clusters, quadrant, segmentation, poses; default all that apply.
         quick: fast preview with few angles and a central window of 14 patches of each image.
         angles: degrees, separated by commas; default every 15.
-        pos_embed: positional encoding that replaces the model's own, such as alibi2d.
-        weights: checkpoint file, or random; default the pretrained weights.
-        img_size: input size of the model in pixels.
         symmetrize: average the patch kernel of the model over the eight poses (rotations and reflections) of a square.
         d4: average the features (or the probabilities of a saved segmentation model) over the eight poses, which makes
             the model exactly equivariant to rotations by 90 degrees at eight times the cost.
@@ -76,11 +66,6 @@ def rotate(
         crop: side in pixels of the central window of each image that is measured; default the complete image.
         clusters: number of clusters of the features.
         budget: number of training pixels per class of a mask.
-        batch_size: images per forward pass; larger is faster on a GPU and needs more memory.
-        device: auto, cpu, cuda, ...
-        seed: seed of all random numbers.
-        force: overwrite files in the folder.
-        json: print the report as JSON.
 
     Examples:
         vispe rotate vit_small_patch14_dinov2 images/ -o out

@@ -27,7 +27,6 @@ def threecell(
         seeds: number of runs per encoding.
         steps: training steps; more give better scores and take longer.
         num_workers: runs in parallel, one core each; 0 runs them sequentially with all cores.
-        json: print all records as JSON.
 
     Examples:
         vispe threecell sincos2d rope_axial alibi2d none -o out

@@ -31,8 +31,6 @@ def convert_weights(
         num_heads: number of heads, if it cannot be inferred from the weights; default one per 64 channels.
         spec: the encoding, if it is not one of the published configurations.
         key: key of the state dict in a training checkpoint; default state_dict or model.
-        force: overwrite DST.
-        json: print the report as JSON.
 
     Examples:
         vispe convert-weights deit_tiny_irpe.pth deit_tiny_irpe.safetensors

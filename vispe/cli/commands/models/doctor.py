@@ -40,10 +40,8 @@ def doctor(
         encoding: spec of an encoding for the model; default its own position information.
         img_size: side of the images in pixels, or height,width; default the input size of the model.
         weights: checkpoint file, which must match the model; the values do not affect the selected backends.
-        batch_size: batch size.
         dtype: dtype of the model and the images.
         device: auto uses the GPU if available.
-        json: print JSON.
 
     Examples:
         vispe doctor

@@ -27,8 +27,6 @@ def export_positions(
         positions: number of integer coordinates in the table, from 0; upper bound for prompt and answer.
         grid_thw: frames x rows x columns of the largest video, in tokens; determines the negative range of the table.
         nearest: round the coordinates of schemes without a common denominator to 1/64 of a step.
-        force: overwrite the files.
-        json: print JSON.
 
     Examples:
         vispe export-positions my-model -o my-model/positions

@@ -70,8 +70,6 @@ def retrofit(
         weight_decay: weight decay of AdamW.
         micro_batch_size: images per forward pass and process (gradient accumulation); the result is that of
             the complete batch.
-        seed: seed of all random numbers.
-        device: auto, cpu, cuda, cuda:1 ...
         num_workers: data-loading processes per training process.
         logging_steps: training steps between two lines of the log.
         save_steps: training steps between two checkpoints.

@@ -35,22 +35,13 @@ def retrofit_evaluate(
     Args:
         checkpoint: output folder of vispe retrofit.
         images: images, folders or wildcards, separated by commas; centre-cropped, not resized.
-        masks: ground-truth label files, matched to the images by name (a.png with a.png or a_mask.png), otherwise by
-            order.
         out: folder for report.html and report.json; by default only the table is printed.
-        zero: whether the value 0 in a mask is the first class, or is ignored.
-        classes: names of the classes, separated by commas.
         img_size: side of the windows in pixels; default the largest of the training.
         noise: number of noise images.
         textures: number of synthetic textures.
         step: the probe is fitted on one patch in step²; default 6 if the grid is large enough.
         rotation: rotate and mirror images too.
         budget: number of labelled pixels per class.
-        batch_size: images per forward pass.
-        device: auto, cpu, cuda, ...
-        seed: seed of all random numbers.
-        force: overwrite files in the folder.
-        json: print the report as JSON.
 
     Examples:
         vispe retrofit evaluate out -o out/report

@@ -63,7 +63,7 @@ def apply(
         out: folder for the results.
         truth: ground-truth masks to score against, matched to the images by name.
         weights: checkpoint of the token model, if the file was moved.
-        json: print the report as JSON instead of one line per image.
+        force: overwrite existing results, and restart an interrupted run, which is otherwise resumed.
 
     Examples:
         vispe apply out/model.vispe more/*.png -o more_out

@@ -37,13 +37,10 @@ def paint(
             the window.
         classifier: as for vispe segment; ensemble (default) shows the result of logistic first.
         features: filters, tokens of vispe_micro, or both (default).
-        page: page (from 0) of a stack; default the middle one.
         crop: rows and columns of the sample, such as 0:884,0:1024; other pixels are not segmented.
         mask: image file with 0 for pixels that are not segmented.
-        seed: seed of all random numbers.
         port: port of the server; 0 selects a free one.
         browser: open the browser; --no-browser only prints the URL.
-        force: overwrite existing files in OUT.
         json: print the URL and OUT as JSON.
 
     Examples:

@@ -119,7 +119,6 @@ def segment(
         model: vispe_micro, a small rotation-equivariant ViT shipped with vispe (default), or a model whose patch tokens
             are the features: a timm model such as vit_small_patch14_dinov2, open_clip:NAME/TAG, hf:FOLDER of a
             transformers model, or the folder of a retrofit; for --text an open_clip model (default ViT-B-16).
-        pos_embed: positional encoding that replaces the model's own, such as alibi2d.
         weights: checkpoint file of the model, or for --text also a tag of open_clip (default laion2b_s34b_b88k);
             default timm's pretrained weights; 'random' for tests only.
         token_stride: stride of the patch embedding of a timm model in pixels, a divisor of the patch size, so that
@@ -137,8 +136,7 @@ def segment(
         score_labelled: score the labelled pixels too.
         normalize: grey limits per file (stack), per page (image), or none.
         clip: the two percentiles that are mapped to black and white; default 0.5,99.5.
-        seed: seed of all random numbers.
-        json: print the report as JSON instead of one line per image.
+        force: overwrite existing results, and restart an interrupted run, which is otherwise resumed.
 
     Examples:
         vispe segment steel.png --labels scribbles.png --classes matrix,carbide -o out

@@ -42,15 +42,12 @@ def suggest(
         model: a model.vispe file.
         labels: scribbles on this image, as for vispe segment.
         count: largest number of regions.
-        page: page (from 0) of a stack; default the middle one.
         classifier: with labels, as for vispe segment; default logistic, the fastest.
         features: with labels, filters, tokens of vispe_micro, or both (default).
         max_classes: largest number of distinct label values; more are reported as an error; default 20.
-        orientation: as for vispe segment.
         crop: rows and columns of the sample, such as 0:884,0:1024; nothing is suggested elsewhere.
         mask: image file with 0 for pixels where nothing is suggested.
         seed: with labels, seed of all random numbers; default 0.
-        force: overwrite existing results.
         json: print the contents of the JSON file instead of one line per region.
 
     Examples:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,13 +19,12 @@ from vispe.evaluate.probe.rasa.projection import RasaProjection, floating
 from vispe.evaluate.probe.rasa.rounds import (
     Activation,
     Order,
-    check_activation,
-    check_order,
     gram_schmidt,
     grid_coords,
     predict_coords,
     rasa_loss,
 )
+from vispe.utils.options import NonNegativeFloat, NonNegativeInt, checked
 
 _AT_ZERO = {
     "sigmoid": (0.5, 0.25),
@@ -63,23 +61,16 @@ class Rasa:
         torch.Size([8, 4, 6, 7])
     """
 
+    @checked
     def __init__(
         self,
-        rounds: int = 9,
+        rounds: NonNegativeInt = 9,
         order: Order = "joint",
         activation: Activation = "sigmoid",
         standardize: bool = False,
-        alpha: float = 0.0,
+        alpha: NonNegativeFloat = 0.0,
     ) -> None:
-        check_activation(activation)
-        if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 0:
-            raise OptionError(f"Rasa: rounds must be an integer of at least 0, got {rounds!r}. Use 9.")
-        check_order(order)
-        self.rounds, self.order = int(rounds), order
-        if not 0 <= alpha < float("inf"):
-            raise OptionError(
-                f"Rasa: alpha must be at least 0 and finite, got {alpha!r}. Use 0 for no penalty."
-            )
+        self.rounds, self.order = rounds, order
         self.activation, self.standardize, self.alpha = activation, standardize, float(alpha)
 
     def fit(self, features: Features | Sequence[Features], coords: Features | None = None) -> Rasa:

@@ -11,10 +11,10 @@ from vispe.evaluate.probe.fit import Features
 from vispe.evaluate.probe.rasa.rounds import (
     Order,
     authors_projector,
-    check_order,
     joint_projector,
     round_directions,
 )
+from vispe.utils.options import checked
 
 
 class RasaProjection:
@@ -42,10 +42,10 @@ class RasaProjection:
         tensor([[0., 0., 1.]])
     """
 
+    @checked
     def __init__(
         self, weights: Tensor, order: Order = "joint", mean: Tensor | None = None, std: Tensor | None = None
     ) -> None:
-        check_order(order)
         self.weights, self.order, self.mean, self.std = weights.detach().double(), order, mean, std
         self.directions = round_directions(self.weights)
         make = joint_projector if order == "joint" else authors_projector

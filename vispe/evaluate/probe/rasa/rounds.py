@@ -11,12 +11,13 @@ Source: Franca (arXiv 2507.14137). Projections of several rounds combine in two 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, ShapeError
+from vispe.utils.options import checked
 
 Activation = Literal["sigmoid", "tanh", "none"]
 Order = Literal["joint", "authors"]
@@ -47,6 +48,7 @@ def grid_coords(shape: Sequence[int], device: torch.device | str | None = None) 
     return torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1).flatten(0, -2)
 
 
+@checked
 def predict_coords(x: Tensor, regressor: Tensor, activation: Activation = "sigmoid") -> Tensor:
     """Return the predicted coordinates activation(x Wᵀ), (..., outputs), without bias.
 
@@ -58,7 +60,6 @@ def predict_coords(x: Tensor, regressor: Tensor, activation: Activation = "sigmo
     Raises:
         OptionError: unknown activation.
     """
-    check_activation(activation)
     logits = x @ regressor.mT
     return logits if activation == "none" else getattr(torch, activation)(logits)
 
@@ -190,20 +191,6 @@ def joint_projector(weights: Tensor) -> Tensor:
         _, s, vt = torch.linalg.svd(rows, full_matrices=False)
         q = vt[s > s[0] * max(rows.shape) * torch.finfo(rows.dtype).eps].mT
     return eye - q @ q.mT
-
-
-def check_activation(activation: str) -> None:
-    """Raise OptionError for an unknown activation."""
-    if activation not in get_args(Activation):
-        raise OptionError(
-            f"rasa: activation must be one of {', '.join(get_args(Activation))}, got {activation!r}. Use 'sigmoid'."
-        )
-
-
-def check_order(order: str) -> None:
-    """Raise OptionError for an unknown order."""
-    if order not in get_args(Order):
-        raise OptionError(f"rasa: order must be 'joint' or 'authors', got {order!r}. Use 'joint'.")
 
 
 def _check_rounds(name: str, values: Tensor, channels: int | None = None) -> None:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, batches, features_of
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, ShapeError
 from vispe.evaluate.probe.fit import channel_r2
 from vispe.evaluate.probe.targets import ramp
+from vispe.utils.options import PositiveInt, checked
 from vispe.utils.report.table import json_entries
 
 ENOUGH = 30
@@ -126,8 +127,9 @@ def fingerprint(
     )
 
 
+@checked
 def random_crops(
-    images: Iterable[Tensor], size: tuple[int, int], per_image: int, *, seed: int = 0
+    images: Iterable[Tensor], size: tuple[int, int], per_image: PositiveInt, *, seed: int = 0
 ) -> Iterator[Tensor]:
     """Yield random windows of images.
 
@@ -146,10 +148,6 @@ def random_crops(
         >>> [tuple(crop.shape) for crop in random_crops(torch.rand(1, 3, 9, 9), (4, 6), 2)]
         [(3, 4, 6), (3, 4, 6)]
     """
-    if per_image < 1:
-        raise OptionError(
-            f"random_crops: per_image must be at least 1, got {per_image}. Use 1 for one window each."
-        )
     rng = np.random.default_rng(seed)
     h, w = size
     for batch in batches(images):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, batches, checked_maps, features_of
 from vispe.backbones.vision_model import VisionModel, patch_projection
-from vispe.errors import OptionError
 from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.targets import ramp
 from vispe.evaluate.rotation.comparison import Pair, compared, error, label_of, poses_of, shuffled
@@ -17,8 +16,10 @@ from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import POSITION_CODE, SHUFFLED_POSITIONS, UNMOVED, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.images.symmetry.d4 import D4, Element
+from vispe.utils.options import PositiveInt, checked
 
 
+@checked
 def layer_curve(
     f: VisionModel,
     images: Iterable[Tensor],
@@ -26,7 +27,7 @@ def layer_curve(
     elements: Sequence[Element] = D4,
     position_only: bool = False,
     probe: bool = True,
-    masks: int = 4,
+    masks: PositiveInt = 4,
     batch_size: int = 1,
     seed: int = 0,
     first: int = 0,
@@ -64,8 +65,6 @@ def layer_curve(
         (True, 'layer 0')
     """
     poses = poses_of(elements, "A layer curve")
-    if masks < 1:
-        raise OptionError(f"layer_curve: masks must be at least 1, got {masks}. Use 4 by default.")
     scores: list[list[float]] = [[] for _ in range(f.depth)]
 
     def pairs(batch: Tensor) -> Iterator[Pair]:
@@ -89,11 +88,12 @@ def layer_curve(
     return tuple(rows)
 
 
+@checked
 def position_r2(
     f: FeatureFunction,
     images: Iterable[Tensor],
     *,
-    masks: int = 4,
+    masks: PositiveInt = 4,
     batch_size: int = 1,
     seed: int = 0,
     first: int = 0,
@@ -125,8 +125,6 @@ def position_r2(
         >>> r2.summary().mean > 0.99, control.control
         (True, True)
     """
-    if masks < 1:
-        raise OptionError(f"position_r2: masks must be at least 1, got {masks}. Use 4 by default.")
     r2: list[float] = []
     control: list[float] = []
     for batch in batches(images, batch_size):

@@ -28,6 +28,7 @@ from vispe.evaluate.rotation.helpers import Rows, features, question
 from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import FULL, Key
 from vispe.evaluate.rotation.records import Measurement
+from vispe.utils.options import checked
 
 Motion = Literal["rotation", "down", "right"]
 Method = Literal["forward", "double backward", "difference"]
@@ -83,6 +84,7 @@ def lie_derivatives(
     return tuple(Measurement.of(Key(f"Lie {m}", "lie", part), v) for m, v in values.items())
 
 
+@checked
 def lie_derivative(
     f: FeatureFunction, images: Tensor, motion: Motion, *, method: Method = "forward"
 ) -> tuple[Tensor, Tensor]:
@@ -106,11 +108,6 @@ def lie_derivative(
         >>> derivative.shape, derivative.abs().max().item() < 1e-12
         (torch.Size([1, 1, 8, 8]), True)
     """
-    if motion not in MOTIONS or method not in ("forward", "double backward", "difference"):
-        raise OptionError(
-            f"lie_derivative: motion must be one of {', '.join(MOTIONS)} and method forward, double backward or "
-            f"difference, got {motion!r} and {method!r}. Use one of these."
-        )
     if method == "difference" and images.dtype != torch.float64:
         raise OptionError(
             f"lie_derivative: method='difference' is dominated by rounding errors, got {images.dtype}. Use float64 for "

@@ -11,13 +11,13 @@ import numpy as np
 from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, batches, checked_labels, features_of
-from vispe.errors import OptionError
 from vispe.evaluate.rotation.helpers import Rows, features, question, scribbles
 from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan, truth_of_image
 from vispe.evaluate.rotation.record_key import FOUR_CORNERS, SPREAD, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter
 from vispe.segment.metrics import mean_iou, without_borders
+from vispe.utils.options import PositiveInt, checked
 
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
 
@@ -25,13 +25,14 @@ ScribbleSegmenter = Callable[[Tensor, np.ndarray], "np.ndarray | Tensor"]
 """One image (c, H, W) and scribbles (H, W), 0 where nothing is drawn -> labels (H, W)."""
 
 
+@checked
 def quadrant_gap(
     train: ScribbleSegmenter,
     images: Iterable[Tensor],
     truths: Sequence[object],
     n_classes: int,
     *,
-    budget: int = 40,
+    budget: PositiveInt = 40,
     border: int = 1,
     seed: int = 0,
     first: int = 0,
@@ -68,8 +69,6 @@ def quadrant_gap(
         >>> rows[0].transform, rows[0].metric
         ('four corners', 'quadrant_gap')
     """
-    if budget < 1:
-        raise OptionError(f"quadrant_gap: budget must be at least 1, got {budget}. Use 40 by default.")
     scores: list[list[list[float]]] = []
     for number, batch in enumerate(batches(images)):
         truth = without_borders(truth_of_image(truths, number, batch), border)

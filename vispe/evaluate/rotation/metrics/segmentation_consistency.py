@@ -6,14 +6,13 @@ is used at every pose; nothing is refitted. Memory: one image and its labels at 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.backbones.batching import Segmenter, labels_of
-from vispe.errors import OptionError
 from vispe.evaluate.rotation.comparison import Pair, compared, label_of, poses_of
 from vispe.evaluate.rotation.helpers import (
     Found,
@@ -31,6 +30,7 @@ from vispe.images.symmetry.d4 import D4, IDENTITY, Element
 from vispe.images.symmetry.label_maps import resampled_labels, rotated_labels
 from vispe.images.symmetry.warp import Canvas
 from vispe.segment.metrics import adjusted_rand_index, mean_iou
+from vispe.utils.options import Interval, PositiveInt, checked
 
 
 def consistency(
@@ -158,13 +158,14 @@ def angle_consistency(
     )
 
 
+@checked
 def phase_consistency(
     s: Segmenter,
     images: Iterable[Tensor],
     n_classes: int,
-    patch_size: int,
+    patch_size: Annotated[int, Interval(least=2)],
     *,
-    phases: int | None = 8,
+    phases: PositiveInt | None = 8,
     seed: int = 0,
     part: str = FULL,
 ) -> tuple[Measurement, ...]:
@@ -193,11 +194,6 @@ def phase_consistency(
         >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
         [1.0, 1.0]
     """
-    if patch_size < 2 or (phases is not None and phases < 1):
-        raise OptionError(
-            f"phase_consistency: patch_size must be at least 2 and phases at least 1, got {patch_size=}, {phases=}. "
-            "Use 8 phases."
-        )
     every = np.arange(1, patch_size**2)
     rng = np.random.default_rng(seed)
     drawn = (
