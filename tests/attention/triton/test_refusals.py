@@ -65,7 +65,10 @@ def test_arguments(device, options, reason):
     [
         (tensors(dtype=torch.float64), "float64"),
         (tensors(width=130), "larger than 128"),
-        ([t[:, :, : 13 if i else 5] for i, t in enumerate(tensors())], "queries, 5, is not that of the keys, 13"),
+        (
+            [t[:, :, : 13 if i else 5] for i, t in enumerate(tensors())],
+            "queries, 5, is not that of the keys, 13",
+        ),
         ([t[:0] for t in tensors()], "nothing to attend to"),
     ],
     ids=["float64", "wide", "unequal", "empty"],

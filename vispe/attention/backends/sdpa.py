@@ -39,6 +39,10 @@ def unsupported_reason(call: Call) -> str | None:
         return "the kernels of SDPA have no forward-mode derivative"
     if call.value_term is not None:
         return "a value term needs the attention weights, which SDPA does not return"
+    if call.needs_lse:
+        return "return_lse and sinks need the log-sum-exp of the logits, which SDPA does not return"
+    if call.softcap is not None:
+        return "SDPA has no softcap"
     return None
 
 
