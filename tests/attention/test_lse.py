@@ -171,7 +171,7 @@ def test_bad_arguments():
 
 
 def test_equal_to_gpt_oss_and_gemma2():
-    """The eager attention of transformers, with its names of the same quantities."""
+    """The eager attention of transformers, where sinks are `s_aux`."""
     gpt = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
     gemma = pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
     q, k, v = tensors(2, 7, heads=4, kv_heads=2)

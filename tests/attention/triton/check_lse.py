@@ -113,8 +113,8 @@ def test_equal_to_the_reference(name, sunk, dtype):
     cotangents = torch.randn_like(theirs[0]), torch.randn_like(theirs[1]).masked_fill(~sure, 0.0)
 
     def grads(results):
-        kept = results[0].float(), results[1].masked_fill(~sure, 0.0)
-        total = sum((a * c).sum() for a, c in zip(kept, cotangents, strict=True))
+        parts = results[0].float(), results[1].masked_fill(~sure, 0.0)
+        total = sum((a * c).sum() for a, c in zip(parts, cotangents, strict=True))
         return torch.autograd.grad(total, inputs)
 
     for i, (a, e) in enumerate(zip(grads(ours), grads(theirs), strict=True)):

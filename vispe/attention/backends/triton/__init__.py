@@ -19,6 +19,7 @@ from vispe.attention.backends.triton.coords.operands import attend_coords, coord
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
+from vispe.attention.bias.dense import CrossAttentionBias
 from vispe.attention.bias.float16_strip import copy_shift, fits_float16, pack_with_copy
 from vispe.attention.bias.lower_to_table import (
     causal_unsupported_reason,
@@ -50,6 +51,10 @@ def unsupported_reason(call: Call) -> str | None:
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.softcap is not None, "softcap is not fused"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
+        (
+            isinstance(call.bias, CrossAttentionBias),
+            "queries and keys are at different positions, and the kernels read one set of positions",
+        ),
         (
             q.shape[2] != k.shape[2],
             f"the number of queries, {q.shape[2]}, is not that of the keys, {k.shape[2]}: they are not one grid",
