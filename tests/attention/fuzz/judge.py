@@ -1,6 +1,7 @@
 """Errors of a random call relative to its definition, and whether they exceed what rounding explains."""
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def results_and_gradients(
 
 
 class Judge:
-    """The definition of a call, and its change when all inputs change by a rounding error."""
+    """The definition of a call, and its change when all inputs and logits change by a rounding error."""
 
     def __init__(self, call: RandomCall) -> None:
         self.call = call
@@ -38,25 +39,34 @@ class Judge:
             self.closed = results[1] == -math.inf
             self.cotangents[1] = self.cotangents[1].masked_fill(self.closed, 0.0)
         self.expected = results_and_gradients(results, exact, self.cotangents)
-        # the larger of two random changes
-        self.changes = dict.fromkeys(self.expected, 0.0)
-        for _ in range(2):
-            inputs = self._wide(torch.finfo(call.dtype).eps)
-            cotangents = [
-                c * (1 + torch.finfo(call.dtype).eps * torch.randn_like(c)) for c in self.cotangents
-            ]
-            changed = results_and_gradients(call.definition(inputs), inputs, cotangents)
-            for name, t in changed.items():
-                self.changes[name] = max(self.changes[name], float((t - self.expected[name]).norm()))
         self.largest = max([float(t.norm()) for n, t in self.expected.items() if "grad" in n] or [0.0])
 
-    def _wide(self, eps: float) -> list[Tensor]:
-        return [
-            (t.detach().double() * (1 + eps * torch.randn(t.shape, dtype=torch.float64))).requires_grad_(
-                t.requires_grad
-            )
-            for t in self.call.inputs()
-        ]
+    @cached_property
+    def changes(self) -> dict[str, float]:
+        """Return the largest of several random changes, as one may cancel by chance."""
+        changes = dict.fromkeys(self.expected, 0.0)
+        eps, single = torch.finfo(self.call.dtype).eps, torch.finfo(torch.float32).eps
+        for _ in range(5):
+            inputs = self._wide(single, eps)
+            cotangents = [c * (1 + eps * torch.randn_like(c)) for c in self.cotangents]
+            changed = results_and_gradients(self.call.definition(inputs, single), inputs, cotangents)
+            for name, t in changed.items():
+                changes[name] = max(changes[name], float((t - self.expected[name]).norm()))
+        return changes
+
+    def _wide(self, single: float, half: float = 0.0) -> list[Tensor]:
+        """Return the inputs in float64, changed by random relative errors.
+
+        Args:
+            single: errors of most inputs, whose products are computed in float32.
+            half: errors of values, and of all inputs of a call with a rotation, which is rounded to its dtype.
+        """
+        wide, call = [], self.call
+        for i, t in enumerate(call.inputs()):
+            is_rounded = i < len(call.leaves) and (call.rotation or i == len(call.leaves) - 1)
+            noise = 1 + (half if is_rounded else single) * torch.randn(t.shape, dtype=torch.float64)
+            wide.append((t.detach().double() * noise).requires_grad_(t.requires_grad))
+        return wide
 
     def errors(self, backend: str) -> tuple[dict[str, float], dict[str, float]]:
         """Return the relative errors of a backend above the limits: due to cancellation, and not due to it."""

@@ -222,8 +222,12 @@ class RandomCall:
         result = attention(*self.views(self.leaves), bias=bias, backend=backend, **self.arguments)
         return result if isinstance(result, tuple) else (result,)
 
-    def definition(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-        """Return the results for `inputs` in float64."""
+    def definition(self, inputs: list[Tensor], eps: float = 0.0) -> tuple[Tensor, ...]:
+        """Return the results for `inputs` in float64, with random errors of `eps` in both terms of the logits."""
+
+        def rounded(x: Tensor) -> Tensor:
+            return x * (1 + eps * torch.randn(x.shape, dtype=x.dtype)) if eps else x
+
         q, k, v = self.views(inputs[: len(self.leaves)])
         params = inputs[len(self.leaves) :]
         k, v = (t.repeat_interleave(self.groups, 1) for t in (k, v))
@@ -232,11 +236,11 @@ class RandomCall:
         if self.rotation:
             rotated_q, rotated_k = self._rotate(q), self._rotate(k)
             rotated_v = self._rotate(v) if self.rotation[3] else v
-        logits = scale * rotated_q @ rotated_k.mT
+        logits = rounded(scale * rotated_q @ rotated_k.mT)
         softcap = self.arguments.get("softcap")
         logits = logits if softcap is None else softcap * (logits / softcap).tanh()
         if self.bias is not None:
-            logits = logits + self.bias.dense(params, q, k, scale)
+            logits = logits + rounded(self.bias.dense(params, q, k, scale))
         if self.visible is not None:
             logits = logits.masked_fill(~self.visible, -math.inf)
         if self.sinks is not None:
