@@ -102,7 +102,7 @@ def low_rank_approximation(bias: Bias, tolerance: float) -> LowRankBias:
                 "itself."
             )
         dense = dense - dense.mean(-1, keepdim=True)
-        left, values, right = torch.linalg.svd(dense, full_matrices=False)
+        left, values, right = _singular_values(dense)
         low, high = 0, values.shape[-1]
         while low < high:  # the smallest sufficient rank of all heads
             rank = (low + high) // 2
@@ -113,6 +113,10 @@ def low_rank_approximation(bias: Bias, tolerance: float) -> LowRankBias:
         root = values[..., None, :low].sqrt()
         row, col = left[..., :low] * root, right[..., :low, :].transpose(-1, -2) * root
         return LowRankBias(row.float(), col.float(), bias.pos)
+
+
+def _singular_values(dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.linalg.svd(dense, full_matrices=False)  # pyright: ignore
 
 
 def _append(x: Tensor, columns: Tensor, pad: int, dtype: torch.dtype) -> Tensor:
