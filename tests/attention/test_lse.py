@@ -186,6 +186,31 @@ def test_equal_to_gpt_oss_and_gemma2():
     torch.testing.assert_close(ours, theirs)
 
 
+def test_gradients_of_rows_far_from_zero():
+    """Weights from a rounded log-sum-exp of -4,000 would have relative errors of 1e-4."""
+    pos = Grid((40,)).positions()
+    q, k, v = tensors(1, 40)
+    slopes = torch.full((HEADS,), 1.0, requires_grad=True)
+    keys = torch.zeros(1, 40, dtype=torch.bool)
+    keys[0, :3] = True
+
+    def gradient(q, k, v, slopes):
+        bias = DistanceBias(slopes, pos, metric="squared")
+        lse = attention(q, k, v, bias=bias, key_padding_mask=keys, return_lse=True)[1]
+        return torch.autograd.grad(lse[:, :, 3:].sum(), (q, k, slopes))
+
+    exact = doubles((q, k, v, slopes))
+    for a, e in zip(gradient(q, k, v, slopes), gradient(*exact), strict=True):
+        close(a, e, 3e-6)
+
+
+def test_no_keys():
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 0, 8)
+    out, lse = attention(q, k, k, return_lse=True)
+    assert (out == 0).all()
+    assert (lse == -math.inf).all()
+
+
 def test_compiled():
     q, k, v = tensors(1, 6)
     sinks = torch.randn(HEADS, requires_grad=True)

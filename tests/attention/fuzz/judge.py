@@ -49,7 +49,10 @@ class Judge:
         for _ in range(5):
             inputs = self._wide(single, eps)
             cotangents = [c * (1 + eps * torch.randn_like(c)) for c in self.cotangents]
-            changed = results_and_gradients(self.call.definition(inputs, single), inputs, cotangents)
+            # delta is computed from the rounded output
+            products = self.expected["output"] * cotangents[0]
+            error = eps * products.norm(dim=-1, keepdim=True) * torch.randn_like(products[..., :1])
+            changed = results_and_gradients(self.call.definition(inputs, single, error), inputs, cotangents)
             for name, t in changed.items():
                 changes[name] = max(changes[name], float((t - self.expected[name]).norm()))
         return changes

@@ -79,7 +79,8 @@ class RandomCall:
             shape = tuple(rng.randint(1, {1: limit, 2: 40, 3: 9}[axes]) for _ in range(axes))
             if math.prod(shape) <= limit:
                 break
-        spacing = tuple(rng.uniform(0.3, 3.0) for _ in shape) if rng.random() < 0.2 else None
+        # multiples of 1/4: the float32 coordinates are exact, so that their differences do not cancel
+        spacing = tuple(round(4 * rng.uniform(0.3, 3.0)) / 4 for _ in shape) if rng.random() < 0.2 else None
         grid = Grid(
             shape, 0 if kind.startswith("windows") else rng.choice([0, 0, 1, 1, 2, 5]), spacing=spacing
         )
@@ -222,8 +223,16 @@ class RandomCall:
         result = attention(*self.views(self.leaves), bias=bias, backend=backend, **self.arguments)
         return result if isinstance(result, tuple) else (result,)
 
-    def definition(self, inputs: list[Tensor], eps: float = 0.0) -> tuple[Tensor, ...]:
-        """Return the results for `inputs` in float64, with random errors of `eps` in both terms of the logits."""
+    def definition(
+        self, inputs: list[Tensor], eps: float = 0.0, delta_error: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return the results for `inputs` in float64.
+
+        Args:
+            inputs: the tensors of `inputs`, in float64.
+            eps: random relative errors of both terms of the logits, and of the gradient of the logits.
+            delta_error: errors (b, h, n, 1) of delta, the row sum of output times gradient in the backward pass.
+        """
 
         def rounded(x: Tensor) -> Tensor:
             return x * (1 + eps * torch.randn(x.shape, dtype=x.dtype)) if eps else x
@@ -248,6 +257,9 @@ class RandomCall:
         closed = (logits == -math.inf).all(-1, keepdim=True)
         logits = logits.masked_fill(closed, 0.0)
         weights = logits.softmax(-1).masked_fill(closed, 0.0)
+        if delta_error is not None and logits.requires_grad:
+            change = weights.detach() * delta_error
+            logits.register_hook(lambda grad: rounded(grad) + change)
         out = (weights if self.sinks is None else weights[..., :-1]) @ rotated_v
         out = self._rotate(out, -1) if self.rotation and self.rotation[3] else out
         if "return_lse" not in self.arguments:

@@ -25,7 +25,10 @@ def run_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """Return attention and the log-sum-exp (b, h, n) of the logits, including sinks; -inf in rows without a key."""
     with no_autocast(call.q.device):
         total, dead = _logits_and_sink(call)
-        lse = total.logsumexp(-1)
+        # the weights in the backward pass of logsumexp lose digits if the logits of a row are far from 0
+        top = total.detach().amax(-1, keepdim=True) if total.shape[-1] else total.new_zeros(1)
+        top = top.where(top.isfinite(), 0.0)
+        lse = (total - top).logsumexp(-1) + top[..., 0]
         if dead is not None:
             empty = lse.new_full((), -torch.inf) if call.sinks is None else total[..., -1]
             lse = torch.where(dead[..., 0], empty, lse)
