@@ -239,6 +239,32 @@ def test_towers_of_open_clip_and_transformers_obey():
             tower(x)
 
 
+@cases("side", [96, 544])
+@cases(
+    "name",
+    [
+        "alibi2d",
+        "lookhere",
+        "alibi2d(slopes=learned)",
+        "rpb",
+        "rope_axial(temperature=1000)",
+        "irpe",
+        "fox",
+        "sincos2d",
+    ],
+)
+def test_describe_reports_the_masks_of_the_own_attention(name, side):
+    """From 1,024 tokens on, and for other encodings, layers call vispe's attention."""
+    model = timm.create_model("test_vit", img_size=side, pos_embed=name).eval()
+    (path, *_) = attention_paths(model, torch.randn(1, 3, side, side))
+    is_mask = path.backend == STOCK and "dense mask" in path.reason
+    assert ("dense mask of the model's own attention" in vispe.describe(model)) == is_mask
+    if name == "alibi2d":
+        assert is_mask == (side == 96)
+        with use_backend("reference"):
+            assert "dense mask" not in vispe.describe(model)
+
+
 def test_a_model_without_fused_attention_has_named_plain_products():
     model = timm.create_model("test_vit", img_size=32, pos_embed="rope_axial").eval()
     for block in model.blocks:

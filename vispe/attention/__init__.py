@@ -6,9 +6,10 @@ returns why it does not support a call or None, and `run(call)`.
 """
 
 from vispe.attention.backend_selection import use_backend
+from vispe.attention.backends.lowrank import low_rank_approximation
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
-from vispe.attention.bias.dense import DenseBias, LowRankBias, SumBias
+from vispe.attention.bias.dense import CrossAttentionBias, DenseBias, LowRankBias, SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
@@ -32,6 +33,7 @@ __all__ = [
     "Chain",
     "ChannelTables",
     "ContextBias",
+    "CrossAttentionBias",
     "DenseBias",
     "DistanceBias",
     "Expand",
@@ -49,5 +51,6 @@ __all__ = [
     "WindowMask",
     "attention",
     "explain",
+    "low_rank_approximation",
     "use_backend",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.mask_cache import mask
 from vispe.attention.bias.value_term import ValueTerm
-from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, readable
+from vispe.attention.precision import autocast_on, check_floating, compute_dtype, no_autocast, readable
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
 
@@ -23,8 +23,9 @@ class Call:
 
     Raises:
         ShapeError: shapes, dtypes or devices disagree; there are no heads; or a dtype is not supported.
-        OptionError: `dropout_p` is outside of [0, 1).
-        UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` only acts on these.
+        OptionError: `dropout_p` is outside of [0, 1), or `softcap` is not positive.
+        UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` or `softcap` only
+            acts on these.
     """
 
     q: Tensor
@@ -41,6 +42,9 @@ class Call:
     dropout_p: float = 0.0
     enable_gqa: bool = False
     deterministic: bool | None = None
+    return_lse: bool = False
+    sinks: Tensor | None = None
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         q, k, v = self.q, self.k, self.v
@@ -100,6 +104,7 @@ class Call:
                 f"The bias {type(self.bias).__name__} replaces the product of queries and keys, so "
                 f"{type(transform).__name__} would have no effect. Omit one of them."
             )
+        self._check_sinks_and_softcap()
         self._check_masks()
         padding = None if self.attn_mask is None else _as_key_padding(self.attn_mask, q.shape[0], k.shape[2])
         # all backends support key padding, few support additive masks
@@ -108,6 +113,25 @@ class Call:
             object.__setattr__(self, "attn_mask", None)
             object.__setattr__(
                 self, "key_padding_mask", padding if key_padding is None else key_padding & padding
+            )
+
+    def _check_sinks_and_softcap(self) -> None:
+        sinks, softcap, heads = self.sinks, self.softcap, self.q.shape[1]
+        if sinks is not None:
+            if sinks.shape != (heads,) or sinks.device != self.q.device:
+                raise ShapeError(
+                    f"attention: sinks must have shape ({heads},), one logit per query head, on {self.q.device}, got "
+                    f"{tuple(sinks.shape)} on {sinks.device}."
+                )
+            check_floating("attention", sinks=sinks)
+        if softcap is not None and not 0.0 < softcap < float("inf"):
+            raise OptionError(
+                f"attention: softcap must be positive and finite, got {softcap}. Use None for none."
+            )
+        if softcap is not None and self.whole:
+            raise UnsupportedCombination(
+                f"The bias {type(self.bias).__name__} replaces the product of queries and keys, so softcap={softcap} "
+                "would have no effect. Omit one of them."
             )
 
     def _check_masks(self) -> None:
@@ -172,6 +196,11 @@ class Call:
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
+    def needs_lse(self) -> bool:
+        """Whether the log-sum-exp of the rows is returned, or needed for sinks."""
+        return self.return_lse or self.sinks is not None
+
+    @property
     def max_head_dim(self) -> int:
         """The largest head_dim that a kernel reads: that of queries and keys after the transform, or of values."""
         extra = 0 if self.transform is None else self.transform.extra
@@ -204,6 +233,21 @@ class Call:
     def finish(self, out: Tensor) -> Tensor:
         """Return the output (b, h, n, d_v) after the output part of the transform."""
         return out if self.transform is None else self.transform.output(out)
+
+    def finish_with_lse(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output and the log-sum-exp of the rows (b, h, n) including the sinks.
+
+        Args:
+            out: (b, h, n, d_v) of attention without sinks, before the output part of the transform.
+            lse: (b, h, n) of the logits without sinks, float32 or better; -inf for rows without any key.
+        """
+        if self.sinks is not None:
+            sinks = self.sinks.to(lse.dtype)[:, None]
+            # a sink of -inf and a row without any key would give NaN
+            open_rows = lse > -torch.inf
+            share = (lse.where(open_rows, 0.0) - sinks).sigmoid().where(open_rows, 0.0)
+            out, lse = (out * share[..., None]).to(out.dtype), torch.logaddexp(lse, sinks)
+        return self.finish(out), lse
 
     def dense_bias(self, heads: slice | None = None, cache_dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the dense bias (b or 1, h or 1, n, m) in float32 or better, or None without a bias.

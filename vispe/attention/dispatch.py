@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ BACKENDS: dict[str, _Entry] = {
     "lowrank": (lowrank.unsupported_reason, lowrank.run),
     "triton": (triton.unsupported_reason, triton.run),
     "flex": (flex.unsupported_reason, flex.run),
+}
+# of the backends that return the log-sum-exp of the rows
+WITH_LSE: dict[str, Callable[[Call], tuple[Tensor, Tensor]]] = {
+    "reference": reference.run_with_lse,
+    "triton": triton.run_with_lse,
 }
 MIN_LOWRANK_KEYS = 1024  # keys from which low-rank columns are faster than a dense mask (measured on CPU)
 
@@ -57,6 +62,13 @@ class Explanation:
         return "\n".join(lines + [f"not {name}: {why}" for name, why in self.unsupported.items()])
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **arguments: Any
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
 def attention(
     q: Tensor,
     k: Tensor,
@@ -74,7 +86,33 @@ def attention(
     enable_gqa: bool = False,
     backend: Backend = "auto",
     deterministic: bool | None = None,
-) -> Tensor:
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+
+
+def attention(  # pyright: ignore[reportInconsistentOverload] (the first overload does not repeat all arguments)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Bias | None = None,
+    transform: Transform | None = None,
+    value_term: ValueTerm | None = None,
+    attn_mask: Tensor | WindowMask | None = None,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    backend: Backend = "auto",
+    deterministic: bool | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return ``softmax(scale * q k^T + bias) v`` (b, h, n, d_v) in q's dtype (under autocast, in its dtype).
 
     Args:
@@ -100,14 +138,22 @@ def attention(
             the fused kernels for one full grid to compute the scores of the backward pass once instead of twice, with
             atomic additions to the gradient of the queries. By default (None) queries have a separate pass, and only
             gradients of bias tables use atomic additions. `torch.use_deterministic_algorithms` implies True.
+        sinks: (h,), one more logit per head, to which the rows attend without a value (`s_aux` of transformers). With
+            dropout, sinks are not dropped.
+        softcap: c, which replaces ``scale * q k^T`` by ``c tanh(scale * q k^T / c)`` before the bias and masks are
+            added, as in Gemma 2 and FlexAttention. Only the reference and FlexAttention implement it.
+        return_lse: whether to return the log-sum-exp (b, h, n) of the logits as well, including bias, masks and sinks,
+            in float32 (float64 for float64 inputs). It merges attention over several sets of keys. The reference and
+            the fused kernels compute it, with its gradient.
 
-    Fully masked rows return 0, and their gradients are 0.
+    Fully masked rows return 0, with a log-sum-exp of -inf without sinks, and their gradients are 0.
 
     Raises:
         ShapeError: shapes, dtypes or devices disagree; there are no heads; a dtype is complex, integer or not
             supported; or head_dim is 0 and no `scale` is given.
-        OptionError: `dropout_p` is outside of [0, 1).
-        UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` only acts on these.
+        OptionError: `dropout_p` is outside of [0, 1), or `softcap` is not positive.
+        UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` or `softcap` only
+            acts on these.
         BackendUnavailable: the named backend does not support the call.
         UnknownName: `backend` is not the name of a backend.
 
@@ -126,7 +172,10 @@ def attention(
         bias, attn_mask = _split_window_mask(bias, attn_mask, q, named)
     # calls that have nothing but a bias may skip all checks if an equal call was validated before
     no_other_inputs = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
-    bias_only = no_other_inputs and not is_causal and dropout_p == 0.0 and named.backend == "auto"
+    plain_softmax = sinks is softcap is None and not return_lse
+    bias_only = (
+        no_other_inputs and plain_softmax and not is_causal and dropout_p == 0.0 and named.backend == "auto"
+    )
     if bias_only and bias is not None:
         if q.is_cuda:
             out = triton.attend_again(q, k, v, bias, scale, deterministic)
@@ -141,9 +190,11 @@ def attention(
         transform = transform.with_backend(named.backend)
     call = Call(
         q, k, v, bias, transform, value_term, attn_mask, key_padding_mask, is_causal, cu_seqlens, scale, dropout_p,
-        enable_gqa, deterministic,
+        enable_gqa, deterministic, return_lse, sinks, softcap,
     )  # fmt: skip
-    name, out = _run(call, named)
+    name, out, lse = _run(call, named)
+    if return_lse and lse is not None:
+        return out, lse
     if bias_only and name == "sdpa":
         sdpa.cache_mask(call)
     elif bias_only and name == "triton":
@@ -203,11 +254,15 @@ def _split_window_mask(
     return mask if bias is None else SumBias([bias, mask]), None
 
 
-def _run(call: Call, named: Selected) -> tuple[str, Tensor]:
-    """Return the backend that computed a call, and the output (b, h, n, d_v)."""
+def _run(call: Call, named: Selected) -> tuple[str, Tensor, Tensor | None]:
+    """Return the backend that computed a call, the output (b, h, n, d_v), and log-sum-exp (b, h, n) if needed."""
     name = _select_backend(call, named)[0]
+    lse = None
     try:
-        out = BACKENDS[name][1](call)
+        if call.needs_lse:
+            out, lse = WITH_LSE[name](call)
+        else:
+            out = BACKENDS[name][1](call)
     except KernelsFailed:
         if named.backend == name and name in ("triton", "flex"):
             raise
@@ -215,7 +270,7 @@ def _run(call: Call, named: Selected) -> tuple[str, Tensor]:
         return _run(call, named)
     if named.backend == "auto":
         warn_once(call.q)
-    return name, out
+    return name, out, lse
 
 
 def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
@@ -236,14 +291,24 @@ def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
                 "Select 'auto' there, or pass another backend to this call."
             )
         return named.backend, f"selected by {named.by}"
+    # order of preference: fused kernels, plain SDPA, low-rank columns, FlexAttention, dense mask
+    sdpa_suffices = call.bias is None and call.cu_seqlens is None and not call.needs_lse
+    if call.q.is_cuda and not sdpa_suffices and triton.unsupported_reason(call) is None:
+        returned = ", and return the log-sum-exp" if call.needs_lse else ""
+        return (
+            "triton",
+            f"fused kernels apply the bias and packed sequences without an n x n tensor{returned}",
+        )
     # value terms need the attention weights, which only the reference has
     refusal = sdpa.unsupported_reason(call)
+    if (
+        refusal
+        and call.softcap is not None
+        and (flex.discourages(call) or flex.unsupported_reason(call)) is None
+    ):
+        return "flex", f"FlexAttention needs no n x n tensor; {refusal}"
     if refusal:
         return "reference", refusal
-    no_bias_no_packing = call.bias is None and call.cu_seqlens is None
-    # order of preference: fused kernels, plain SDPA, low-rank columns, FlexAttention, dense mask
-    if call.q.is_cuda and not no_bias_no_packing and triton.unsupported_reason(call) is None:
-        return "triton", "fused kernels apply the bias and packed sequences without an n x n tensor"
     if call.bias is None:
         return "sdpa", "there is no bias"
     if _lowrank_is_faster(call):

@@ -137,6 +137,7 @@ def describe(model: nn.Module) -> str:
           grid (2, 2), trained at (2, 2), 1 prefix token
           absolute table: none
           pos_enc: alibi2d, 0 parameters
+          in eager mode on fewer than 1024 tokens, the fixed bias is a dense mask of the model's own attention
           2 attention layers swapped; backend auto
     """
     model = unwrap_all(model)

@@ -55,6 +55,9 @@ RECIPE_PAPERS: dict[str, tuple[str, ...]] = {
         "Found in the Middle: Calibrating Positional Attention Bias Improves Long Context Utilization, "
         "https://arxiv.org/abs/2406.16008",
     ),
+    "low_rank_bias": (
+        "FlashBias: Fast Computation of Attention with Bias, https://arxiv.org/abs/2505.12044",
+    ),
     "unrotated_bands": ("DoPE (denoising rotary position embedding)",),
 }
 """Papers by the name of the recipe."""

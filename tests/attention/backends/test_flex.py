@@ -120,6 +120,18 @@ def test_masks_and_rows_without_any_key(traced, dtype):
         assert (out[~allowed.any(-1).expand(-1, HEADS, -1)] == 0).all()
 
 
+def test_softcap(traced):
+    """It applies to the product of queries and keys, before the bias and the masks."""
+    q, k, v = (t * 3 for t in tensors())
+    padding = torch.ones(1, GRID.tokens, dtype=torch.bool)
+    padding[0, 5:8] = False
+    for bias in (None, FIXED):
+        for softcap in (0.8, 3.0):
+            arguments = {"bias": bias, "softcap": softcap, "key_padding_mask": padding}
+            ours, theirs = (attention(q, k, v, backend=name, **arguments) for name in ("flex", "reference"))
+            torch.testing.assert_close(ours, theirs)
+
+
 def test_rotation_groups_and_autocast(traced):
     q = tensors(heads=4)[0]
     k, v = tensors(heads=2)[:2]
@@ -219,6 +231,11 @@ def test_a_gpu_gets_it_where_triton_refuses(gpu):
     assert "is_causal is fused with at most one prefix token" in result.reason
     assert explain(*tensors(), is_causal=True).backend == "sdpa"
     assert explain(*tensors(), bias=FIXED, attn_mask=torch.ones(13, 13)).backend == "sdpa"
+    assert explain(*tensors(), bias=FIXED, softcap=2.0).backend == "flex"
+    assert explain(*tensors(), softcap=2.0, sinks=torch.zeros(HEADS)).backend == "reference"
+    for options in ({"return_lse": True}, {"sinks": torch.zeros(HEADS)}):
+        assert explain(*tensors(), **options).backend == "triton"
+        assert explain(*tensors(), bias=FIXED, **options).backend == "triton"
     graded = [t.requires_grad_() for t in arguments]
     assert explain(*graded, bias=fixed, is_causal=True).backend == "flex"
 

@@ -44,6 +44,7 @@ def unsupported_reason(call: Call) -> str | None:
         (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.dropout_p > 0, "FlexAttention has no dropout"),
+        (call.needs_lse, "return_lse and sinks are not implemented with FlexAttention"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
         (
             min(widths) < MIN_HEAD_DIM,
@@ -97,7 +98,9 @@ def run(call: Call) -> Tensor:
         key_padding = call.key_padding_mask
         if key_padding is not None:
             dead = _rows_without_key(key_padding, span, q.shape[2])
-        out = _compiled_attend(call, q, v)(q, k, v, table, numbers, span, key_padding, dead, call.factor)
+        out = _compiled_attend(call, q, v)(
+            q, k, v, table, numbers, span, key_padding, dead, call.factor, call.softcap
+        )
     return call.finish(out if dead is None else out.masked_fill(dead[:, None, :, None], 0.0))
 
 
@@ -111,6 +114,7 @@ def _attend(
     keep: Tensor | None,
     dead: Tensor | None,
     scale: float,
+    softcap: float | None = None,
 ) -> Tensor:
     """Return attention (b, h, n, d_v); this function is compiled by torch.
 
@@ -124,6 +128,7 @@ def _attend(
         keep: (b, m), True for real keys.
         dead: (b, n), queries without any key; they attend to all keys to avoid NaN.
         scale: factor of the logits.
+        softcap: bound of the scaled product of queries and keys, or None.
 
     Raises:
         BackendUnavailable: torch does not compile this function.
@@ -137,6 +142,8 @@ def _attend(
         )
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
         if table is not None and numbers is not None:
             score = score + table[h, numbers[0, i] - numbers[1, j]]
         # causal and packed masks: one range of keys per query
@@ -148,7 +155,7 @@ def _attend(
         return score
 
     # without any modification the plain kernel is used
-    plain = table is None and span is None and keep is None
+    plain = table is None and span is None and keep is None and softcap is None
     return flex_attention(q, k, v, None if plain else score_mod, scale=scale)
 
 
@@ -158,8 +165,8 @@ def _compiled_attend(call: Call, q: Tensor, v: Tensor) -> _Attend:
         return _attend
     has_span = call.is_causal or call.cu_seqlens is not None
     return _compiled(
-        call.bias is None, has_span, call.key_padding_mask is None, q.device.type, q.dtype, q.shape[1], q.shape[3],
-        v.shape[3], call.factor, torch.is_grad_enabled(), _learned(call),
+        call.bias is None, has_span, call.key_padding_mask is None, call.softcap, q.device.type, q.dtype, q.shape[1],
+        q.shape[3], v.shape[3], call.factor, torch.is_grad_enabled(), _learned(call),
     )  # fmt: skip
 
 

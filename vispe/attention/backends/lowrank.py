@@ -20,7 +20,7 @@ from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.distance_metrics import largest
 from vispe.attention.call import Call
 from vispe.attention.precision import readable
-from vispe.errors import BackendUnavailable
+from vispe.errors import BackendUnavailable, OptionError, UnsupportedCombination
 
 
 def unsupported_reason(call: Call) -> str | None:
@@ -69,6 +69,54 @@ def run(call: Call) -> Tensor:
         deterministic=call.deterministic,
     )
     return call.finish(sdpa.run(wide))
+
+
+def low_rank_approximation(bias: Bias, tolerance: float) -> LowRankBias:
+    """Return the bias of the smallest rank whose error is at most `tolerance`, from its singular value decomposition.
+
+    Constants per row, which softmax ignores, are subtracted first. The decomposition takes O(n^3) time and O(n^2)
+    memory, so it is for biases that do not change, as in evaluation. The result has no gradient.
+
+    Args:
+        bias: a bias bound to positions that does not depend on queries or keys.
+        tolerance: largest absolute error of an entry, up to a constant per row.
+
+    Raises:
+        OptionError: `tolerance` is not positive.
+        UnsupportedCombination: an entry is not finite.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid
+        >>> bias = DistanceBias((0.1,), Grid((4, 4)).positions(), metric="squared")
+        >>> low_rank_approximation(bias, 1e-4).row.shape  # rank 3 after constants per row are subtracted
+        torch.Size([1, 1, 16, 3])
+    """
+    if not tolerance > 0:
+        raise OptionError(f"low_rank_approximation: tolerance must be positive, got {tolerance}.")
+    with torch.no_grad():
+        dense = bias.dense().double()
+        if not bool(dense.isfinite().all()):
+            raise UnsupportedCombination(
+                f"{type(bias).__name__} contains infinities, so it has no singular value decomposition. Use the bias "
+                "itself."
+            )
+        dense = dense - dense.mean(-1, keepdim=True)
+        left, values, right = _singular_values(dense)
+        low, high = 0, values.shape[-1]
+        while low < high:  # the smallest sufficient rank of all heads
+            rank = (low + high) // 2
+            product = (left[..., :rank] * values[..., None, :rank]) @ right[..., :rank, :]
+            low, high = (
+                (low, rank) if float((product - dense).abs().amax()) <= tolerance else (rank + 1, high)
+            )
+        root = values[..., None, :low].sqrt()
+        row, col = left[..., :low] * root, right[..., :low, :].transpose(-1, -2) * root
+        return LowRankBias(row.float(), col.float(), bias.pos)
+
+
+def _singular_values(dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.linalg.svd(dense, full_matrices=False)  # pyright: ignore
 
 
 def _append(x: Tensor, columns: Tensor, pad: int, dtype: torch.dtype) -> Tensor:

@@ -18,16 +18,46 @@ def unsupported_reason(call: Call) -> str | None:
 
 def run(call: Call) -> Tensor:
     """Return attention (b, h, n, d_v) in `Call.dtype`; materialises the attention weights (b, h, n, m)."""
-    attn = weights(call)
+    return _dropped_and_weighted(call, weights(call))
+
+
+def run_with_lse(call: Call) -> tuple[Tensor, Tensor]:
+    """Return attention and the log-sum-exp (b, h, n) of the logits, including sinks; -inf in rows without a key."""
+    with no_autocast(call.q.device):
+        total, dead = _logits_and_sink(call)
+        # the weights in the backward pass of logsumexp lose digits if the logits of a row are far from 0
+        top = total.detach().amax(-1, keepdim=True) if total.shape[-1] else total.new_zeros(1)
+        top = top.where(top.isfinite(), 0.0)
+        lse = (total - top).logsumexp(-1) + top[..., 0]
+        if dead is not None:
+            empty = lse.new_full((), -torch.inf) if call.sinks is None else total[..., -1]
+            lse = torch.where(dead[..., 0], empty, lse)
+    return _dropped_and_weighted(call, _softmax(call, total, dead)), lse
+
+
+def _dropped_and_weighted(call: Call, attn: Tensor) -> Tensor:
     return weighted(call, F.dropout(attn, call.dropout_p) if call.dropout_p else attn)
 
 
 def weights(call: Call) -> Tensor:
     """Return the attention weights (b, h, n, m) before dropout, float32 or better; 0 in rows without a key."""
     with no_autocast(call.q.device):
-        total, dead = logits(call)
-        attn = total.softmax(-1)
-        return attn if dead is None else attn.masked_fill(dead, 0.0)
+        return _softmax(call, *_logits_and_sink(call))
+
+
+def _logits_and_sink(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Return the results of `logits`, with the sinks as one more column."""
+    total, dead = logits(call)
+    if call.sinks is not None:
+        column = call.sinks.to(total.dtype)[:, None, None].expand(*total.shape[:3], 1)
+        total = torch.cat([total, column], -1)
+    return total, dead
+
+
+def _softmax(call: Call, total: Tensor, dead: Tensor | None) -> Tensor:
+    attn = total.softmax(-1)
+    attn = attn if call.sinks is None else attn[..., :-1]
+    return attn if dead is None else attn.masked_fill(dead, 0.0)
 
 
 def logits(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -36,6 +66,8 @@ def logits(call: Call) -> tuple[Tensor, Tensor | None]:
         q, k, _ = call.transformed()
         wide = torch.promote_types(q.dtype, torch.float32)
         product = (q.to(wide) * call.factor) @ k.to(wide).transpose(-1, -2)
+        if call.softcap is not None:
+            product = call.softcap * (product / call.softcap).tanh()
         mask, dead = combine_masks(call.dense_bias(), call.added(), call.allowed(), call.finite)
         return product if mask is None else product + mask, dead
 

@@ -39,6 +39,10 @@ def unsupported_reason(call: Call) -> str | None:
         return "the kernels of SDPA have no forward-mode derivative"
     if call.value_term is not None:
         return "a value term needs the attention weights, which SDPA does not return"
+    if call.needs_lse:
+        return "return_lse and sinks need the log-sum-exp of the logits, which SDPA does not return"
+    if call.softcap is not None:
+        return "SDPA has no softcap"
     return None
 
 
@@ -154,6 +158,13 @@ def _is_open(call: Call) -> bool:
 
 
 def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+    width = v.shape[-1]
+    needs_plain_products = call.dropout_p > 0 or (mask is not None and mask.requires_grad)
+    if q.is_cpu and q.shape[-1] != width and not needs_plain_products:
+        # The fast kernel needs equal widths. With 577 tokens, zero channels take 0.4 of the time of plain products in
+        # evaluation and 0.9 in training; with 1,370 tokens 0.35 and 0.55, without an n x n tensor.
+        q, k, v = (F.pad(t, (0, max(q.shape[-1], width) - t.shape[-1])) for t in (q, k, v))
+        return _sdpa(call, q, k, v, mask, causal)[..., :width]
     with sdpa_kernel(SDPBackend.MATH) if call.deterministic and q.is_cuda else nullcontext():
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=call.factor

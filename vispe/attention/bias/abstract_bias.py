@@ -146,6 +146,11 @@ class Bias:
         return False
 
     @property
+    def between_positions(self) -> bool:
+        """Whether ``dense(pos_q, pos_k)`` is defined for any two positions, on one grid if there is a table."""
+        return self.invariant
+
+    @property
     def key(self) -> Hashable | None:
         """Cache key of everything but the positions that a fixed bias depends on; None for a learned bias."""
         return None

@@ -83,17 +83,24 @@ def pack_with_copy(
         lead: `Layout.lead`, or 0.
     """
     runs, edge = runs.detach().float(), edge.detach().float()
-    finite = runs.isfinite()
-    low = torch.where(finite, runs, torch.inf).amin(1, keepdim=True)
-    high = torch.where(finite, runs, -torch.inf).amax(1, keepdim=True)
-    fits = high - low <= widest_range(dtype, scale)
-    # softmax ignores a constant per row; subtracting the middle of the range gives the smallest rounding errors
-    shift = torch.where(
-        fits, (low + high) / 2, torch.maximum(runs, edge.amax(1)[:, None]).amax(1, keepdim=True)
-    )
-    shift = torch.where(shift.isfinite(), shift, 0.0)
+    fits, shift = copy_shift(runs, edge, scale, dtype)
     runs, edge = (runs - shift) / scale, (edge - shift) / scale
     copy = runs.half()
     # both arrays hold equal values, so that results do not depend on which one a program reads
     runs = torch.where(fits, copy.float(), runs)
     return aligned(runs, layout, lead), torch.cat([edge, fits.float()], 1), aligned(copy, layout, lead)
+
+
+def copy_shift(runs: Tensor, edge: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return whether the copy of `pack_with_copy` is exact, and the constants that it subtracts, (h, 1) each.
+
+    Softmax ignores a constant per row; subtracting the middle of the range gives the smallest rounding errors.
+    """
+    finite = runs.isfinite()
+    low = torch.where(finite, runs, torch.inf).amin(1, keepdim=True)
+    high = torch.where(finite, runs, -torch.inf).amax(1, keepdim=True)
+    fits = high - low <= widest_range(dtype, scale)
+    shift = torch.where(
+        fits, (low + high) / 2, torch.maximum(runs, edge.amax(1)[:, None]).amax(1, keepdim=True)
+    )
+    return fits, torch.where(shift.isfinite(), shift, 0.0)

@@ -58,14 +58,22 @@ def shifted(table: Tensor, edge: Tensor | None, prefix: bool) -> tuple[Tensor, T
         edge: (h or 1, 3), or None for zeros.
         prefix: whether there are prefix tokens.
     """
-    maximum = table.detach().flatten(1).amax(1)
+    maximum, prefix_maximum = row_maxima(table, edge, prefix)
     if prefix:
         edge = table.new_zeros(1, 3) if edge is None else edge
-        prefix_to_patch, patch_to_prefix, between = edge.detach().unbind(1)
-        maximum = _finite(torch.maximum(maximum, patch_to_prefix))
-        prefix_maximum = _finite(torch.maximum(prefix_to_patch, between)).expand_as(maximum)
         edge = edge - torch.stack([prefix_maximum, maximum, prefix_maximum], 1)
-    return table - _finite(maximum).reshape(-1, *[1] * (table.ndim - 1)), edge
+    return table - maximum.reshape(-1, *[1] * (table.ndim - 1)), edge
+
+
+def row_maxima(table: Tensor, edge: Tensor | None, prefix: bool) -> tuple[Tensor, Tensor]:
+    """Return the constants that `shifted` subtracts from patch queries and from prefix queries, (h or 1,) each."""
+    maximum = table.detach().flatten(1).amax(1)
+    if not prefix:
+        return _finite(maximum), torch.zeros_like(maximum)
+    edge = table.new_zeros(1, 3) if edge is None else edge
+    prefix_to_patch, patch_to_prefix, between = edge.detach().unbind(1)
+    maximum = _finite(torch.maximum(maximum, patch_to_prefix))
+    return maximum, _finite(torch.maximum(prefix_to_patch, between)).expand_as(maximum)
 
 
 def _finite(maximum: Tensor) -> Tensor:

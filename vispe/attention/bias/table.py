@@ -71,6 +71,11 @@ class TableBias(Bias):
         return self.prefix is None
 
     @property
+    def between_positions(self) -> bool:
+        """True: also with prefix values."""
+        return True
+
+    @property
     def per_head(self) -> bool:
         """Whether heads differ."""
         return self.values.shape[0] > 1 or (self.prefix is not None and self.prefix.shape[0] > 1)

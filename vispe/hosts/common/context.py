@@ -17,7 +17,7 @@ from vispe.attention.dispatch import MIN_LOWRANK_KEYS
 from vispe.attention.precision import compute_dtype, exporting, forward_mode
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import bias_of, value_term_of
-from vispe.grid import Positions
+from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.fx_leaves import Scores
 from vispe.hosts.common.position_cache import PositionCache
@@ -198,6 +198,32 @@ def backend_text(fused: bool, unfused_reason: str) -> str:
         return f"reference ({unfused_reason})"
     backend, by = selected()
     return f"{backend} (chosen by {by})" if by else backend
+
+
+def stock_mask_text(layers: Sequence[nn.Module], encodings: Sequence[Encoding], grid: Grid) -> str | None:
+    """Return a sentence for `describe` if eager layers use the model's own attention with a dense mask, else None.
+
+    Args:
+        layers: the converted attention layers.
+        encodings: all encodings that act inside these layers.
+        grid: the grid that the model is built for.
+    """
+    takes_masks = all(m.fused_attn and getattr(m, "vispe_stock_takes_masks", False) for m in layers)
+    inside = [e for e in encodings if isinstance(e, Biased | Rotary)]
+    is_simple = not any(isinstance(e, Rotary) or e.multi_softmax or e.reads_tokens for e in inside)
+    if not takes_masks or not is_simple or grid.tokens >= MIN_LOWRANK_KEYS:
+        return None
+    if selected().backend not in ("auto", "sdpa") or any(m.pos_enc is not None for m in layers):
+        return None
+    with torch.no_grad():
+        bias = bias_of(inside, grid.positions(), 0)
+        has_value_term = value_term_of(inside, grid.positions(), 0) is not None
+    if bias is None or bias.key is None or bias.whole or bias.per_sample or has_value_term:
+        return None
+    return (
+        f"in eager mode on fewer than {MIN_LOWRANK_KEYS} tokens, the fixed bias is a dense mask of the model's own "
+        "attention"
+    )
 
 
 @dataclass(eq=False)

@@ -21,6 +21,7 @@ from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.rotary.head_basis import HeadBasis, describe_bases
 from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost, counted
+from vispe.grid import Grid
 from vispe.hosts.common.checks import (
     attach,
     base_too_small,
@@ -30,7 +31,7 @@ from vispe.hosts.common.checks import (
     copy_weights,
     refuse_patched,
 )
-from vispe.hosts.common.context import HostState, backend_text
+from vispe.hosts.common.context import HostState, backend_text, stock_mask_text
 from vispe.hosts.common.host_family import HostFamily
 from vispe.hosts.common.host_spec import HostSpec
 from vispe.hosts.common.layer_access import refuse_parametrized
@@ -207,6 +208,8 @@ def describe_model(model: Any, family: HostFamily) -> str:
     lines += [f"  {note}" for note in notes]
     if layers:
         backend = backend_text(all(m.fused_attn for m in layers), family.unfused)
+        shortcut = stock_mask_text(layers, acting, Grid(tuple(shape))) if shape else None
+        lines += [f"  {shortcut}"] if shortcut else []
         lines.append(f"  {counted(len(layers), 'attention layer')} swapped; backend {backend}")
     return "\n".join(lines)
 

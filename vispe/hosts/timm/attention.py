@@ -69,6 +69,8 @@ class VispeDiffAttention(_Contextual, DiffAttention):
 class _Rotated(nn.Module):
     """Eva's attention with positional encodings, in addition to or instead of its own rotary embedding."""
 
+    vispe_stock_takes_masks = True
+
     def forward(
         self,
         x: Tensor,

@@ -8,7 +8,7 @@ before the first call.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from vispe.attention.backends.triton.coords.operands import attend_coords, coord
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.float16_strip import fits_float16, pack_with_copy
+from vispe.attention.bias.dense import CrossAttentionBias
+from vispe.attention.bias.float16_strip import copy_shift, fits_float16, pack_with_copy
 from vispe.attention.bias.lower_to_table import (
     causal_unsupported_reason,
     lower_to_table,
+    row_maxima,
     shifted,
     table_unsupported_reason,
     with_causal_mask,
@@ -39,7 +41,7 @@ from vispe.attention.precision import (
     no_autocast,
 )
 from vispe.errors import ShapeError
-from vispe.grid import Positions
+from vispe.grid import Grid, Positions
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 128  # maximum head_dim
@@ -55,7 +57,12 @@ def unsupported_reason(call: Call) -> str | None:
         (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
         (call.whole, "a bias that replaces the product of queries and keys is not fused"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
+        (call.softcap is not None, "softcap is not fused"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
+        (
+            isinstance(call.bias, CrossAttentionBias),
+            "queries and keys are at different positions, and the kernels read one set of positions",
+        ),
         (
             q.shape[2] != k.shape[2],
             f"the number of queries, {q.shape[2]}, is not that of the keys, {k.shape[2]}: they are not one grid",
@@ -88,6 +95,18 @@ def unsupported_reason(call: Call) -> str | None:
 
 def run(call: Call) -> Tensor:
     """Return attention (b, h, n, d_v) in `Call.dtype`; the additional memory is linear in n."""
+    return call.finish(_attend(call)[0])
+
+
+def run_with_lse(call: Call) -> tuple[Tensor, Tensor]:
+    """Return attention and the log-sum-exp (b, h, n) of the logits, including sinks; -inf in rows without a key."""
+    out, lse = _attend(call)
+    return call.finish_with_lse(out, lse())
+
+
+def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Return attention before the output part of the transform, and a function that returns the log-sum-exp."""
+    from vispe.attention.backends.triton.grid.launch import log_sum_exp
     from vispe.attention.backends.triton.grid.op import attend
 
     content_dependent, scattered = reads_content(call.bias), _scattered(call)
@@ -97,9 +116,11 @@ def run(call: Call) -> Tensor:
         for t in call.transformed(repeated=content_dependent or scattered)
     )
     if content_dependent:
-        return content_dispatch.run(call, q, k, v)
+        out, sums = content_dispatch.run(call, q, k, v)
+        return out, lambda: log_sum_exp(sums)
     if scattered:
-        return call.finish(attend_coords(call, q, k, v))
+        out, sums, constant = attend_coords(call, q, k, v)
+        return out, lambda: log_sum_exp(sums) + constant()
     key_padding = call.key_padding_mask
     # deterministic=True or the global setting of torch
     deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
@@ -109,33 +130,32 @@ def run(call: Call) -> Tensor:
         # drawn from torch's generator, so that `manual_seed` and checkpointing reproduce it
         dropout = torch.randint(2**62, (1,), device=q.device), call.dropout_p
     if call.bias is None or call.bias.pos is None:
-        return call.finish(
-            attend(
-                q,
-                k,
-                v,
-                *[None] * 4,
-                key_padding,
-                None,
-                None,
-                0,
-                call.factor,
-                1,
-                False,
-                None,
-                None,
-                once,
-                *dropout,
-            )[0]
+        out, sums = attend(
+            q,
+            k,
+            v,
+            *[None] * 4,
+            key_padding,
+            None,
+            None,
+            0,
+            call.factor,
+            1,
+            False,
+            None,
+            None,
+            once,
+            *dropout,
         )
+        return out, lambda: log_sum_exp(sums)
     layout = _layout(call.bias.pos, q.shape[2])
     address, base = _run_starts(call.bias.pos, layout)
     (packed, edge, copy, visible), runs, prefix_runs = _bias(call, layout)
-    out, _ = attend(
+    out, sums = attend(
         q, k, v, packed, address, edge, base, key_padding, runs, prefix_runs, layout.selected, call.factor,
         layout.sharers, deterministic, visible, copy, once, *dropout,
     )  # fmt: skip
-    return call.finish(out)
+    return out, lambda: log_sum_exp(sums, layout.selected) + _shift(call, layout)
 
 
 def attend_again(
@@ -213,22 +233,13 @@ def _bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tensor | No
         raise ShapeError(
             "The triton backend needs a bias with positions, got pos=None. Bind it to positions."
         )
-    half = call.dtype != torch.float32
-    grid = bias.pos.grid
-    # distance biases: float16 only; tables: float32 and a float16 copy
-    narrow = half and fits_float16(bias, grid, call.factor)
-    stored = torch.float16 if narrow else torch.float32
-    both = half and not narrow and not exporting()
+    grid, (stored, both) = bias.pos.grid, _storage(call, bias.pos.grid)
 
     def build_runs() -> tuple[Tensor, Tensor, Tensor | None]:
         with no_autocast(call.q.device):
-            table, edge = lower_to_table(bias)
+            table, edge = _table(call, bias, grid)
             if table.shape[0] not in (1, heads):
                 raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
-            table = table.to(call.q.device)
-            # causal masking is part of the table
-            if call.is_causal:
-                table, edge = with_causal_mask(table, edge, grid)
             table, edge = shifted(table, edge, bool(grid.prefix))
             table = table.float()
             # small grids (row layout) have one or two tiles, so skipping is useless there
@@ -264,6 +275,39 @@ def _bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tensor | No
 
     packed = cached_strip(bias, _options(call.dtype, call.factor, call.is_causal, heads), make)
     return packed, runs if differentiable else None, prefix_runs if differentiable else None
+
+
+def _storage(call: Call, grid: Grid) -> tuple[torch.dtype, bool]:
+    """Return the dtype of the strip, and whether it has a float16 copy."""
+    # distance biases: float16 only; tables: float32 and a float16 copy
+    half = call.dtype != torch.float32
+    narrow = half and call.bias is not None and fits_float16(call.bias, grid, call.factor)
+    return torch.float16 if narrow else torch.float32, half and not narrow and not exporting()
+
+
+def _table(call: Call, bias: Bias, grid: Grid) -> tuple[Tensor, Tensor | None]:
+    """Return the results of `lower_to_table` on the device of the queries, with causal masking."""
+    table, edge = lower_to_table(bias)
+    table = table.to(call.q.device)
+    return with_causal_mask(table, edge, grid) if call.is_causal else (table, edge)
+
+
+def _shift(call: Call, layout: Layout) -> Tensor:
+    """Return the constants that were subtracted from the rows of the bias, (h or 1, n)."""
+    bias = call.bias
+    if bias is None or bias.pos is None or bias.pos.grid is None:
+        return call.q.new_zeros(1, 1, dtype=torch.float32)
+    grid = bias.pos.grid
+    with torch.no_grad(), no_autocast(call.q.device):
+        table, edge = _table(call, bias, grid)
+        constants = [t.float() for t in row_maxima(table, edge, bool(grid.prefix))]
+        if _storage(call, grid)[1]:
+            table, edge = shifted(table, edge, bool(grid.prefix))
+            middle = copy_shift(*build(table.float(), edge, layout), call.factor, call.dtype)[1][:, 0]
+            constants = [t + middle for t in constants]
+        is_prefix = torch.arange(call.q.shape[2], device=call.q.device) < grid.prefix
+        patches, prefix = (t[:, None] for t in constants)
+        return torch.where(is_prefix, prefix, patches)
 
 
 def _run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -42,8 +42,15 @@ def content_unsupported_reason(bias: Bias) -> str | None:
     return "the terms of the bias are on different grids" if len(grids) > 1 else None
 
 
-def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention (b, h, n, d_v) of a call with a content-dependent bias; q, k, v are transformed inputs."""
+def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return attention (b, h, n, d_v) of a call with a content-dependent bias, and the row sums of `sums_of`.
+
+    Args:
+        call: the call.
+        q: transformed queries.
+        k: transformed keys.
+        v: transformed values.
+    """
     from vispe.attention.backends.triton.content.decomposed_op import attend, slots_for
 
     bias = call.bias
@@ -53,7 +60,7 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
     request = DenseRequest(None, None, call.q, keys, call.factor, None)
     if isinstance(bias, GatedBias):
-        return call.finish(_gated(call, bias, request, q, k, v))
+        return _gated(call, bias, request, q, k, v)
     terms = bias.terms if isinstance(bias, SumBias) else (bias,)
     grid = None if bias is None or bias.pos is None else bias.pos.grid
     shape, prefix = (
@@ -70,11 +77,10 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 terms_by_side[term.dot] = (
                     terms_by_side[term.dot] + term_slots if term.dot in terms_by_side else term_slots
                 )
-    out, _ = attend(
+    return attend(
         q, k, v, terms_by_side.get("query"), terms_by_side.get("key"), call.key_padding_mask, *shape, prefix,
         slots.width, slots.high, call.factor,
     )  # fmt: skip
-    return call.finish(out)
 
 
 def _laid_out(term: DecomposedBias, request: DenseRequest, slots: Slots, q: Tensor) -> Tensor:
@@ -82,7 +88,9 @@ def _laid_out(term: DecomposedBias, request: DenseRequest, slots: Slots, q: Tens
     return lay_out(rows, cols, slots, 1.0 if request.scale is None else request.scale)
 
 
-def _gated(call: Call, bias: GatedBias, request: DenseRequest, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _gated(
+    call: Call, bias: GatedBias, request: DenseRequest, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
     from vispe.attention.backends.triton.content.gated_op import attend
 
     profile, heads = bias.profile, q.shape[1]
@@ -123,11 +131,10 @@ def _gated(call: Call, bias: GatedBias, request: DenseRequest, q: Tensor, k: Ten
     address, base = _run_starts(pos, layout)
     deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
     sharers = 1 if layout.rows else layout.shape[0]
-    out, _ = attend(
+    return attend(
         q, k, v, row, col, strip, address, edge, base, call.key_padding_mask, runs, prefix_runs, layout.selected,
         call.factor, sharers, deterministic,
     )  # fmt: skip
-    return out
 
 
 def _run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from vispe.attention.backends.triton.grid.launch import (
     launch,
     mask_of,
     missing,
+    row_gradient,
     scaled_grad,
     strides,
     sums_of,
@@ -87,12 +88,14 @@ decomposed_attention.register_fake(fake_output)
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, by_query: Tensor | None,
     by_key: Tensor | None, keep: Tensor | None, gh: int, gw: int, prefix: int, width: int, high: int, scale: float,
+    lse_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, and of the terms of queries and keys (empty for None)."""
+    rows_grad = row_gradient(lse_grad, lse)
     grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
-    delta = row_sums_of(out, grad)
+    delta = row_sums_of(out, grad, rows_grad=rows_grad)
     dq, dk, dv = grads_like(q, k, v)
     # the own tokens of a program are queries in the first kernel, keys in the second
     terms_grad_q, terms_grad_k = _grad_like(by_query, lse), _grad_like(by_key, lse)
@@ -135,15 +138,14 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     q, k, v, by_query, by_key, keep, *ctx.rest = inputs
     ctx.save_for_backward(q, k, v, *output, by_query, by_key, keep)
     ctx.read = by_query is not None, by_key is not None
-    ctx.mark_non_differentiable(output[1])
-    # no zeros for the gradient of the row sums
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, lse_grad: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
-    dq, dk, dv, *terms_grads = _eager_gradients(grad_out, *ctx.saved_tensors, *ctx.rest)
-    by_query, by_key = (grad if needed else None for grad, needed in zip(terms_grads, ctx.read, strict=True))
+    grad = torch.zeros_like(ctx.saved_tensors[3]) if grad is None else grad
+    dq, dk, dv, *terms_grads = _eager_gradients(grad, *ctx.saved_tensors, *ctx.rest, lse_grad)
+    by_query, by_key = (t if needed else None for t, needed in zip(terms_grads, ctx.read, strict=True))
     return dq, dk, dv, by_query, by_key, *[None] * 7
 
 

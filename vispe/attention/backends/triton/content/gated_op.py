@@ -26,6 +26,7 @@ from vispe.attention.backends.triton.grid.launch import (
     launch,
     mask_of,
     missing,
+    row_gradient,
     scaled_grad,
     strides,
     sums_of,
@@ -85,12 +86,17 @@ gated_attention.register_fake(fake_output)
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, row: Tensor, col: Tensor, packed: Tensor,
     address: Tensor, edge: Tensor, base: Tensor, keep: Tensor | None, prefix: int, scale: float, length: int,
-    sharers: int, deterministic: bool,
+    sharers: int, deterministic: bool, lse_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, both gates and the profile; the last two are empty if `length` is 0."""
+    rows_grad = row_gradient(lse_grad, lse)
     grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
     b, h, n, _ = q.shape
-    delta, drow, dcol = row_sums_of(out, grad), lse.new_empty(lse.shape[1:]), lse.new_empty(lse.shape[1:])
+    delta, drow, dcol = (
+        row_sums_of(out, grad, rows_grad=rows_grad),
+        lse.new_empty(lse.shape[1:]),
+        lse.new_empty(lse.shape[1:]),
+    )
     # first pass: gradients of queries and their gates
     dq, dk, dv = grads_like(q, k, v)
     size = choose("grad_q", q, v)
@@ -143,9 +149,9 @@ gated_attention_grad = torch.library.custom_op("vispe::gated_attention_grad", _g
 def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, row: Tensor, col: Tensor, packed: Tensor,
     address: Tensor, edge: Tensor, base: Tensor, keep: Tensor | None, prefix: int, scale: float, length: int,
-    sharers: int, deterministic: bool,
+    sharers: int, deterministic: bool, lse_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    del grad, out, address, edge, base, keep, prefix, scale, sharers, deterministic
+    del grad, out, address, edge, base, keep, prefix, scale, sharers, deterministic, lse_grad
     made = *grads_like(q, k, v), lse.new_empty(lse.shape[1:]), lse.new_empty(lse.shape[1:])
     if not length:
         return *made, lse.new_empty(0), lse.new_empty(0)
@@ -156,17 +162,16 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     q, k, v, row, col, packed, address, edge, base, keep, runs, _, *ctx.rest = inputs
     ctx.save_for_backward(q, k, v, *output, row, col, packed, address, edge, base, keep)
     ctx.length = 0 if runs is None else runs.shape[1]
-    ctx.mark_non_differentiable(output[1])
-    # no zeros for the gradient of the row sums
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, lse_grad: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
     prefix, scale, sharers, deterministic = ctx.rest
+    grad = torch.zeros_like(ctx.saved_tensors[3]) if grad is None else grad
     length = ctx.length if any(ctx.needs_input_grad[10:12]) else 0
     *grads, runs, prefix_runs = _eager_gradients(
-        grad, *ctx.saved_tensors, prefix, scale, length, sharers, deterministic
+        grad, *ctx.saved_tensors, prefix, scale, length, sharers, deterministic, lse_grad
     )
     profile = (runs, prefix_runs) if length else (None, None)
     return *grads, *[None] * 5, *profile, *[None] * 4

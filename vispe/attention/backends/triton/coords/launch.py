@@ -59,8 +59,7 @@ class Operands(NamedTuple):
         table = self.table
         # softmax ignores a constant per head; the largest biases become small numbers with small rounding errors
         if table is not None:
-            top = table.amax(1, keepdim=True)
-            table = ((table - torch.where(top.isfinite(), top, 0.0)) / self.scale).contiguous()
+            table = ((table - table_shift(table)) / self.scale).contiguous()
         operands = (table, self.cells, self.coords, self.period, self.slopes, self.segment)
         return (
             *(
@@ -85,6 +84,12 @@ class Operands(NamedTuple):
             "GATHER": self.table is not None, "METRIC": self.metric, "WRAP": self.period is not None,
             "AXES": 1 if self.coords is None else self.coords.shape[1] - 1, "PACKED": self.segment is not None,
         }  # fmt: skip
+
+
+def table_shift(table: Tensor) -> Tensor:
+    """Return the constants (h or 1, 1) that are subtracted from a table: the maximum of each head."""
+    top = table.amax(1, keepdim=True)
+    return torch.where(top.isfinite(), top, 0.0)
 
 
 def size_of(kernel: str, q: Tensor, v: Tensor, more: Operands) -> Tiles:
@@ -123,14 +128,15 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, more: Operands) -> tuple[Tensor
 
 
 def run_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, more: Operands, learned: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, more: Operands, learned: bool,
+    rows_grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v and of the slopes, and delta, the row sums of ``grad * out``, for `run_table`.
 
-    The gradient of the slopes (h,) is empty unless `learned`.
+    The gradient of the slopes (h,) is empty unless `learned`. `rows_grad`: from `row_gradient`.
     """
     b, h, n, _ = q.shape
-    delta = row_sums_of(out, grad)
+    delta = row_sums_of(out, grad, rows_grad=rows_grad)
     size = size_of("grad_q", q, v, more)
     dq, dk, dv = grads_like(q, k, v)
     # one partial sum of the slope gradient per tile, so that no atomics are needed

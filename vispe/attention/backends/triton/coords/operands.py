@@ -8,13 +8,15 @@ wrapped here, so that the kernels only subtract and add.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
-from vispe.attention.bias.lower_to_table import lower_to_table, shifted
+from vispe.attention.bias.lower_to_table import lower_to_table, row_maxima, shifted
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
@@ -54,20 +56,27 @@ def coords_unsupported_reason(bias: Bias) -> str | None:
     return None
 
 
-def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention (b, h, n, d_v) of a call without a bias, or with one that these kernels support."""
+def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+    """Return attention (b, h, n, d_v) of a call without a bias, or with one that these kernels support.
+
+    The other results are the row sums of `sums_of`, and a function that returns the constants that were subtracted from
+    the rows of the bias, broadcastable to (b, h, n).
+    """
+    from vispe.attention.backends.triton.coords.launch import table_shift
     from vispe.attention.backends.triton.coords.op import attend
 
     bias, device, heads = call.bias, q.device, q.shape[1]
     distances, tables = ([], []) if bias is None else _terms(bias)
     table = cells = slopes = coords = period = segment = None
+    lowered: tuple[Tensor, Tensor | None] | None = None
     metric = 0
     masks = [term for term in tables if isinstance(term, WindowMask)]
     tables = [term for term in tables if not isinstance(term, WindowMask)]
     with no_autocast(device):
         # masks of windows: one table for mask and bias together, with separate cells
         for term in masks:
-            bias_table = shifted(*lower_to_table(SumBias(tables)), False)[0] if tables else None
+            lowered = lower_to_table(SumBias(tables)) if tables else None
+            bias_table = None if lowered is None else shifted(*lowered, False)[0]
             cells, table = term.cell_numbers(), term.widened(bias_table).flatten(1).to(device, torch.float32)
         for term in tables[:1] if not masks else ():
             pos = _bound(term)
@@ -96,7 +105,7 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         segment = segments(call.cu_seqlens.to(device), q.shape[2])
     deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
     key_padding = call.key_padding_mask
-    return attend(
+    out, sums = attend(
         q,
         k,
         v,
@@ -110,7 +119,20 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         metric,
         call.factor,
         deterministic,
-    )[0]
+    )
+
+    def constant() -> Tensor:
+        if table is None:
+            return sums.new_zeros(())
+        with torch.no_grad():
+            # `Operands.read` shifts the table again
+            top = table_shift(table)
+            if lowered is None or bias is None or bias.pos is None:
+                return top
+            patches, prefix = (t.to(top)[:, None] for t in row_maxima(*lowered, not masks))
+            return top + torch.where(bias.pos.spatial[:, None], patches, prefix)
+
+    return out, sums, constant
 
 
 def segments(cu_seqlens: Tensor, tokens: int) -> Tensor:

@@ -153,6 +153,34 @@ def scaled_grad(grad: Tensor, lse: Tensor) -> Tensor:
     return torch.mul(grad, lse[1, ..., None], out=torch.empty_like(grad))
 
 
+def log_sum_exp(sums: Tensor, prefix: int = 0) -> Tensor:
+    """Return the natural log-sum-exp of the rows (b, h, n) in memory order, -inf for rows without any key.
+
+    Its gradient reaches the operator as that of ``sums[0]``, see `row_gradient`.
+
+    Args:
+        sums: row sums of `sums_of`.
+        prefix: number of tokens that `sums` has at the end instead of in front.
+    """
+    lse, share = sums[0], sums[1].detach()
+    # rolled, as symbolic slices would be specialised in compiled programs
+    lse = lse.roll(prefix, -1) if prefix else lse
+    closed = lse == torch.inf
+    return ((lse.where(~closed, 0.0) - share.log2()) / LOG2E).masked_fill(closed, -torch.inf)
+
+
+def row_gradient(grad: Tensor | None, sums: Tensor, prefix: int = 0) -> Tensor | None:
+    """Return what delta has to be reduced by (b, h, n), given the gradient of the row sums of `sums_of`.
+
+    The gradient of a logit is ``P (dP - delta + g)`` for a gradient g of the natural log-sum-exp. The weights that
+    kernels compute are P over the share of their row (`scaled_grad`).
+    """
+    if grad is None:
+        return None
+    share = sums[1].roll(-prefix, -1) if prefix else sums[1]
+    return grad[0] * share * LOG2E
+
+
 def tokens_first(q: Tensor, width: int) -> Tensor:
     """Return an empty tensor (b, h, n, width), stored as (b, n, h, width)."""
     b, h, n, _ = q.shape

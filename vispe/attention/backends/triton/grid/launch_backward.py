@@ -34,15 +34,16 @@ def run_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
     visible: Tensor | None = None, copy: Tensor | None = None, once: bool = False, seed: Tensor | None = None,
-    dropout: float = 0.0,
+    dropout: float = 0.0, rows_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, and for `run_bias` delta, the row sums of ``grad * out``, patches first.
 
     Args as in `run_forward`. `once`: compute scores once instead of twice, with atomic float32 additions to dq.
+    `rows_grad`: from `row_gradient`.
     """
     b, h, n, _ = q.shape
     prefix = prefix if packed is not None else 0
-    delta = row_sums_of(out, grad, prefix)
+    delta = row_sums_of(out, grad, prefix, rows_grad)
     dq, dk, dv = grads_like(q, k, v)
     # dq: one program per tile of queries; dk, dv: one per tile of keys
     bias = bias_of(packed, copy, address, edge, visible, q)
@@ -73,10 +74,11 @@ def run_backward(
     return dq, dk, dv, delta
 
 
-def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0) -> Tensor:
+def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0, rows_grad: Tensor | None = None) -> Tensor:
     """Return delta = ``sum_e grad out`` (b, h, n) float32, which softmax subtracts from the gradients of a row.
 
-    The first `prefix` tokens are moved to the end. This is the first launch of every backward pass.
+    The first `prefix` tokens are moved to the end. `rows_grad` from `row_gradient` is subtracted. This is the first
+    launch of every backward pass.
     """
     training_step()
     _, h, n, width = out.shape
@@ -84,7 +86,7 @@ def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0) -> Tensor:
     compile_constants: Constants = {"E": width, "BE": tile_of(width), "BM": 64, "enable_fp_fusion": True}
     programs = cdiv(n, 64), h, len(out)
     launch(row_sums, programs, (out, grad, delta), (*strides(out, grad), n, prefix, h), compile_constants)
-    return delta
+    return delta if rows_grad is None else delta.sub_(rows_grad)
 
 
 def run_bias(

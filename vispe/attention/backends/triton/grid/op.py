@@ -13,6 +13,7 @@ from vispe.attention.backends.triton.eager import eager_call
 from vispe.attention.backends.triton.grid.launch import (
     fake_output,
     grads_like,
+    row_gradient,
     run_forward,
     scaled_grad,
     with_row_pitch,
@@ -46,9 +47,10 @@ def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, base: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
     length: int, sharers: int, deterministic: bool, visible: Tensor | None = None, copy: Tensor | None = None,
-    once: bool = False, seed: Tensor | None = None, dropout: float = 0.0,
+    once: bool = False, seed: Tensor | None = None, dropout: float = 0.0, lse_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v and of the bias; those of the bias are empty if `length` is 0."""
+    rows_grad = row_gradient(lse_grad, lse, prefix if packed is not None else 0)
     grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
     dq, dk, dv, delta = run_backward(
         grad,
@@ -68,6 +70,7 @@ def _gradients(
         once,
         seed,
         dropout,
+        rows_grad,
     )
     if not length or packed is None or address is None or edge is None or base is None:
         return dq, dk, dv, lse.new_empty(0), lse.new_empty(0)
@@ -103,18 +106,29 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.length = 0 if runs is None else runs.shape[1]
     ctx.rest = prefix, scale, sharers, deterministic
     ctx.once, ctx.dropout = once, dropout
-    ctx.mark_non_differentiable(output[1])
-    # no zeros for the gradient of the row sums
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor | None, lse_grad: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
     prefix, scale, sharers, deterministic = ctx.rest
     # needs_input_grad of runs and prefix_runs
     length = ctx.length if any(ctx.needs_input_grad[8:10]) else 0
     *saved, visible, copy, seed = ctx.saved_tensors
-    options = prefix, scale, length, sharers, deterministic, visible, copy, ctx.once, seed, ctx.dropout
+    grad = torch.zeros_like(saved[3]) if grad is None else grad
+    options = (
+        prefix,
+        scale,
+        length,
+        sharers,
+        deterministic,
+        visible,
+        copy,
+        ctx.once,
+        seed,
+        ctx.dropout,
+        lse_grad,
+    )
     dq, dk, dv, runs, prefix_runs = _eager_gradients(grad, *saved, *options)
     bias = (runs, prefix_runs) if length else (None, None)
     return dq, dk, dv, *[None] * 5, *bias, *[None] * 9
