@@ -35,6 +35,10 @@ RECIPE_PAPERS: dict[str, tuple[str, ...]] = {
     "d4_rasa": (FRANCA, DINO_SAW),
     # evaluation
     "linear_probe": (DINO_SAW,),
+    "effective_receptive_field": (
+        "Understanding the Effective Receptive Field in Deep Convolutional Neural Networks, "
+        "https://arxiv.org/abs/1701.04128",
+    ),
     "three_cell": (LOOPE,),
     "pesi": (LOOPE,),
     "rotation": (
