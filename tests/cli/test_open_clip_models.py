@@ -18,6 +18,7 @@ TIMM = {"image_size": 64, "timm_model_name": "test_vit", "timm_pool": "", "timm_
         "timm_model_pretrained": False}  # fmt: skip
 COMMANDS = {
     "health": ["--noise", "2"],
+    "receptive-field": ["--noise", "2"],
     "probe": ["--noise", "1", "--masks", "1", "--step", "2"],
 }
 

@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["helper.py:f", "notes:f"])
-@pytest.mark.parametrize("command", ["rotate", "probe", "audit", "health"])
+@pytest.mark.parametrize("command", ["rotate", "probe", "audit", "health", "receptive-field"])
 def test_a_recipe_runs_no_code(folder, capsys, command, name):
     Path("c.yaml").write_text(f"model: {name}\nimages: [i.png]\nout: o\n")
     assert main([command, "--config", "c.yaml"]) == 2

@@ -55,7 +55,7 @@ COMMANDS: dict[str, str] = {
     "rotate": "Measure how rotating, mirroring and shifting a sample changes a model's features or a segmentation.",
     "threecell": "Train small models on the three-cell benchmark and score which positional tasks they solve.",
     "health": "Report attention heads that collapse, stay local, or attend by position instead of content.",
-    "receptive-field": "Measure the pixels that the feature of the central patch of a model depends on.",
+    "receptive-field": "Measure how far a model looks: the pixels that its central feature depends on.",
     "retrofit": "Remove positional bias from a pretrained vision transformer by distillation.",
     "retrofit evaluate": "Evaluate a retrofit: the model before and after, in one report.",
     "export-positions": "Export the position scheme of a vision-language model for an inference engine.",

@@ -17,12 +17,12 @@ def receptive_field(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Measure the effective receptive field of a model: the pixels that the feature of the central patch depends on.
+    """Measure how far a model looks: the pixels that its central feature depends on.
 
-    The influence of a pixel is the norm of the gradient of the feature with respect to the pixel, averaged over
-    images. The table has the radius that contains 50 % and 95 % of the influence, the area of the smallest region with
-    95 %, and the influence of the patch itself, each with the value for uniform influence. Images are centre-cropped
-    to a square and resized to the input size of the model.
+    The effective receptive field: the influence of a pixel is the norm of the gradient of the feature of the central
+    patch with respect to the pixel, averaged over images. The table has the radius that contains 50 % and 95 % of the
+    influence, the area of the smallest region with 95 %, and the influence of the patch itself, each with the value
+    for uniform influence. Images are centre-cropped to a square and resized to the input size of the model.
 
     Args:
         out: folder for report.html, report.json and receptive_field.png; by default only the table is printed.
