@@ -7,6 +7,7 @@ import torch
 
 from vispe.cli.commands.evaluation import audit, health, probe, rotate
 from vispe.cli.main import main
+from vispe.cli.shared_options import MODEL
 from vispe.evaluate import evaluated
 from vispe.evaluate.evaluated import EvaluatedModel
 
@@ -55,11 +56,9 @@ def refused(capsys, *words):
 
 
 def test_commands_name_subjects_equally():
-    texts = set()
-    for command in (probe.probe, health.health, rotate.rotate, audit.audit):
-        lines = command.__doc__.split("        model: ")[1].split("        images:")[0]
-        texts.add(" ".join(lines.split()))
-    (text,) = texts
+    commands = (probe.probe, health.health, rotate.rotate, audit.audit)
+    assert not [command for command in commands if "        model: " in command.__doc__]
+    text = MODEL["model"]
     assert all(word in text for word in ("timm", "open_clip:", "hf:", "retrofit", ".vispe", "file.py:name"))
 
 

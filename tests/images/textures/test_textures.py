@@ -388,12 +388,12 @@ def test_layers_know_up_and_down():
         ),
         (
             lambda: MADE["field"].render((0, 4)),
-            ShapeError,
+            OptionError,
             r"size needs an integer above 0, or a list of 2 integers above 0, got size=\(0, 4\)",
         ),
         (
             lambda: MADE["field"].render((4, 5, 6)),
-            ShapeError,
+            OptionError,
             r"size needs an integer above 0, or a list of 2 integers above 0, got size=\(4, 5, 6\)",
         ),
         (

@@ -187,7 +187,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence():
     with pytest.raises(OptionError, match=r"layers=\(3,\) has no effect on vispe_micro"):
         FeatureConfig("tokens", model="vispe_micro", layers=(3,))
     for wrong in ({"token_stride": 0}, {"token_shifts": 0}, {"token_shifts": 1.5}, {"token_stride": True}):
-        with pytest.raises(OptionError, match="must be a positive integer"):
+        with pytest.raises(OptionError, match="needs an integer above 0"):
             FeatureConfig("tokens", model=NAME, **wrong)
     for layers in ((), (3, 3)):
         with pytest.raises(OptionError, match="must be a non-empty list of distinct blocks"):

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import ShapeError
 from vispe.images.textures.checks import Size, both
 from vispe.images.textures.waves import Places, Raster, Waves
-from vispe.utils.options import FiniteFloat, PositiveFloat, checked, read_option
+from vispe.utils.options import FiniteFloat, PositiveFloat, checked
 
 SIDE = 256  # pixels; images are rendered in tiles of this side
 _CHUNK = 1 << 13  # scattered points per chunk
@@ -73,7 +73,7 @@ class Texture(ABC):
     @checked
     def render(
         self,
-        size: int | tuple[int, int],
+        size: Size,
         *,
         angle: FiniteFloat = 0.0,
         mirror: bool = False,
@@ -102,8 +102,8 @@ class Texture(ABC):
             int64.
 
         Raises:
-            ShapeError: a size without pixels.
-            OptionError: an angle, shift or scale that is not finite, or a scale that is not positive.
+            OptionError: a size without pixels; an angle, shift or scale that is not finite; or a scale that is not
+                positive.
 
         Example:
             >>> from vispe.images.textures import voronoi
@@ -111,7 +111,7 @@ class Texture(ABC):
             >>> tuple(image.shape), tuple(classes.shape)
             ((3, 64, 96), (64, 96))
         """
-        h, w = _size(size)
+        h, w = both(size)
         grey, label = np.empty((3, h, w), np.float32), np.empty((h, w), np.int64)
         rotation = -angle if mirror else angle
         quarters = math.floor((rotation + 45.0) / 90.0)
@@ -141,10 +141,3 @@ class Texture(ABC):
         angle = math.radians(self.direction)
         along = np.array([-math.sin(angle), math.cos(angle)])  # (y, x), y downwards
         return np.eye(2) + (1.0 / self.stretch - 1.0) * np.outer(along, along)
-
-
-def _size(size: int | tuple[int, int]) -> tuple[int, int]:
-    try:
-        return both(read_option("size", size, Size))
-    except OptionError as error:
-        raise ShapeError(str(error)) from None

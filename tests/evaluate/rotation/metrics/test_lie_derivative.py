@@ -139,7 +139,7 @@ def test_scores_that_do_not_move_do_not_change():
     assert [r.values.tolist() for r in again] == [
         r.values.tolist() for r in score_changes(corner, images, seed=5)
     ]
-    with pytest.raises(OptionError, match="share in"):
+    with pytest.raises(OptionError, match="share needs a number above 0 and below 1, got share=2"):
         score_changes(corner, images, share=2)
     with pytest.raises(ShapeError, match=r"logits must be \(b, k\) for 1 image,"):
         argmax_consistency(raw_intensity, images)
