@@ -86,7 +86,7 @@ def test_bad_requests(capsys, images):
     assert "health: needs either images or --noise, got" in failed(
         capsys, "test_vit", str(images), "--noise", "1"
     )
-    assert "batch_size needs an integer above 0, got batch_size=0" in failed(
+    assert "--batch-size needs an integer above 0, got --batch-size 0." in failed(
         capsys, *MODEL, "--noise", "1", "--batch-size", "0"
     )
     assert "resnet10t" not in failed(capsys, "resnet1o", "--noise", "1", "--weights", "random").split(":")[0]

@@ -89,7 +89,9 @@ def read_options(
 
 
 def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
-    """Replace backticked parameters of a command in a library message by the options of the command line.
+    """Replace parameters of a command in a library message by the options of the command line.
+
+    Parameters are in backticks, or the subject of a message of `vispe.utils.options`.
 
     Names in backticks that are not parameters of the command remain unchanged, unless `LIBRARY_NAMES` of the module of
     the command maps this name of the library to a parameter.
@@ -102,6 +104,8 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
     >>> def command(images, pos_embed=None, from_=None): ...
     >>> name_options("`pos_embed`, `from='a'`, `images` and `other`", command, ("images",))
     '--pos-embed, --from a, IMAGES and `other`'
+    >>> name_options("f: pos_embed needs a string, got pos_embed=1.", command)
+    'f: --pos-embed needs a string, got --pos-embed 1.'
     """
     keys = {key.rstrip("_") for key in inspect.signature(function).parameters} | _PERMISSIONS
     renamed = getattr(inspect.getmodule(function), "LIBRARY_NAMES", {})
@@ -119,7 +123,14 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
             return _flag(f"no_{key}")
         return " ".join((_flag(key), value.strip("'")))
 
-    return re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`", option, text)
+    def checked_option(match: re.Match[str]) -> str:
+        key, words = match.groups()
+        named = key in keys and key not in positionals
+        return f"{_flag(key)}{words}got {_flag(key)} " if named else match[0]
+
+    text = re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`", option, text)
+    # messages of `vispe.utils.options`, such as "seed needs an integer, got seed='x'."
+    return re.sub(r"(?<![-\w])([a-z]\w*)( (?:needs|is) .*?)got \1=", checked_option, text)
 
 
 def command_help(function: Callable[..., int | None]) -> tuple[str, dict[str, str], str]:

@@ -254,7 +254,7 @@ def test_a_number_of_clusters_may_be_left_out(tmp_path, monkeypatch, words, expe
         ("a.png --cluster 2.5 -o o", "segment: --cluster must be an integer or 'auto', got '2.5'."),
         (
             "a.png --cluster -1 -o o",
-            "segment: cluster needs an integer from 2 to 255, or auto, got cluster=-1.",
+            "segment: --cluster needs an integer from 2 to 255, or auto, got --cluster -1.",
         ),
         (
             "--cluster 3 --cluster-method ward a.png -o o",

@@ -277,7 +277,7 @@ def test_an_unknown_file_is_still_refused(tmp_path):
         (["", "--cluster", "2", "-o", "out"], "file names must not be empty"),
         (
             ["data/a.png", "--cluster", "2", "--seed", "-1", "-o", "out"],
-            "seed needs an integer from 0 to 4294967295, got seed=-1",
+            "--seed needs an integer from 0 to 4294967295, got --seed -1",
         ),
         (["data/a.png", "--cluster", "2", "-o", "data/a.png"], "data/a.png is not a folder"),
         (["data/a.png", "--cluster", "2", "-o", "data/a.png/x"], "data/a.png is not a folder"),
