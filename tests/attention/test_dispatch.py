@@ -121,6 +121,14 @@ def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
                 actual = results(*other, bias=again, scale=scale)
                 expected = results(*other, bias=bias, scale=scale, backend="sdpa")
                 assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    for width in (WIDTH // 2, 2 * WIDTH):  # values of another width than queries
+        q, k, _ = tensors(batch, 13)
+        v = torch.randn(batch, HEADS, 13, width, requires_grad=True)
+        first, again = (attention(q, k, v, bias=bias) for _ in range(2))
+        assert sdpa.cached_mask(q, k, v, bias) is not None
+        assert torch.equal(first, again)
+        reference = attention(q, k, v, bias=bias, backend="reference")
+        torch.testing.assert_close(again, reference, rtol=0, atol=1e-6)
     q, k, v = tensors(batch, 13)
     assert sdpa.cached_mask(q, k, v, DistanceBias((0.5, 0.2, 0.3), pos)) is None
     assert (
