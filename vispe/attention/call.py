@@ -128,6 +128,7 @@ class Call:
             raise OptionError(
                 f"attention: softcap must be positive and finite, got {softcap}. Use None for none."
             )
+        # softcap acts on the product of queries and keys, which such a bias replaces
         if softcap is not None and self.whole:
             raise UnsupportedCombination(
                 f"The bias {type(self.bias).__name__} replaces the product of queries and keys, so softcap={softcap} "
@@ -155,6 +156,7 @@ class Call:
                 f"key_padding_mask must be bool (True = real key) of shape {(k.shape[0], k.shape[2])}, got "
                 f"{key_padding.dtype} {tuple(key_padding.shape)}."
             )
+        # lengths are cumulative over one axis of tokens
         if cu_seqlens is not None and (q.shape[0] != 1 or q.shape[2] != k.shape[2]):
             raise ShapeError(
                 "cu_seqlens packs sequences along one token axis, so it needs batch size 1 and as many queries as "
@@ -290,6 +292,7 @@ class Call:
             keys = self.key_padding_mask
             masks.append((keys if self.padding_per_sample else keys[:1])[:, None, None])
         if self.is_causal:
+            # query i attends to the keys 0 to i, also if there are more keys than queries
             masks.append(torch.ones(n, m, dtype=torch.bool, device=device).tril()[None, None])
         if self.cu_seqlens is not None:
             token = torch.arange(n, device=device)
@@ -307,6 +310,7 @@ class Call:
     def padding_per_sample(self) -> bool:
         """Whether there is a key padding mask that may differ between samples."""
         keys = self.key_padding_mask
+        # an expanded mask has stride 0: all samples have the same padding
         return keys is not None and not (keys.shape[0] > 1 and keys.stride(0) == 0)
 
     @property
@@ -333,12 +337,14 @@ def combine_masks(
         keep: bool mask, likewise, True for pairs that may attend.
         finite: whether neither `bias` nor `added` can contain -inf.
     """
+    # sizes of 1 broadcast, as in (b or 1, h or 1, n, m)
     total = bias if added is None else added if bias is None else bias + added
     if not finite and total is not None:
         attended = total != float("-inf")
         keep = attended if keep is None else keep & attended
     if keep is None:
         return total, None
+    # rows (b or 1, h or 1, n, 1) without any key
     dead = ~keep.any(-1, keepdim=True)
     if total is None:
         total = torch.zeros((), device=keep.device)
@@ -358,6 +364,7 @@ def _as_key_padding(mask: Tensor, batch: int, keys: int) -> Tensor | None:
     device sync, have no gradient, and are all 0 or -inf.
     """
     mask_4d = _as_4d(mask)
+    # different for heads or queries
     if mask_4d.shape[1] != 1 or mask_4d.shape[2] != 1:
         return None
     # (b or 1, 1, 1, m) -> (b, m)

@@ -193,6 +193,7 @@ def attention(  # pyright: ignore[reportInconsistentOverload] (the first overloa
         enable_gqa, deterministic, return_lse, sinks, softcap,
     )  # fmt: skip
     name, out, lse = _run(call, named)
+    # calls with a log-sum-exp are not repeated without checks
     if return_lse and lse is not None:
         return out, lse
     if bias_only and name == "sdpa":
@@ -280,6 +281,7 @@ def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
         BackendUnavailable: a backend was named that does not support the call.
     """
     if named.backend != "auto":
+        # a named backend never gives way to another one
         refusal = BACKENDS[named.backend][0](call)
         if refusal and named.by == "name":
             raise BackendUnavailable(
@@ -309,6 +311,7 @@ def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
         return "flex", f"FlexAttention needs no n x n tensor; {refusal}"
     if refusal:
         return "reference", refusal
+    # torch selects its own kernel, fused where possible
     if call.bias is None:
         return "sdpa", "there is no bias"
     if _lowrank_is_faster(call):
@@ -331,6 +334,7 @@ def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
             f"{sdpa.MASK_LIMIT / 2**30:.3g} GiB; computed in each call and again in the backward pass"
         )
     caching = "cached with its positions" if call.bias.key is not None else "computed in each call"
+    # in evaluation, from the second call on
     if is_cached(call.bias, call.dtype, call.q.shape[1]):
         caching = "cached until its parameters change"
     return "sdpa", f"one dense mask, {caching}"

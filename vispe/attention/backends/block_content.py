@@ -28,7 +28,9 @@ def block_content(term: ContextBias, call: Call, layout: Layout) -> BlockBias:
     (b, h, n), groups = q.shape[:3], q.shape[1] // keys.shape[1]
     keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
     request = DenseRequest(None, None, q, keys, call.factor, None)
+    # weights (h or 1, buckets, d): one vector per bucket
     weights, buckets = term.weights, _rows_of(term, layout)
+    # keys are read by every block, so their products are computed once
     if term.dot == "key" or 4 * b * h * n * weights.shape[1] <= MAX_PRODUCTS:
         products = term.products(request).expand(b, h, -1, -1)
         return ProductBias((products,), buckets, term.dot)
@@ -131,6 +133,7 @@ class ProductBias:
         products, buckets = self.tensors[0], self.buckets.dense()[:, None]
         if self.dot == "query":
             return products.gather(-1, buckets.expand(*products.shape[:2], -1, -1))
+        # (b or 1, 1, keys, queries): products of keys are gathered along their rows
         index = buckets.transpose(-1, -2).expand(*products.shape[:2], -1, -1)
         return products.gather(-1, index).transpose(-1, -2)
 
@@ -160,6 +163,7 @@ class VectorBias(ProductBias):
         """Add the gradients of vectors and weights, given that of the mask of a block (h, rows, n)."""
         vectors, weights = source.tensors
         x = vectors[sample, block.heads, block.tokens]
+        # gradient of the products (h, rows, buckets): the sum over the pairs of a bucket
         grad = scores.new_zeros(*scores.shape[:2], weights.shape[1])
         grad.scatter_add_(-1, self.buckets.rows(block, sample).expand_as(scores), scores)
         self.tensors[0][sample, block.heads, block.tokens] += grad @ _pick(weights, block.heads)

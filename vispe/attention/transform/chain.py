@@ -65,6 +65,7 @@ class Chain(Transform):
 
     def output(self, out: Tensor) -> Tensor:
         """Return the output after all links, the last first."""
+        # the inverse of a composition: (f g)^-1 = g^-1 f^-1
         for link in reversed(self.links):
             out = link.output(out)
         return out

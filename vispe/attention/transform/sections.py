@@ -63,6 +63,7 @@ class Sections(Transform):
     def _split(self, x: Tensor) -> list[tuple[Transform, Tensor]]:
         covered = sum(size for size, _ in self.sections)
         rest = x.shape[-1] - covered
+        # sections are consecutive, from channel 0
         if rest < 0:
             raise ShapeError(
                 f"Sections covers {counted(covered, 'channel')}, but head_dim is {x.shape[-1]}. Use fewer or smaller "
@@ -70,6 +71,7 @@ class Sections(Transform):
             )
         parts: list[tuple[Transform, Tensor]] = []
         start = 0
+        # the identity for the remaining channels
         for size, transform in (*self.sections, (rest, Transform())):
             parts.append((transform, x[..., start : start + size]))
             start += size

@@ -73,6 +73,7 @@ def unsupported_reason(call: Call) -> str | None:
     ):
         if excluded:
             return why
+    # the causal mask is part of the table of offsets, which packed sequences do not have
     if call.is_causal and call.cu_seqlens is not None:
         return "is_causal is not fused with packed sequences"
     causal_reason = causal_unsupported_reason(call.bias) if call.is_causal else None
@@ -115,9 +116,11 @@ def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
         _contiguous_channels(t.to(call.dtype))
         for t in call.transformed(repeated=content_dependent or scattered)
     )
+    # a bias per sample, from queries or keys: kernels of their own
     if content_dependent:
         out, sums = content_dispatch.run(call, q, k, v)
         return out, lambda: log_sum_exp(sums)
+    # coordinates of each token in place of a strip
     if scattered:
         out, sums, constant = attend_coords(call, q, k, v)
         return out, lambda: log_sum_exp(sums) + constant()
@@ -129,6 +132,7 @@ def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
     if call.dropout_p:
         # drawn from torch's generator, so that `manual_seed` and checkpointing reproduce it
         dropout = torch.randint(2**62, (1,), device=q.device), call.dropout_p
+    # no bias: the same kernels, without a strip
     if call.bias is None or call.bias.pos is None:
         out, sums = attend(
             q,
@@ -169,8 +173,10 @@ def attend_again(
     signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
     options = _options(dtype, factor, False, q.shape[1])
     if bias.key is not None:
+        # fixed bias: its strip is cached with the positions
         strip = pos.memo.get(("fused call", bias.key, options, signature))
     else:
+        # learned bias: valid while its parameters are unchanged
         entry = find_strip(bias, options)
         strip = None if entry is None or signature not in entry.checked else entry.strip
     if strip is None or failure_reason(q) is not None:
@@ -179,6 +185,7 @@ def attend_again(
 
     layout = _layout(pos, q.shape[2])
     (packed, edge, copy, visible), (address, base) = strip, _run_starts(pos, layout)
+    # autocast may have changed the dtype; kernels read channels with stride 1
     q, k, v = (_contiguous_channels(t if t.dtype == dtype else t.to(dtype)) for t in (q, k, v))
     reproducible = bool(deterministic) or torch.are_deterministic_algorithms_enabled()
     out, _ = attend(
@@ -193,6 +200,7 @@ def record_call(call: Call) -> None:
     q, k, v, bias = call.q, call.k, call.v, call.bias
     if bias is None or bias.pos is None or bias.whole or q.shape[1] != k.shape[1] or not is_eager(q):
         return
+    # only grid kernels with one strip per bias are repeated without checks
     if reads_content(bias) or _scattered(call):
         return
     signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
@@ -240,6 +248,7 @@ def _bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tensor | No
             table, edge = _table(call, bias, grid)
             if table.shape[0] not in (1, heads):
                 raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
+            # softmax ignores a constant per query; without it float16 copies would overflow
             table, edge = shifted(table, edge, bool(grid.prefix))
             table = table.float()
             # small grids (row layout) have one or two tiles, so skipping is useless there
@@ -273,6 +282,7 @@ def _bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tensor | No
         differentiable = torch.is_grad_enabled() and (runs.requires_grad or prefix_runs.requires_grad)
         return pack_runs(runs, prefix_runs, visible)
 
+    # not called if the strip is cached; the runs stay None then, as no gradient is needed
     packed = cached_strip(bias, _options(call.dtype, call.factor, call.is_causal, heads), make)
     return packed, runs if differentiable else None, prefix_runs if differentiable else None
 
@@ -300,9 +310,11 @@ def _shift(call: Call, layout: Layout) -> Tensor:
     grid = bias.pos.grid
     with torch.no_grad(), no_autocast(call.q.device):
         table, edge = _table(call, bias, grid)
+        # of patches and of prefix queries
         constants = [t.float() for t in row_maxima(table, edge, bool(grid.prefix))]
         if _storage(call, grid)[1]:
             table, edge = shifted(table, edge, bool(grid.prefix))
+            # from the float16 copy, the middle of its range is subtracted as well
             middle = copy_shift(*build(table.float(), edge, layout), call.factor, call.dtype)[1][:, 0]
             constants = [t + middle for t in constants]
         is_prefix = torch.arange(call.q.shape[2], device=call.q.device) < grid.prefix

@@ -38,6 +38,7 @@ def content_unsupported_reason(bias: Bias) -> str | None:
             return f"the sum of {type(term).__name__} and content-dependent terms is not fused"
         if term.pos is None or not term.pos.regular:
             return "the tokens are not a full grid in raster order"
+    # all terms share one layout of slots
     grids = {(term.pos.grid.shape, term.pos.grid.prefix) for term in terms if term.pos and term.pos.grid}
     return "the terms of the bias are on different grids" if len(grids) > 1 else None
 
@@ -58,6 +59,7 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     # biases read the untransformed keys, with padding set to 0
     keys = call.zero_padding(call.k)
     keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
+    # the same request as for the dense bias, so that both paths read equal vectors
     request = DenseRequest(None, None, call.q, keys, call.factor, None)
     if isinstance(bias, GatedBias):
         return _gated(call, bias, request, q, k, v)
@@ -114,6 +116,7 @@ def _gated(
     prefix_runs: Tensor | None = None
     with no_autocast(q.device):
         row, col = (_gate(gate, q) for gate in bias.gates(request))
+        # a fixed profile is packed once, a learned one in every call
         if profile.key is not None:
             cache_key = ("packed profile", profile.key, call.factor, layout.rows)
             strip, edge = pos.remember(cache_key, lambda: pack_runs(*build_runs()))
@@ -145,5 +148,6 @@ def _run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
 def _gate(gate: Tensor | None, q: Tensor) -> Tensor:
     """Return a gate (b, h, n) float32 for all samples and heads, zeros if it is None."""
     if gate is None:
+        # one kernel for both sides: a missing gate adds nothing
         return torch.zeros(q.shape[:3], dtype=torch.float32, device=q.device)
     return gate.float().expand(q.shape[:3]).contiguous()

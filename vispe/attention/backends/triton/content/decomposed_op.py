@@ -65,6 +65,7 @@ def _forward(
         high: rows of all panels.
         scale: factor of the logits, positive.
     """
+    # terms of rows and of columns are in panels of slots, so that a tile reads a contiguous block
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
@@ -92,9 +93,11 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, and of the terms of queries and keys (empty for None)."""
     rows_grad = row_gradient(lse_grad, lse)
+    # the share of rows with huge logits, which float32 sums cannot hold, is in the gradient
     grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
+    # sum_e grad out of each row, which softmax subtracts
     delta = row_sums_of(out, grad, rows_grad=rows_grad)
     dq, dk, dv = grads_like(q, k, v)
     # the own tokens of a program are queries in the first kernel, keys in the second
@@ -109,6 +112,7 @@ def _gradients(
         (*strides(q, k, v, grad, dq), *rest),
         _constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep),
     )
+    # keys are the own tokens here, so the terms exchange their roles
     size = _tiles("grad_kv", q, v)
     launch(
         decomposed_grad_kv,
@@ -137,12 +141,14 @@ def _(
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, by_query, by_key, keep, *ctx.rest = inputs
     ctx.save_for_backward(q, k, v, *output, by_query, by_key, keep)
+    # None stays None in the backward pass: an empty tensor is no gradient
     ctx.read = by_query is not None, by_key is not None
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad: Tensor | None, lse_grad: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
+    # only the log-sum-exp was used
     grad = torch.zeros_like(ctx.saved_tensors[3]) if grad is None else grad
     dq, dk, dv, *terms_grads = _eager_gradients(grad, *ctx.saved_tensors, *ctx.rest, lse_grad)
     by_query, by_key = (t if needed else None for t, needed in zip(terms_grads, ctx.read, strict=True))

@@ -168,7 +168,9 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _backward(ctx: Any, grad: Tensor | None, lse_grad: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
     prefix, scale, sharers, deterministic = ctx.rest
+    # only the log-sum-exp was used
     grad = torch.zeros_like(ctx.saved_tensors[3]) if grad is None else grad
+    # length 0: the profile needs no gradient, and its kernel is not launched
     length = ctx.length if any(ctx.needs_input_grad[10:12]) else 0
     *grads, runs, prefix_runs = _eager_gradients(
         grad, *ctx.saved_tensors, prefix, scale, length, sharers, deterministic, lse_grad

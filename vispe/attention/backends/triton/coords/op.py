@@ -80,6 +80,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 def _backward(ctx: Any, grad: Tensor | None, lse_grad: Tensor | None) -> tuple[Tensor | None, ...]:
     check_backward()
+    # only the log-sum-exp was used
     grad = torch.zeros_like(ctx.saved_tensors[3]) if grad is None else grad
     learns_table, learns_slopes = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
     dq, dk, dv, table, slopes = _eager_gradients(

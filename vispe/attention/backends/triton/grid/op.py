@@ -50,6 +50,7 @@ def _gradients(
     once: bool = False, seed: Tensor | None = None, dropout: float = 0.0, lse_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v and of the bias; those of the bias are empty if `length` is 0."""
+    # d lse / d logits is the softmax, as for the output: delta of a row is reduced by this gradient
     rows_grad = row_gradient(lse_grad, lse, prefix if packed is not None else 0)
     grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
     dq, dk, dv, delta = run_backward(
@@ -115,6 +116,7 @@ def _backward(ctx: Any, grad: Tensor | None, lse_grad: Tensor | None) -> tuple[T
     # needs_input_grad of runs and prefix_runs
     length = ctx.length if any(ctx.needs_input_grad[8:10]) else 0
     *saved, visible, copy, seed = ctx.saved_tensors
+    # only the log-sum-exp was used
     grad = torch.zeros_like(saved[3]) if grad is None else grad
     options = (
         prefix,
@@ -130,6 +132,7 @@ def _backward(ctx: Any, grad: Tensor | None, lse_grad: Tensor | None) -> tuple[T
         lse_grad,
     )
     dq, dk, dv, runs, prefix_runs = _eager_gradients(grad, *saved, *options)
+    # one entry per argument of the operator; those before are strips and addresses
     bias = (runs, prefix_runs) if length else (None, None)
     return dq, dk, dv, *[None] * 5, *bias, *[None] * 9
 
