@@ -141,7 +141,7 @@ def _(
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, by_query, by_key, keep, *ctx.rest = inputs
     ctx.save_for_backward(q, k, v, *output, by_query, by_key, keep)
-    # None stays None in the backward pass: an empty tensor is no gradient
+    # a missing term has the gradient None, although the operator returns an empty tensor for it
     ctx.read = by_query is not None, by_key is not None
     ctx.set_materialize_grads(False)
 
