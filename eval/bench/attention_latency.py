@@ -4,8 +4,8 @@
 
 A stand-in for the CUDA driver compiles the kernels for compute capability 9.0, and a launch does nothing, so no GPU is
 needed. Inputs: one image of 14 x 14 patches and a class token, 6 heads of 64 channels, bfloat16. The table of learned
-biases is created once per call, as in a model. Each row is the lowest tenth of all calls, which other processes hardly affect,
-and the median. 'SDPA' is torch's attention without a bias for 16 tokens.
+biases is created once per call, as in a model. Each row is the lowest tenth of all calls, which other processes hardly
+affect, and the median. 'SDPA' is torch's attention without a bias for 16 tokens.
 """
 
 from __future__ import annotations
