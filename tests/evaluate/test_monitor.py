@@ -35,6 +35,14 @@ def dinov2():
     return Dinov2Model(config).eval()
 
 
+def trunk():
+    """An image tower of open_clip that is a model of timm."""
+    vision = {"timm_model_name": "vit_tiny_patch16_224", "timm_pool": "", "timm_proj": "linear"}
+    vision |= {"timm_model_pretrained": False, "image_size": 224}
+    text = {"layers": 1, "width": 32, "heads": 2, "vocab_size": 64, "context_length": 8}
+    return open_clip.CLIP(32, vision, text).eval().visual
+
+
 MODELS = {
     "stock": vit,
     "rotation": lambda: vit("learn+rope_mixed"),
@@ -70,6 +78,15 @@ def test_values_are_those_of_an_audit(name):
         assert ours.value == pytest.approx(theirs.value, abs=1e-5)
         assert list(ours.outcome.per_image) == pytest.approx(list(theirs.outcome.per_image), abs=1e-5)
         assert list(ours.outcome.per_layer) == pytest.approx(list(theirs.outcome.per_layer), abs=1e-5)
+
+
+@pytest.mark.usefixtures("every")
+def test_towers_of_open_clip_may_be_models_of_timm():
+    model = trunk()
+    with vispe.monitor(model, ["heads"]) as m:
+        model(torch.randn(2, 3, 224, 224))
+    assert m.recorded == 1
+    assert m.norm is model.trunk.norm
 
 
 def test_recorded_passes_take_a_share_of_the_time(monkeypatch):

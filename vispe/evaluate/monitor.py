@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.attention_recorder import LayerAttention, attention_layers, reading_attention
+from vispe.backbones.attention_recorder import LayerAttention, attention_layers, reading_attention, tower_of
 from vispe.errors import InputError, OptionError, UnsupportedHost
 from vispe.evaluate.audit.findings import Audit, Finding
 from vispe.evaluate.audit.measures import choose
@@ -19,12 +19,8 @@ from vispe.evaluate.measure.base import Accumulator, Measure
 from vispe.evaluate.measure.verdict import judge
 
 SHARE = 0.1  # part of the time of the evaluation in which passes are recorded
-NORMS = (
-    "norm",
-    "ln_post",
-    "layernorm",
-    "post_layernorm",
-)  # names of the final norm of timm, open_clip, transformers
+# of timm, open_clip and transformers
+NORMS = ("norm", "ln_post", "layernorm", "post_layernorm")
 
 
 class Monitor:
@@ -43,9 +39,7 @@ class Monitor:
     def __init__(self, model: nn.Module, measures: Sequence[str | Measure] | None = None) -> None:
         self.model = model
         attention_layers(model)
-        self.tower = next(
-            (t for n in ("visual", "trunk") if isinstance(t := getattr(model, n, None), nn.Module)), model
-        )
+        self.tower, _ = tower_of(model)
         self.norm = next(
             (n for name in NORMS if isinstance(n := getattr(self.tower, name, None), nn.Module)), None
         )

@@ -38,7 +38,7 @@ def main(first: int, last: int) -> None:
             except BackendUnavailable:
                 counts[f"{backend}: unsupported"] += 1
                 continue
-            except Exception:
+            except Exception:  # an error of the call is a failure of this seed, not the end of the run
                 cancellation, failures = {}, {"exception": traceback.format_exc()[-500:]}
             outcome = "failed" if failures else "passed, with cancellation" if cancellation else "passed"
             counts[f"{backend}: {outcome}"] += 1
