@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from vispe.images.symmetry.view_averages import MaxPoses, ViewAverage
 from vispe.train.data.augmentation import Augment
 from vispe.train.lr_schedule import Schedule, scheduled_lr
 from vispe.utils.options import (
@@ -72,7 +73,7 @@ class Student:
 
 @dataclass(frozen=True)
 class Target:
-    """Ablation of channels in the teacher's features, the target of the student.
+    """Features that the student learns: those of the teacher, averaged over views, with some channels ablated.
 
     Attributes:
         blank: none; indices of the channels that are set to 0; or auto, the channels from which the position of a
@@ -81,12 +82,23 @@ class Target:
         count: with auto, the number of channels, instead of `share`.
         folder: folder of the features of the windows of `stages[].crops`, which can be shared by several students;
             default a subfolder of `out`.
+        poses: number of poses (rotations and reflections) over which the teacher's features are averaged: 1, none; 8,
+            all; or a random selection in between.
+        positions: number of random positions per pose, on a canvas that is larger by a sixth of the image; 0, no
+            canvas. The teacher needs poses x max(1, positions) forward passes per image.
     """
 
     blank: Literal["none", "auto"] | list[NonNegativeInt] = "none"
     share: Annotated[float, Interval(above=0, below=1)] = 0.01
     count: PositiveInt | None = None
     folder: str | None = None
+    poses: MaxPoses = 1
+    positions: NonNegativeInt = 0
+
+    @property
+    def average(self) -> ViewAverage:
+        """The average over views."""
+        return ViewAverage(poses=self.poses, positions=self.positions)
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, counted
 from vispe.hosts.convert import describe
+from vispe.images.symmetry.view_averages import View
 from vispe.train.data import Batches, Source, from_config
 from vispe.train.evaluate.model_pair import ModelPair
 from vispe.train.retrofit.checkpoint import RunFolder, State
 from vispe.train.retrofit.config import Retrofit
 from vispe.train.retrofit.config_checks import check
-from vispe.train.retrofit.distillation_losses import Objective
+from vispe.train.retrofit.distillation_losses import Objective, sample_views
 from vispe.train.retrofit.monitoring import (
     compare,
     feature_maps,
@@ -210,15 +211,29 @@ def _make_crops(
         options = {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
         windows = Batches(source, part.stage.img_size, size, seed=seed, **options)
         identity = {"teacher": asdict(config.teacher), "windows": windows.fingerprint(), "amp": config.amp}
+        average = config.target.average
+        if not average.is_identity:  # folders of other targets remain valid
+            identity |= {"poses": average.poses, "positions": average.positions}
         crops, start = part.batches.crops, time.perf_counter()
+        side = part.stage.img_size // teacher.patch_size
 
         def report(ready: int, count: int, start: float = start, every: int = 16 * size) -> None:
             if ready % every == 0 or ready == count:
                 say(f"features of {ready} of {counted(count, 'window')}, {time.perf_counter() - start:.0f} s")
 
-        grid = (teacher.channels, teacher.patch_size)
+        def views_of(batch: int, seed: int = seed, grid: tuple[int, int] = (side, side)) -> list[View]:
+            return sample_views(seed, batch, grid, config.target)
+
+        shape = (teacher.channels, teacher.patch_size)
         crops.make(
-            teacher.model, windows, *grid, identity, processes, lambda: autocast(config, processes), report
+            teacher.model,
+            windows,
+            *shape,
+            identity,
+            processes,
+            lambda: autocast(config, processes),
+            report,
+            views_of,
         )
 
 

@@ -18,8 +18,9 @@ from vispe.backbones.model_access import final_tokens
 from vispe.errors import OptionError, ShapeError
 from vispe.images.symmetry.d4 import D4, IDENTITY, Element
 from vispe.images.symmetry.translations import Placement, common_part
+from vispe.images.symmetry.view_averages import View, view_average
 from vispe.train.data.augmentation import Augment
-from vispe.train.retrofit.config import LossWeights
+from vispe.train.retrofit.config import LossWeights, Target
 
 Pair = tuple[Placement, Placement]
 
@@ -74,6 +75,36 @@ def ablated(maps: Tensor, channels: Sequence[int]) -> Tensor:
     if not channels:
         return maps
     return maps.index_fill(1, torch.tensor(list(channels), device=maps.device), 0)
+
+
+def averaged_tokens(
+    teacher: nn.Module, images: Tensor, views: Sequence[View] = ()
+) -> tuple[Tensor, Tensor | None]:
+    """Return the final patch features (b, d, h, w) and class tokens (b, d) of a model, averaged over views.
+
+    Args:
+        teacher: model of timm, or an image tower of open_clip.
+        images: normalised, (b, 3, H, W).
+        views: views of the images; none returns the features of the images themselves.
+    """
+    if not views:
+        return final_tokens(teacher, images)
+    tokens: list[Tensor | None] = []
+
+    def maps(view: Tensor) -> Tensor:
+        patches, token = final_tokens(teacher, view)
+        tokens.append(token)
+        return patches
+
+    mean = view_average(maps, images, views)
+    return mean, None if tokens[0] is None else torch.stack(tokens).float().mean(0).to(mean.dtype)
+
+
+def sample_views(seed: int, step: int, grid: tuple[int, int], target: Target) -> list[View]:
+    """Return the views of the target at a step; none without an average. They depend on (seed, step) only."""
+    average = target.average
+    # 17 separates this random stream from those of poses and placements
+    return [] if average.is_identity else average.sample(np.random.default_rng([seed, 17, step]), grid)
 
 
 def sample_pose(seed: int, step: int) -> Element:
@@ -160,7 +191,12 @@ class Objective:
     follow: bool = False
 
     def parts(
-        self, images: Tensor, pose: Element, target_maps: Tensor | None = None, pair: Pair | None = None
+        self,
+        images: Tensor,
+        pose: Element,
+        target_maps: Tensor | None = None,
+        pair: Pair | None = None,
+        views: Sequence[View] = (),
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return the loss terms (b,) float32 by name, and the detached maps of student and target.
 
@@ -169,12 +205,15 @@ class Objective:
             pose: pose of the second view for `d4`.
             target_maps: precomputed teacher maps of these images, if available.
             pair: placements for `place`; required if its weight is not 0.
+            views: views over which the teacher's features are averaged; none for the features of the images.
 
         Raises:
             OptionError: `place` has a weight, but `pair` is None.
         """
         with torch.no_grad():
-            target, token = final_tokens(self.teacher, images) if target_maps is None else (target_maps, None)
+            target, token = (
+                averaged_tokens(self.teacher, images, views) if target_maps is None else (target_maps, None)
+            )
             # position-dependent channels are 0 in the target, so the student learns not to encode them
             target = ablated(target, self.channels)
         maps, student_token = final_tokens(self.student, images)  # (b, d, h, w), (b, d)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,11 @@ from numpy.lib.format import open_memmap
 from torch import Tensor, nn
 
 from vispe.backbones.distributed import Processes
-from vispe.backbones.model_access import final_tokens
 from vispe.errors import InputError
+from vispe.images.symmetry.view_averages import View
 from vispe.train.data import Batches
 from vispe.train.data.sampler import Order
+from vispe.train.retrofit.distillation_losses import averaged_tokens
 from vispe.utils.files import atomic_path
 
 _EVERY = 16  # batches between two writes of the progress file
@@ -55,6 +56,7 @@ class Crops:
         processes: Processes,
         autocast: Callable[[], AbstractContextManager[Any]],
         on_crops: OnCrops | None = None,
+        views_of: Callable[[int], Sequence[View]] = lambda step: (),
     ) -> None:
         """Compute missing windows and features; interrupted runs resume. Processes compute batches in turn.
 
@@ -67,6 +69,7 @@ class Crops:
             processes: processes of the training.
             autocast: context manager of the teacher's precision.
             on_crops: called after every batch, in the main process.
+            views_of: views over which features of a batch are averaged, by the number of the batch.
 
         Raises:
             InputError: the folder contains windows of another source.
@@ -96,7 +99,8 @@ class Crops:
             pixels = batches.load(step).mul_(std).add_(mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
             # the teacher gets the quantised windows, the input of the student
             with torch.no_grad(), autocast():
-                maps, _ = final_tokens(teacher, _normalised(pixels, mean, std).to(processes.torch_device))
+                inputs = _normalised(pixels, mean, std).to(processes.torch_device)
+                maps, _ = averaged_tokens(teacher, inputs, views_of(step))
             images[rows] = pixels[: rows.stop - rows.start].numpy()
             features[rows] = (
                 maps.to("cpu", torch.bfloat16)

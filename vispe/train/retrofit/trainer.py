@@ -27,7 +27,13 @@ from vispe.train.data import Batches
 from vispe.train.loop import TrainingStep, update_average
 from vispe.train.retrofit.checkpoint import RunFolder, State
 from vispe.train.retrofit.config import Retrofit, Stage
-from vispe.train.retrofit.distillation_losses import Objective, Pair, sample_placements, sample_pose
+from vispe.train.retrofit.distillation_losses import (
+    Objective,
+    Pair,
+    sample_placements,
+    sample_pose,
+    sample_views,
+)
 from vispe.train.retrofit.lora import merge_lora
 from vispe.train.retrofit.teacher_cache import CropBatches
 from vispe.train.retrofit.training_log import Log, memory_mib
@@ -195,7 +201,7 @@ class Training:
         position_seed = self.processes.seed(config.seed, self.step, POSITIONS)
         set_progress(self.student, self.progress, seed=position_seed)
         pose, pair = sample_pose(config.seed, self.step), self._pair(data)
-        example = None
+        example, views = None, sample_views(config.seed, self.step, self._grid(data), config.target)
         images, target_maps = data if isinstance(data, tuple) else (data, None)
         size = config.micro_batch_size or len(images)
         target_chunks = [None] * len(images) if target_maps is None else target_maps.split(size)
@@ -203,7 +209,7 @@ class Training:
             chunk = chunk.to(self._device, non_blocking=True)
             maps_of = None if maps_of is None else maps_of.to(self._device, non_blocking=True)
             with autocast(config, self.processes):
-                parts, maps, target = self.objective.parts(chunk, pose, maps_of, pair)
+                parts, maps, target = self.objective.parts(chunk, pose, maps_of, pair, views)
                 # divided by the global batch, so that the sum over chunks and processes is the mean
                 loss = self.objective.total(parts).sum() / batch
             self.scaler.scale(loss).backward()
@@ -222,10 +228,14 @@ class Training:
         """Return the placements of this step, equal in all processes; None if their weight is 0."""
         if not self.config.loss.place:
             return None
+        content = self._grid(data)
+        return sample_placements(self.config.seed, self.step, self.progress, content, self.config.augment)
+
+    def _grid(self, data: Tensor | tuple[Tensor, Tensor]) -> tuple[int, int]:
+        """Return height and width of the images in patches."""
         images = data[0] if isinstance(data, tuple) else data
         sides = patch_projection(self.student).stride
-        content = (images.shape[-2] // sides[0], images.shape[-1] // sides[1])
-        return sample_placements(self.config.seed, self.step, self.progress, content, self.config.augment)
+        return images.shape[-2] // sides[0], images.shape[-1] // sides[1]
 
     def _add(self, name: str, value: Tensor) -> None:
         """Add to a sum over the images of this interval."""
