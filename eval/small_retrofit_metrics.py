@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.evaluate.probe.debias import blank_channels
+from vispe.evaluate.probe.linear_debiasing import blank_channels
 from vispe.evaluate.probe.group_averages import effective_rank, mean_cosine
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image

@@ -22,6 +22,7 @@ from vispe.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vispe.evaluate.monitor import monitor
+    from vispe.evaluate.probe.remedies import debias
     from vispe.hosts.common.block_loops import positions_for
     from vispe.hosts.convert import convert, describe, restore
     from vispe.hosts.fold import fold
@@ -43,6 +44,7 @@ __all__ = [
     "attention",
     "convert",
     "create_encoding",
+    "debias",
     "describe",
     "encoding_info",
     "explain",
@@ -63,6 +65,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "convert": "vispe.hosts.convert",
+        "debias": "vispe.evaluate.probe.remedies",
         "describe": "vispe.hosts.convert",
         "fold": "vispe.hosts.fold",
         "from_pretrained": "vispe.hosts.transformers.saving.loading",

@@ -15,19 +15,20 @@ from torch import nn
 
 from vispe.errors import InputError, OptionError, UnknownName
 
-Kind = Literal["timm", "open_clip", "transformers", "retrofit", "micro", "callable", "segmenter"]
+Kind = Literal["timm", "open_clip", "transformers", "retrofit", "debiased", "micro", "callable", "segmenter"]
 SPELLINGS: dict[str, tuple[str, str]] = {
     "timm": ("a timm model", "a timm name, hf-hub:OWNER/NAME or local-dir:FOLDER"),
     "open_clip": ("an open_clip model", "open_clip:MODEL/TAG"),
     "transformers": ("a transformers model", "hf:OWNER/NAME or hf:FOLDER"),
     "retrofit": ("a retrofit", "the folder of a finished vispe retrofit"),
+    "debiased": ("a debiased model", "a folder of vispe debias"),
     "micro": ("the shipped backbone", "vispe_micro"),
     "callable": ("a Python callable", "package.module:name or file.py:name"),
     "segmenter": ("a saved segmenter", "a .vispe file"),
 }
 """Each kind of model, what it is, and how its name is spelled."""
 
-NETWORKS = ("timm", "open_clip", "transformers", "retrofit")
+NETWORKS = ("timm", "open_clip", "transformers", "retrofit", "debiased")
 """Kinds that are vision models with blocks and feature maps."""
 
 MICRO, CLIP, TRANSFORMERS = "vispe_micro", "open_clip:", "hf:"
@@ -66,6 +67,7 @@ def kind_of(name: str | Path) -> Kind:
     >>> [kind_of(name) for name in ("vispe_micro", "out/model.vispe", "math:floor")]
     ['micro', 'segmenter', 'callable']
     """
+    from vispe.backbones.local.debiased import is_debiased
     from vispe.backbones.local.retrofitted import is_retrofitted
 
     name = str(name)
@@ -79,6 +81,8 @@ def kind_of(name: str | Path) -> Kind:
             return kind
     if is_retrofitted(name):
         return "retrofit"
+    if is_debiased(name):
+        return "debiased"
     return "callable" if ":" in name else "timm"
 
 
@@ -128,9 +132,9 @@ def load_model(
     Args:
         name: a timm model, `hf-hub:OWNER/NAME` or `local-dir:FOLDER`; `open_clip:MODEL/TAG`, or `open_clip:MODEL`
             with weights, or `open_clip:` before `hf-hub:` or `local-dir:`; `hf:OWNER/NAME` or `hf:FOLDER`, a vision
-            model of transformers, or a model with an image tower; the folder of a finished `vispe retrofit`;
-            `vispe_micro`; or a Python callable, `package.module:name` or `file.py:name`. A saved segmenter (`.vispe`)
-            is opened by `vispe.evaluate.evaluated.load_evaluated_model`.
+            model of transformers, or a model with an image tower; the folder of a finished `vispe retrofit`, or of
+            `vispe debias`; `vispe_micro`; or a Python callable, `package.module:name` or `file.py:name`. A saved
+            segmenter (`.vispe`) is opened by `vispe.evaluate.evaluated.load_evaluated_model`.
         pos_embed: positional encoding that replaces the model's own.
         weights: checkpoint file, or 'random'; default: the pretrained weights.
         img_size: image size in pixels.
@@ -181,10 +185,11 @@ def load_model(
         whole = load_transformers(name)
         tower = TransformersModel(whole, *colours(name)).eval()
         return LoadedModel(kind, tower, whole=whole, reader=partial(processor_of, name))
-    if kind == "retrofit":
+    if kind in ("retrofit", "debiased"):
+        from vispe.backbones.local.debiased import load_debiased
         from vispe.backbones.local.retrofitted import load_retrofitted
 
-        student = load_retrofitted(name)
+        student = load_retrofitted(name) if kind == "retrofit" else load_debiased(name)
         settings = {key: getattr(student, key) for key in ("mean", "std", "exact")}
         return LoadedModel(kind, student.model, settings)
     if kind == "micro":

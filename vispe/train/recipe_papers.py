@@ -30,6 +30,7 @@ RECIPE_PAPERS: dict[str, tuple[str, ...]] = {
     "simultaneous_translation": ("LLM as Effective Streaming Processor, https://arxiv.org/abs/2505.16983",),
     # remedies without training
     "debias": (DINO_SAW,),
+    **dict.fromkeys(("poses", "positions", "svd", "blank"), (DINO_SAW,)),
     "d4_average": (DINO_SAW,),
     "rasa": (FRANCA,),
     "d4_rasa": (FRANCA, DINO_SAW),

@@ -9,7 +9,6 @@ from torch.nn import functional
 from vispe.backbones.batching import PerImage
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.probe.baselines import probe_baselines
-from vispe.evaluate.probe.debias import blank_channels, svd_debias
 from vispe.evaluate.probe.group_averages import (
     effective_rank,
     forward_passes,
@@ -17,6 +16,7 @@ from vispe.evaluate.probe.group_averages import (
     shift_lattice,
     transform_averages,
 )
+from vispe.evaluate.probe.linear_debiasing import blank_channels, svd_debias
 from vispe.evaluate.probe.rasa.fit import Rasa
 from vispe.evaluate.probe.remedies import ALPHA
 from vispe.evaluate.probe.splits import Trials, cell

@@ -1,6 +1,6 @@
 """Golden cases of the SVD debias baseline."""
 
-from vispe.evaluate.probe.debias import svd_debias
+from vispe.evaluate.probe.linear_debiasing import svd_debias
 
 
 def run(case):

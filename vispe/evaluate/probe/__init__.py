@@ -7,16 +7,16 @@ __all__ = [
     "ProbeRow",
     "Rasa",
     "RasaProjection",
+    "debias",
     "fit_rasa",
     "markdown_table",
     "positional_probe",
-    "remedied",
 ]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     dict.fromkeys(("ProbeRow", "ProbeResult", "positional_probe"), "vispe.evaluate.probe.positional")
     | dict.fromkeys(("Rasa", "fit_rasa"), "vispe.evaluate.probe.rasa.fit")
-    | {"RasaProjection": "vispe.evaluate.probe.rasa.projection", "remedied": "vispe.evaluate.probe.remedies"}
+    | {"RasaProjection": "vispe.evaluate.probe.rasa.projection", "debias": "vispe.evaluate.probe.remedies"}
     | dict.fromkeys(("markdown_table",), "vispe.utils.report.table"),
 )

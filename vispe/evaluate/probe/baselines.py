@@ -19,7 +19,6 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.probe.baseline_table import NAMES, BaselineRow, BaselineTable
-from vispe.evaluate.probe.debias import blank_channels, svd_debias
 from vispe.evaluate.probe.feature_sources import (
     Source,
     black_image,
@@ -35,7 +34,8 @@ from vispe.evaluate.probe.group_averages import (
     shift_lattice,
     transform_averages,
 )
-from vispe.evaluate.probe.remedies import ALPHA, MAX_IMAGES, FitMaps, RasaRows, fitted
+from vispe.evaluate.probe.linear_debiasing import blank_channels, svd_debias
+from vispe.evaluate.probe.rasa.table_rows import ALPHA, MAX_IMAGES, FitMaps, RasaRows, fitted
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 
 

@@ -131,7 +131,7 @@ def channel_r2(
 ) -> np.ndarray:
     """Return the R² of single-channel probes, (C,).
 
-    Channels with a high value are candidates for `vispe.evaluate.probe.debias.blank_channels`.
+    Channels with a high value are candidates for `vispe.evaluate.probe.linear_debiasing.blank_channels`.
 
     Args:
         feats: features of one image, (h, w, C).

@@ -1,213 +1,188 @@
-"""Remedies of positional bias without training: RASA, the average over the eight poses, and both.
-
-`remedied` wraps any feature function in a remedy, under the name of its row in the table of `probe_baselines`.
-"""
+"""Remedies of positional bias without training: averages over views, and linear maps of the channels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction, features_of
-from vispe.errors import InputError, OptionError, counted
-from vispe.evaluate.probe.feature_sources import feature_function
-from vispe.evaluate.probe.group_averages import transform_averages
-from vispe.evaluate.probe.rasa.fit import NULL, Rasa
-from vispe.evaluate.probe.rasa.projection import RasaProjection
-from vispe.images.symmetry.symmetrization import D4Features
-from vispe.utils.options import checked
+from vispe.backbones.local.debiased import DebiasedFeatures, DebiasedModel, Debiasing
+from vispe.backbones.vision_model import VisionModel
+from vispe.errors import OptionError, ShapeError, UnknownName, UnsupportedHost, did_you_mean
+from vispe.evaluate.probe.feature_sources import black_image, feature_function
+from vispe.evaluate.probe.fit import Fit
+from vispe.evaluate.probe.linear_debiasing import svd_basis
+from vispe.evaluate.probe.rasa.fit import Rasa
+from vispe.evaluate.probe.rasa.table_rows import ALPHA, default_rounds
+from vispe.evaluate.probe.splits import POSITIONS, Trials
+from vispe.images.symmetry.view_averages import ViewAverage
+from vispe.utils.options import NonNegativeInt, PositiveInt, checked
 
-Remedy = Literal["rasa", "d4_average", "d4_rasa"]
+METHODS = ("poses", "positions", "rasa", "blank", "svd")
+"""Names of methods, in the order in which they are applied."""
+FITTED = ("rasa", "blank", "svd")
+"""Linear maps of the channels, of which a method has at most one."""
 
-ALPHA = 0.01  # with less, planes have small variance, and a regularised probe still decodes position
-PUBLISHED_ROUNDS = 9
-MAX_IMAGES = 16  # for one fit: 22,000 tokens of 37 x 37 patches, 67 MB for 384 channels
-
-
-def default_rounds(channels: int) -> int:
-    """Return the default number of rounds: 32, but at most a quarter of the directions is removed."""
-    return min(32, max(1, channels // 8))
-
-
-class RasaFeatures(nn.Module):
-    """Features of a model without the directions of position that RASA fitted.
-
-    Args:
-        features: function of images that returns maps (b, C, h, w); a module is registered as a submodule.
-        projection: fitted on features of this function.
-
-    Attributes:
-        patch_size: patch size in pixels, that of `features`; None if it has none.
-    """
-
-    def __init__(self, features: FeatureFunction, projection: RasaProjection) -> None:
-        super().__init__()
-        self.features, self.projection = features, projection
-        self.patch_size: int | None = getattr(features, "patch_size", None)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return maps (b, C, h, w) of images (b, 3, H, W)."""
-        return self.projection.apply(self.features(images))
+N_POSITIONS = 8  # forward passes of `positions`, as many as those of `poses`
 
 
 @checked
-def remedied(
+def debias(
     model: nn.Module | FeatureFunction,
-    remedy: Remedy,
+    method: str,
     images: Iterable[Tensor] | None = None,
-    rounds: int | None = None,
-) -> nn.Module:
-    """Return the features of a model after a remedy that needs no training, as a function of images.
+    *,
+    rounds: PositiveInt | None = None,
+    positions: PositiveInt | None = None,
+    channels: PositiveInt | Sequence[int] = 4,
+    directions: PositiveInt = 16,
+    seed: NonNegativeInt = 0,
+) -> DebiasedFeatures | VisionModel:
+    """Return the features of a model after a remedy of positional bias that needs no training.
+
+    | method | what it does | forward passes per image |
+    |---|---|---|
+    | `poses` | mean over the eight poses, each transformed back | 8 |
+    | `positions` | mean over random positions on a larger canvas | 8 |
+    | `poses+positions` | mean over the eight poses, each at a random position | 8 |
+    | `rasa` | removes the directions of linear regressions of position (RASA, arXiv 2507.14137) | 1 |
+    | `blank` | sets the most informative channels to 0 | 1 |
+    | `svd` | removes the directions in which a black image varies (arXiv 2603.16840) | 1 |
+
+    Join names by `+`; one of `rasa`, `blank` and `svd` can follow an average, and is then fitted on averages.
 
     Args:
         model: a `VisionModel`, a model of timm or open_clip, or a function from images (b, c, H, W) to maps
-            (b, d, h, w).
-        remedy: `rasa`, removal of linear position, at the cost of the model; `d4_average`, the average over the eight
-            poses, at eight forward passes; `d4_rasa`, both.
-        images: normalised images (c, H, W) on which RASA is fitted, of the kind that the model will be used on, but not
-            those of an evaluation. Labels are not needed. If the content is not aligned to the image frame,
-            as in random crops, the images have nothing in common except position.
-        rounds: number of rounds of RASA; each round removes two directions; `default_rounds` by default.
+            (b, d, h, w), with an attribute `patch_size` for averages.
+        method: names of methods.
+        images: normalised images (c, H, W) on which `rasa` and `blank` are fitted, of the kind that the model will be
+            used on, but not those of an evaluation. Labels are not needed. If the content is not aligned to the image
+            frame, as in random crops, the images have nothing in common except position.
+        rounds: number of rounds of `rasa`; each round removes two directions; `default_rounds` by default.
+        positions: positions for each pose; default 1 with `poses`, else 8.
+        channels: for `blank`, the number of channels, or their indices, which need no images.
+        directions: for `svd`, the number of directions.
+        seed: seed of positions and of the fit.
 
     Returns:
-        Images (b, c, H, W) -> maps (b, d, h, w).
+        A function of images (b, c, H, W) that returns maps (b, d, h, w): a `VisionModel` for models, else a module.
 
     Raises:
-        OptionError: an unknown remedy; RASA without images, images for `d4_average`, or too many rounds.
-        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
+        UnknownName: an unknown method.
+        OptionError: methods that exclude each other, an option or images without effect, missing images, or too many
+            rounds.
+        UnsupportedHost: the model or function does not support the method.
+        ShapeError: an image is not (c, H, W), or a function does not return one map per image.
         InputError: a map has values that are not finite.
 
     Example:
         >>> pool = torch.nn.AvgPool2d(4)
-        >>> remedied(pool, "rasa", torch.rand(3, 3, 32, 32), rounds=1)(torch.rand(1, 3, 32, 32)).shape
+        >>> debias(pool, "rasa", torch.rand(3, 3, 32, 32), rounds=1)(torch.rand(1, 3, 32, 32)).shape
         torch.Size([1, 3, 8, 8])
     """
-    if (images is None) != (remedy == "d4_average"):
+    names = parse_method(method)
+    linear = names[-1] if names[-1] in FITTED else None
+    needs_images = linear == "rasa" or (linear == "blank" and isinstance(channels, int))
+    if (images is None) == needs_images:
         raise OptionError(
-            f"remedied: images must be passed for RASA only, got remedy={remedy!r} and images="
-            f"{'None' if images is None else type(images).__name__}. RASA is fitted on images."
+            f"debias: images must be passed for rasa, and for blank without indices of channels, only, got "
+            f"method={method!r} and images={'None' if images is None else type(images).__name__}."
         )
+    _refuse(method, "rounds", rounds, "rasa" in names)
+    _refuse(method, "positions", positions, "positions" in names)
+    count = 0 if "positions" not in names else positions or (1 if "poses" in names else N_POSITIONS)
+    average = ViewAverage(poses=8 if "poses" in names else 1, positions=count)
     f = feature_function(model)
-    if remedy != "rasa":
-        f = D4Features(f)
-    if images is None:
-        return f
-    maps = [features_of(f, image[None])[0].movedim(0, -1) for image in images]
-    if rounds is None:
-        rounds = default_rounds(maps[0].shape[-1] if maps else 0)
-    return RasaFeatures(f, Rasa(rounds, standardize=True, alpha=ALPHA).fit(maps).projection_)
+    plain = DebiasedFeatures(f, Debiasing(method, average, seed))
+    result = replace(plain.debiasing, details={"images": 0})
+    if linear is not None:
+        maps = [] if images is None else [features_of(plain, image[None])[0] for image in images]
+        if linear == "rasa":
+            rounds = rounds or default_rounds(len(maps[0]) if maps else 0)
+            rasa = Rasa(rounds, standardize=True, alpha=ALPHA).fit([one.movedim(0, -1) for one in maps])
+            fit = {"matrix": rasa.projection_.matrix, "bias": rasa.projection_.bias}
+            details = {"images": len(maps), "rounds": rounds}
+        elif linear == "blank":
+            chosen = _informative(maps, channels, seed) if isinstance(channels, int) else list(channels)
+            fit, details = {"matrix": _blank_matrix(f, chosen)}, {"images": len(maps), "channels": chosen}
+        else:
+            basis = svd_basis(_black_map(f, plain), directions)
+            matrix = torch.eye(len(basis), dtype=basis.dtype) - basis @ basis.mT
+            fit, details = {"matrix": matrix, "unit_norm": True}, {"directions": basis.shape[1]}
+        result = replace(plain.debiasing, details=details, **fit)
+    if isinstance(f, VisionModel) and f.last:
+        settings = {"mean": f.mean, "std": f.std, "exact": f.exact}
+        return VisionModel(DebiasedModel(f.model, result).eval(), **settings)
+    return DebiasedFeatures(f, result)
 
 
-class FitMaps:
-    """Maps of the images on which RASA is fitted, collected during a pass over images that also has another purpose.
+def parse_method(method: str) -> list[str]:
+    """Return the names of a method: averages first, then one linear map.
 
-    Args:
-        f: feature function, None for features.
-        patch_size: patch size in pixels, None for no averages over poses.
-        halves: whether to separate images 0, 2, ... from 1, 3, ...
+    >>> parse_method("rasa+poses")
+    ['poses', 'rasa']
+
+    Raises:
+        UnknownName: an unknown name.
+        OptionError: a name is repeated, or there are two linear maps.
     """
-
-    def __init__(self, f: FeatureFunction | None, patch_size: int | None, halves: bool) -> None:
-        self.f, self.patch_size, self.halves = f, patch_size, halves
-        self.maps: list[list[Tensor]] = [[], []]
-        self.averages: list[list[Tensor | str]] = [[], []]
-
-    def each(self, pairs: Iterable[tuple[Tensor | None, Tensor]]) -> Iterator[Tensor]:
-        """Yield the maps (C, h, w) of pairs (image, map), and store the first ones with their averages over poses."""
-        for number, (image, original) in enumerate(pairs):
-            half = number % 2 if self.halves else 0
-            if len(self.maps[half]) < MAX_IMAGES:
-                self.maps[half].append(original)
-                if self.f is not None and self.patch_size is not None:
-                    # with a single shift: 8 forward passes
-                    averages = transform_averages(self.f, image, self.patch_size, 1)
-                    self.averages[half].append(averages["d4_average"])
-            yield original
-
-    def folds(self) -> list[tuple[list[Tensor], list[Tensor | str] | None]]:
-        """Return maps and averages to fit on for scored images 0, 2, ... and 1, 3, ... (or for all)."""
-        averages = self.averages if self.f is not None and self.patch_size is not None else [None, None]
-        folds = list(zip(self.maps, averages, strict=True))
-        return folds[::-1] if self.halves else folds[:1]
-
-
-class RasaRows:
-    """Rows of `probe_baselines` with RASA, for one set of images on which it is fitted.
-
-    Args:
-        maps: features (C, h, w) of the images on which RASA is fitted.
-        averages: their averages over the eight poses, or a reason for a missing one; None without a model.
-        mixed: RASA fitted on images of several kinds, for the row `rasa_mixed`; None for no such row.
-        rounds: clipped to the rank of the features; `default_rounds` for None.
-    """
-
-    def __init__(
-        self,
-        maps: Sequence[Tensor],
-        averages: Sequence[Tensor | str] | None,
-        mixed: RasaProjection | str | None,
-        rounds: int | None,
-    ) -> None:
-        self.projections: dict[str, RasaProjection | str] = {
-            "rasa_published": fitted(maps, PUBLISHED_ROUNDS, published=True),
-            "rasa": fitted(maps, rounds),
-        }
-        if mixed is not None:
-            self.projections["rasa_mixed"] = mixed
-        if averages is not None:
-            self.projections["d4_rasa"] = fitted(averages, rounds)
-        count = {"rasa_mixed": "images of several kinds"}
-        others = counted(len(maps), "other image")
-        self.details = {
-            key: f"{counted(one.rounds, 'round')}, fitted on {count.get(key, others)}"
-            for key, one in self.projections.items()
-            if not isinstance(one, str)
-        }
-        """Sentences on the fit, by row."""
-
-    def apply(self, maps: Mapping[str, Tensor | str]) -> Iterator[tuple[str, Tensor | str]]:
-        """Yield the key and the map (C, h, w), or the reason why it is unavailable, of every row.
-
-        Args:
-            maps: maps of one image, by row: `none`, and `d4_average` for `d4_rasa`.
-        """
-        for key, projection in self.projections.items():
-            base = maps["d4_average" if key == "d4_rasa" else "none"]
-            if isinstance(base, str) or isinstance(projection, str):
-                yield key, base if isinstance(base, str) else str(projection)
-            else:
-                yield key, projection.apply(base.movedim(0, -1)).movedim(-1, 0)
-
-
-def fitted(maps: Sequence[Tensor | str], rounds: int | None, published: bool = False) -> RasaProjection | str:
-    """Return RASA fitted on maps (C, h, w) of any sizes, or the reason why it cannot be fitted.
-
-    Args:
-        maps: features; a string is a reason for a missing map.
-        rounds: clipped to the rank of the features; `default_rounds` for None.
-        published: without standardisation and penalty, as in the paper.
-    """
-    reasons = [one for one in maps if isinstance(one, str)]
-    if reasons:
-        return reasons[0]
-    if not maps:
-        return "needs images that are not scored to fit on; pass choose_on, or at least 2 images that can be read again"
-    tokens = torch.cat([one.flatten(1).mT for one in maps])
-    tokens = tokens - tokens.mean(0)
-    variances = torch.linalg.eigvalsh(tokens.mT @ tokens)
-    rank = int((variances > NULL * variances[-1]).sum())
-    rounds = default_rounds(len(variances)) if rounds is None else rounds
-    # at least one direction has to remain
-    rounds = min(rounds, (rank - 1) // 2)
-    if rounds < 1:
-        return (
-            f"needs at least 1 round and features that vary in 3 directions, got {counted(rank, 'direction')}"
+    names = method.split("+")
+    for name in names:
+        if name not in METHODS:
+            raise UnknownName(
+                f"debias: method must be names joined by +, got {name!r}.{did_you_mean(name, METHODS)}"
+            )
+    if len(set(names)) < len(names) or len(set(names) & set(FITTED)) > 1:
+        raise OptionError(
+            f"debias: method may have each name once, and one of {', '.join(FITTED)}, got {method!r}."
         )
-    rasa = Rasa(rounds, standardize=not published, alpha=0.0 if published else ALPHA)
-    try:
-        return rasa.fit([one.movedim(0, -1) for one in maps]).projection_
-    except InputError as error:
-        return f"cannot be fitted: {error}".rstrip(".")
+    return [name for name in METHODS if name in names]
+
+
+def _refuse(method: str, option: str, value: object, used: bool) -> None:
+    if value is not None and not used:
+        raise OptionError(f"debias: {option}={value} has no effect on method={method!r}. Omit it.")
+
+
+def _informative(maps: Sequence[Tensor], count: int, seed: int) -> list[int]:
+    """Return the channels from which position is decoded best, in maps (C, h, w)."""
+    if not maps:
+        raise ShapeError("debias: blank has no images, got an empty sequence. Pass at least one image.")
+    rng, curves = np.random.default_rng(seed), []
+    for one in maps:
+        feats = one.movedim(0, -1)
+        # small grids need denser training patches
+        step = 6 if min(one.shape[1:]) >= 12 else 3
+        trials = Trials(POSITIONS, step, 6, Fit("ridge", 1.0))
+        # skip the first target, row and column together, which consists of two other targets
+        curves.append(trials.channels(feats, trials.draw(tuple(feats.shape[:2]), rng))[1:])
+    best = np.nan_to_num(np.mean(curves, axis=0), nan=-np.inf).max(0)
+    return [int(c) for c in np.argsort(-best, kind="stable")[:count]]
+
+
+def _blank_matrix(f: FeatureFunction, channels: Sequence[int]) -> Tensor:
+    """Return the diagonal matrix that sets channels of the features of `f` to 0."""
+    if not isinstance(f, VisionModel):
+        raise UnsupportedHost(
+            f"debias: blank needs a vision model, whose channels are known, got {type(f).__name__}. Use blank_channels."
+        )
+    if wrong := [c for c in channels if not 0 <= c < f.channels]:
+        raise OptionError(f"debias: channels must be in 0 to {f.channels - 1}, got {wrong}.")
+    diagonal = torch.ones(f.channels, dtype=torch.float64)
+    diagonal[list(channels)] = 0
+    return torch.diag(diagonal)
+
+
+def _black_map(f: FeatureFunction, features: DebiasedFeatures) -> Tensor:
+    """Return the features (1, C, h, w) of a black image of the size of a model."""
+    black = black_image(f)
+    if black is None or not isinstance(f, VisionModel):
+        raise UnsupportedHost(
+            f"debias: svd needs the normalisation of a model, got {type(f).__name__}. Use svd_debias."
+        )
+    side = f.size // f.patch_size * f.patch_size
+    return features_of(features, black.expand(-1, side, side)[None]).cpu()

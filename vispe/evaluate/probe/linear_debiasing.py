@@ -48,6 +48,27 @@ def svd_debias(
             f"svd_debias: expected feats (b, C, h, w) and noise_feats (n, C, p) of the same C, "
             f"got {tuple(x.shape)} and {tuple(noise.shape)}. Permute the channels to axis 1."
         )
+    basis = svd_basis(noise, k)
+    unit = functional.normalize(x.to(torch.float64), dim=1)
+    residual = unit - torch.einsum("ck,dk,bdhw->bchw", basis, basis, unit)
+    # eps keeps rounding errors from being scaled to unit norm
+    result = functional.normalize(residual, dim=1, eps=1e-6).to(x.dtype)
+    return result.numpy() if isinstance(feats, np.ndarray) else result
+
+
+def svd_basis(noise: Tensor, k: int) -> Tensor:
+    """Return the directions (C, m) in which normalised features of a blank image vary over its patches, m at most `k`.
+
+    Args:
+        noise: features of blank images, (n, C, p) or (n, C, h, w).
+        k: number of directions.
+
+    Raises:
+        OptionError: `k` out of range.
+
+    >>> svd_basis(torch.eye(3)[None], 2).shape
+    torch.Size([3, 2])
+    """
     # any variation over the patches of a blank image is positional
     noise = functional.normalize(noise.to(torch.float64).flatten(2), dim=1)
     noise = (noise - noise.mean(2, keepdim=True)).transpose(0, 1).flatten(1)
@@ -57,13 +78,7 @@ def svd_debias(
             "smaller k."
         )
     u, s, _ = torch.linalg.svd(noise, full_matrices=False)
-    nonzero = s[:k] > max(noise.shape) * torch.finfo(torch.float64).eps
-    basis = u[:, :k][:, nonzero]
-    unit = functional.normalize(x.to(torch.float64), dim=1)
-    residual = unit - torch.einsum("ck,dk,bdhw->bchw", basis, basis, unit)
-    # eps keeps rounding errors from being scaled to unit norm
-    result = functional.normalize(residual, dim=1, eps=1e-6).to(x.dtype)
-    return result.numpy() if isinstance(feats, np.ndarray) else result
+    return u[:, :k][:, s[:k] > max(noise.shape) * torch.finfo(torch.float64).eps]
 
 
 def blank_channels(feats: Tensor | np.ndarray, channels: Sequence[int], axis: int = 1) -> Tensor | np.ndarray:

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.probe.debias import blank_channels, svd_debias
+from vispe.evaluate.probe.linear_debiasing import blank_channels, svd_debias
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.targets import ramp
 

@@ -1,0 +1,317 @@
+"""Models whose features were debiased without training: averages over views, then a linear map of the channels.
+
+A debiased model has the interface of timm's vision models, so that it can be used wherever a model is accepted. It is
+stored as a folder with the name of its model, the method and the linear map, without the weights of the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.backbones.model_access import (
+    blocks_of,
+    image_size,
+    image_tower,
+    intermediates,
+    patch_projection,
+)
+from vispe.errors import InputError, ShapeError, UnsupportedHost, counted, short
+from vispe.images.symmetry.view_averages import View, ViewAverage, view_average
+from vispe.utils.files import atomic_path, write_json
+from vispe.utils.version import __version__
+
+if TYPE_CHECKING:
+    from vispe.backbones.vision_model import VisionModel
+
+RECORD, MAP = "debias.json", "projection.safetensors"
+_KIND = "vispe debias"
+
+
+@dataclass(frozen=True, eq=False)
+class Debiasing:
+    """What is done to the features of a model.
+
+    Attributes:
+        method: names of the methods, joined by +.
+        average: numbers of poses and positions over which features are averaged.
+        seed: seed of the poses and positions.
+        matrix: (C, C), the linear map of the channels after the average; None for none.
+        bias: (C,), added after the linear map.
+        unit_norm: scale the features of each patch to unit norm before and after the linear map.
+        details: JSON values that describe the fit, such as the number of images.
+    """
+
+    method: str
+    average: ViewAverage = field(default_factory=ViewAverage)
+    seed: int = 0
+    matrix: Tensor | None = None
+    bias: Tensor | None = None
+    unit_norm: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def views(self, images: Tensor, patch_size: int) -> list[View]:
+        """Return the views of images (b, 3, H, W); they depend on the size of the images only.
+
+        Raises:
+            ShapeError: the sides are not multiples of the patch size.
+        """
+        height, width = images.shape[-2:]
+        if height % patch_size or width % patch_size:
+            raise ShapeError(
+                f"Image sides must be multiples of the patch size, {patch_size} px, got {(height, width)}. Crop or "
+                "pad the images."
+            )
+        return self.average.sample(
+            np.random.default_rng(self.seed), (height // patch_size, width // patch_size)
+        )
+
+    def project(self, maps: Tensor) -> Tensor:
+        """Return maps (b, C, h, w) after the linear map, in their dtype."""
+        if self.matrix is None:
+            return maps
+        if maps.shape[1] != len(self.matrix):
+            raise ShapeError(
+                f"The method {self.method} was fitted on features with {counted(len(self.matrix), 'channel')}, got "
+                f"{tuple(maps.shape)}. Use the last block of the model."
+            )
+        x = F.normalize(maps.double(), dim=1) if self.unit_norm else maps.double()
+        x = torch.einsum("kc,bchw->bkhw", self.matrix.to(x), x)
+        if self.bias is not None:
+            x = x + self.bias.to(x)[:, None, None]
+        # eps keeps rounding errors from being scaled to unit norm
+        return (F.normalize(x, dim=1, eps=1e-6) if self.unit_norm else x).to(maps.dtype)
+
+
+class DebiasedFeatures(nn.Module):
+    """Debiased features of a function of images.
+
+    Args:
+        features: function of images that returns maps (b, c, h, w); a module is registered as a submodule.
+        debiasing: what is done to the features.
+
+    Attributes:
+        patch_size: patch size in pixels, that of `features`; None if it has none.
+
+    Raises:
+        UnsupportedHost: an average over views, but the patch size is unknown.
+    """
+
+    def __init__(self, features: Callable[[Tensor], Tensor], debiasing: Debiasing) -> None:
+        super().__init__()
+        self.features, self.debiasing = features, debiasing
+        self.patch_size: int | None = getattr(features, "patch_size", None)
+        if self.patch_size is None and not debiasing.average.is_identity:
+            raise UnsupportedHost(
+                f"{debiasing.method} needs features with an attribute patch_size, got {type(features).__name__}. Set "
+                "it to the patch size in pixels."
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return maps (b, c, h, w) of images (b, 3, H, W)."""
+        if self.debiasing.average.is_identity:
+            return self.debiasing.project(self.features(images))
+        views = self.debiasing.views(images, int(self.patch_size or 1))
+        return self.debiasing.project(view_average(self.features, images, views))
+
+
+class DebiasedModel(nn.Module):
+    """A vision model with debiased features, and `forward_intermediates` as in timm.
+
+    Maps of all blocks are averaged over the views. The linear map applies to the last block after the final norm.
+
+    Args:
+        model: model of timm, or an image tower of open_clip or transformers, for images of any size if features are
+            averaged over positions.
+        debiasing: what is done to the features.
+
+    Raises:
+        UnsupportedHost: the model is not a plain vision transformer.
+    """
+
+    def __init__(self, model: nn.Module, debiasing: Debiasing) -> None:
+        super().__init__()
+        from vispe.backbones.vision_model import VisionModel
+
+        tower = image_tower(model)
+        blocks_of(tower)
+        features = VisionModel(tower)
+        if features.patch_size is None:
+            raise UnsupportedHost(
+                f"debias: {type(tower).__name__} must have a patch embedding by one convolution. Use a plain ViT."
+            )
+        if debiasing.average.positions and features.exact:
+            raise UnsupportedHost(
+                f"debias: positions needs a model for images of any size, got one for {features.size} px. Use another "
+                "method, or replace its encoding with pos_embed."
+            )
+        self.tower, self.debiasing, self.side = tower, debiasing, int(features.patch_size)
+        self.image_mean = features.mean.flatten().tolist()
+        self.image_std = features.std.flatten().tolist()
+        self.image_size, self.any_size = image_size(tower), not features.exact
+        self.training = tower.training
+
+    @property
+    def blocks(self) -> nn.Module:
+        """The blocks of the model, first to last."""
+        return blocks_of(self.tower)
+
+    @property
+    def patch_embed(self) -> SimpleNamespace:
+        """Namespace with the convolution of the patches as `proj`."""
+        return SimpleNamespace(proj=patch_projection(self.tower, overlapping=True))
+
+    @property
+    def cls_token(self) -> Tensor | None:
+        """The class token."""
+        return next(
+            (t for n in ("cls_token", "class_embedding") if (t := getattr(self.tower, n, None)) is not None),
+            None,
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the debiased maps (b, d, h, w) of images (b, 3, H, W)."""
+        return self.forward_intermediates(images, 1, norm=True)[0]
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        indices: int | list[int],
+        norm: bool = False,
+        return_prefix_tokens: bool = False,
+        **_: Any,
+    ) -> list[Any]:
+        """Return maps (b, d, h, w) after some blocks, optionally with prefix tokens (b, p, d)."""
+        views = self.debiasing.views(images, self.side)
+        sums: list[Tensor] = []
+        prefixes: list[Tensor | None] = []
+        for view in views:
+            outputs = intermediates(
+                self.tower, view.apply(images), indices, norm=norm, prefix=return_prefix_tokens
+            )
+            pairs = [(out, None) if isinstance(out, Tensor) else out for out in outputs]
+            maps = [view.undo(part) / len(views) for part, _ in pairs]
+            tokens = [None if token is None else token / len(views) for _, token in pairs]
+            sums = [a + b for a, b in zip(sums, maps, strict=True)] if sums else maps
+            prefixes = [
+                a if b is None else a + b for a, b in zip(prefixes or [0] * len(tokens), tokens, strict=True)
+            ]
+        count = len(self.blocks)
+        selected = list(range(count - indices, count)) if isinstance(indices, int) else list(indices)
+        results = [
+            self.debiasing.project(x) if norm and k % count == count - 1 else x
+            for k, x in zip(selected, sums, strict=True)
+        ]
+        if not return_prefix_tokens:
+            return results
+        return [
+            x if isinstance(token, int) else (x, token) for x, token in zip(results, prefixes, strict=True)
+        ]
+
+
+def is_debiased(folder: str | Path) -> bool:
+    """Return whether a path is a folder that `vispe debias` wrote."""
+    return (Path(folder) / RECORD).is_file()
+
+
+def save_debiased(
+    folder: str | Path, debiasing: Debiasing, model: Mapping[str, Any], force: bool = False
+) -> None:
+    """Write a debiased model, without the weights of the model itself.
+
+    Args:
+        folder: output folder.
+        debiasing: what is done to the features.
+        model: JSON values of `name`, `pos_embed`, `weights`, `img_size` and `seed`, as passed to `load_model`.
+        force: overwrite existing files.
+
+    Raises:
+        InputError: a file exists and `force` is false.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {"matrix": debiasing.matrix, "bias": debiasing.bias}
+    stored = {key: value.double().contiguous() for key, value in tensors.items() if value is not None}
+    if stored:
+        with atomic_path(folder / MAP, force) as part:
+            save_file(stored, part)
+    elif force:  # the map of an earlier method
+        (folder / MAP).unlink(missing_ok=True)
+    record = {
+        "kind": _KIND,
+        "model": dict(model),
+        "method": debiasing.method,
+        "average": asdict(debiasing.average),
+        "seed": debiasing.seed,
+        "unit_norm": debiasing.unit_norm,
+        "passes": debiasing.average.passes,
+        "details": dict(debiasing.details),
+        "versions": {"vispe": __version__, "torch": torch.__version__},
+    }
+    write_json(folder / RECORD, record, force)
+
+
+def read_debiased(folder: str | Path) -> tuple[dict[str, Any], Debiasing]:
+    """Return the arguments of `load_model` for the model, and what is done to its features.
+
+    Raises:
+        InputError: the folder was not written by `vispe debias`, or is damaged.
+    """
+    folder = Path(folder)
+    if not is_debiased(folder):
+        raise InputError(f"{folder} must contain {RECORD}. Run vispe debias.")
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        if record["kind"] != _KIND:
+            raise ValueError(f"kind={record['kind']!r}")
+        model = {key: record["model"][key] for key in ("name", "pos_embed", "weights", "img_size", "seed")}
+        tensors = load_file(folder / MAP) if (folder / MAP).is_file() else {}
+        debiasing = Debiasing(
+            str(record["method"]),
+            ViewAverage(**record["average"]),
+            int(record["seed"]),
+            tensors.get("matrix"),
+            tensors.get("bias"),
+            bool(record["unit_norm"]),
+            record["details"],
+        )
+    except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+        raise InputError(f"{folder / RECORD} is not a record of vispe debias ({short(error)}).") from error
+    return model, debiasing
+
+
+def load_debiased(folder: str | Path, **options: Any) -> VisionModel:
+    """Return a debiased model as a function of images; its model is loaded by name.
+
+    Args:
+        folder: folder that `vispe debias` wrote.
+        **options: further arguments of `load_model`.
+
+    Raises:
+        InputError: the folder is damaged, or the model or its weights are missing.
+        UnknownName, UnsupportedHost: the model is unknown.
+    """
+    from vispe.backbones.hub import named_by_file
+    from vispe.backbones.load_model import NETWORKS, load_model
+    from vispe.backbones.vision_model import VisionModel
+
+    arguments, debiasing = read_debiased(folder)
+    # a record is a foreign file, so it may name a network only, never Python code or another record
+    kinds = tuple(kind for kind in NETWORKS if kind != "debiased")
+    with named_by_file():
+        loaded = load_model(**arguments, any_size=True, kinds=kinds, parameter=f"{folder}: model", **options)
+    # normalisation of retrofits may differ from that of their class
+    base = VisionModel(loaded.model, **loaded.settings)
+    settings = {"mean": base.mean, "std": base.std, "exact": base.exact}
+    return VisionModel(DebiasedModel(loaded.model, debiasing).eval(), **settings)
