@@ -53,14 +53,16 @@ def packed(rng: np.random.Generator, radii: np.ndarray, period: tuple[int, int],
         raise OptionError(
             f"the period must exceed a disc and its gap, got {period} for radius {radii.max():.3g}. Increase `period`."
         )
-    centres = np.empty((len(radii), 2))
+    cells = _Cells(len(radii), period, 2 * radii.max() + gap)
     for i, radius in enumerate(radii):
-        min_distance, tries, free = radii[:i] + radius + gap, 0, np.zeros(0, bool)
+        tries, free = 0, np.zeros(0, bool)
         while not free.any() and tries < _TRIES:
             count = min(max(8, tries), 1024)
             candidates = rng.random((count, 2)) * period
-            offsets = shortest(candidates[:, None] - centres[:i], period)
-            free = (np.square(offsets).sum(-1) >= np.square(min_distance)).all(1)
+            near = cells.near(candidates)  # (count, m), -1 for none
+            offsets = shortest(candidates[:, None] - cells.points[near], period)
+            min_distance = radii[near] + radius + gap
+            free = ((near < 0) | (np.square(offsets).sum(-1) >= np.square(min_distance))).all(1)
             tries += count
         if not free.any():
             area = np.square(radii).cumsum() * np.pi / (period[0] * period[1])
@@ -68,5 +70,45 @@ def packed(rng: np.random.Generator, radii: np.ndarray, period: tuple[int, int],
                 f"the discs do not fit: coverage {area[-1]:.3g} with gaps of {counted(f'{gap:g}', 'pixel')} was "
                 f"requested, {area[i - 1]:.3g} was reached. Reduce the coverage or the gaps."
             )
-        centres[i] = candidates[free.argmax()]
-    return centres
+        cells.add(i, candidates[free.argmax()])
+    return cells.points
+
+
+class _Cells:
+    """Points of a periodic plane, sorted into cells, so that close points are found without testing all of them.
+
+    Args:
+        count: number of points.
+        period: (y, x) period of the plane.
+        reach: largest distance of points that `near` must find.
+    """
+
+    def __init__(self, count: int, period: tuple[int, int], reach: float) -> None:
+        self.points = np.zeros((count, 2))
+        # with fewer than 3 cells along an axis, a cell would be its own neighbour twice
+        self.shape = [n if (n := int(side // reach)) > 2 else 1 for side in period]
+        self.side = np.array(period) / self.shape
+        self.members = np.full((*self.shape, 1), -1)
+        self.sizes = np.zeros(self.shape, int)
+
+    def add(self, index: int, point: np.ndarray) -> None:
+        """Store a point."""
+        self.points[index] = point
+        y, x = self._cell(point)
+        if self.sizes[y, x] == self.members.shape[2]:
+            self.members = np.concatenate([self.members, np.full_like(self.members, -1)], axis=2)
+        self.members[y, x, self.sizes[y, x]] = index
+        self.sizes[y, x] += 1
+
+    def near(self, points: np.ndarray) -> np.ndarray:
+        """Return the indices (n, m) of all stored points within reach of points (n, 2), and some others; -1 for none."""
+        rows, columns = (
+            (index[:, None] + (np.arange(-1, 2) if n > 2 else [0])) % n
+            for index, n in zip(self._cell(points).T, self.shape, strict=True)
+        )
+        indices = self.members[rows[:, :, None], columns[:, None, :]]
+        return indices.reshape(len(points), -1)
+
+    def _cell(self, points: np.ndarray) -> np.ndarray:
+        # rounding may give the cell after the last one
+        return np.minimum((points // self.side).astype(int), np.array(self.shape) - 1)
