@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.evaluate.probe.linear_debiasing import blank_channels
 from vispe.evaluate.probe.group_averages import effective_rank, mean_cosine
+from vispe.evaluate.probe.linear_debiasing import blank_channels
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.train.data import SyntheticSource

@@ -22,6 +22,7 @@ PUBLIC = [
     "attention",
     "convert",
     "create_encoding",
+    "debias",
     "describe",
     "encoding_info",
     "explain",

@@ -39,6 +39,7 @@ NAMES = {
     "hf:transformers_folder": ("transformers", "TransformersModel", False),
     "retrofit": ("retrofit", "VispeVisionTransformer", False),
     "retrofit/student.safetensors": ("retrofit", "VispeVisionTransformer", False),
+    "debiased": ("debiased", "DebiasedModel", False),
     "vispe_micro": ("micro", "Micro", False),
     "code.py:maps": ("callable", "function", False),
     "code:maps": ("callable", "function", False),
@@ -50,7 +51,7 @@ ENTRIES = {
     "load_model": (lambda n, w: load_model(n, weights=w).model, [k for k in EVERY if k != "segmenter"]),
     "evaluate": (lambda n, w: evaluated(n, w), EVERY),
     "segment": (lambda n, w: pixel_features(n, w)._model._model, (*NETWORKS, "micro")),
-    "retrofit": (lambda n, w: load_teacher(Teacher(n, weights=w)).model, ("timm", "open_clip")),
+    "retrofit": (lambda n, w: load_teacher(Teacher(n, weights=w)).model, ("timm", "open_clip", "debiased")),
     "text": (lambda n, w: TextConfig(n, weights=w), ("open_clip",)),
     "suggest": (lambda n, w: suggest_file("a.png", "out", model=n), ("segmenter",)),
 }
@@ -90,6 +91,7 @@ def folder(tmp_path_factory):
     teacher = {"name": "test_vit", "img_size": 64, "options": {"depth": 1}, "mean": [0.1, 0.2, 0.3]}
     card = {"config": {"seed": 0, "teacher": teacher, "student": {"pos_embed": "alibi2d"}}}
     Path("retrofit/card.json").write_text(json.dumps(card))
+    assert main(["debias", "local-dir:timm_folder", "--method", "poses+svd", "-o", "debiased"]) == 0
     Path("code.py").write_text(
         "def maps(images):\n    return images[..., ::8, ::8]\n\n\nmaps.patch_size = 8\n"
     )
@@ -175,7 +177,9 @@ def test_an_unfinished_folder_is_not_a_timm_name(folder):
         load_model("nothing")
 
 
-@pytest.mark.parametrize("name", ["hf:transformers_folder", "retrofit", "open_clip:local-dir:clip_folder"])
+@pytest.mark.parametrize(
+    "name", ["hf:transformers_folder", "retrofit", "debiased", "open_clip:local-dir:clip_folder"]
+)
 def test_segmentation_with_each_library_and_again_from_its_file(name, folder, capsys):
     words = ["a.png", "--labels", "labels.png", "--features", "tokens", "--model", name]
     out = f"seg_{kind_of(name)}"
@@ -185,7 +189,9 @@ def test_segmentation_with_each_library_and_again_from_its_file(name, folder, ca
     assert np.array_equal(first, again)
 
 
-@pytest.mark.parametrize("name", ["hf:transformers_folder", "retrofit", "open_clip:local-dir:clip_folder"])
+@pytest.mark.parametrize(
+    "name", ["hf:transformers_folder", "retrofit", "debiased", "open_clip:local-dir:clip_folder"]
+)
 def test_doctor_with_each_library(name, folder, capsys):
     assert main(["doctor", name, "--encoding", "alibi2d", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

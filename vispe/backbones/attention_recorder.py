@@ -23,6 +23,7 @@ from vispe.attention.call import Call, combine_masks
 from vispe.attention.precision import no_autocast
 from vispe.attention.transform.pairs import PairRotation
 from vispe.backbones.local import transformers_attention
+from vispe.backbones.local.debiased import DebiasedModel
 from vispe.backbones.local.transformers_model import TransformersModel, of_transformers, run
 from vispe.encodings.attention_layer import Attention
 from vispe.encodings.compose import bias_of, transform_of
@@ -77,6 +78,11 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     Raises:
         UnsupportedHost: the model has no such layers, or the maps of one of them cannot be computed.
     """
+    if isinstance(model, DebiasedModel) and not model.debiasing.average.is_identity:
+        passes = counted(model.debiasing.average.passes, "forward pass")
+        raise UnsupportedHost(
+            f"The features are a mean over {passes}, so that an image has no single attention map."
+        )
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, Attention)]
     tower, start = tower_of(model)
     if not layers and hasattr(tower, "blocks"):
@@ -378,6 +384,9 @@ def _own_call(
 def tower_of(model: nn.Module) -> tuple[nn.Module, str]:
     """Return the image tower of a model, and its path."""
     tower, path = model, ""
+    if isinstance(model, DebiasedModel):
+        inner, path = tower_of(model.tower)
+        return inner, f"tower.{path}"
     if isinstance(model, TransformersModel):
         return model.net, "net."
     for name in ("visual", "trunk"):

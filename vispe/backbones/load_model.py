@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
 from vispe.errors import InputError, OptionError, UnknownName
+
+if TYPE_CHECKING:
+    from vispe.backbones.vision_model import VisionModel
 
 Kind = Literal["timm", "open_clip", "transformers", "retrofit", "debiased", "micro", "callable", "segmenter"]
 SPELLINGS: dict[str, tuple[str, str]] = {
@@ -186,7 +189,6 @@ def load_model(
         tower = TransformersModel(whole, *colours(name)).eval()
         return LoadedModel(kind, tower, whole=whole, reader=partial(processor_of, name))
     if kind in ("retrofit", "debiased"):
-        from vispe.backbones.local.debiased import load_debiased
         from vispe.backbones.local.retrofitted import load_retrofitted
 
         student = load_retrofitted(name) if kind == "retrofit" else load_debiased(name)
@@ -201,6 +203,28 @@ def load_model(
     source, _, attribute = name.rpartition(":")
     function = named_callable(name, source, attribute)
     return LoadedModel(kind, function.eval() if isinstance(function, nn.Module) else function)
+
+
+def load_debiased(folder: str | Path) -> VisionModel:
+    """Return the model of a folder that `vispe debias` wrote, as a function of images; its weights are loaded by name.
+
+    Raises:
+        InputError: the folder is damaged, or the model or its weights are missing.
+        UnknownName, UnsupportedHost: the model is unknown.
+    """
+    from vispe.backbones.hub import named_by_file
+    from vispe.backbones.local.debiased import DebiasedModel, read_debiased
+    from vispe.backbones.vision_model import VisionModel
+
+    arguments, debiasing = read_debiased(folder)
+    # a record is a foreign file, so it may name a network only, never Python code or another record
+    kinds = tuple(kind for kind in NETWORKS if kind != "debiased")
+    with named_by_file():
+        loaded = load_model(**arguments, any_size=True, kinds=kinds, parameter=f"{folder}: model")
+    # normalisation of retrofits may differ from that of their class
+    base = VisionModel(loaded.model, **loaded.settings)
+    settings = {"mean": base.mean, "std": base.std, "exact": base.exact}
+    return VisionModel(DebiasedModel(loaded.model, debiasing).eval(), **settings)
 
 
 def refuse_options(name: str, options: dict[str, Any]) -> None:

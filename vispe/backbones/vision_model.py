@@ -130,6 +130,11 @@ class VisionModel:
             raise UnsupportedHost(f"The patches of the model must be square, got {conv.kernel_size} px.")
         return int(conv.kernel_size[0])
 
+    @property
+    def permutable(self) -> bool:
+        """Whether tokens can be permuted after the patch embedding, see `permuted`."""
+        return self._passes() == 1 and patch_projection(self.model) is not None
+
     def __call__(self, images: Tensor) -> Tensor:
         """Return the feature maps (b, d, h, w) of images (b, 3, H, W)."""
         maps = self._maps(images, 1 if self._selected == [self.depth - 1] else self._selected, self.norm)
@@ -165,6 +170,11 @@ class VisionModel:
     def _transformed_tokens(self, images: Tensor, g: Element) -> Iterator[None]:
         """Let the patch embedding return the transformed tokens of `images`."""
         conv = self._projection()
+        if (passes := self._passes()) > 1:
+            raise UnsupportedHost(
+                "Position code and patch kernel can be separated for features of one forward pass only, got a mean "
+                f"over {passes}. Measure the full error only."
+            )
         with torch.no_grad():
             tokens = g.apply(conv(images.to(_device(self.model)))).contiguous()
 
@@ -181,6 +191,10 @@ class VisionModel:
             yield
         finally:
             handle.remove()
+
+    def _passes(self) -> int:
+        """Return the number of forward passes per image, above 1 for some debiased models."""
+        return getattr(self.model, "passes", 1)
 
     def _projection(self) -> nn.Conv2d:
         conv = patch_projection(self.model, overlapping=True)

@@ -56,6 +56,7 @@ COMMANDS: dict[str, str] = {
     "threecell": "Train small models on the three-cell benchmark and score which positional tasks they solve.",
     "health": "Report attention heads that collapse, stay local, or attend by position instead of content.",
     "receptive-field": "Measure how far a model looks: the pixels that its central feature depends on.",
+    "debias": "Reduce the positional bias of a model without training.",
     "retrofit": "Remove positional bias from a pretrained vision transformer by distillation.",
     "retrofit evaluate": "Evaluate a retrofit: the model before and after, in one report.",
     "export-positions": "Export the position scheme of a vision-language model for an inference engine.",

@@ -11,14 +11,16 @@ import torch
 
 from tests.train.tiny import TEACHER, RandomImages, config
 from vispe.backbones.distributed import Processes
+from vispe.backbones.local.debiased import Debiasing, save_debiased
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import InputError, OptionError
+from vispe.images.symmetry import D4, Placement, View, ViewAverage
 from vispe.train.data import Batches
 from vispe.train.data.augmentation import Augment
-from vispe.train.retrofit.config import LossWeights, Stage, Target
+from vispe.train.retrofit.config import LossWeights, Stage, Target, Teacher
 from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.distillation import retrofit
-from vispe.train.retrofit.student import load_teacher
+from vispe.train.retrofit.student import load_student, load_teacher
 from vispe.train.retrofit.teacher_cache import CropBatches, Crops
 
 HALF = (0.5, 0.5, 0.5)
@@ -138,3 +140,64 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
 def test_what_does_not_go_together(tmp_path, changes, sentence):
     with pytest.raises(OptionError, match=sentence):
         check(config(tmp_path, **changes))
+
+
+def test_stored_features_are_means_over_the_views_of_their_batch(tmp_path):
+    views = {
+        0: [View(D4[2]), View(D4[5])],
+        1: [View(D4[0], Placement((4, 4), (5, 5), (1, 0), "mirror"))],
+        2: [],
+    }
+    crops, teacher = Crops(tmp_path, 7), load_teacher(TEACHER)
+    crops.make(teacher.model, windows(), 24, 8, {}, Processes(), nullcontext, None, views.get)
+    images, features = (torch.from_numpy(a.copy()) for a in crops.arrays())
+    for row in range(7):
+        image = (images[row, None] / 255 - 0.5) / 0.5
+        with torch.no_grad():
+            maps = [view.undo(teacher(view.apply(image))) for view in views[row // 3] or [View()]]
+        expected = torch.stack(maps).mean(0)[0]
+        torch.testing.assert_close(
+            features[row].view(torch.bfloat16).float(), expected, rtol=2**-7, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("crops", [None, 7])
+def test_a_symmetrised_target_is_reproducible_and_differs_from_a_plain_one(tmp_path, crops):
+    stages = [Stage(32, steps=4, batch_size=4, lr=1e-3, crops=crops)]
+    target = Target([3], poses=3, positions=2)
+    done = [
+        retrofit(config(tmp_path / name, stages=stages, target=target), source=RandomImages())
+        for name in ("a", "b")
+    ]
+    pairs = zip(*(run.student.state_dict().values() for run in done), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    plain = retrofit(config(tmp_path / "c", stages=stages, target=Target([3])), source=RandomImages())
+    changed = zip(plain.student.parameters(), done[0].student.parameters(), strict=True)
+    assert any(not torch.equal(*pair) for pair in changed)
+    if crops:
+        stored = str(tmp_path / "a" / "crops")
+        with pytest.raises(InputError, match="windows computed with another poses, positions"):
+            retrofit(
+                config(tmp_path / "d", stages=stages, target=Target([3], folder=stored)),
+                source=RandomImages(),
+            )
+
+
+def test_a_debiased_model_as_teacher(tmp_path):
+    folder = tmp_path / "debiased"
+    save_debiased(
+        folder,
+        Debiasing("poses", ViewAverage(poses=8)),
+        {"name": "test_vit", "pos_embed": None, "weights": "random", "img_size": 64, "seed": 0},
+    )
+    stages = [Stage(48, steps=1, batch_size=2)]
+    teacher, target = Teacher(str(folder)), Target()
+    done = retrofit(
+        config(tmp_path / "out", teacher=teacher, stages=stages, target=target), source=RandomImages()
+    )
+    assert done.card["debiased"] == "poses"
+    assert done.card["config"]["teacher"]["name"] == "test_vit"
+    assert type(load_teacher(teacher).model).__name__ == "DebiasedModel"
+    student, base, _ = load_student(tmp_path / "out")
+    assert type(base.model).__name__ == "VisionTransformer"
+    assert student.channels == 64

@@ -6,12 +6,13 @@ stored as a folder with the name of its model, the method and the linear map, wi
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.backbones.local.transformers_model import TransformersModel
 from vispe.backbones.model_access import (
     blocks_of,
     image_size,
@@ -31,9 +33,6 @@ from vispe.errors import InputError, ShapeError, UnsupportedHost, counted, short
 from vispe.images.symmetry.view_averages import View, ViewAverage, view_average
 from vispe.utils.files import atomic_path, write_json
 from vispe.utils.version import __version__
-
-if TYPE_CHECKING:
-    from vispe.backbones.vision_model import VisionModel
 
 RECORD, MAP = "debias.json", "projection.safetensors"
 _KIND = "vispe debias"
@@ -60,6 +59,15 @@ class Debiasing:
     bias: Tensor | None = None
     unit_norm: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that the features depend on."""
+        values = [self.method, asdict(self.average), self.seed, self.unit_norm]
+        digest = hashlib.sha256(json.dumps(values).encode())
+        for tensor in (self.matrix, self.bias):
+            if tensor is not None:
+                digest.update(tensor.double().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def views(self, images: Tensor, patch_size: int) -> list[View]:
         """Return the views of images (b, 3, H, W); they depend on the size of the images only.
@@ -163,6 +171,11 @@ class DebiasedModel(nn.Module):
         self.training = tower.training
 
     @property
+    def passes(self) -> int:
+        """Number of forward passes per image."""
+        return self.debiasing.average.passes
+
+    @property
     def blocks(self) -> nn.Module:
         """The blocks of the model, first to last."""
         return blocks_of(self.tower)
@@ -179,6 +192,11 @@ class DebiasedModel(nn.Module):
             (t for n in ("cls_token", "class_embedding") if (t := getattr(self.tower, n, None)) is not None),
             None,
         )
+
+    def init_weights(self) -> None:
+        """Reinitialise all weights of the model, as its library does."""
+        if callable(getattr(self.tower, "init_weights", None)):
+            self.tower.init_weights()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the debiased maps (b, d, h, w) of images (b, 3, H, W)."""
@@ -218,6 +236,12 @@ class DebiasedModel(nn.Module):
         return [
             x if isinstance(token, int) else (x, token) for x, token in zip(results, prefixes, strict=True)
         ]
+
+
+def inner_model(model: nn.Module) -> nn.Module:
+    """Return the model inside vispe's wrappers of vision models, which `vispe.convert` accepts."""
+    inner = model.tower if isinstance(model, DebiasedModel) else model
+    return inner.net if isinstance(inner, TransformersModel) else inner
 
 
 def is_debiased(folder: str | Path) -> bool:
@@ -270,7 +294,7 @@ def read_debiased(folder: str | Path) -> tuple[dict[str, Any], Debiasing]:
     """
     folder = Path(folder)
     if not is_debiased(folder):
-        raise InputError(f"{folder} must contain {RECORD}. Run vispe debias.")
+        raise InputError(f"{folder} must contain {RECORD}, got none. Run vispe debias.")
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         if record["kind"] != _KIND:
@@ -289,29 +313,3 @@ def read_debiased(folder: str | Path) -> tuple[dict[str, Any], Debiasing]:
     except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise InputError(f"{folder / RECORD} is not a record of vispe debias ({short(error)}).") from error
     return model, debiasing
-
-
-def load_debiased(folder: str | Path, **options: Any) -> VisionModel:
-    """Return a debiased model as a function of images; its model is loaded by name.
-
-    Args:
-        folder: folder that `vispe debias` wrote.
-        **options: further arguments of `load_model`.
-
-    Raises:
-        InputError: the folder is damaged, or the model or its weights are missing.
-        UnknownName, UnsupportedHost: the model is unknown.
-    """
-    from vispe.backbones.hub import named_by_file
-    from vispe.backbones.load_model import NETWORKS, load_model
-    from vispe.backbones.vision_model import VisionModel
-
-    arguments, debiasing = read_debiased(folder)
-    # a record is a foreign file, so it may name a network only, never Python code or another record
-    kinds = tuple(kind for kind in NETWORKS if kind != "debiased")
-    with named_by_file():
-        loaded = load_model(**arguments, any_size=True, kinds=kinds, parameter=f"{folder}: model", **options)
-    # normalisation of retrofits may differ from that of their class
-    base = VisionModel(loaded.model, **loaded.settings)
-    settings = {"mean": base.mean, "std": base.std, "exact": base.exact}
-    return VisionModel(DebiasedModel(loaded.model, debiasing).eval(), **settings)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vispe.backbones.model_access import patch_projection
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
@@ -46,7 +45,7 @@ class Equivariance(Measure):
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Transform the image, and its tokens, and undo the transformation on the features."""
         f, image, first = runs.audited.f, runs.image, runs.maps()
-        vision = f if isinstance(f, VisionModel) and patch_projection(f.model) is not None else None
+        vision = f if isinstance(f, VisionModel) and f.permutable else None
         poses = POSES if image.shape[-1] == image.shape[-2] else LEVEL
         for g in map(element, poses):
             acc.layer(everything=error(first, g.undo(runs.maps(g.name, g.apply(image)))))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vispe.backbones.attention_recorder import LayerAttention, attention_layers, record_attention
 from vispe.backbones.batching import labels_of
+from vispe.backbones.local.debiased import inner_model
 from vispe.backbones.local.transformers_model import TransformersModel, is_language_model, of_transformers
 from vispe.backbones.model_access import final_tokens, image_tower
 from vispe.backbones.user_callables import D4Segmenter
@@ -197,7 +198,7 @@ class AuditedModel:
         from vispe.hosts.convert import convert
 
         bare = copy.deepcopy(self.model)
-        convert(bare.net if isinstance(bare, TransformersModel) else bare, "none")
+        convert(inner_model(bare), "none")
         return self._of(bare.eval(), f"{self.title} (no encoding)")
 
     def _of(self, model: nn.Module, title: str) -> AuditedModel:

@@ -35,7 +35,8 @@ class Teacher:
     """Pretrained model, which is not changed.
 
     Attributes:
-        name: timm model, or open_clip:MODEL/TAG, or open_clip:MODEL with weights.
+        name: timm model, or open_clip:MODEL/TAG, or open_clip:MODEL with weights; or a folder of vispe
+            debias with such a model, whose debiased features are the target.
         weights: checkpoint file, or random; default the pretrained weights.
         img_size: input size of the model in pixels; default that of the checkpoint. timm models then accept any size.
         options: additional arguments of timm.create_model, such as embed_dim for a custom model.

@@ -34,6 +34,7 @@ from vispe.train.retrofit.monitoring import (
     verdict,
 )
 from vispe.train.retrofit.student import check_models, load_teacher, make_student, n_ablated_channels
+from vispe.train.retrofit.teacher import base_teacher
 from vispe.train.retrofit.teacher_cache import CropBatches, Crops
 from vispe.train.retrofit.trainer import OnStep, StagePlan, Training, autocast
 from vispe.train.retrofit.training_log import read_log
@@ -105,6 +106,9 @@ def _run(
     channels = check_models(config)
     source = from_config(config.data) if source is None else source
     identity = {**config.identity(), "data.fingerprint": source.fingerprint()}
+    base, debiasing = base_teacher(config.teacher)
+    if debiasing is not None:
+        identity["teacher.debiased"] = debiasing.fingerprint()
     folder.check(identity, config.force)
 
     status(f"loading {config.teacher.name}")
@@ -144,7 +148,8 @@ def _run(
     data = similarity_on_data(pair, images.load(0))
     card = {
         "kind": "vispe retrofit",
-        "config": config.to_dict(),
+        "config": {**config.to_dict(), "teacher": asdict(base)},  # a student is loaded without that folder
+        "debiased": None if debiasing is None else debiasing.method,
         "encoding": describe(student),
         "patch": teacher.patch_size,
         "channels": channels,
@@ -210,7 +215,14 @@ def _make_crops(
         seed, size = config.seed + k * _SEED_STEP, config.micro_batch_size or min(part.stage.batch_size, 16)
         options = {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
         windows = Batches(source, part.stage.img_size, size, seed=seed, **options)
-        identity = {"teacher": asdict(config.teacher), "windows": windows.fingerprint(), "amp": config.amp}
+        identity: dict[str, Any] = {
+            "teacher": asdict(config.teacher),
+            "windows": windows.fingerprint(),
+            "amp": config.amp,
+        }
+        _, debiasing = base_teacher(config.teacher)
+        if debiasing is not None:
+            identity["debiased"] = debiasing.fingerprint()
         average = config.target.average
         if not average.is_identity:  # folders of other targets remain valid
             identity |= {"poses": average.poses, "positions": average.positions}

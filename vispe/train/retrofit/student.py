@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vispe.backbones.local.debiased import DebiasedModel
 from vispe.backbones.local.retrofitted import fitted, read_card
 from vispe.backbones.model_access import final_tokens as final_tokens
 from vispe.backbones.vision_model import VisionModel, reinitialized_copy
@@ -39,11 +40,12 @@ def make_student(teacher: VisionModel, config: Student, *, seed: int = 0) -> nn.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        meta = any(p.is_meta for p in teacher.model.parameters())
+        source = teacher.model.tower if isinstance(teacher.model, DebiasedModel) else teacher.model
+        meta = any(p.is_meta for p in source.parameters())
         if config.init == "random" and not meta:
-            model, _ = reinitialized_copy(teacher.model, seed)
+            model, _ = reinitialized_copy(source, seed)
         else:
-            model = copy.deepcopy(teacher.model)
+            model = copy.deepcopy(source)
         with torch.device("meta" if meta else "cpu"):
             convert(model, config.pos_embed)
         if config.symmetric and not meta:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from vispe.backbones.load_model import CLIP, load_model
+from vispe.backbones.load_model import CLIP, kind_of, load_model
+from vispe.backbones.local.debiased import DebiasedModel, Debiasing, read_debiased
 from vispe.backbones.model_access import blocks_of, patch_projection
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
@@ -33,11 +34,12 @@ def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Vi
     >>> load_teacher(Teacher("vit_tiny_patch16_224"), outline=True).channels
     192
     """
+    config, debiasing = base_teacher(config)
     name, is_open_clip = config.name, config.name.startswith(CLIP)
     model_config = _without_weights(config) if outline else config
     with torch.device("meta" if outline and not is_open_clip else "cpu"):
         options = {"weights": model_config.weights, "img_size": config.img_size, "options": config.options}
-        options |= {"kinds": ("timm", "open_clip"), "parameter": "teacher.name"}
+        options |= {"kinds": ("timm", "open_clip", "debiased"), "parameter": "teacher.name"}
         net = load_model(model_config.name, any_size=True, seed=seed, **options).model
     blocks_of(net)
     conv = patch_projection(net)
@@ -46,12 +48,35 @@ def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Vi
     if conv.in_channels != 3:
         raise ShapeError(f"{name}: a retrofit needs 3 input channels, got {conv.in_channels}.")
     model = VisionModel(net.requires_grad_(False), mean=_column(config.mean), std=_column(config.std))
+    if debiasing is not None:
+        model = VisionModel(DebiasedModel(net, debiasing), mean=model.mean, std=model.std, exact=model.exact)
     if model.size % model.patch_size and config.img_size:
         raise OptionError(
             f"teacher.img_size must be a multiple of the patch size of {name}, {model.patch_size} px, got "
             f"{config.img_size}. Use {max(1, round(config.img_size / model.patch_size)) * model.patch_size}."
         )
     return model
+
+
+def base_teacher(config: Teacher) -> tuple[Teacher, Debiasing | None]:
+    """Return the settings of the model inside a folder of `vispe debias`, and what is done to its features.
+
+    For other names, return the settings themselves and None.
+
+    Raises:
+        InputError: the folder is damaged.
+        UnsupportedHost: the encoding of the debiased model was replaced.
+    """
+    if kind_of(config.name) != "debiased":
+        return config, None
+    model, debiasing = read_debiased(config.name)
+    if model["pos_embed"] is not None:
+        raise UnsupportedHost(
+            f"teacher.name: {config.name} is a model with pos_embed={model['pos_embed']}, which a retrofit cannot "
+            "use. Debias the model without pos_embed."
+        )
+    weights, size = config.weights or model["weights"], config.img_size or model["img_size"]
+    return replace(config, name=model["name"], weights=weights, img_size=size), debiasing
 
 
 def _without_weights(config: Teacher) -> Teacher:

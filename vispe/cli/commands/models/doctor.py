@@ -89,7 +89,7 @@ def _model(
 
     from vispe.backbones.device import choose_device
     from vispe.backbones.load_model import NETWORKS, has_weights, load_model
-    from vispe.backbones.local.transformers_model import TransformersModel
+    from vispe.backbones.local.debiased import inner_model
     from vispe.backbones.model_access import image_size
     from vispe.errors import OptionError
     from vispe.hosts.attention_paths import attention_paths
@@ -107,7 +107,7 @@ def _model(
     net = load_model(name, pos_embed=pos_embed, weights=loaded, img_size=size, kinds=NETWORKS).model
     net = net.to(device, getattr(torch, dtype))
     if encoding and not weights:
-        convert(net.net if isinstance(net, TransformersModel) else net, encoding)
+        convert(inner_model(net), encoding)
     height, width = size or image_size(net)
     image = torch.zeros(batch_size, 3, height, width, device=device, dtype=getattr(torch, dtype))
     groups: dict[Any, list[str]] = {}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction
-from vispe.backbones.vision_model import VisionModel, patch_projection, reinitialized_copy
+from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance, raw_intensity
 from vispe.evaluate.rotation.record_key import POSITION_CODE, RANDOM, RAW
 from vispe.evaluate.rotation.records import Measurement, relabelled
@@ -57,7 +57,7 @@ def control_rows(
     net, unchanged = reinitialized_copy(f.model, seed) if twin is None else twin
     same = VisionModel(net, layer=f.layer, norm=f.norm)
     rows += relabelled(equivariance(same, images, controls=False, **options), RANDOM, control=True)
-    if patch_projection(net) is not None:
+    if same.permutable:
         moved = position_equivariance(same, images, **options)
         rows += relabelled(moved, f"{RANDOM}, {POSITION_CODE}", control=True)
     notes = (f"The control of random weights keeps {', '.join(unchanged)}.",) if unchanged else ()

@@ -1,6 +1,6 @@
 """Equivariance of features to the eight poses of the square (D4), with controls."""
 
-from vispe.backbones.vision_model import VisionModel, patch_projection
+from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.rotation.helpers import Rows, features, question
 from vispe.evaluate.rotation.metrics.controls import control_rows
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance
@@ -12,7 +12,7 @@ def d4(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows:
     """Compare features in the eight poses, also for the position code alone, with controls."""
     f, images, size = features(measured), step.fitted, plan.batch_size
     rows = equivariance(f, images, batch_size=size, seed=plan.seed, first=step.first)
-    if isinstance(f, VisionModel) and patch_projection(f.model) is not None:
+    if isinstance(f, VisionModel) and f.permutable:
         rows += position_equivariance(f, images, batch_size=size)
     else:
         step.notes.append(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, batches, checked_maps, features_of
-from vispe.backbones.vision_model import VisionModel, patch_projection
+from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.targets import ramp
 from vispe.evaluate.rotation.comparison import Pair, compared, error, label_of, poses_of, shuffled
@@ -173,7 +173,7 @@ def layers(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows | N
         step.notes.append("There is no curve over layers, which needs a model.")
         return None
     rows = layer_curve(f, images, masks=plan.probe_masks, **_draws(plan, step))
-    if patch_projection(f.model) is not None:
+    if f.permutable:
         moved = layer_curve(f, images, position_only=True, probe=False, batch_size=plan.batch_size)
         rows += tuple(row.about(part=POSITION_CODE) for row in moved)
     return rows

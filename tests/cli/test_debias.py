@@ -1,0 +1,53 @@
+"""`vispe debias`: folders that other commands accept, and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vispe.cli.main import main
+
+MODEL = ["test_vit", "--weights", "random", "--img-size", "64"]
+
+
+def test_the_folder_is_a_model_for_other_commands(tmp_path, capsys):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 91), np.uint8)).save(tmp_path / "a.png")
+    out = str(tmp_path / "out")
+    words = [
+        "debias",
+        MODEL[0],
+        str(tmp_path / "a.png"),
+        *MODEL[1:],
+        "--noise",
+        "2",
+        "--method",
+        "poses+rasa",
+    ]
+    assert main([*words, "--rounds", "2", "-o", out, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["passes"], report["rounds"], report["images"]) == (8, 2, 3)
+    assert main(["probe", out, "--noise", "1", "--step", "2", "--no-layers"]) == 0
+    assert f"{out}, 1 noise image" in capsys.readouterr().out
+    assert main(["debias", *MODEL, "-o", out]) == 2
+    assert "exist; add --force to overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "rasas"], "method must be names joined by +, got 'rasas'. Did you mean 'rasa'?"),
+        (["--method", "rasa"], "images must be passed for rasa"),
+        (["--noise", "1"], "got method='poses' and images=generator"),
+        (["--rounds", "3"], "rounds=3 has no effect on method='poses'"),
+    ],
+)
+def test_refusals(words, message, tmp_path, capsys):
+    assert main(["debias", *MODEL, *words, "-o", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_networks(tmp_path, capsys):
+    assert main(["debias", "vispe_micro", "-o", str(tmp_path / "out")]) == 2
+    assert "model does not support the shipped backbone here" in capsys.readouterr().err
