@@ -132,8 +132,8 @@ def measure(
         print(kind, method, number, f"{row['cpu_s']:.1f} s", file=sys.stderr, flush=True)
     report["across"][f"{kind} {method}"] = position_across_images(maps).to_dict()
     # images of several sets have several sizes; the error is measured on two of them
-    turned = [image for image in images if image.shape[-1] == image.shape[-2]][:2]
-    result = equivariance(features, turned, measures=("error",), controls=False)
+    square = [image for image in images if image.shape[-1] == image.shape[-2]][:2]
+    result = equivariance(features, square, measures=("error",), controls=False)
     (mean,) = (r for r in result if (r.transform, r.metric, r.part) == (D4_MEAN, "error", FULL))
     report["fits"][f"{kind} {method}"] = {
         "fit_cpu_s": round(seconds, 1),

@@ -19,13 +19,13 @@ def position(target, shape=(9, 11)):
 def test_linear_position_is_found_by_all_and_noise_by_none():
     plain = random(6)
     linear = [torch.cat([m, 3 * position("lr"), 3 * position("ud")]) for m in plain]
-    found, none = position_across_images(linear), position_across_images(plain)
+    position_probe, none = position_across_images(linear), position_across_images(plain)
     for name in ("ridge", "knn", "mlp"):
         assert none.median(name, "lr") < 0.1
-        assert found.median(name, "ud") > (0.95 if name == "ridge" else 0.3)
-        assert np.median(found.shuffled[name]) < 0.05
-    assert found.to_dict()["images"] == 6
-    assert found.tokens == 3 * 99
+        assert position_probe.median(name, "ud") > (0.95 if name == "ridge" else 0.3)
+        assert np.median(position_probe.shuffled[name]) < 0.05
+    assert position_probe.to_dict()["images"] == 6
+    assert position_probe.tokens == 3 * 99
 
 
 def test_position_that_is_not_linear_is_found_by_the_network_and_by_neighbours_only():

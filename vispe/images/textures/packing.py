@@ -85,6 +85,7 @@ class _Cells:
 
     def __init__(self, count: int, period: tuple[int, int], reach: float) -> None:
         self.points = np.zeros((count, 2))
+        reach = max(reach, min(period) / 256)  # points without extent
         # with fewer than 3 cells along an axis, a cell would be its own neighbour twice
         self.shape = [n if (n := int(side // reach)) > 2 else 1 for side in period]
         self.side = np.array(period) / self.shape
@@ -101,7 +102,7 @@ class _Cells:
         self.sizes[y, x] += 1
 
     def near(self, points: np.ndarray) -> np.ndarray:
-        """Return the indices (n, m) of all stored points within reach of points (n, 2), and some others; -1 for none."""
+        """Return indices (n, m) of the stored points within reach of points (n, 2), and of others; -1 for none."""
         rows, columns = (
             (index[:, None] + (np.arange(-1, 2) if n > 2 else [0])) % n
             for index, n in zip(self._cell(points).T, self.shape, strict=True)
