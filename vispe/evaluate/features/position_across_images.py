@@ -17,11 +17,15 @@ from torch import Tensor, nn
 
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.probe.fit import r2_score
+from vispe.evaluate.probe.splits import cell
 from vispe.evaluate.probe.targets import ramp
 from vispe.utils.options import NonNegativeInt, PositiveInt, checked
+from vispe.utils.report.table import markdown_table
 
 Regressor = Literal["ridge", "knn", "mlp"]
 TARGETS = ("lr", "ud", "radial")
+_NAMES = {"ridge": "ridge regression", "knn": "nearest neighbours", "mlp": "network of one hidden layer"}
+_READABLE = 0.1  # as in `positional_probe`
 _NEIGHBOURS, _HIDDEN, _STEPS = 5, 64, 300
 _RIDGE = 1.0  # penalty per standardised channel, as in `positional_probe`
 
@@ -45,6 +49,29 @@ class ImageProbe:
     def median(self, regressor: str, target: str) -> float:
         """Return the median over images."""
         return float(np.median(self.r2[regressor][self.targets.index(target)]))
+
+    @property
+    def verdict(self) -> str:
+        """Verdict in one sentence: whether a regressor predicts row and column in other images."""
+        scores = {name: np.median(values[:2], axis=1).max() for name, values in self.r2.items()}
+        best = max(scores, key=scores.__getitem__)
+        if scores[best] < _READABLE:
+            return f"no regressor predicts row or column in other images: R² at most {scores[best]:.2f}"
+        return f"{_NAMES[best]} predicts row or column in other images: R² {scores[best]:.2f}"
+
+    notes = ()
+
+    def table(self) -> list[list[str]]:
+        """Return medians over images as text, header first, a row per regressor."""
+        rows = [["fitted on other images", *self.targets, *(f"shuffled {t}" for t in self.targets)]]
+        for name, values in self.r2.items():
+            medians = (*np.median(values, axis=1), *np.median(self.shuffled[name], axis=1))
+            rows.append([_NAMES[name], *map(cell, medians)])
+        return rows
+
+    def to_markdown(self) -> str:
+        """Return the table as Markdown."""
+        return markdown_table(self.table())
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: medians over images by regressor and target."""

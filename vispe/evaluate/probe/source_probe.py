@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.evaluated import EvaluatedModel
+from vispe.evaluate.features.position_across_images import position_across_images
 from vispe.evaluate.measure.audited_model import as_audited_model
 from vispe.evaluate.measure.probe_images import load_images
 from vispe.evaluate.probe.baselines import probe_baselines
@@ -23,6 +25,8 @@ from vispe.evaluate.probe.targets import TARGETS
 from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
 
 _CHOSEN_ON = 4  # noise images for channel selection and the fit of RASA if there is only a single image
+_ACROSS = 4, 16  # smallest and largest number of images for probes across images
+_TOKENS = 2048
 _MIXED = 8  # number of noise images, and of textures, for the fit of RASA on images of several kinds
 
 
@@ -126,6 +130,11 @@ def probe_source(
     fit |= {"targets": (question.target, *POSITIONS)}
     if question.layers:
         layers = probe_layers(audited.f, shown(images, f"probing {source} after every block"), **fit)
+    across = None
+    if len(images) >= _ACROSS[0]:
+        selection = islice(shown(images, f"probing {source} across images"), _ACROSS[1])
+        maps = [audited.maps(image[None])[0] for image in selection]
+        across = position_across_images(maps, tokens=_TOKENS, seed=seed)
     if question.baselines:
         blank = 4 if question.blank is None else question.blank
         # another seed than that of the probed noise
@@ -144,4 +153,4 @@ def probe_source(
         baselines = probe_baselines(audited.f, each, shifts=question.shifts, **fit)
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return SourceProbe(probe, layers, baselines)
+    return SourceProbe(probe, layers, baselines, across)

@@ -42,6 +42,9 @@ def probe(
     kinds), and RASA after the average over poses. The controls, shuffled positions and random numbers, must not be
     decodable.
 
+    For four images or more, ridge regression, nearest neighbours and a small network are also fitted on half of the
+    images (of at most 16) and scored on the others: non-linear probes of the position that images have in common.
+
     Args:
         out: folder for report.html, report.json and probe.png; by default only the tables are printed.
         target: position target of the verdict and the figure; lr is the column of a patch, ud its row.

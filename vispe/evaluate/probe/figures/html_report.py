@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import OptionError, counted
+from vispe.evaluate.features.position_across_images import ImageProbe
 from vispe.evaluate.probe.baseline_table import BaselineTable
 from vispe.evaluate.probe.figures.baseline_figures import baselines_figure
 from vispe.evaluate.probe.figures.curves import plot_probe_channels, plot_probe_layers
@@ -37,6 +38,11 @@ _CONTENT = (
     "Noise and homogeneous textures are statistically equal everywhere, so position in their features is due to the "
     "model. Images of layered or unevenly lit samples reveal the position themselves: compare with the pixels."
 )
+_ACROSS = (
+    "Regressors are fitted on half of the images and scored on the others, so that only position that images have in "
+    "common counts. Nearest neighbours and the network also find position that is not linear in the features. "
+    "'shuffled' is a fit with permuted positions, and must be 0 or less."
+)
 _REMEDIES = (
     "Effective rank: number of directions in which the features vary; a method that lowers it removes more than "
     "position. Cosine: similarity to the original features. Passes: forward passes per image. The published form of "
@@ -57,20 +63,26 @@ class SourceProbe:
         probe: result for the final features.
         layers: result for every block, or None.
         baselines: result for debiasing methods, or None.
+        across: result of probes across images, or None.
     """
 
     probe: ProbeResult
     layers: LayerProbe | None = None
     baselines: BaselineTable | None = None
+    across: ImageProbe | None = None
 
-    def parts(self) -> tuple[tuple[str, LayerProbe | BaselineTable], ...]:
+    def parts(self) -> tuple[tuple[str, LayerProbe | BaselineTable | ImageProbe], ...]:
         """Return the results other than that of the final features, each with a heading."""
-        parts = (("after every block", self.layers), ("remedies", self.baselines))
+        parts = (
+            ("after every block", self.layers),
+            ("across images", self.across),
+            ("remedies", self.baselines),
+        )
         return tuple((words, part) for words, part in parts if part is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: those of the probe, and `layers` and `baselines` if available."""
-        parts = {"layers": self.layers, "baselines": self.baselines}
+        """Return JSON values: those of the probe, and `layers`, `across_images` and `baselines` if available."""
+        parts = {"layers": self.layers, "across_images": self.across, "baselines": self.baselines}
         return self.probe.to_dict() | {key: part.to_dict() for key, part in parts.items() if part is not None}
 
 
@@ -102,6 +114,10 @@ def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
         scores = Rows(probe.table(), quiet=(len(probe.rows) - 1,))
         sections += [Section(title, f"{capitalize(probe.verdict)}.", " ".join(probe.notes), scores, figure)]
         sections += [None if result.layers is None else _layers(result.layers, title)]
+        if result.across is not None:
+            title_across = f"Across images, {title}"
+            text = f"{capitalize(result.across.verdict)}."
+            sections += [Section(title_across, text, Rows(result.across.table()), Note(_ACROSS))]
         sections += [None if result.baselines is None else _baselines(result.baselines, title)]
     words = [_TARGETS, _CONTROLS, _CONTENT]
     words += [_REMEDIES] if any(result.baselines is not None for result in results.values()) else []
