@@ -251,7 +251,7 @@ def test_a_jit_trace_is_the_model_at_its_size_and_refuses_others(make, spec):
     if spec == "peg" and isinstance(model, NaFlexVit):
         spec = "gta"  # peg is refused there
     vispe.convert(model, spec)
-    graph = torch.jit.trace(model, image(), check_trace=False)
+    graph = torch.jit.trace(model, image())
     close(graph(image(5, 3, 24, 40, seed=2)), model(image(5, 3, 24, 40, seed=2)))
     for other in ((1, 3, 40, 24), (1, 3, 48, 40)):
         with pytest.raises(RuntimeError, match="size of the tensor"):
