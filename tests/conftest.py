@@ -43,6 +43,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    config = session.config
+    if getattr(config.option, "numprocesses", None):  # of xdist; None in its workers, which collect
+        return
+    if {Path(word).resolve() for word in config.args} == {Path(__file__).parent.resolve()}:
+        # skops searches all modules for the home of 800 functions: 4 s after the test files, 1 s before them
+        import skops.io  # noqa: F401
+
+
 def _sampled(items: list[pytest.Item], count: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Return the items, and those left over where a long test has more than `count` sets of parameters."""
     functions: dict[str, list[pytest.Item]] = {}
@@ -99,6 +108,18 @@ def _one_thread_each() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_flush() -> Iterator[None]:
+    """Skip the flush to disk: files of tests need not survive a power failure. Closed files are still refused."""
+
+    def fsync(file) -> None:
+        os.fstat(file if isinstance(file, int) else file.fileno())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 @pytest.fixture(autouse=True)

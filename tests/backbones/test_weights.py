@@ -62,8 +62,9 @@ def theirs(name, state, size, **options):
 
 def same(ours, expected):
     assert ours.state_dict().keys() == expected.state_dict().keys()
+    state = ours.state_dict()
     for name, value in expected.state_dict().items():
-        assert torch.equal(ours.state_dict()[name], value), name
+        assert torch.equal(state[name], value), name
 
 
 LAYOUTS = {

@@ -23,7 +23,22 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(params=[(OWN, 2), (TIMM, 6)], ids=["its own tower", "a tower of timm"], autouse=True)
+TOWERS = {"its own tower": (OWN, 2), "a tower of timm": (TIMM, 6)}
+
+
+def with_towers(names, rows, fast):
+    """Parametrise a test by a tower and `names`: `rows` with both towers, all but the pairs in `fast` as long tests."""
+    pairs = [(tower, row) for row in rows for tower in TOWERS]
+    values = [
+        pytest.param(
+            TOWERS[tower], row, id=f"{tower}-{row}", marks=() if (tower, row) in fast else pytest.mark.slow
+        )
+        for tower, row in pairs
+    ]
+    return pytest.mark.parametrize(("tiny", names), values, indirect=["tiny"])
+
+
+@pytest.fixture(params=TOWERS.values(), ids=TOWERS, autouse=True)
 def tiny(request, monkeypatch):
     """A small model under the name 'tiny'; how many blocks its tower has."""
     tower, depth = request.param
@@ -33,7 +48,11 @@ def tiny(request, monkeypatch):
 
 
 @pytest.mark.parametrize("encoding", [pytest.param(None, marks=pytest.mark.slow), "alibi2d"])
-@pytest.mark.parametrize("command", COMMANDS)
+@with_towers(
+    "command",
+    COMMANDS,
+    {("its own tower", "probe"), ("a tower of timm", "health"), ("its own tower", "receptive-field")},
+)
 def test_commands_take_them(command, encoding, capsys, tmp_path):
     words = [
         command,
@@ -70,7 +89,7 @@ def test_rotate_sees_every_block_of_both_kinds_of_towers(capsys, tiny):
     }
 
 
-@pytest.mark.parametrize("encoding", [[], ["--pos-embed", "alibi2d"]])
+@with_towers("encoding", ["", "alibi2d"], {("its own tower", ""), ("a tower of timm", "alibi2d")})
 def test_segment_learns_from_their_tokens(encoding, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     labels = np.zeros((70, 91), np.uint8)
@@ -78,7 +97,8 @@ def test_segment_learns_from_their_tokens(encoding, tmp_path, monkeypatch):
     Image.fromarray(labels).save("labels.png")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 91), np.uint8)).save("a.png")
     model = ["--features", "tokens", "--model", "open_clip:tiny", "--weights", "random"]
-    assert main(["segment", "a.png", "--labels", "labels.png", *model, *encoding, "-o", "out"]) == 0
+    model += ["--pos-embed", encoding] if encoding else []
+    assert main(["segment", "a.png", "--labels", "labels.png", *model, "-o", "out"]) == 0
     assert main(["apply", "out/model.vispe", "a.png", "-o", "again"]) == 0
     first, again = (np.asarray(Image.open(f"{folder}/a_seg.png")) for folder in ("out", "again"))
     assert np.array_equal(first, again)

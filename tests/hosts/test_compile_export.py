@@ -103,5 +103,5 @@ def test_exponentials_for_onnx_are_those_of_torch(angle):
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 def test_traced():
     model = vispe.convert(tiny(), "alibi2d(slopes=learned)")
-    traced = torch.jit.trace(model, image(), check_trace=False)
+    traced = torch.jit.trace(model, image())
     close(traced(image(seed=2)), model(image(seed=2)))

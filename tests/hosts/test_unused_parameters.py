@@ -131,6 +131,7 @@ def test_seqpe_has_one_projection_for_each_layer(host):
         expected[name] = old[block]
         saved.update({name.replace(".pe_qk.0.", f".pe_qk.{i}."): value for i, value in old.items()})
     model.load_state_dict(saved)
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in expected.items())
+    state = model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
     again = vispe.create_encoding(layers[0].config)
     assert again.state_dict().keys() == layers[0].state_dict().keys()

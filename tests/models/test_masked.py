@@ -49,8 +49,9 @@ def test_stopped_and_continued_is_the_same(encoding, pool, tmp_path):
         masked.train(encoding, TINY, pool, state=file, every=2, on_step=stop)
     again, more = masked.train(encoding, TINY, pool, state=file, every=2)
     assert more == losses
+    state = whole.state_dict()
     for name, value in _state(again).items():
-        assert torch.equal(value, whole.state_dict()[name]), name
+        assert torch.equal(value, state[name]), name
     with pytest.raises(SystemExit, match="another run"):
         masked.train("none", TINY, pool, state=file)
 

@@ -1,5 +1,6 @@
 """Option parsing: command-line arguments as keyword arguments of a command, with one-line error messages."""
 
+import functools
 import inspect
 import json
 import os
@@ -11,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from vispe.cli.shared_options import SHARED
 from vispe.errors import OptionError, counted, did_you_mean, require
 from vispe.train.retrofit.recipe_files import resolve_recipes
+
+if typing.TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 _HELP_ALL = "--help-all"
 _PERMISSIONS = frozenset({"allow_code", "allow_download"})
@@ -38,7 +42,40 @@ def read_options(
         MissingExtra: jsonargparse is not installed.
     """
     require("jsonargparse", "cli", f"the command `vispe {name}`")
-    from argparse import SUPPRESS, ArgumentError, RawDescriptionHelpFormatter
+    from argparse import ArgumentError
+
+    short_help = bool({"--help", "-h"} & set(words))
+    parser, options, lists = _parser(name, function, tuple(positionals), tuple(short.items()), short_help)
+    words = ["--help" if word == _HELP_ALL else word for word in words]
+    module, parameters = inspect.getmodule(function), inspect.signature(function).parameters
+    multi_word = [_flag(key) for key in getattr(module, "MULTI_WORD", ())]
+    optional_value = {_flag(key): value for key, value in getattr(module, "OPTIONAL_VALUE", {}).items()}
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
+    try:
+        argv = normalize_argv(resolve_recipes(words), lists, multi_word, optional_value)
+        values = vars(instantiate(parser.parse_args(argv)))
+    except ArgumentError as error:
+        unavailable = {_flag(key): why for key, why in getattr(module, "UNAVAILABLE", {}).items()}
+        raise OptionError(_explain(name, str(error.message), options, unavailable)) from error
+    return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
+
+
+@functools.lru_cache(maxsize=64)
+def _parser(
+    name: str,
+    function: Callable[..., int | None],
+    positionals: tuple[str, ...],
+    short: tuple[tuple[str, str], ...],
+    short_help: bool,
+) -> tuple["ArgumentParser", list[str], dict[str, type]]:
+    """Return the parser of a command, its options, and the item type of each list option.
+
+    Cached, as a parser of 50 options takes 30 ms. `short_help` hides options that are rarely used from `--help`.
+
+    Raises:
+        TypeError: a parameter of the function has a reserved name.
+    """
+    from argparse import SUPPRESS, RawDescriptionHelpFormatter
 
     from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
@@ -46,10 +83,8 @@ def read_options(
         pass
 
     text, helps, examples = command_help(function)
-    module = inspect.getmodule(function)
     # --help does not list rarely used options; --print_config does
-    hidden = getattr(module, "ADVANCED", ()) if {"--help", "-h"} & set(words) else ()
-    words = ["--help" if word == _HELP_ALL else word for word in words]
+    hidden = getattr(inspect.getmodule(function), "ADVANCED", ()) if short_help else ()
     epilog = "--debug shows the traceback of an error"
     if hidden:
         epilog += f"\n{_HELP_ALL} also shows {counted(len(hidden), 'option')} that are rarely needed"
@@ -66,9 +101,10 @@ def read_options(
     parameters = inspect.signature(function).parameters
     if clash := _RESERVED & set(parameters):
         raise TypeError(f"vispe {name}: parameters {sorted(clash)} are reserved. Rename them.")
+    letters = dict(short)
     for key in [*positionals, *(key for key in parameters if key not in positionals)]:
         default, option_help = parameters[key].default, SUPPRESS if key in hidden else helps.get(key)
-        _add(parser, key.rstrip("_"), hints[key], default, option_help, key in positionals, short.get(key))
+        _add(parser, key.rstrip("_"), hints[key], default, option_help, key in positionals, letters.get(key))
     parser.add_argument(
         "--config",
         action="config",
@@ -76,16 +112,7 @@ def read_options(
     )
     options = [text for action in parser._actions for text in action.option_strings if text[-1] != "+"]
     lists = {_flag(key): item for key in parameters if (item := _item_type(hints[key])) is not None}
-    multi_word = [_flag(key) for key in getattr(module, "MULTI_WORD", ())]
-    optional_value = {_flag(key): value for key, value in getattr(module, "OPTIONAL_VALUE", {}).items()}
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
-    try:
-        argv = normalize_argv(resolve_recipes(words), lists, multi_word, optional_value)
-        values = vars(instantiate(parser.parse_args(argv)))
-    except ArgumentError as error:
-        unavailable = {_flag(key): why for key, why in getattr(module, "UNAVAILABLE", {}).items()}
-        raise OptionError(_explain(name, str(error.message), options, unavailable)) from error
-    return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
+    return parser, options, lists
 
 
 def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:

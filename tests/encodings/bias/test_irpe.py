@@ -249,7 +249,8 @@ def test_released_checkpoints_load(preset):
     own = {k: torch.randn_like(v) for k, v in model.state_dict().items() if "pos_enc" in k}
     released = {k.replace("pos_enc.", ""): v for k, v in own.items()}
     model.load_state_dict({**stock, **released})
-    assert all(torch.equal(model.state_dict()[k], v) for k, v in own.items())
+    state = model.state_dict()
+    assert all(torch.equal(state[k], v) for k, v in own.items())
     assert not torch.equal(model(x), before)
     assert model(torch.randn(1, 3, 32, 32)).isfinite().all()
 

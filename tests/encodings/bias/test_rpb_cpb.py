@@ -130,7 +130,8 @@ def test_a_released_swin_v2_layout_loads_into_a_vit():
     assert len(own) == 6
     rest = {k: v for k, v in model.state_dict().items() if "pos_enc" not in k}
     model.load_state_dict({**rest, **{k.replace("pos_enc.", ""): v for k, v in own.items()}})
-    assert all(torch.equal(model.state_dict()[k], v) for k, v in own.items())
+    state = model.state_dict()
+    assert all(torch.equal(state[k], v) for k, v in own.items())
     assert model(torch.randn(1, 3, 24, 24)).isfinite().all()
 
 

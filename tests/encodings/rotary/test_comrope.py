@@ -93,7 +93,7 @@ def test_the_folded_form_is_the_same_attention(name, options, shape):
     assert folded.config == {**encoding.config, "form": "folded"}
     eye = torch.eye(DIM // HEADS, dtype=torch.float64).expand_as(basis)
     torch.testing.assert_close(basis @ basis.mT, eye, rtol=0, atol=1e-12)
-    layer = Attention(DIM, HEADS, fused_qkv=False, backend="reference").double()
+    layer = Attention(DIM, HEADS, fused_qkv=False).double()
     layer.pos_enc = encoding
     other = copy.deepcopy(layer)
     other.pos_enc = folded

@@ -315,7 +315,9 @@ def test_cameras_must_be_set_before_tokens_are_dropped():
         encoding.transform(pos, 0)
 
 
-@pytest.mark.parametrize("prepared", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("prepared", [False, True])
 def test_cameras_compile_as_one_graph(prepared):
     encoding = create_encoding("prope", dim=8, num_heads=1)
     attrs = {"extrinsic": extrinsics(2).float(), "intrinsic": intrinsics(2).float(), "image_size": (20, 30)}

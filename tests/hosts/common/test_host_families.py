@@ -1,7 +1,5 @@
 """The one list of families: every supported model has one, and libraries are imported on demand."""
 
-import subprocess
-import sys
 import warnings
 
 import open_clip
@@ -59,14 +57,8 @@ def test_unsupported_models_have_none():
         family_of(torch.nn.Linear(2, 2))
 
 
-def test_libraries_are_imported_on_demand():
+def test_libraries_are_imported_on_demand():  # see timm/test_patch_constructors.py for a process with timm alone
     assert [library for library, _ in FAMILIES] == [None, "timm", "open_clip", "transformers"]
-    code = """
-import sys, timm, vispe
-vispe.restore(vispe.convert(timm.create_model("test_vit", depth=1), "alibi2d"))
-assert not {"open_clip", "transformers"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", ["timm ViT", "open_clip", "transformers ViT"])

@@ -55,7 +55,8 @@ def test_a_table_is_resampled_as_the_forward_pass_does(spec, old, new, caplog):
     x = image(2, 3, *new)
     torch.testing.assert_close(ours(x), moved(theirs, new)(x), rtol=1e-5, atol=1e-5)
     if old == new:
-        assert all(torch.equal(ours.state_dict()[name], value) for name, value in remaining.items())
+        state = ours.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in remaining.items())
 
 
 def test_equal_counts_of_other_grids():

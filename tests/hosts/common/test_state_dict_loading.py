@@ -87,7 +87,8 @@ def test_every_pair_of_encodings_where_no_spec_is_stored(source, caplog):
         else:  # equal names, or nothing that tells
             ours.load_state_dict(weights)
             fresh = bool(own) and not of
-            assert all(torch.equal(ours.state_dict()[n], own[n]) for n in own) == fresh or not own
+            state = ours.state_dict()
+            assert all(torch.equal(state[n], own[n]) for n in own) == fresh or not own
             if source != "learn+alibi2d":
                 assert ("another encoding, or none" in caplog.text) == fresh
         if extra := of - set(own):
@@ -247,7 +248,8 @@ def test_parts_of_a_checkpoint_without_strict():
     actual = ours.load_state_dict(encoding, strict=False)
     assert not actual.unexpected_keys
     assert not any("pos_enc" in name for name in actual.missing_keys)
-    assert all(torch.equal(ours.state_dict()[k], v) for k, v in encoding.items())
+    state = ours.state_dict()
+    assert all(torch.equal(state[k], v) for k, v in encoding.items())
 
 
 @cases("spec", ["rope_mixed", "alibi2d", "learned"])

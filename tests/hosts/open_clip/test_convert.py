@@ -458,6 +458,7 @@ def test_graphs_of_fx_and_jit_are_the_tower(spec, options):
     for size in ((2, 3, 24, 40), (1, 3, 40, 16)):
         assert torch.equal(graph(image(*size)), tower(image(*size)))
     close(grads(graph, graph(image()), drop=WORD), grads(tower, tower(image()), drop=WORD))
+    # the graph of a stock tower of open_clip differs between two traces, which the check of torch refuses
     traced = torch.jit.trace(tower, image(), check_trace=False)
     close(traced(image(4, 3, 24, 40, seed=5)), tower(image(4, 3, 24, 40, seed=5)))
     with pytest.raises(RuntimeError, match="size of the tensor"):

@@ -13,6 +13,7 @@ import vispe
 from tests.cases import cases
 from tests.hosts.helpers import close, image, shake
 from tests.hosts.open_clip.common import TEXT, TOWER, VISION, tiny_clip, tiny_tower, words
+from tests.products import partly
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.open_clip.tower import ConvertedClipTower
 from vispe.hosts.timm.vit import ConvertedViT
@@ -239,6 +240,7 @@ def test_specs_that_do_not_fit_are_refused():
     )
 
 
+@partly(25)
 @cases("name", vispe.list_encodings(ndim=2))
 def test_every_encoding_is_converted_or_refused_before_the_first_change(name):
     stock = tiny_tower()

@@ -147,7 +147,8 @@ def test_restore_is_exact_to_the_bit_and_stock_weights_load_strictly(name, spec)
     assert type(ours) is Eva
     assert torch.equal(ours(x), stock(x))
     assert list(ours.state_dict()) == list(weights)
-    assert all(torch.equal(ours.state_dict()[k], weights[k]) for k in weights)
+    state = ours.state_dict()
+    assert all(torch.equal(state[k], weights[k]) for k in weights)
 
 
 def test_rope_of_timm_and_rope_of_vispe_agree():

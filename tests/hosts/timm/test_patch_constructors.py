@@ -146,16 +146,20 @@ def test_install_twice_and_uninstall():
 
 
 def test_create_model_bound_before_vispe_is_imported():
+    """And converting a model of timm imports no other library of models."""
     code = (
+        "import sys\n"
         "from timm import create_model\n"
         "try:\n    create_model('vit_tiny_patch16_224', pos_embed='alibi2d', depth=1)\n"
         "except AssertionError:\n    print('stock refuses')\n"
         "import vispe\n"
         "model = create_model('vit_tiny_patch16_224', pos_embed='alibi2d', depth=1)\n"
         "print(type(model).__name__)\n"
+        "vispe.restore(vispe.convert(create_model('test_vit', depth=1), 'alibi2d'))\n"
+        "print(sorted({'open_clip', 'transformers'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split("\n")[:2] == ["stock refuses", "VispeVisionTransformer"]
+    assert done.stdout.split("\n")[:3] == ["stock refuses", "VispeVisionTransformer", "[]"]
 
 
 @cases("text", ["pos_embed=alibi2d", "pos_embed={'name':'alibi2d','wrap':True}"])

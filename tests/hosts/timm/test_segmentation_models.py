@@ -37,8 +37,9 @@ def test_an_encoder_is_built_with_an_encoding():
 def test_a_stock_checkpoint_fits():
     stock, model = dpt(), dpt(pos_embed="alibi2d")
     model.load_state_dict(stock.state_dict())
+    state = stock.state_dict()
     for name, weight in model.state_dict().items():
-        assert torch.equal(weight, stock.state_dict()[name])
+        assert torch.equal(weight, state[name])
 
 
 def test_images_of_any_size_and_gradients():

@@ -60,9 +60,9 @@ def test_called(host, spec, reasons):
     assert first.count == 0
 
 
-@pytest.mark.parametrize(
-    "host", [h if h == "vit" else pytest.param(h, marks=pytest.mark.slow) for h in HOSTS]
-)
+@pytest.mark.compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("host", HOSTS)
 def test_compiled(host, reasons):
     torch._dynamo.reset()
     model = vispe.convert(HOSTS[host](), "alibi2d(slopes=learned)+rpb").eval()

@@ -25,9 +25,9 @@ def test_compiled_interleaved_schemes_equal_eager(spec):
     model = vispe.convert(make("qwen3_vl", kv_heads=3 if spec == "mhrope" else 1), spec)
     inputs = batch("qwen3_vl", [3, "image", 5]).inputs
     with torch.no_grad():
-        expected = model(**inputs, use_cache=False).logits
+        expected = model(**inputs).logits
         torch._dynamo.reset()
-        actual = torch.compile(model, backend="eager")(**inputs, use_cache=False).logits
+        actual = torch.compile(model, backend="eager")(**inputs).logits
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -51,6 +51,7 @@ def by_hand(model, slopes):
     return model
 
 
+@partly(3)
 @every
 def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
     ours, stock = vispe.convert(build(name), SPEC), build(name)
@@ -86,6 +87,7 @@ def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
     assert torch.equal(model(x), before)
 
 
+@partly(3)
 @every
 def test_a_stored_bias_is_that_of_stock(name):
     model, x = build(name), image()
@@ -111,6 +113,7 @@ def test_another_input_size_and_the_bias_comes_back_for_it(name):
     assert list(model.state_dict()) == list(stock.state_dict())
 
 
+@partly(2)
 @every
 def test_a_graph_of_fx_says_the_same(name):
     model, x = vispe.convert(build(name), "alibi2d"), image()

@@ -11,6 +11,7 @@ import vispe
 from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.windows.test_windows import close
+from tests.products import partly
 from vispe.errors import ShapeError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.windows.model_table import attentions
 
@@ -109,6 +110,7 @@ def slopes_of(model):
     return [torch.rand(m.num_heads, generator=generator).double() for _, _, m in attentions(model)]
 
 
+@partly(3)
 @every
 def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
     ours, stock = vispe.convert(build(name), spec_of(name)), build(name)

@@ -24,6 +24,7 @@ def close(a, b, tolerance=1e-6):
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, b.detach().abs().max().item()))
 
 
+@partly(4)
 @cases("name", MODELS)
 def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
     ours, stock = build(name), build(name)
@@ -158,6 +159,7 @@ TORCHVISION = [name for name in MODELS if name.startswith("torchvision")]
 TRACED = [*((name, keep) for name in ("timm_swin", "timm_swin_v2", *TORCHVISION) for keep in (False, True))]
 
 
+@partly(4)
 @cases(("name", "keep_abs"), [*TRACED, ("timm_sam", False)])  # stock SAM has no trace
 def test_a_graph_of_fx_says_the_same(name, keep_abs):
     """At another size too, where windows of the last stage hold a whole map and nothing is shifted."""

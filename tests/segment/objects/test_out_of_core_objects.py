@@ -37,12 +37,12 @@ def test_the_table_and_the_map_do_not_depend_on_blocks(shape, volumes, touching)
     labels, prob, grey = scene(shape, seed=3)
     labels[:, 11:40, 25:27] = 0  # no data, which the counting frame ends at
     spacing = (0.5, 0.25, 0.25)[-3 if volumes else -2 :]
-    for options in (
-        ObjectOptions(["pore", "carbide"], touching, 0),
-        ObjectOptions(["carbide"], touching, 5, True, True),
+    for options, sides in (
+        (ObjectOptions(["pore", "carbide"], touching, 0), (7, 100)),
+        (ObjectOptions(["carbide"], touching, 5, True, True), (7, 16)),
     ):
         expected, known = find(labels, prob, grey, NAMES, options, volumes=volumes, spacing=spacing)
-        for side in (7, 16, 100):
+        for side in sides:
             actual, objects = in_blocks(labels, prob, grey, side, options, volumes=volumes, spacing=spacing)
             assert np.array_equal(actual, expected)
             assert objects.rows == known.rows

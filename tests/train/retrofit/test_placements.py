@@ -156,8 +156,9 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
     rest.resume(RunFolder(tmp_path / "parts").load())
     assert rest.progress == 3 / 7
     rest.run()
+    state = rest.student.state_dict()
     for name, value in whole.student.state_dict().items():
-        assert torch.equal(rest.student.state_dict()[name], value), name
+        assert torch.equal(state[name], value), name
 
 
 @pytest.mark.slow

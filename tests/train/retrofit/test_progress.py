@@ -50,8 +50,9 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
     rest = training(config(tmp_path / "parts", **requested))
     rest.resume(RunFolder(tmp_path / "parts").load())
     rest.run()
+    state = rest.student.state_dict()
     for name, value in whole.student.state_dict().items():
-        assert torch.equal(rest.student.state_dict()[name], value), name
+        assert torch.equal(state[name], value), name
 
 
 def test_the_curriculum_matters(tmp_path):

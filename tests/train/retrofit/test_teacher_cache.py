@@ -117,8 +117,9 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         retrofit(parts, source=RandomImages(), on_step=stop)
     again = retrofit(parts, source=RandomImages())
+    state = again.student.state_dict()
     for name, value in whole.student.state_dict().items():
-        assert torch.equal(value, again.student.state_dict()[name]), name
+        assert torch.equal(value, state[name]), name
     # the teacher is not asked again for another student
     other = replace(parts, out=str(tmp_path / "other"), seed=requested.seed)
     times = {p: p.stat().st_mtime_ns for p in (tmp_path / "shared").rglob("*.npy")}

@@ -6,6 +6,7 @@ fitted scikit-learn estimator; no pickle). Equal models give equal bytes: time s
 identifiers are renumbered.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -243,6 +244,12 @@ def open_features(
 
 def versions() -> dict[str, str]:
     """Return the versions of vispe and of the libraries that affect results."""
+    return dict(_versions())
+
+
+@functools.cache
+def _versions() -> Mapping[str, str]:
+    """Return `versions()`, read once per process: each takes a search of the installed packages."""
     from importlib.metadata import version
 
     from vispe.utils.version import __version__

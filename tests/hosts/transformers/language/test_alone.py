@@ -185,7 +185,7 @@ def test_gradients_with_checkpointing_are_those_without():
         if reentrant is not None:
             text.gradient_checkpointing_enable({"use_reentrant": reentrant})
         embeds = torch.randn(2, 5, text.config.hidden_size, generator=torch.Generator().manual_seed(1))
-        out = text(inputs_embeds=embeds.requires_grad_(), use_cache=False).last_hidden_state
+        out = text(inputs_embeds=embeds.requires_grad_()).last_hidden_state
         (out * out.detach().cos()).sum().backward()
         actual.append([w.grad.clone() for w in text.parameters() if w.grad is not None])
     assert all(torch.equal(a, b) for other in actual[1:] for a, b in zip(actual[0], other, strict=True))

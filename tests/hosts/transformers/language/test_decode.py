@@ -78,7 +78,7 @@ def test_beam_search_of_a_batch(family):
     close(out.sequences_scores, logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2)))
 
 
-@partly(2)
+@partly(1)
 @cases("family", FAMILIES)
 @cases("change", ["reorder", "select", "repeat", "copy"])
 def test_rows_of_a_cache_may_move(family, change):
@@ -102,7 +102,7 @@ def test_rows_of_a_cache_may_move(family, change):
     close(step(model, cache, recorded[rows], words[rows]), after(model, sample, words)[rows])
 
 
-@partly(2)
+@partly(1)
 @cases("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
 @cases("family", FAMILIES)
 def test_a_conversation_goes_on_with_another_image(family, spec):

@@ -11,6 +11,7 @@ from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted, logits
 from tests.hosts.transformers.more import KINDS, class_of, prompt, stock, text_part, vision_part
 from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
+from tests.products import partly
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.conversion_record import describe_vlm
 from vispe.hosts.transformers.language.families import language_model_of
@@ -43,6 +44,7 @@ def rates_of(config, kind, pairs):
     return rates
 
 
+@partly(1)
 @kinds
 @cases("spec", ["vrope", "mrope_i", "v2pe", "videorope"])
 def test_every_kind_of_layers_has_its_own_angles(family, spec):
@@ -123,6 +125,7 @@ def test_described_restored_and_emptied(family):
     )
 
 
+@partly(2)
 @kinds
 def test_on_meta_and_filled_later(family):
     expected = converted(family, "vrope")
@@ -135,6 +138,7 @@ def test_on_meta_and_filled_later(family):
     assert torch.equal(logits(model, prompt(family).inputs), logits(expected, prompt(family).inputs))
 
 
+@partly(2)
 @kinds
 def test_gradients_with_checkpointing_are_those_without(family):
     inputs = prompt(family).inputs
@@ -223,6 +227,7 @@ def by_layer(old):
     return forward
 
 
+@partly(1)
 @kinds
 @cases("grouped", [False, True])
 def test_rotary_embeddings_that_are_requested_by_layer(family, grouped, monkeypatch):

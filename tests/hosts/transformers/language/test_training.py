@@ -24,7 +24,7 @@ def gradients(model, logits):
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@partly(2)
+@partly(1)
 @cases("spec", KINDS)
 @cases("family", FAMILIES)
 def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
@@ -107,7 +107,7 @@ def test_packing_takes_coordinates_too(family):
     torch.testing.assert_close(actual, torch.cat(halves, 1), rtol=1e-5, atol=1e-5)
 
 
-@partly(2)
+@partly(1)
 @cases(("spec", "reentrant"), [("v2pe", False), ("v2pe", True), ("mhrope(sections=[1,0,1])", False)])
 @cases("family", FAMILIES)
 def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):

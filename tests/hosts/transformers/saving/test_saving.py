@@ -57,8 +57,9 @@ def same_model(actual, expected, family):
     assert {n: type(m) for n, m in actual.named_modules()} == {
         n: type(m) for n, m in expected.named_modules()
     }
+    state = actual.state_dict()
     for name, value in expected.state_dict().items():
-        assert torch.equal(actual.state_dict()[name], value), name
+        assert torch.equal(state[name], value), name
     assert actual.state_dict().keys() == expected.state_dict().keys()
     assert torch.equal(logits(actual, family), logits(expected, family))
 
