@@ -57,6 +57,7 @@ def unsupported_reason(call: Call) -> str | None:
     unavailable = device_unsupported_reason(q) or differentiation_unsupported_reason()
     if unavailable:
         return unavailable
+    cross = call.bias if isinstance(call.bias, CrossAttentionBias) else None
     for excluded, why in (
         (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
         (call.whole, "a bias that replaces the product of queries and keys is not fused"),
@@ -64,11 +65,15 @@ def unsupported_reason(call: Call) -> str | None:
         (call.softcap is not None, "softcap is not fused"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
         (
-            isinstance(call.bias, CrossAttentionBias),
-            "queries and keys are at different positions, and the kernels read one set of positions",
+            cross is not None and call.cu_seqlens is not None,
+            "packed sequences are not fused with queries and keys at different positions",
         ),
         (
-            q.shape[2] != k.shape[2],
+            cross is not None and (cross.pos_q.tokens, cross.pos_k.tokens) != (q.shape[2], k.shape[2]),
+            "the bias is bound to other numbers of queries and keys",
+        ),
+        (
+            cross is None and q.shape[2] != k.shape[2],
             f"the number of queries, {q.shape[2]}, is not that of the keys, {k.shape[2]}: they are not one grid",
         ),
         (call.max_head_dim > MAX_HEAD_DIM, f"head_dim {call.max_head_dim} is larger than {MAX_HEAD_DIM}"),
