@@ -98,8 +98,10 @@ def test_the_fused_kernels_say_why_not(monkeypatch):
     triton = pytest.importorskip("vispe.attention.backends.triton")
     monkeypatch.setitem(triton.unsupported_reason.__globals__, "device_unsupported_reason", lambda q: None)
     pos = Grid((2, 3)).positions()
-    fixed = CrossAttentionBias(DistanceBias((1.0, 0.5), pos), pos, pos)
+    table = TableBias(torch.zeros(1, 3, 5), pos)
     q = torch.randn(1, 2, 6, 16)
-    result = explain(q, q, q, bias=fixed)
+    result = explain(q, q, q, bias=CrossAttentionBias(table, Grid((3, 2)).positions(), pos))
     assert result.backend == "sdpa"
-    assert "queries and keys are at different positions" in result.unsupported["triton"]
+    assert "queries and keys are not on the grid of the TableBias" in result.unsupported["triton"]
+    fused = CrossAttentionBias(table, pos, pos)
+    assert "triton" not in explain(q, q, q, bias=fused, backend="triton").unsupported

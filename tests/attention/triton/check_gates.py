@@ -18,7 +18,7 @@ from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.content import content_dispatch
-from vispe.attention.backends.triton.content.gated_op import gated_attention
+from vispe.attention.backends.triton.grid.op import table_attention
 from vispe.attention.bias.strip import Layout, build, layout_of, pack
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -126,20 +126,10 @@ def test_opcheck_of_gates():
     grid = Grid((1, 3), 1)
     layout = layout_of(grid.shape, grid.prefix)
     runs, ends = build(torch.randn(HEADS, 1, 5), torch.randn(HEADS, 3), layout)
-    packed, edge = pack(runs, ends, layout, 0.25, torch.float32, shift=False)
+    packed, edge = pack(runs, ends, layout, 0.25, torch.float32, shift=False, lead=layout.lead)
+    address, base = layout.patches_first()
     gates = [torch.randn(1, HEADS, grid.tokens, requires_grad=True) for _ in range(2)]
     runs.requires_grad_(), ends.requires_grad_()
-    arguments = (
-        packed,
-        layout.address(),
-        edge,
-        layout.base(),
-        None,
-        runs,
-        ends,
-        layout.selected,
-        0.25,
-        4,
-        False,
-    )
-    torch.library.opcheck(gated_attention, (*inputs(grid), *gates, *arguments), rtol=1e-4, atol=1e-5)
+    bias = packed, address, edge, base, None, runs, ends
+    options = layout.selected, 0.25, 4, False, None, None, False, None, 0.0
+    torch.library.opcheck(table_attention, (*inputs(grid), *bias, *options, *gates), rtol=1e-4, atol=1e-5)

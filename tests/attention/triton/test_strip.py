@@ -49,13 +49,13 @@ def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
     table, edge = (t.detach() for t in parts(shape, prefix))
     layout = Layout(shape, prefix, rows)
     runs, ends = build(table, edge, layout)
-    packed, numbers = pack(runs, ends, layout, 0.25, torch.float32)
-    address = layout.address().long()
+    packed, numbers = pack(runs, ends, layout, 0.25, torch.float32, lead=layout.lead)
+    address, base = (t.long() for t in layout.patches_first())
     assert (address % WORD == 0).all()
     assert packed.shape == (2, layout.copies * layout.copy_length)
-    keys = torch.arange(layout.selected, layout.tokens)
+    keys = torch.arange(layout.tokens - layout.selected)
     top = torch.maximum(runs.amax(1), ends.amax(1))
-    expected = runs[:, layout.base().long()[:, None] + keys]
+    expected = runs[:, base[:, None] + keys]
     torch.testing.assert_close(
         packed[:, address[:, None] + keys], ((expected - top[:, None, None]) * 4).float()
     )
@@ -101,11 +101,11 @@ def test_large_grids_take_the_strip_and_small_odd_ones_rows():
 
 def test_addresses_beyond_32_bits():
     layout, small = Layout((513, 513), 1, False), Layout((33, 33), 1, False)
-    assert small.address().dtype == torch.int32
-    address = layout.address()
+    assert small.patches_first()[0].dtype == torch.int32
+    address, _ = layout.patches_first()
     y, x = torch.meshgrid(*[torch.arange(513)] * 2, indexing="ij")
-    base = ((x * (2 * 513 - 1) + 512 - y) * 513).flatten()
-    assert torch.equal(address[1:], base + -base % 8 * (1 + layout.copy_length))
+    base = ((x * (2 * 513 - 1) + 512 - y) * 513).flatten() + 1  # after the prefix token
+    assert torch.equal(address[:-1], base + -base % 8 * (1 + layout.copy_length))
     assert address.max() > 1 << 31
 
 

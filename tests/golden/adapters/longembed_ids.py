@@ -4,8 +4,8 @@ import torch
 
 import vispe
 from tests.golden.adapters._longer import longer
-from vispe.attention.pairwise_rope.self_extend import SelfExtendScores, self_extend
 from vispe.attention.transform.pairs import PairRotation
+from vispe.encodings.parts.rotary.pairwise.self_extend import SelfExtendScores, self_extend
 from vispe.grid.frequencies import inverse_frequencies
 
 

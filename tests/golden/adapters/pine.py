@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from vispe.attention import attention
-from vispe.attention.pairwise_rope.pine import PineScores
+from vispe.encodings.parts.rotary.pairwise.pine import PineScores
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Parallel, Stream, Text, create_scheme
 

@@ -39,8 +39,16 @@ def blocks(heads: int, layout: Layout, limit: int) -> Iterator[BiasBlock]:
             yield BiasBlock(slice(head, min(head + heads_per_block, heads)), first, last, tokens)
 
 
-class BlockBias(Protocol):
-    """A bias that is computed block by block from a few tensors.
+class RowBias(Protocol):
+    """A bias that is computed block by block."""
+
+    def mask(self, block: BiasBlock, sample: int) -> Tensor:
+        """Return the bias of a block, (h or 1, rows, n); its memory may be overwritten by the next call."""
+        ...
+
+
+class BlockBias(RowBias, Protocol):
+    """A bias that is computed block by block from a few tensors, with gradients.
 
     Attributes:
         tensors: the tensors that the bias is differentiated with respect to.
@@ -52,10 +60,6 @@ class BlockBias(Protocol):
 
     def replace(self, tensors: Sequence[Tensor]) -> Self:
         """Return the same bias with other tensors; with zeros it accumulates gradients."""
-        ...
-
-    def mask(self, block: BiasBlock, sample: int) -> Tensor:
-        """Return the bias of a block, (h or 1, rows, n); its memory may be overwritten by the next call."""
         ...
 
     def add(self, source: BlockBias, block: BiasBlock, sample: int, scores: Tensor) -> None:
@@ -167,6 +171,16 @@ class StripBias:
         return torch.where(prefix, self.prefix_biases[:, prefix.long()][:, :, None], bias)[None]
 
 
+def sum_of_masks(terms: Sequence[RowBias], block: BiasBlock, sample: int) -> Tensor:
+    """Return the sum of the biases of a block, (h or 1, rows, n), in memory of the first if its shape fits."""
+    total = terms[0].mask(block, sample)
+    for term in terms[1:]:
+        mask = term.mask(block, sample)
+        fits = total.shape == mask.shape and total.dtype == mask.dtype
+        total = total.add_(mask) if fits else total + mask
+    return total
+
+
 class SumOfBlocks:
     """The sum of several biases.
 
@@ -191,13 +205,7 @@ class SumOfBlocks:
 
     def mask(self, block: BiasBlock, sample: int) -> Tensor:
         """Return the bias of a block, (h or 1, rows, n)."""
-        total = self.terms[0].mask(block, sample)
-        for term in self.terms[1:]:
-            mask = term.mask(block, sample)
-            # in memory of the masks, unless heads or dtypes differ
-            fits = total.shape == mask.shape and total.dtype == mask.dtype
-            total = total.add_(mask) if fits else total + mask
-        return total
+        return sum_of_masks(self.terms, block, sample)
 
     def add(self, source: Self, block: BiasBlock, sample: int, scores: Tensor) -> None:
         """Add the gradients of the tensors of all terms, given that of the mask of a block (h, rows, n)."""

@@ -41,7 +41,7 @@ def block_content(term: ContextBias, call: Call, layout: Layout) -> BlockBias:
     return VectorBias((vectors, weights.to(dtype)), buckets, term.dot)
 
 
-class _PairBuckets:
+class PairBuckets:
     """Buckets of the pairs of a block, of all samples or of each.
 
     Args:
@@ -81,13 +81,13 @@ class _StripBuckets:
         return self.pairs()
 
 
-def _rows_of(term: ContextBias, layout: Layout) -> _PairBuckets | _StripBuckets:
+def _rows_of(term: ContextBias, layout: Layout) -> PairBuckets | _StripBuckets:
     by_offset, pos = term.pair_buckets, term.pos
     if isinstance(by_offset, Tensor) or pos is None or pos.grid is None:
-        return _PairBuckets(term.buckets)
+        return PairBuckets(term.buckets)
     # blocks of another layout do not consist of grid rows
     if (pos.grid.shape, pos.grid.prefix) != (layout.shape, layout.prefix):
-        return _PairBuckets(term.buckets)
+        return PairBuckets(term.buckets)
     return _StripBuckets(by_offset, layout)
 
 
@@ -102,7 +102,7 @@ class ProductBias:
 
     per_sample = True
 
-    def __init__(self, tensors: Sequence[Tensor], buckets: _PairBuckets | _StripBuckets, dot: str) -> None:
+    def __init__(self, tensors: Sequence[Tensor], buckets: PairBuckets | _StripBuckets, dot: str) -> None:
         self.tensors, self.buckets, self.dot = tuple(tensors), buckets, dot
         self.memory = Memory()
 

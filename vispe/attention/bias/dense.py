@@ -201,7 +201,8 @@ class SumBias(Bias):
 class CrossAttentionBias(Bias):
     """A bias between queries and keys at different positions: cross attention, and decoding with a KV cache.
 
-    Queries and keys may differ in number. The bias is computed as a dense mask in each call.
+    Queries and keys may differ in number. The fused kernels support tables and distances; other backends compute a
+    dense mask in each call.
 
     Args:
         bias: a table, a profile, a distance, a function of the offset or of the distance, or a sum of these.

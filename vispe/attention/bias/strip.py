@@ -98,22 +98,17 @@ class Layout:
         start = (x * (2 * self.shape[0] - 1) + self.shape[0] - 1 - y) * self.pitch
         return torch.where(token < self.prefix, self._strip, start).to(self._address_dtype)
 
-    def address(self, device: torch.device | str | None = None) -> Tensor:
-        """Return `base` within the shifted copies of `pack`, (n,), same dtype, all multiples of 8."""
-        base = self.base(device)
-        shift = (-base) % WORD
-        return base + shift + shift // _gcd_8(self.pitch) * self.copy_length
-
     @property
     def lead(self) -> int:
         """Padding in front of the runs that aligns the first key with a position, for `pack`."""
         return -self.selected % _gcd_8(self.pitch)
 
     def patches_first(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Return `address` and `base` for kernels that order patches first and prefix tokens last.
+        """Return addresses and starts of runs for kernels that order patches first and prefix tokens last.
 
-        Both are (n,), with queries in that order, and refer to the bias of the first patch. Addresses are those of runs
-        packed with `lead`, and multiples of 8. In the row layout the prefix is part of the rows, so nothing changes.
+        Both are (n,), with queries in that order, and refer to the bias of the first patch: starts in the runs,
+        addresses in the shifted copies of `pack` with `lead`, multiples of 8. In the row layout the prefix is part of
+        the rows, so nothing changes.
         """
         first = self.base(device) + self.selected
         lead = first + self.lead

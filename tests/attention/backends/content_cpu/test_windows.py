@@ -63,10 +63,12 @@ def test_windows_say_what_the_buckets_say(prefix):
         weights = torch.zeros(1, bias.weights.shape[1], 8)
         weights[0, bucket] = 1
         one = ContextBias(weights, bias.buckets, "query", False, pos, known=bias.known)
-        way = windows.WindowTable(one, windows_of(one), torch.float32)
-        ask = content_cpu.DenseRequest(None, None, torch.ones(1, 1, pos.tokens, 8), None, 1.0, slice(None))
-        made = way.rows(way.read(ask, 0), slice(0, 1), slice(0, pos.tokens))[0]
-        assert torch.equal(made, 8.0 * (buckets == bucket))
+        request = content_cpu.DenseRequest(
+            None, None, torch.ones(1, 1, pos.tokens, 8), None, 1.0, slice(None)
+        )
+        rows = windows.WindowTable(one, request, torch.float32, windows_of(one))
+        block = content_cpu.BiasBlock(slice(0, 1), 0, 3, slice(0, pos.tokens))
+        assert torch.equal(rows.mask(block, 0)[0], 8.0 * (buckets == bucket))
 
 
 def test_heads_that_share_keys():

@@ -6,7 +6,15 @@ from typing import NamedTuple
 import torch
 
 from vispe import Grid
-from vispe.attention import DistanceBias, GatedBias, PairRotation, SumBias, TableBias, attention
+from vispe.attention import (
+    CrossAttentionBias,
+    DistanceBias,
+    GatedBias,
+    PairRotation,
+    SumBias,
+    TableBias,
+    attention,
+)
 from vispe.attention.bias.decomposed import DecomposedBias
 
 BATCH, HEADS = 2, 2
@@ -28,7 +36,7 @@ BIASES = {  # by family of kernels, each with keywords of `attention`
     },
     "coords": {
         "distance": {}, "slopes": {}, "table": {}, "slopes and table": {}, "packed": {"cu_seqlens": True},
-        "padding": {"key_padding_mask": True}, "fixed point": {"deterministic": True},
+        "padding": {"key_padding_mask": True}, "fixed point": {"deterministic": True}, "cross": {},
     },
     "decomposed": {
         "query": {}, "key": {}, "query and key": {}, "padded query": {"key_padding_mask": True},
@@ -114,6 +122,8 @@ def _coords_bias(name, grid, batch, heads):
     pos = grid.positions().gather(torch.arange(grid.tokens)[None].flip(1))
     if name == "distance":
         return DistanceBias((0.5,) * heads, pos)
+    if name == "cross":
+        return CrossAttentionBias(_table(grid, grid.positions(), heads), pos, grid.positions())
     terms = {
         "slopes": [DistanceBias(_leaf(heads), pos)],
         "slopes and table": [DistanceBias(_leaf(heads), pos), _table(grid, pos, heads)],

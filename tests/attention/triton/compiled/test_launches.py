@@ -25,8 +25,7 @@ FEW = (
 )
 KERNELS = {
     "forward", "row_sums", "grad_q", "grad_kv", "grad_bias", "forward_coords", "grad_q_coords", "grad_kv_coords",
-    "grad_table", "decomposed_forward", "decomposed_grad_q", "decomposed_grad_kv", "gated_forward", "gated_grad_q",
-    "gated_grad_kv", "gated_grad_profile", "rotate", "grad_tables",
+    "grad_table", "decomposed_forward", "decomposed_grad_q", "decomposed_grad_kv", "rotate", "grad_tables",
 }  # fmt: skip
 # the dtype of these follows the bias or a compile-time constant
 SEVERAL_DTYPES = {"S", "RUNS", "DTABLE"}

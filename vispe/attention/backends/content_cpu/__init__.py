@@ -10,12 +10,14 @@ units for it (`prefers_explicit`); it gets whole heads, since it is 20 % slower 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.backends.content_cpu.lookup import Lookup, Method
+from vispe.attention.backends.block_bias import BiasBlock, sum_of_masks
+from vispe.attention.backends.content_cpu.lookup import Lookup, SampleBias
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
 from vispe.attention.backends.content_cpu.windows import WindowTable, windows_of
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
@@ -41,46 +43,32 @@ def attend(call: Call) -> Tensor | None:
     q, k, v = call.transformed()
     heads, explicit = q.shape[1], prefers_explicit(call.dtype)
     wide = torch.promote_types(call.dtype, torch.float32)
-    methods = _methods(terms, wide)
-    blocks = _blocks(methods, q.shape[2], ROWS if explicit else SDPA_ROWS)
-    heads_per_group = 1 if explicit else min(heads, max(1, torch.get_num_threads() * SPLIT // blocks[0].stop))
-    # padding keys in front, which some methods need; their bias is -inf
-    skip = methods[0].skip if explicit and len(methods) == 1 else 0
     all_keys = call.k.repeat_interleave(heads // call.k.shape[1], 1) if heads > call.k.shape[1] else call.k
+    biases = _biases(terms, DenseRequest(None, None, call.q, all_keys, call.factor, None), wide)
+    blocks = _blocks(biases, q.shape[2], ROWS if explicit else SDPA_ROWS)
+    heads_per_group = (
+        1 if explicit else min(heads, max(1, torch.get_num_threads() * SPLIT // blocks[0].tokens.stop))
+    )
+    # padding keys in front, which some methods need; their bias is -inf
+    skip = biases[0].skip if explicit and len(biases) == 1 else 0
     out = q.new_empty(*q.shape[:3], v.shape[3])
-    for i in range(len(q)):
-        request = DenseRequest(None, None, call.q[i : i + 1], all_keys[i : i + 1], call.factor, None)
-        products = [method.read(request, i) for method in methods]
-        for first in range(0, heads, heads_per_group):
-            head_slice = slice(first, first + heads_per_group)
-            # SDPA is faster with contiguous keys
-            keys_of_heads, values = (
-                t[i, head_slice].to(wide) if explicit else t[i, head_slice].contiguous() for t in (k, v)
-            )
-            queries, outputs = q[i, head_slice], out[i, head_slice]
-            for block in blocks:
-                biases = [
-                    method.rows(product, head_slice, block)
-                    for method, product in zip(methods, products, strict=True)
-                ]
-                bias = _sum(
-                    [(rows, method.skip - skip) for rows, method in zip(biases, methods, strict=True)]
+    for i, first in product(range(len(q)), range(0, heads, heads_per_group)):
+        group = slice(first, first + heads_per_group)
+        # SDPA is faster with contiguous keys
+        keys, values = (t[i, group].to(wide) if explicit else t[i, group].contiguous() for t in (k, v))
+        for rows in blocks:
+            block = rows._replace(heads=group)
+            bias = biases[0].padded(block, i) if skip else sum_of_masks(biases, block, i)
+            queries, output = q[i, group, block.tokens], out[i, group, block.tokens]
+            if explicit:
+                _attend_head(
+                    queries[0].to(wide), keys[0], values[0], bias[0], skip, call.factor, out=output[0]
                 )
-                if explicit:
-                    head = (
-                        queries[0, block].to(wide),
-                        keys_of_heads[0],
-                        values[0],
-                        bias[0],
-                        skip,
-                        call.factor,
-                    )
-                    _attend_head(*head, out=outputs[0, block])
-                else:
-                    mask = rounded(bias, call.dtype)
-                    outputs[:, block] = F.scaled_dot_product_attention(
-                        queries[:, block], keys_of_heads, values, attn_mask=mask, scale=call.factor
-                    )
+            else:
+                mask = rounded(bias, call.dtype)
+                output.copy_(
+                    F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=call.factor)
+                )
     return call.finish(out)
 
 
@@ -110,12 +98,6 @@ def _attend_head(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, skip: int, scale
         torch.mm(logits, v, out=out)
     else:
         out.copy_(logits.mm(v))
-
-
-def _sum(rows: list[tuple[Tensor, int]]) -> Tensor:
-    """Return the sum of the rows (h, n, skip + m) of all tables, without their padding keys."""
-    trimmed = [bias[..., skip:] if skip else bias for bias, skip in rows]
-    return sum(trimmed[1:], trimmed[0])
 
 
 def _terms(bias: Bias | None) -> list[ContextBias]:
@@ -150,29 +132,34 @@ def supports(call: Call, terms: list[ContextBias]) -> bool:
     return no_infinity(*(t.weights for t in terms))
 
 
-def _methods(terms: list[ContextBias], dtype: torch.dtype) -> list[Method]:
+def _biases(terms: list[ContextBias], request: DenseRequest, dtype: torch.dtype) -> list[SampleBias]:
     """Return the fastest method to compute the rows of each table; all `WindowTable` are on one grid."""
-    methods: list[Method] = []
+    biases: list[SampleBias] = []
     grid = None
     for term in terms:
         pattern = runs_of(term)
         offsets = windows_of(term) if pattern is None else None
         if pattern is not None:
-            methods.append(Runs(term, pattern, dtype))
+            biases.append(Runs(term, request, dtype, pattern))
         elif offsets is not None and grid in (None, offsets.grid):
             grid = offsets.grid
-            methods.append(WindowTable(term, offsets, dtype))
+            biases.append(WindowTable(term, request, dtype, offsets))
         else:
-            methods.append(Lookup(term, dtype))
-    return methods
+            biases.append(Lookup(term, request, dtype))
+    return biases
 
 
-def _blocks(methods: list[Method], tokens: int, size: int) -> list[slice]:
-    """Return slices of about `size` queries of nearly equal length, as a small last block would be slow."""
-    grid = next((method.offsets.grid for method in methods if isinstance(method, WindowTable)), None)
+def _blocks(biases: list[SampleBias], tokens: int, size: int) -> list[BiasBlock]:
+    """Return blocks of about `size` queries of nearly equal length, as a small last block would be slow."""
+    grid = next((bias.offsets.grid for bias in biases if isinstance(bias, WindowTable)), None)
     # `WindowTable` needs whole grid rows; prefix tokens are in the first block
     prefix, length = (0, 1) if grid is None else (grid.prefix, grid.shape[-1])
     lines = (tokens - prefix) // length
     count = max(1, min(tokens // size, lines))
-    bounds = [prefix + lines * (j + 1) // count * length for j in range(count)]
-    return [slice(start, end) for start, end in zip([0, *bounds], bounds, strict=False)]
+    bounds = [lines * j // count for j in range(count + 1)]
+    return [
+        BiasBlock(
+            slice(None), first, last, slice(prefix + first * length if first else 0, prefix + last * length)
+        )
+        for first, last in pairwise(bounds)
+    ]

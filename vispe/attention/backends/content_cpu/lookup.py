@@ -1,61 +1,69 @@
-"""Rows of a content-dependent bias by lookup of single entries, for any buckets."""
+"""Content-dependent biases in evaluation, read for one sample at a time, and lookup of single entries."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vispe.attention.backends.block_bias import BiasBlock
+from vispe.attention.backends.block_content import PairBuckets, ProductBias
 from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
 from vispe.grid import Grid
 
 
-class Method(Protocol):
-    """A method to compute rows of the bias of a table.
-
-    Attributes:
-        skip: number of leading padding keys in the result of `rows`, whose bias is -inf.
-    """
-
-    skip: int
-
-    def read(self, request: DenseRequest, sample: int) -> Any:
-        """Return the products of the tokens of a sample with the table."""
-
-    def rows(self, read: Any, heads: slice, block: slice) -> Tensor:
-        """Return the bias of some heads and queries, (h, rows, skip + m), which the caller may overwrite."""
-        ...
-
-
-class Lookup:
-    """Lookup of single entries in a table with arbitrary buckets.
+class SampleBias:
+    """A `RowBias` of a content-dependent table. Its products are computed when a block of another sample is read.
 
     Args:
         term: the table.
-        dtype: dtype of the bias that `rows` returns.
+        request: queries and keys of all samples, and the scale.
+        dtype: dtype of the masks.
+
+    Attributes:
+        skip: number of leading padding keys in the result of `padded`, whose bias is -inf.
     """
 
     skip = 0
 
-    def __init__(self, term: ContextBias, dtype: torch.dtype) -> None:
-        self.term, self.dtype = term, dtype
+    def __init__(self, term: ContextBias, request: DenseRequest, dtype: torch.dtype) -> None:
+        self.term, self.request, self.dtype = term, request, dtype
+        self.sample, self.products = -1, None
 
-    def read(self, request: DenseRequest, sample: int) -> tuple[Tensor, Tensor]:
-        """Return the products of a sample's tokens with all buckets (h, n or m, buckets), and the buckets (n, m)."""
+    def mask(self, block: BiasBlock, sample: int) -> Tensor:
+        """Return the bias of a block, (h, rows, m); its memory may be overwritten by the next call."""
+        return self.padded(block, sample)[..., self.skip :]
+
+    def padded(self, block: BiasBlock, sample: int) -> Tensor:
+        """Return the bias of a block, (h, rows, skip + m), likewise."""
+        if sample != self.sample:
+            q, k = (None if x is None else x[sample : sample + 1] for x in (self.request.q, self.request.k))
+            self.products, self.sample = self._read(self.request._replace(q=q, k=k), sample), sample
+        return self._rows(self.products, block)
+
+    def _read(self, request: DenseRequest, sample: int) -> Any:
+        """Return the products of the tokens of a sample with the table."""
+        raise NotImplementedError
+
+    def _rows(self, products: Any, block: BiasBlock) -> Tensor:
+        """Return the bias of a block (h, rows, skip + m), given the products of its sample."""
+        raise NotImplementedError
+
+
+class Lookup(SampleBias):
+    """Lookup of single entries in a table with arbitrary buckets; args as of `SampleBias`."""
+
+    def _read(self, request: DenseRequest, sample: int) -> ProductBias:
         buckets = self.term.buckets
         if buckets.ndim == 3:
             buckets = buckets[sample if len(buckets) > 1 else 0]
-        return self.term.products(request, slice(sample, sample + 1))[0].to(self.dtype), buckets
+        products = self.term.products(request, slice(sample, sample + 1)).to(self.dtype)
+        return ProductBias((products,), PairBuckets(buckets), self.term.dot)
 
-    def rows(self, read: tuple[Tensor, Tensor], heads: slice, block: slice) -> Tensor:
-        """Return the bias of some heads and queries, (h, rows, m)."""
-        products, buckets = read[0][heads], read[1][block]
-        # buckets select from the products of the queries, or of the keys (transposed)
-        if self.term.dot == "query":
-            return products[:, block].gather(-1, buckets.expand(len(products), -1, -1))
-        return products.gather(-1, buckets.t().expand(len(products), -1, -1)).transpose(-1, -2)
+    def _rows(self, products: ProductBias, block: BiasBlock) -> Tensor:
+        return products.mask(block, 0)
 
 
 def on_grid(term: ContextBias) -> tuple[Tensor, Grid] | None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.backends.content_cpu.lookup import on_grid
+from vispe.attention.backends.block_bias import BiasBlock, Memory
+from vispe.attention.backends.content_cpu.lookup import SampleBias, on_grid
 from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
 from vispe.grid import Grid
@@ -46,51 +47,43 @@ class Pattern(NamedTuple):
         return self._replace(buckets=self.buckets[queries], order=order)
 
 
-class Runs:
+class Runs(SampleBias):
     """A table whose bias is copied in runs of keys.
 
     Args:
         term: the table.
-        pattern: its runs.
-        dtype: dtype of the bias that `rows` returns.
+        request: as of `SampleBias`.
+        dtype: dtype of the masks.
+        pattern: the runs of the table.
     """
 
-    def __init__(self, term: ContextBias, pattern: Pattern, dtype: torch.dtype) -> None:
-        self.term, self.pattern, self.dtype, self.skip = term, pattern, dtype, pattern.skip
-        self.prepared: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self.memory = torch.empty(0, dtype=dtype)
+    def __init__(
+        self, term: ContextBias, request: DenseRequest, dtype: torch.dtype, pattern: Pattern
+    ) -> None:
+        super().__init__(term, request, dtype)
+        self.pattern, self.skip = pattern, pattern.skip
+        self.parts: dict[int, tuple[Tensor, Tensor]] = {}
+        self.memory = Memory()
 
-    def read(self, request: DenseRequest, sample: int) -> Tensor:
-        """Return the products of the queries of a sample with all buckets, followed by -inf, (h, n, buckets + 1)."""
+    def _read(self, request: DenseRequest, sample: int) -> Tensor:
+        # followed by -inf, (h, n, buckets + 1)
         products = self.term.products(request, slice(sample, sample + 1))[0].to(self.dtype)
         return F.pad(products, (0, 1), value=float("-inf"))
 
-    def rows(self, read: Tensor, heads: slice, block: slice) -> Tensor:
-        """Return the bias of some heads and queries, (h, rows, skip + m)."""
-        products = read[heads, block]
-        prepared = self.prepared.get((block.start, len(products)))
-        if prepared is None:
-            prepared = self.prepared[block.start, len(products)] = self._prepare(len(products), block)
-        buckets, order, bias = prepared
-        length = self.pattern.length
-        unique, runs = (
-            products.gather(-1, buckets).view(len(products), -1, length),
-            bias.view(len(products), -1, length),
-        )
+    def _rows(self, products: Tensor, block: BiasBlock) -> Tensor:
+        products, length = products[block.heads, block.tokens], self.pattern.length
+        if block.first not in self.parts:
+            part = self.pattern.of(block.tokens)
+            self.parts[block.first] = part.buckets, part.order.flatten()
+        buckets, order = self.parts[block.first]
+        heads, queries, _ = products.shape
+        bias = self.memory.take((heads, queries, len(order) // queries * length), products)
+        unique = products.gather(-1, buckets.expand(heads, -1, -1)).view(heads, -1, length)
+        runs = bias.view(heads, -1, length)
         # one head at a time: along the first axis index_select copies a run as one block
         for source, target in zip(unique, runs, strict=True):
             torch.index_select(source, 0, order, out=target)
         return bias
-
-    def _prepare(self, heads: int, block: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the buckets of the unique runs, the order of runs, and the output memory of a block."""
-        part = self.pattern.of(block)
-        n, keys = len(part.order), part.order.shape[1] * part.length
-        if len(self.memory) < heads * n * keys:
-            # shared by all blocks: memory that was used before is faster
-            self.memory = self.memory.new_empty(heads * n * keys)
-        output = self.memory[: heads * n * keys].view(heads, n, keys)
-        return part.buckets.expand(heads, -1, -1), part.order.flatten(), output
 
 
 def runs_of(term: ContextBias) -> Pattern | None:

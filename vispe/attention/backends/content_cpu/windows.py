@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.content_cpu.lookup import on_grid
+from vispe.attention.backends.block_bias import BiasBlock
+from vispe.attention.backends.content_cpu.lookup import SampleBias, on_grid
 from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
 from vispe.grid import Grid
@@ -41,19 +42,21 @@ class Offsets(NamedTuple):
     grid: Grid
 
 
-class WindowTable:
-    """A table with one vector per offset.
+class WindowTable(SampleBias):
+    """A table with one vector per offset. Blocks consist of whole grid rows.
 
     Args:
         term: the table.
+        request: as of `SampleBias`.
+        dtype: dtype of the masks.
         offsets: the buckets that the grid uses.
-        dtype: dtype of the bias that `rows` returns.
     """
 
-    skip = 0
-
-    def __init__(self, term: ContextBias, offsets: Offsets, dtype: torch.dtype) -> None:
-        self.term, self.offsets, self.dtype = term, offsets, dtype
+    def __init__(
+        self, term: ContextBias, request: DenseRequest, dtype: torch.dtype, offsets: Offsets
+    ) -> None:
+        super().__init__(term, request, dtype)
+        self.offsets = offsets
         wide = torch.promote_types(term.weights.dtype, torch.promote_types(dtype, torch.float32))
         self.weights = term.weights.to(wide)
         # part of a grid row needs fewer offsets than the whole row
@@ -65,24 +68,23 @@ class WindowTable:
             for begin, end in zip([0, *bounds], bounds, strict=False)
         ]
 
-    def read(self, request: DenseRequest, sample: int) -> tuple[Tensor, Tensor]:
-        """Return the vectors of a sample that read the table (h, n, d_h), and their `edges` products (h, n, e)."""
+    def _read(self, request: DenseRequest, sample: int) -> tuple[Tensor, Tensor]:
+        # vectors that read the table (h, n, d_h), and their products with `edges` (h, n, e)
         x = self.term.vectors(request, slice(sample, sample + 1))[0].to(self.weights.dtype)
         x = x * request.scale if self.term.scaled and request.scale is not None else x
         return x, x @ self.weights[:, self.offsets.edges].transpose(-1, -2)
 
-    def rows(self, read: tuple[Tensor, Tensor], heads: slice, block: slice) -> Tensor:
-        """Return the bias of some heads and queries, (h, rows, m); blocks consist of whole grid rows."""
-        x, edge = read[0][heads, block], read[1][heads, block]
+    def _rows(self, products: tuple[Tensor, Tensor], block: BiasBlock) -> Tensor:
+        heads, tokens = block.heads, block.tokens
+        x, edge = (read[heads, tokens] for read in products)
         grid, (h, n, width) = self.offsets.grid, x.shape
-        prefix = max(0, grid.prefix - block.start)  # queries of this block
+        prefix = max(0, grid.prefix - tokens.start)  # queries of this block
         bias = x.new_empty(h, n, grid.tokens, dtype=self.dtype)
-        bias[..., : grid.prefix] = edge.gather(-1, self.offsets.columns[block].expand(h, -1, -1))
+        bias[..., : grid.prefix] = edge.gather(-1, self.offsets.columns[tokens].expand(h, -1, -1))
         bias[:, :prefix] = edge[:, :prefix].gather(-1, self.offsets.rows[:prefix].expand(h, -1, -1))
         lines, length = self.lines, grid.shape[-1]
         patches = bias[:, prefix:, grid.prefix :].view(h, -1, length, lines, length)
-        first = (block.start + prefix - grid.prefix) // length
-        self._shift(x[:, prefix:].view(h, -1, length, width), patches, heads, first)
+        self._shift(x[:, prefix:].view(h, -1, length, width), patches, heads, block.first)
         return bias
 
     def _shift(self, x: Tensor, patches: Tensor, heads: slice, first: int) -> None:

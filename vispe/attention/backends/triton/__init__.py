@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.content import content_dispatch
-from vispe.attention.backends.triton.content.content_dispatch import content_unsupported_reason, reads_content
+from vispe.attention.backends.triton.content.content_dispatch import (
+    content_unsupported_reason,
+    reads_content,
+    run_starts,
+)
 from vispe.attention.backends.triton.coords.operands import attend_coords, coords_unsupported_reason
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason
 from vispe.attention.bias.abstract_bias import Bias
@@ -53,6 +57,7 @@ def unsupported_reason(call: Call) -> str | None:
     unavailable = device_unsupported_reason(q) or differentiation_unsupported_reason()
     if unavailable:
         return unavailable
+    cross = call.bias if isinstance(call.bias, CrossAttentionBias) else None
     for excluded, why in (
         (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
         (call.whole, "a bias that replaces the product of queries and keys is not fused"),
@@ -60,11 +65,15 @@ def unsupported_reason(call: Call) -> str | None:
         (call.softcap is not None, "softcap is not fused"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
         (
-            isinstance(call.bias, CrossAttentionBias),
-            "queries and keys are at different positions, and the kernels read one set of positions",
+            cross is not None and call.cu_seqlens is not None,
+            "packed sequences are not fused with queries and keys at different positions",
         ),
         (
-            q.shape[2] != k.shape[2],
+            cross is not None and (cross.pos_q.tokens, cross.pos_k.tokens) != (q.shape[2], k.shape[2]),
+            "the bias is bound to other numbers of queries and keys",
+        ),
+        (
+            cross is None and q.shape[2] != k.shape[2],
             f"the number of queries, {q.shape[2]}, is not that of the keys, {k.shape[2]}: they are not one grid",
         ),
         (call.max_head_dim > MAX_HEAD_DIM, f"head_dim {call.max_head_dim} is larger than {MAX_HEAD_DIM}"),
@@ -118,8 +127,8 @@ def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
     )
     # a bias per sample, from queries or keys: kernels of their own
     if content_dependent:
-        out, sums = content_dispatch.run(call, q, k, v)
-        return out, lambda: log_sum_exp(sums)
+        out, sums, moved = content_dispatch.run(call, q, k, v)
+        return out, lambda: log_sum_exp(sums, moved)
     # coordinates of each token in place of a strip
     if scattered:
         out, sums, constant = attend_coords(call, q, k, v)
@@ -150,14 +159,16 @@ def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
             None,
             once,
             *dropout,
+            None,
+            None,
         )
         return out, lambda: log_sum_exp(sums)
     layout = _layout(call.bias.pos, q.shape[2])
-    address, base = _run_starts(call.bias.pos, layout)
+    address, base = run_starts(call.bias.pos, layout)
     (packed, edge, copy, visible), runs, prefix_runs = _bias(call, layout)
     out, sums = attend(
         q, k, v, packed, address, edge, base, key_padding, runs, prefix_runs, layout.selected, call.factor,
-        layout.sharers, deterministic, visible, copy, once, *dropout,
+        layout.sharers, deterministic, visible, copy, once, *dropout, None, None,
     )  # fmt: skip
     return out, lambda: log_sum_exp(sums, layout.selected) + _shift(call, layout)
 
@@ -184,13 +195,13 @@ def attend_again(
     from vispe.attention.backends.triton.grid.op import attend
 
     layout = _layout(pos, q.shape[2])
-    (packed, edge, copy, visible), (address, base) = strip, _run_starts(pos, layout)
+    (packed, edge, copy, visible), (address, base) = strip, run_starts(pos, layout)
     # autocast may have changed the dtype; kernels read channels with stride 1
     q, k, v = (_contiguous_channels(t if t.dtype == dtype else t.to(dtype)) for t in (q, k, v))
     reproducible = bool(deterministic) or torch.are_deterministic_algorithms_enabled()
     out, _ = attend(
         q, k, v, packed, address, edge, base, None, None, None, layout.selected, factor, layout.sharers, reproducible,
-        visible, copy, deterministic is False and not reproducible, None, 0.0,
+        visible, copy, deterministic is False and not reproducible, None, 0.0, None, None,
     )  # fmt: skip
     return out
 
@@ -320,13 +331,6 @@ def _shift(call: Call, layout: Layout) -> Tensor:
         is_prefix = torch.arange(call.q.shape[2], device=call.q.device) < grid.prefix
         patches, prefix = (t[:, None] for t in constants)
         return torch.where(is_prefix, prefix, patches)
-
-
-def _run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return `Layout.patches_first`, cached with the positions."""
-    return pos.remember(
-        ("run starts, patches first", layout.rows), lambda: layout.patches_first(pos.coords.device)
-    )
 
 
 def _contiguous_channels(x: Tensor) -> Tensor:

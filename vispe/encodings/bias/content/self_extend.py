@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.pairwise_rope.self_extend import SelfExtendScores
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.scores import ScoreBias
+from vispe.encodings.parts.rotary.pairwise.self_extend import SelfExtendScores
 from vispe.encodings.parts.rotary.rope import pair_counts
 from vispe.encodings.registry import register
 from vispe.errors import OptionError

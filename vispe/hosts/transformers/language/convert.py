@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.pairwise_rope.self_extend import check_self_extend
+from vispe.encodings.parts.rotary.pairwise.self_extend import check_self_extend
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.transformers.diagnosis import refusal
 from vispe.hosts.transformers.language.conversion_record import TextConversion, kind_key, schemes_of

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vispe.attention import attention
-from vispe.attention.pairwise_rope.pairwise_scores import PairwiseRotaryScores
-from vispe.attention.pairwise_rope.pine import PineScores
-from vispe.attention.pairwise_rope.self_extend import SelfExtendScores
+from vispe.encodings.parts.rotary.pairwise.pairwise_scores import PairwiseRotaryScores
+from vispe.encodings.parts.rotary.pairwise.pine import PineScores
+from vispe.encodings.parts.rotary.pairwise.self_extend import SelfExtendScores
 from vispe.hosts.transformers.language.parallel_sets import EXTENT, MOVED
 from vispe.multimodal.streams.parallel_segments import MEMBER, SET
 

@@ -1,1 +1,1 @@
-"""Fused attention with content-dependent biases: gated and decomposed."""
+"""Fused attention with content-dependent biases: kernels of decomposed ones, and dispatch."""

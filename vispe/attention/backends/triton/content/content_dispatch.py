@@ -43,8 +43,10 @@ def content_unsupported_reason(bias: Bias) -> str | None:
     return "the terms of the bias are on different grids" if len(grids) > 1 else None
 
 
-def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention (b, h, n, d_v) of a call with a content-dependent bias, and the row sums of `sums_of`.
+def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return attention (b, h, n, d_v) with a content-dependent bias, row sums of `sums_of`, and their `prefix`.
+
+    `prefix` is the number of tokens that the sums have at the end instead of in front.
 
     Args:
         call: the call.
@@ -79,10 +81,11 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
                 terms_by_side[term.dot] = (
                     terms_by_side[term.dot] + term_slots if term.dot in terms_by_side else term_slots
                 )
-    return attend(
+    out, sums = attend(
         q, k, v, terms_by_side.get("query"), terms_by_side.get("key"), call.key_padding_mask, *shape, prefix,
         slots.width, slots.high, call.factor,
     )  # fmt: skip
+    return out, sums, 0
 
 
 def _laid_out(term: DecomposedBias, request: DenseRequest, slots: Slots, q: Tensor) -> Tensor:
@@ -92,8 +95,8 @@ def _laid_out(term: DecomposedBias, request: DenseRequest, slots: Slots, q: Tens
 
 def _gated(
     call: Call, bias: GatedBias, request: DenseRequest, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
-    from vispe.attention.backends.triton.content.gated_op import attend
+) -> tuple[Tensor, Tensor, int]:
+    from vispe.attention.backends.triton.grid.op import attend
 
     profile, heads = bias.profile, q.shape[1]
     pos = profile.pos
@@ -110,7 +113,7 @@ def _gated(
         return build(table.to(q.device, torch.float32), edge, layout)
 
     def pack_runs(runs: Tensor, prefix_runs: Tensor) -> tuple[Tensor, Tensor]:
-        return pack(runs, prefix_runs, layout, call.factor, torch.float32, shift=False)
+        return pack(runs, prefix_runs, layout, call.factor, torch.float32, shift=False, lead=layout.lead)
 
     runs: Tensor | None = None
     prefix_runs: Tensor | None = None
@@ -131,18 +134,20 @@ def _gated(
         and (runs.requires_grad or prefix_runs.requires_grad)
     ):
         runs = prefix_runs = None
-    address, base = _run_starts(pos, layout)
+    address, base = run_starts(pos, layout)
     deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
-    sharers = 1 if layout.rows else layout.shape[0]
-    return attend(
-        q, k, v, row, col, strip, address, edge, base, call.key_padding_mask, runs, prefix_runs, layout.selected,
-        call.factor, sharers, deterministic,
+    out, sums = attend(
+        q, k, v, strip, address, edge, base, call.key_padding_mask, runs, prefix_runs, layout.selected, call.factor,
+        layout.sharers, deterministic, None, None, False, None, 0.0, row, col,
     )  # fmt: skip
+    return out, sums, layout.selected
 
 
-def _run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
-    device = pos.coords.device
-    return pos.remember(("run starts", layout.rows), lambda: (layout.address(device), layout.base(device)))
+def run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return `Layout.patches_first`, cached with the positions."""
+    return pos.remember(
+        ("run starts, patches first", layout.rows), lambda: layout.patches_first(pos.coords.device)
+    )
 
 
 def _gate(gate: Tensor | None, q: Tensor) -> Tensor:

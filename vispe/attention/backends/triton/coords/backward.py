@@ -5,6 +5,7 @@ import triton.language as tl
 
 from vispe.attention.backends.triton.coords.forward import (
     distance,
+    key_operands,
     key_range,
     load_cells,
     load_periods,
@@ -26,10 +27,10 @@ from vispe.attention.backends.triton.grid.shared import key_mask, load_sums, pit
 
 
 @triton.jit
-def step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, n, c, E: tl.constexpr, BE: tl.constexpr,
+def step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, m, c, E: tl.constexpr, BE: tl.constexpr,
            BN: tl.constexpr, MASKED: tl.constexpr, LEARNED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS k and, where slopes are learned, of dS distance after one more tile of logits / scale."""
-    v = load_rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
+    v = load_rows(V, start + tl.arange(0, BN), vn, m, E, BE, MASKED)
     ds = grad_scores(x, do, v, lse, delta, c, DOT)
     if LEARNED:
         # bias = -slope * distance, so the gradient of the slope is minus the sum of dS distance
@@ -37,9 +38,9 @@ def step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, n, c, E: tl
     return weighted_sum(ds, k, acc, DOT), slope_grad
 
 
-@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "batch", "heads"])
+@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "m", "width", "batch", "heads"])
 def grad_q_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DQ, STEEP, qb, qh, qn,
-                  kb, kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, th, cb, pb, wb, n, c, scale, batch, heads,
+                  kb, kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, th, cb, pb, wb, n, m, width, c, scale, batch, heads,
                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
                   BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr,
                   WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
@@ -53,31 +54,32 @@ def grad_q_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GR
     lse, delta = load_sums(LSE + row, DELTA + row, i, n, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
-    KEEP += b * n
+    KEEP += b * m
     TABLE += h * th
     CELL += b * cb
     COORDS += b * pb
+    TO, KEYS = key_operands(CELL, COORDS, m, width)
     # per-query operands stay in registers
     from_ = load_cells(CELL, i, n, GATHER, True)
-    si, yi, xi, zi = position_of(COORDS, i, n, METRIC, AXES, True)
+    si, yi, xi, zi = position_of(COORDS, i, n, width, METRIC, AXES, True)
     py, px, pz = load_periods(PERIOD + b * wb, AXES, WRAP)
     slope = slope_factor(SLOPE, h, si, scale, METRIC)
     # other packed sequences are skipped
-    first, last, low, plain, high = key_range(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
+    first, last, low, plain, high = key_range(SEGMENT, i, n, m, PACKED, HAS_KEEP, BN)
     # unmasked tiles first, then masked tiles
     acc = zeros(BM, BD)
     slope_grad = tl.zeros((BM,), tl.float32)
     for start in range(low, plain, BN):
-        x, k, gap = scores(q, K, TABLE, CELL, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
-                           start, kn, n, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
+        x, k, gap = scores(q, K, TABLE, TO, KEYS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
+                           start, kn, m, width, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
                            DOT)  # fmt: skip
-        acc, slope_grad = step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, n, c, E, BE, BN, False,
+        acc, slope_grad = step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, m, c, E, BE, BN, False,
                                  LEARNED, DOT)  # fmt: skip
     for start in range(plain, high, BN):
-        x, k, gap = scores(q, K, TABLE, CELL, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
-                           start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
+        x, k, gap = scores(q, K, TABLE, TO, KEYS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
+                           start, kn, m, width, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
                            DOT)  # fmt: skip
-        acc, slope_grad = step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, n, c, E, BE, BN, True,
+        acc, slope_grad = step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, m, c, E, BE, BN, True,
                                  LEARNED, DOT)  # fmt: skip
     store_rows(DQ + b * db + h * dh, scaled(acc, scale), i, i < n, dn, D, BD)
     if LEARNED:
@@ -86,7 +88,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GR
 
 @triton.jit
 def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA, TABLE, CELL,
-            COORDS, start, qn, gn, n, c, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+            COORDS, start, qn, gn, n, width, c, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr,
             AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS^T q and P^T dO after one more tile of queries; tiles are keys x queries."""
@@ -99,7 +101,7 @@ def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last,
     if GATHER:
         x = tl.load(TABLE + (load_cells(CELL, i, n, GATHER, MASKED)[None, :] - to[:, None]))
     if METRIC:
-        si, yi, xi, zi = position_of(COORDS, i, n, METRIC, AXES, MASKED)
+        si, yi, xi, zi = position_of(COORDS, i, n, width, METRIC, AXES, MASKED)
         gap = distance(yi[None, :], xi[None, :], zi[None, :], yj[:, None], xj[:, None], zj[:, None], py, px, pz,
                        METRIC, AXES, WRAP)  # fmt: skip
         x += slope[:, None] * (gap * si[None, :])
@@ -110,18 +112,17 @@ def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last,
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "batch", "heads"])
+@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "m", "width", "batch", "heads"])
 def grad_kv_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb,
-                   kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, eb, eh_, en, th, cb, pb, wb, n, c, scale, batch, heads,
-                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-                   BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr,
-                   WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr,
-                   DOT: tl.constexpr):  # fmt: skip
+                   kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, eb, eh_, en, th, cb, pb, wb, n, m, width, c, scale,
+                   batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+                   BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr,
+                   PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys, looping over queries; 0 for padded keys."""
-    b, h, tile = program_tile(batch, n, BN)
+    b, h, tile = program_tile(batch, m, BN)
     j = tile * BN + tl.arange(0, BN)
-    k = load_rows(K + b * kb + h * kh, j, kn, n, D, BD, True)
-    v = load_rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
+    k = load_rows(K + b * kb + h * kh, j, kn, m, D, BD, True)
+    v = load_rows(V + b * vb + h * vh, j, vn, m, E, BE, True)
     Q += b * qb + h * qh
     GRAD += b * gb + h * gh
     LSE += (b * heads + h) * pitch_of(n)
@@ -129,37 +130,40 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, G
     TABLE += h * th
     CELL += b * cb
     COORDS += b * pb
-    to = load_cells(CELL + n, j, n, GATHER, True)
-    sj, yj, xj, zj = position_of(COORDS, j, n, METRIC, AXES, True)
+    TO, KEYS = key_operands(CELL, COORDS, m, width)
+    to = load_cells(TO, j, m, GATHER, True)
+    sj, yj, xj, zj = position_of(KEYS, j, m, width, METRIC, AXES, True)
     py, px, pz = load_periods(PERIOD + b * wb, AXES, WRAP)
     slope = slope_factor(SLOPE, h, sj, scale, METRIC)
     # other packed sequences are skipped
-    first, last, low, plain, high = key_range(SEGMENT, j, n, PACKED, False, BM)
+    first, last, low, plain, high = key_range(SEGMENT, j, n, n, PACKED, False, BM)
     dk = zeros(BN, BD)
     dv = zeros(BN, BE)
     for start in range(low, plain, BM):
         dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
-                         TABLE, CELL, COORDS, start, qn, gn, n, c, D, BD, E, BE, BM, BN, False, GATHER, METRIC, AXES,
-                         WRAP, PACKED, DOT)  # fmt: skip
+                         TABLE, CELL, COORDS, start, qn, gn, n, width, c, D, BD, E, BE, BM, BN, False, GATHER, METRIC,
+                         AXES, WRAP, PACKED, DOT)  # fmt: skip
     for start in range(plain, high, BM):
         dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
-                         TABLE, CELL, COORDS, start, qn, gn, n, c, D, BD, E, BE, BM, BN, True, GATHER, METRIC, AXES,
-                         WRAP, PACKED, DOT)  # fmt: skip
+                         TABLE, CELL, COORDS, start, qn, gn, n, width, c, D, BD, E, BE, BM, BN, True, GATHER, METRIC,
+                         AXES, WRAP, PACKED, DOT)  # fmt: skip
     # padded keys were read unmasked, so their gradients are set to 0
-    real = key_mask(KEEP + b * n, j, n, HAS_KEEP)
-    store_rows(DK + b * db + h * dh, masked_rows(scaled(dk, scale), real), j, j < n, dn, D, BD)
-    store_rows(DV + b * eb + h * eh_, masked_rows(dv, real), j, j < n, en, E, BE)
+    real = key_mask(KEEP + b * m, j, m, HAS_KEEP)
+    store_rows(DK + b * db + h * dh, masked_rows(scaled(dk, scale), real), j, j < m, dn, D, BD)
+    store_rows(DV + b * eb + h * eh_, masked_rows(dv, real), j, j < m, en, E, BE)
 
 
-@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "length", "n", "batch", "heads", "together"])
+@triton.jit(
+    do_not_specialize=["th", "cb", "pb", "wb", "length", "n", "m", "width", "batch", "heads", "together"]
+)
 def grad_table(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DTABLE, UNIT, qb, qh, qn,
-               kb, kh, kn, vb, vh, vn, gb, gh, gn, th, cb, pb, wb, length, n, c, scale, batch, heads, together,
-               D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+               kb, kh, kn, vb, vh, vn, gb, gh, gn, th, cb, pb, wb, length, n, m, width, c, scale, batch, heads,
+               together, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
                BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr,
                PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
     """Add the gradients of one tile of scores, summed over `together` samples, to DTABLE (h, length)."""
     pid = tl.program_id(0)
-    across, down = tl.cdiv(n, BN), tl.cdiv(n, BM)
+    across, down = tl.cdiv(m, BN), tl.cdiv(n, BM)
     group = (pid // (across * down * heads)).to(tl.int64) * together
     h = (pid // (across * down) % heads).to(tl.int64)
     i = pid // across % down * BM + tl.arange(0, BM)
@@ -167,28 +171,29 @@ def grad_table(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GRAD,
     j = start + tl.arange(0, BN)
     TABLE += h * th
     CELL += group * cb
+    TO, KEYS = key_operands(CELL, COORDS, m, width)
     from_ = load_cells(CELL, i, n, GATHER, True)
-    first, last, low, _plain, high = key_range(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
+    first, last, low, _plain, high = key_range(SEGMENT, i, n, m, PACKED, HAS_KEEP, BN)
     # tiles between two packed sequences have no visible pair
     has_pairs = (start < high) & (start + BN > low)
     acc = tl.zeros((BM, BN), tl.float32)
     for sample in range(0, tl.where(has_pairs, together, 0)):
         b = group + sample
         q = load_rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
-        si, yi, xi, zi = position_of(COORDS + b * pb, i, n, METRIC, AXES, True)
+        si, yi, xi, zi = position_of(COORDS + b * pb, i, n, width, METRIC, AXES, True)
         py, px, pz = load_periods(PERIOD + b * wb, AXES, WRAP)
         slope = slope_factor(SLOPE, h, si, scale, METRIC)
-        x, _k, _gap = scores(q, K + b * kb + h * kh, TABLE, CELL, COORDS + b * pb, KEEP + b * n, from_, si, yi, xi, zi,
-                             py, px, pz, slope, first, last, start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES,
+        x, _k, _gap = scores(q, K + b * kb + h * kh, TABLE, TO, KEYS + b * pb, KEEP + b * m, from_, si, yi, xi, zi,
+                             py, px, pz, slope, first, last, start, kn, m, width, D, BD, BN, True, GATHER, METRIC, AXES,
                              WRAP, PACKED, HAS_KEEP, DOT)  # fmt: skip
-        v = load_rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
+        v = load_rows(V + b * vb + h * vh, j, vn, m, E, BE, True)
         do = load_rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
         at = (b * heads + h) * pitch_of(n)
         lse, delta = load_sums(LSE + at, DELTA + at, i, n, True)
         acc += grad_scores(x, do, v, lse, delta, c, DOT)
     # many pairs share an entry, hence atomic additions
-    where = DTABLE + h * length + (from_[:, None] - load_cells(CELL + n, j, n, GATHER, True)[None, :])
-    valid = (i[:, None] < n) & (j[None, :] < n)
+    where = DTABLE + h * length + (from_[:, None] - load_cells(TO, j, m, GATHER, True)[None, :])
+    valid = (i[:, None] < n) & (j[None, :] < m)
     if PACKED:
         valid = valid & (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
     if FIXED:

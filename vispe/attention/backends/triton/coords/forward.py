@@ -3,6 +3,9 @@
 Each token has two integers, so that the bias of a pair is entry ``from_i - to_j`` of a table, or coordinates, so that
 the bias is ``-slope * distance(i, j)``, or both, and the bounds of its packed sequence. `operands` computes them.
 Query tiles of packed sequences only visit keys of their own sequences.
+
+There are `n` queries and `m` keys. Rows of CELL and COORDS have `width` tokens: n = m, which are queries and keys, or
+n + m, queries first.
 """
 
 import triton
@@ -19,32 +22,32 @@ SQUARED = tl.constexpr(4)
 
 
 @triton.jit
-def load_cells(CELL, token, n, GATHER: tl.constexpr, MASKED: tl.constexpr):
-    """Return the cell index of each token; tokens beyond the end are clamped to the last."""
+def load_cells(CELL, token, count, GATHER: tl.constexpr, MASKED: tl.constexpr):
+    """Return the cell index of each of `count` tokens; tokens beyond the end are clamped to the last."""
     if not GATHER:
         return token
     # clamp instead of masking: scores of tokens beyond the end are masked later
     if MASKED:
-        token = tl.minimum(token, n - 1)
+        token = tl.minimum(token, count - 1)
     return tl.load(CELL + token)
 
 
 @triton.jit
-def position_of(COORDS, token, n, METRIC: tl.constexpr, AXES: tl.constexpr, MASKED: tl.constexpr):
+def position_of(COORDS, token, count, width, METRIC: tl.constexpr, AXES: tl.constexpr, MASKED: tl.constexpr):
     """Return for each token 1 if it has a position, else 0, and three coordinates (unused axes repeat the first)."""
     has_position = tl.zeros_like(token).to(tl.float32)
     y = has_position
     if METRIC:
         if MASKED:
-            token = tl.minimum(token, n - 1)
+            token = tl.minimum(token, count - 1)
         has_position = tl.load(COORDS + token)
-        y = tl.load(COORDS + n + token)
+        y = tl.load(COORDS + width + token)
     x = y
     z = y
     if METRIC and AXES > 1:
-        x = tl.load(COORDS + 2 * n + token)
+        x = tl.load(COORDS + 2 * width + token)
     if METRIC and AXES > 2:
-        z = tl.load(COORDS + 3 * n + token)
+        z = tl.load(COORDS + 3 * width + token)
     return has_position, y, x, z
 
 
@@ -100,12 +103,13 @@ def distance(
 
 
 @triton.jit
-def key_range(SEGMENT, token, n, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, TILE: tl.constexpr):
+def key_range(SEGMENT, token, n, count, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, TILE: tl.constexpr):
     """Return the bounds of each token's sequence, and the start, end of unmasked tiles, and end of the range of keys.
 
-    Tiles need no masks only if all tokens are in one sequence and there is no key padding.
+    There are `count` keys, in packed sequences as many as tokens (n). Tiles need no masks only if all tokens are in one
+    sequence and there is no key padding.
     """
-    low, high, first, last = 0, n, token, token
+    low, high, first, last = 0, count, token, token
     if PACKED:
         token = tl.minimum(token, n - 1)
         first = tl.load(SEGMENT + token)
@@ -121,24 +125,24 @@ def key_range(SEGMENT, token, n, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, T
 
 
 @triton.jit
-def scores(q, K, TABLE, CELL, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last, start, stride, n,
-           D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, GATHER: tl.constexpr,
+def scores(q, K, TABLE, TO, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last, start, stride, m,
+           width, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, GATHER: tl.constexpr,
            METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr,
            HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return logits / scale of a tile of queries and the keys from `start` on, these keys, and distances.
 
-    Distances are 0 for keys without a position; `slope` has one number per query.
+    TO and COORDS are those of the keys. Distances are 0 for keys without a position; `slope` has one number per query.
     """
     j = start + tl.arange(0, BN)
-    k = load_rows(K, j, stride, n, D, BD, MASKED)
+    k = load_rows(K, j, stride, m, D, BD, MASKED)
     bias = tl.zeros((q[0].shape[0], BN), tl.float32)
     gap = bias
     if GATHER:
         # the table index of a pair is the difference of two integers
-        bias = tl.load(TABLE + (from_[:, None] - load_cells(CELL + n, j, n, GATHER, MASKED)[None, :]))
+        bias = tl.load(TABLE + (from_[:, None] - load_cells(TO, j, m, GATHER, MASKED)[None, :]))
     if METRIC:
         # the flag sj sets distances to keys without a position to 0
-        sj, yj, xj, zj = position_of(COORDS, j, n, METRIC, AXES, MASKED)
+        sj, yj, xj, zj = position_of(COORDS, j, m, width, METRIC, AXES, MASKED)
         gap = distance(yi[:, None], xi[:, None], zi[:, None], yj[None, :], xj[None, :], zj[None, :], py, px, pz,
                        METRIC, AXES, WRAP) * sj[None, :]  # fmt: skip
         # slope is negative and divided by the scale
@@ -146,10 +150,16 @@ def scores(q, K, TABLE, CELL, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, s
     # the matrix product accumulates onto the bias
     x = matmul_nt(q, k, bias, DOT)
     if MASKED:
-        x = tl.where(key_mask(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
+        x = tl.where(key_mask(KEEP, j, m, HAS_KEEP)[None, :], x, float("-inf"))
         if PACKED:
             x = tl.where((j[None, :] >= first[:, None]) & (j[None, :] < last[:, None]), x, float("-inf"))
     return x, k, gap
+
+
+@triton.jit
+def key_operands(CELL, COORDS, m, width):
+    """Return the pointers to the second integers and to the coordinates of keys."""
+    return CELL + (width + width - m), COORDS + (width - m)
 
 
 @triton.jit
@@ -160,46 +170,47 @@ def slope_factor(SLOPE, h, si, scale, METRIC: tl.constexpr):
     return si
 
 
-@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "batch", "heads"])
-def forward_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb,
-                   vh, vn, ob, oh, on, th, cb, pb, wb, n, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
-                   E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATHER: tl.constexpr,
-                   METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr,
-                   HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "m", "width", "batch", "heads"])
+def forward_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh,
+                   vn, ob, oh, on, th, cb, pb, wb, n, m, width, c, scale, batch, heads, D: tl.constexpr,
+                   BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                   GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr,
+                   PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Write the output and log2-sum-exp of one tile of queries."""
     b, h, tile = program_tile(batch, n, BM)
     i = tile * BM + tl.arange(0, BM)
     q = load_rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
-    KEEP += b * n
+    KEEP += b * m
     TABLE += h * th
     CELL += b * cb
     COORDS += b * pb
+    TO, KEYS = key_operands(CELL, COORDS, m, width)
     # per-query operands stay in registers
     from_ = load_cells(CELL, i, n, GATHER, True)
-    si, yi, xi, zi = position_of(COORDS, i, n, METRIC, AXES, True)
+    si, yi, xi, zi = position_of(COORDS, i, n, width, METRIC, AXES, True)
     # periods are per sample
     py, px, pz = load_periods(PERIOD + b * wb, AXES, WRAP)
     slope = slope_factor(SLOPE, h, si, scale, METRIC)
     # keys of other packed sequences are skipped
-    first, last, low, plain, high = key_range(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
+    first, last, low, plain, high = key_range(SEGMENT, i, n, m, PACKED, HAS_KEEP, BN)
     row_max = tl.full((BM,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BM,), tl.float32)
     acc = zeros(BM, BE)
     for start in range(low, plain, BN):
-        x, _k, _gap = scores(q, K, TABLE, CELL, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
-                             start, kn, n, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
+        x, _k, _gap = scores(q, K, TABLE, TO, KEYS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
+                             start, kn, m, width, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
                              DOT)  # fmt: skip
         acc, row_max, row_sum = accumulate_values(
-            acc, row_max, row_sum, x, V, start, vn, n, c, E, BE, BN, False, DOT
+            acc, row_max, row_sum, x, V, start, vn, m, c, E, BE, BN, False, DOT
         )
     for start in range(plain, high, BN):
-        x, _k, _gap = scores(q, K, TABLE, CELL, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
-                             start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
+        x, _k, _gap = scores(q, K, TABLE, TO, KEYS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
+                             start, kn, m, width, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
                              DOT)  # fmt: skip
         acc, row_max, row_sum = accumulate_values(
-            acc, row_max, row_sum, x, V, start, vn, n, c, E, BE, BN, True, DOT
+            acc, row_max, row_sum, x, V, start, vn, m, c, E, BE, BN, True, DOT
         )
     at = (b * heads + h) * pitch_of(n)
     store_output(

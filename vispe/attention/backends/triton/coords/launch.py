@@ -35,11 +35,13 @@ class Operands(NamedTuple):
     Args:
         table: (h or 1, length) float32, or None.
         cells: (b or 1, 2, n) int32: the bias of query i and key j is entry ``cells[0, i] - cells[1, j]``, or None.
+            For m keys at other positions (b or 1, 2, n + m), queries first.
         slopes: (h,) float32, or None.
-        coords: (b or 1, 1 + axes, n) float32: 1 for tokens with a position, else 0, and their coordinates, or None.
+        coords: (b or 1, 1 + axes, n) float32: 1 for tokens with a position, else 0, and their coordinates, or None;
+            (b or 1, 1 + axes, n + m) likewise.
         period: (b or 1, axes) float32, period of wrapped distances, or None.
         segment: (2, n) int32, start and end of the packed sequence of each token, or None.
-        keep: (b, n) bool, True for real keys, or None.
+        keep: (b, m) bool, True for real keys, or None.
         metric: 0 for no distance, or a value of `METRICS`.
         scale: factor of the logits, positive.
     """
@@ -76,6 +78,11 @@ class Operands(NamedTuple):
             for tensor in (self.table, self.cells, self.coords, self.period)
         )
 
+    def sizes(self, q: Tensor, k: Tensor) -> tuple[int, int, int]:
+        """Return the number of queries, of keys, and of tokens in the rows of `cells` and `coords`."""
+        numbers = self.coords if self.cells is None else self.cells
+        return q.shape[2], k.shape[2], k.shape[2] if numbers is None else numbers.shape[-1]
+
     def constants(self, q: Tensor, v: Tensor, size: Tiles) -> dict[str, int | bool | str]:
         """Return the compile-time constants and launch options of a kernel."""
         values = constants(q, v, size, None, self.keep)
@@ -109,8 +116,8 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, more: Operands) -> tuple[Tensor
 
     Args:
         q: (b, h, n, d), last stride 1; float16, bfloat16 or float32.
-        k: likewise.
-        v: (b, h, n, d_v).
+        k: (b, h, m, d), likewise.
+        v: (b, h, m, d_v).
         more: further operands.
     """
     b, h, n, _ = q.shape
@@ -121,7 +128,7 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, more: Operands) -> tuple[Tensor
         forward_coords,
         cdiv(n, size.queries) * b * h,
         (q, k, v, *more.read(q), out, lse),
-        (*strides(q, k, v, out), *more.steps(), n, more.scale * LOG2E, more.scale, b, h),
+        (*strides(q, k, v, out), *more.steps(), *more.sizes(q, k), more.scale * LOG2E, more.scale, b, h),
         more.constants(q, v, size),
     )
     return out, lse
@@ -143,7 +150,7 @@ def run_backward(
     tiles = cdiv(n, size.queries)
     slope_grad = torch.empty(b, h, tiles if learned else 0, dtype=torch.float32, device=q.device)
     tensors = q, k, v, *more.read(q), grad, lse, delta
-    numbers = *more.steps(), n, more.scale * LOG2E, more.scale, b, h
+    numbers = *more.steps(), *more.sizes(q, k), more.scale * LOG2E, more.scale, b, h
     launch(
         grad_q_coords,
         tiles * b * h,
@@ -154,7 +161,7 @@ def run_backward(
     size = size_of("grad_kv", q, v, more)
     launch(
         grad_kv_coords,
-        cdiv(n, size.keys) * b * h,
+        cdiv(k.shape[2], size.keys) * b * h,
         (*tensors, dk, dv),
         (*strides(q, k, v, grad, dk, dv), *numbers),
         more.constants(q, v, size),
@@ -191,11 +198,11 @@ def run_table(
     )
     launch(
         grad_table,
-        cdiv(n, size.queries) * cdiv(n, size.keys) * h * groups,
+        cdiv(n, size.queries) * cdiv(k.shape[2], size.keys) * h * groups,
         (q, k, v, *more.read(q), grad, lse, delta, table_grad, unit),
         (
-            *strides(q, k, v, grad), *more.steps(), table_grad.shape[1], n, more.scale * LOG2E, more.scale, b, h,
-            b // groups,
+            *strides(q, k, v, grad), *more.steps(), table_grad.shape[1], *more.sizes(q, k), more.scale * LOG2E,
+            more.scale, b, h, b // groups,
         ),
         more.constants(q, v, size) | {"FIXED": deterministic},
     )  # fmt: skip

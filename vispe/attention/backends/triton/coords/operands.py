@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.dense import CrossAttentionBias, SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.lower_to_table import lower_to_table, row_maxima, shifted
 from vispe.attention.bias.table import ProfileBias, TableBias
@@ -25,11 +25,14 @@ from vispe.attention.score_terms import cell_numbers, extended
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
+SEVERAL = "a sum of several distances is not fused"
 METRICS = {"euclidean": 1, "manhattan": 2, "chebyshev": 3, "squared": 4}  # as in `forward`
 
 
 def coords_unsupported_reason(bias: Bias) -> str | None:
     """Return why `bias` is not an offset table, a distance, or the sum of both; or None."""
+    if isinstance(bias, CrossAttentionBias):
+        return _cross_unsupported_reason(bias)
     pos, (distances, tables) = bias.pos, _terms(bias)
     for term in tables:
         # these depend on cells only, whatever the coordinates are
@@ -48,11 +51,32 @@ def coords_unsupported_reason(bias: Bias) -> str | None:
     if not all(_same_positions(pos, term.pos) for term in (*distances, *tables)):
         return "the terms of the bias are bound to different positions"
     if len(distances) > 1:
-        return "a sum of several distances is not fused"
+        return SEVERAL
     if sum(isinstance(term, WindowMask) for term in tables) > 1:
         return "a sum of several masks of windows is not fused"
     if tables and pos.grid is None:
         return f"{type(tables[0]).__name__} needs tokens of a grid"
+    return None
+
+
+def _cross_unsupported_reason(bias: CrossAttentionBias) -> str | None:
+    pos_q, pos_k, (distances, tables) = bias.pos_q, bias.pos_k, _terms(bias.bias)
+    if not (pos_q.static and pos_k.static):
+        return "gradients of positions are not supported by the fused kernels"
+    if len(distances) > 1:
+        return SEVERAL
+    for term in tables:
+        grid, name = None if term.pos is None else term.pos.grid, type(term).__name__
+        if grid is None or pos_q.grid is None or pos_k.grid is None:
+            return f"{name} needs tokens of a grid"
+        # a table is indexed by cells, which may be those of any tokens
+        if not grid.shape == pos_q.grid.shape == pos_k.grid.shape:
+            return f"queries and keys are not on the grid of the {name}"
+        if isinstance(term, TableBias | ProfileBias):
+            continue
+        in_place = pos_q.in_place and pos_k.in_place
+        if not (in_place and grid.spacing == pos_q.grid.spacing == pos_k.grid.spacing):
+            return f"queries and keys are not at the positions of the grid, so {name} is not a table"
     return None
 
 
@@ -66,7 +90,9 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     from vispe.attention.backends.triton.coords.op import attend
 
     bias, device, heads = call.bias, q.device, q.shape[1]
-    distances, tables = ([], []) if bias is None else _terms(bias)
+    cross = bias if isinstance(bias, CrossAttentionBias) else None
+    distances, tables = ([], []) if bias is None else _terms(bias if cross is None else cross.bias)
+    pos_of_rows = None if bias is None else bias.pos if cross is None else cross.pos_q
     table = cells = slopes = coords = period = segment = None
     lowered: tuple[Tensor, Tensor | None] | None = None
     metric = 0
@@ -79,16 +105,20 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
             bias_table = None if lowered is None else shifted(*lowered, False)[0]
             cells, table = term.cell_numbers(), term.widened(bias_table).flatten(1).to(device, torch.float32)
         for term in tables[:1] if not masks else ():
-            pos = _bound(term)
+            pos = _bound(term) if cross is None else queries_then_keys(cross.pos_q, cross.pos_k)
             cells = pos.remember("cell numbers", lambda pos=pos: cell_numbers(pos))
             # all tables are summed, since they share one index
             lowered = lower_to_table(term if len(tables) == 1 else SumBias(tables))
             table = extended(*shifted(*lowered, True)).to(device, torch.float32)
         for term in distances:
-            pos, metric = _bound(term), METRICS[term.metric]
+            metric = METRICS[term.metric]
+            # in the spacing of the bias before they are joined, since their cells may differ
+            pos = _bound(term)
+            if cross is not None:
+                pos = queries_then_keys(term.in_spacing(cross.pos_q), term.in_spacing(cross.pos_k))
             # coordinates depend on positions only and are cached
             coords, period = pos.remember(
-                ("coords", term.spacing, *term.rule), lambda term=term: term.coords(_bound(term))
+                ("coords", term.spacing, *term.rule), lambda term=term, pos=pos: term.coords(pos)
             )
             slopes = _slopes(term, pos).to(device)
     _check_heads(heads, table, slopes)
@@ -127,12 +157,26 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
         with torch.no_grad():
             # `Operands.read` shifts the table again
             top = table_shift(table)
-            if lowered is None or bias is None or bias.pos is None:
+            if lowered is None or pos_of_rows is None:
                 return top
             patches, prefix = (t.to(top)[:, None] for t in row_maxima(*lowered, not masks))
-            return top + torch.where(bias.pos.spatial[:, None], patches, prefix)
+            return top + torch.where(pos_of_rows.spatial[:, None], patches, prefix)
 
     return out, sums, constant
+
+
+def queries_then_keys(pos_q: Positions, pos_k: Positions) -> Positions:
+    """Return the positions of queries followed by those of keys, on the grid and in the extent of the queries."""
+    samples = max(pos_q.coords.shape[0], pos_k.coords.shape[0])
+    coords, spatial, index = (
+        torch.cat([t.expand(samples, *t.shape[1:]) for t in pair], 1)
+        for pair in (
+            (pos_q.coords, pos_k.coords.to(pos_q.coords)),
+            (pos_q.spatial, pos_k.spatial),
+            (pos_q.numbers(), pos_k.numbers()),
+        )
+    )
+    return Positions(coords, spatial, pos_q.extent, cell=pos_q.cell, index=index, grid=pos_q.grid)
 
 
 def segments(cu_seqlens: Tensor, tokens: int) -> Tensor:

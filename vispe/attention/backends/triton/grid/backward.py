@@ -22,13 +22,16 @@ from vispe.attention.backends.triton.grid.shared import (
     NARROW,
     bias_pointers,
     copy_is_exact,
+    gate_pointers,
     head_pointer,
+    load_gates,
     load_run,
     load_sums,
     ordered_key_mask,
     ordered_tile,
     pitch_of,
     prefix_bias,
+    query_gates,
     sum_pointers,
     visible_range,
 )
@@ -64,23 +67,26 @@ def grad_scores(x, do, v, lse, delta, c, DOT: tl.constexpr, rng=None, u=None, ke
 
 
 @triton.jit
-def step_q(acc, q, u, do, lse, delta, K, V, S, address, edge, KEEP, rng, start, kn, vn, m, n, c, D: tl.constexpr,
-           BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
+def step_q(acc, da, q, u, do, lse, delta, K, V, S, address, edge, gates, KEEP, rng, start, kn, vn, m, n, c,
+           D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
            HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
-    """Return the sum of dS k after one more tile of keys."""
-    x, k = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, DOT)
+    """Return the sum of dS k, and that of dS profile for the gates, after one more tile of keys."""
+    x, k, factors = scores(q, K, S, address, edge, gates, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP,
+                           DOT)  # fmt: skip
     keys = start + tl.arange(0, BN)
     v = load_tokens(V, keys, vn, m, n, E, BE, TAIL)
     ds = grad_scores(x, do, v, lse, delta, c, DOT, rng, u, keys)
-    return weighted_sum(ds, k, acc, DOT)
+    if len(gates) > 0:
+        da += tl.sum(ds * factors[0], 1)
+    return weighted_sum(ds, k, acc, DOT), da
 
 
 @triton.jit
-def accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DQ, rng, first, qn, kn, vn, gn, dn, m, n,
-                  c, scale, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-                  BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
+def accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DELTA, DQ, DROW, rng, first, qn, kn, vn,
+                  gn, dn, m, n, c, scale, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+                  BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
                   SKIP: tl.constexpr):  # fmt: skip
-    """Write dq of the queries from `first` on."""
+    """Write dq and the gradients of the gates of the queries from `first` on."""
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
     u = first + tl.arange(0, BM)
     q = load_tokens(Q, u, qn, m, n, D, BD, True)
@@ -88,25 +94,29 @@ def accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DQ
     # lse and delta of rows beyond n give weights of 0
     lse, delta = load_sums(LSE, DELTA, u, n, True)
     address, edge = load_run(ADDRESS, EDGE, u, m, n, HAS_BIAS)
+    gates = query_gates(gates, u, m, n)
     acc = zeros(BM, BD)
+    da = tl.zeros((BM,), tl.float32)
     low, high, tail = visible_range(VISIBLE, first, m, n, BM, BN, LESS, False, SKIP)
     # narrow tiles with masks first, then whole tiles in a loop without masks
     for start in range(tail, n, LESS):
-        acc = step_q(acc, q, u, do, lse, delta, K, V, S, address, edge, KEEP, rng, start, kn, vn, m, n, c, D, BD, E,
-                     BE, LESS, True, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
+        acc, da = step_q(acc, da, q, u, do, lse, delta, K, V, S, address, edge, gates, KEEP, rng, start, kn, vn, m, n,
+                         c, D, BD, E, BE, LESS, True, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
     for t in range(low, high):
-        acc = step_q(acc, q, u, do, lse, delta, K, V, S, address, edge, KEEP, rng, t * BN, kn, vn, m, n, c, D, BD, E,
-                     BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
+        acc, da = step_q(acc, da, q, u, do, lse, delta, K, V, S, address, edge, gates, KEEP, rng, t * BN, kn, vn, m,
+                         n, c, D, BD, E, BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
     store_rows(DQ, scaled(acc, scale), token_index(u, m, n), u < n, dn, D, BD)
+    if len(gates) > 0:
+        tl.store(DROW + token_index(u, m, n), da * scale, mask=u < n)
 
 
 @triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"], do_not_specialize_on_alignment=["groups"])
-def grad_q(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb, kh, kn, vb, vh,
-           vn, gb, gh, gn, db, dh, dn, sh, eh, n, p, c, drop, scale, batch, heads, groups, D: tl.constexpr,
-           BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-           HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
-           SKIP: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
-    """Write dq of one tile of queries, looping over keys."""
+def grad_q(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, ROW, COL, KEEP, SEED, GRAD, LSE, DELTA, DQ, DROW, qb, qh, qn, kb,
+           kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, sh, eh, n, p, c, drop, scale, batch, heads, groups,
+           D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+           HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, GATED: tl.constexpr, HAS_KEEP: tl.constexpr,
+           DOT: tl.constexpr, SKIP: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
+    """Write dq and the gradients of the query gates of one tile of queries, looping over keys."""
     LESS: tl.constexpr = BM if BM < FEW else FEW
     m = n - p
     # whole tiles may read the float16 copy, narrow tiles handle prefix and padding
@@ -119,21 +129,23 @@ def grad_q(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, GRAD, LSE, DELT
     KEEP += b * n + p
     S, EDGE, VISIBLE = bias_pointers(S, EDGE, VISIBLE, h, sh, eh)
     LSE, DELTA = sum_pointers(LSE, DELTA, b * heads + h, n)
+    gates = gate_pointers(ROW, COL, b * heads + h, n, p, GATED)
+    DROW += (b * heads + h) * n + p
     rng = random_bits(SEED, b * heads + h, drop, DROP)
     half = False
     if HAS_COPY:
         COPY += h * sh
         half = (t < whole) & copy_is_exact(EDGE, eh, 1)
     if half:
-        accumulate_dq(Q, K, V, COPY, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DQ, rng, t * BM, qn, kn, vn, gn,
-                      dn, m, n, c, scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        accumulate_dq(Q, K, V, COPY, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DELTA, DQ, DROW, rng, t * BM, qn,
+                      kn, vn, gn, dn, m, n, c, scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     elif t < whole:
-        accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DQ, rng, t * BM, qn, kn, vn, gn, dn,
-                      m, n, c, scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DELTA, DQ, DROW, rng, t * BM, qn, kn,
+                      vn, gn, dn, m, n, c, scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     else:
         first = whole * BM + (t - whole) * LESS
-        accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DQ, rng, first, qn, kn, vn, gn, dn, m,
-                      n, c, scale, D, BD, E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DELTA, DQ, DROW, rng, first, qn, kn,
+                      vn, gn, dn, m, n, c, scale, D, BD, E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
 
 
 @triton.jit
@@ -157,13 +169,14 @@ def update_dkv(dk, dv, x, q, v, do, lse, delta, c, DOT: tl.constexpr, rng=None, 
 
 
 @triton.jit
-def step_kv(dk, dv, k, v, j, real, rng, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, SUM, start, qn, gn, un, m, n, c,
-            D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def step_kv(dk, dv, dc, k, v, j, real, rng, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, gates, SUM, start, qn, gn, un, m, n,
+            c, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
             KEYS_TAIL: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
             DOT: tl.constexpr, ONCE: tl.constexpr):  # fmt: skip
-    """Return the sums of dS^T q and P^T dO after one more tile of queries; tiles are keys x queries.
+    """Return the sums of dS^T q, P^T dO and dS^T profile after one more tile of queries; tiles are keys x queries.
 
-    ONCE: add dS k to the rows of these queries in SUM.
+    `gates`: pointer to the gates of queries and the gates of keys, or (). ONCE: add dS k to the rows of these queries
+    in SUM.
     """
     u = start + tl.arange(0, BM)
     q = load_tokens(Q, u, qn, m, n, D, BD, TAIL)
@@ -180,25 +193,34 @@ def step_kv(dk, dv, k, v, j, real, rng, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, S
                          prefix_bias(EDGE, u >= m, True)[None, :])  # fmt: skip
         else:
             x = tl.load(where).to(tl.float32)
+    profile = x
+    if len(gates) > 0:
+        x = profile * (gates[1][:, None] + load_gates(gates[0], u, m, n, TAIL)[None, :])
     x = matmul_nt(k, q, x, DOT)
     if KEYS_TAIL or HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
     dk, dv, ds = update_dkv(dk, dv, x, q, v, do, lse, delta, c, DOT, rng, u, j)
+    if len(gates) > 0:
+        # the gradient of a gate is dS times the profile, summed over the other axis
+        dc += tl.sum(ds * profile, 1)
     if ONCE:
         # dq from the scores computed here, with atomic additions, instead of a separate pass
         atomic_add_rows(
             SUM, weighted_sum(tl.trans(ds), k, zeros(BM, BD), DOT), token_index(u, m, n), u < n, un, D, BD
         )
-    return dk, dv
+    return dk, dv, dc
 
 
 @triton.jit
-def accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DK, DV, SUM, SEED, head, drop, first, qh,
-                   qn, kn, vn, gh, gn, dn, en, uh, un, sh, eh, m, n, c, scale, groups, D: tl.constexpr,
+def accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DELTA, DK, DV, DCOL, SUM, SEED, head,
+                   drop, first, qh, qn, kn, vn, gh, gn, dn, en, uh, un, sh, eh, m, n, c, scale, groups, D: tl.constexpr,
                    BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                    TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
                    SKIP: tl.constexpr, ONCE: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
-    """Write dk and dv of the keys from `first` on; pointers to queries refer to the first of their `groups` heads."""
+    """Write dk, dv and the gradients of the gates of the keys from `first` on.
+
+    Pointers to queries refer to the first of their `groups` heads; with gates, a head of keys has one.
+    """
     LESS: tl.constexpr = BM if BM < NARROW else NARROW
     j = first + tl.arange(0, BN)
     k = load_tokens(K, j, kn, m, n, D, BD, TAIL)
@@ -206,6 +228,9 @@ def accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, D
     real = ordered_key_mask(KEEP, j, m, n, TAIL, HAS_KEEP)
     dk = zeros(BN, BD)
     dv = zeros(BN, BE)
+    dc = tl.zeros((BN,), tl.float32)
+    if len(gates) > 0:
+        gates = gates[0], load_gates(gates[1], j, m, n, TAIL)
     # query heads in sequence, so that the order of summation is fixed
     for group in range(0, groups):
         # 64 bits, since head offsets may exceed 2^31 elements
@@ -216,27 +241,33 @@ def accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, D
         rng = random_bits(SEED, head + group, drop, DROP)
         low, high, tail = visible_range(visible, first, m, n, BN, BM, LESS, True, SKIP)
         for t in range(low, high):
-            dk, dv = step_kv(dk, dv, k, v, j, real, rng, q, do, lse, delta, s, ADDRESS, edge, dq, t * BM, qn, gn, un,
-                             m, n, c, D, BD, E, BE, BM, BN, TAIL, False, HAS_BIAS, HAS_KEEP, DOT, ONCE)  # fmt: skip
+            dk, dv, dc = step_kv(dk, dv, dc, k, v, j, real, rng, q, do, lse, delta, s, ADDRESS, edge, gates, dq, t * BM,
+                                 qn, gn, un, m, n, c, D, BD, E, BE, BM, BN, TAIL, False, HAS_BIAS, HAS_KEEP, DOT,
+                                 ONCE)  # fmt: skip
         for start in range(tail, n, LESS):
-            dk, dv = step_kv(dk, dv, k, v, j, real, rng, q, do, lse, delta, s, ADDRESS, edge, dq, start, qn, gn, un,
-                             m, n, c, D, BD, E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, DOT, ONCE)  # fmt: skip
+            dk, dv, dc = step_kv(dk, dv, dc, k, v, j, real, rng, q, do, lse, delta, s, ADDRESS, edge, gates, dq, start,
+                                 qn, gn, un, m, n, c, D, BD, E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, DOT,
+                                 ONCE)  # fmt: skip
     store_rows(DK, scaled(dk, scale), token_index(j, m, n), j < n, dn, D, BD)
     if DROP:
         dv = scaled(dv, 1.0 / (1.0 - drop))
     store_rows(DV, dv, token_index(j, m, n), j < n, en, E, BE)
+    if len(gates) > 0:
+        tl.store(DCOL + token_index(j, m, n), dc * scale, mask=j < n)
 
 
 # groups = 1 remains a kernel of its own: the loop over heads of a group would spill registers
 @triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"], do_not_specialize_on_alignment=["groups"])
-def grad_kv(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, GRAD, LSE, DELTA, DK, DV, SUM, qb, qh, qn, kb, kh, kn,
-            vb, vh, vn, gb, gh, gn, db, dh, dn, eb, et, en, ub, uh, un, sh, eh, n, p, c, drop, scale, batch, heads,
-            groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-            BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, HAS_KEEP: tl.constexpr,
-            DOT: tl.constexpr, SKIP: tl.constexpr, ONCE: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
-    """Write dk and dv of one tile of keys of a head, looping over the queries of all heads that share it.
+def grad_kv(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, ROW, COL, KEEP, SEED, GRAD, LSE, DELTA, DK, DV, DCOL, SUM, qb, qh,
+            qn, kb, kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, eb, et, en, ub, uh, un, sh, eh, n, p, c, drop, scale,
+            batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, GATED: tl.constexpr,
+            HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr, ONCE: tl.constexpr,
+            DROP: tl.constexpr):  # fmt: skip
+    """Write dk, dv and the gradients of the gates of one tile of keys of a head.
 
-    ONCE: add dS k to SUM (b, heads, n, d), float32 and initially 0, which gives dq without the scale.
+    It loops over the queries of all heads that share it. ONCE: add dS k to SUM (b, heads, n, d), float32 and initially
+    0, which gives dq without the scale.
     """
     # narrow tiles of 64 + 32 columns have fewer keys, as warps would otherwise duplicate work
     MOST: tl.constexpr = FEW if BD == 96 or BE == 96 else NARROW
@@ -255,20 +286,22 @@ def grad_kv(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, GRAD, LSE, DEL
     # index of the first query head of the group
     head = b * heads + h * groups
     LSE, DELTA = sum_pointers(LSE, DELTA, head, n)
+    gates = gate_pointers(ROW, COL, head, n, p, GATED)
+    DCOL += head * n + p
     half = False
     if HAS_COPY:
         COPY += h * groups * sh
         half = (t < whole) & copy_is_exact(EDGE, eh, groups)
     if half:
-        accumulate_dkv(Q, K, V, COPY, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DK, DV, SUM, SEED, head, drop, t *
-                       BN, qh, qn, kn, vn, gh, gn, dn, en, uh, un, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN,
-                       False, HAS_BIAS, HAS_KEEP, DOT, SKIP, ONCE, DROP)  # fmt: skip
+        accumulate_dkv(Q, K, V, COPY, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DELTA, DK, DV, DCOL, SUM, SEED,
+                       head, drop, t * BN, qh, qn, kn, vn, gh, gn, dn, en, uh, un, sh, eh, m, n, c, scale, groups, D,
+                       BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, DOT, SKIP, ONCE, DROP)  # fmt: skip
     elif t < whole:
-        accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DK, DV, SUM, SEED, head, drop, t *
-                       BN, qh, qn, kn, vn, gh, gn, dn, en, uh, un, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN,
-                       False, HAS_BIAS, HAS_KEEP, DOT, SKIP, ONCE, DROP)  # fmt: skip
+        accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DELTA, DK, DV, DCOL, SUM, SEED, head,
+                       drop, t * BN, qh, qn, kn, vn, gh, gn, dn, en, uh, un, sh, eh, m, n, c, scale, groups, D, BD, E,
+                       BE, BM, BN, False, HAS_BIAS, HAS_KEEP, DOT, SKIP, ONCE, DROP)  # fmt: skip
     else:
         first = whole * BN + (t - whole) * LESS
-        accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DK, DV, SUM, SEED, head, drop, first,
-                       qh, qn, kn, vn, gh, gn, dn, en, uh, un, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, LESS,
-                       True, HAS_BIAS, HAS_KEEP, DOT, SKIP, ONCE, DROP)  # fmt: skip
+        accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DELTA, DK, DV, DCOL, SUM, SEED, head,
+                       drop, first, qh, qn, kn, vn, gh, gn, dn, en, uh, un, sh, eh, m, n, c, scale, groups, D, BD, E,
+                       BE, BM, LESS, True, HAS_BIAS, HAS_KEEP, DOT, SKIP, ONCE, DROP)  # fmt: skip

@@ -23,11 +23,14 @@ from vispe.attention.backends.triton.grid.shared import (
     NARROW,
     bias_pointers,
     copy_is_exact,
+    gate_pointers,
     head_pointer,
+    load_gates,
     load_run,
     ordered_key_mask,
     ordered_tile,
     pitch_of,
+    query_gates,
     visible_range,
 )
 
@@ -36,9 +39,14 @@ FAR = tl.constexpr(1024.0)
 
 
 @triton.jit
-def scores(q, K, S, address, edge, KEEP, start, stride, m, n, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
-           TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
-    """Return logits / scale of a tile of queries and the keys from `start` on, and these keys."""
+def scores(q, K, S, address, edge, gates, KEEP, start, stride, m, n, D: tl.constexpr, BD: tl.constexpr,
+           BN: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
+           DOT: tl.constexpr):  # fmt: skip
+    """Return logits / scale of a tile of queries and the keys from `start` on, these keys, and (profile, gates) or ().
+
+    With `gates` from `query_gates`, the bias is the profile times the sum of the gates of query and key.
+    """
+    factors = ()
     u = start + tl.arange(0, BN)
     k = load_tokens(K, u, stride, m, n, D, BD, TAIL)
     if HAS_BIAS:
@@ -50,13 +58,16 @@ def scores(q, K, S, address, edge, KEEP, start, stride, m, n, D: tl.constexpr, B
             bias = tl.where(patch, tl.load(where, mask=patch, other=0.0).to(tl.float32), edge[:, None])
         else:
             bias = tl.load(where).to(tl.float32)
+        if len(gates) > 0:
+            factors = bias, gates[0][:, None] + load_gates(gates[1], u, m, n, TAIL)[None, :]
+            bias = factors[0] * factors[1]
         # the matrix product accumulates onto the bias
         x = matmul_nt(q, k, bias, DOT)
     else:
         x = matmul_nt(q, k, tl.zeros((q[0].shape[0], BN), tl.float32), DOT)
     if TAIL or HAS_KEEP:
         x = tl.where(ordered_key_mask(KEEP, u, m, n, TAIL, HAS_KEEP)[None, :], x, float("-inf"))
-    return x, k
+    return x, k, factors
 
 
 @triton.jit
@@ -108,11 +119,12 @@ def store_output(OUT, LSE, SHARE, acc, row_max, row_sum, i, u, stride, n, E: tl.
 
 
 @triton.jit
-def forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, KEEP, rng, start, kn, vn, m, n, c,
+def forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, gates, KEEP, rng, start, kn, vn, m, n, c,
                  D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
                  TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after one more tile of keys."""
-    x, _ = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, DOT)
+    x, _, _ = scores(q, K, S, address, edge, gates, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP,
+                     DOT)  # fmt: skip
     weight, rescale, row_max, row_sum = softmax_weights(x, row_max, row_sum, c)
     keys = start + tl.arange(0, BN)
     if len(rng) > 0:
@@ -123,7 +135,7 @@ def forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, KEEP, rng,
 
 
 @triton.jit
-def attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, first, qn, kn, vn, on, m, n, c,
+def attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, OUT, LSE, SHARE, rng, first, qn, kn, vn, on, m, n, c,
            D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
            HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write the output and log2-sum-exp of the rows of queries from `first` on."""
@@ -131,28 +143,31 @@ def attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, 
     u = first + tl.arange(0, BM)
     q = load_tokens(Q, u, qn, m, n, D, BD, True)
     address, edge = load_run(ADDRESS, EDGE, u, m, n, HAS_BIAS)
+    gates = query_gates(gates, u, m, n)
     row_max = tl.full((BM,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BM,), tl.float32)
     acc = zeros(BM, BE)
     low, high, tail = visible_range(VISIBLE, first, m, n, BM, BN, LESS, False, SKIP)
     # narrow tiles with masks first, then whole tiles in a loop without masks
     for start in range(tail, n, LESS):
-        acc, row_max, row_sum = forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, KEEP, rng, start, kn,
-                                             vn, m, n, c, D, BD, E, BE, LESS, True, HAS_BIAS, HAS_KEEP,
+        acc, row_max, row_sum = forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, gates, KEEP, rng,
+                                             start, kn, vn, m, n, c, D, BD, E, BE, LESS, True, HAS_BIAS, HAS_KEEP,
                                              DOT)  # fmt: skip
     for t in range(low, high):
-        acc, row_max, row_sum = forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, KEEP, rng, t * BN, kn,
-                                             vn, m, n, c, D, BD, E, BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
+        acc, row_max, row_sum = forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, gates, KEEP, rng,
+                                             t * BN, kn, vn, m, n, c, D, BD, E, BE, BN, False, HAS_BIAS, HAS_KEEP,
+                                             DOT)  # fmt: skip
     if len(rng) > 0:
         acc = scaled(acc, rng[3])
     store_output(OUT, LSE, SHARE, acc, row_max, row_sum, token_index(u, m, n), u, on, n, E, BE)
 
 
 @triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"], do_not_specialize_on_alignment=["groups"])
-def forward(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh,
-            on, sh, eh, n, p, c, drop, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
-            BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr,
-            HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
+def forward(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, ROW, COL, KEEP, SEED, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh,
+            vn, ob, oh, on, sh, eh, n, p, c, drop, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr,
+            E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
+            HAS_COPY: tl.constexpr, GATED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr,
+            DROP: tl.constexpr):  # fmt: skip
     """Write the output and log2-sum-exp of one tile of queries.
 
     `groups` consecutive query heads share a head of keys and values.
@@ -166,6 +181,7 @@ def forward(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, OUT, LSE, qb, 
     OUT = head_pointer(OUT, b, h, ob, oh, on, p)
     KEEP += b * n + p
     S, EDGE, VISIBLE = bias_pointers(S, EDGE, VISIBLE, h, sh, eh)
+    gates = gate_pointers(ROW, COL, b * heads + h, n, p, GATED)
     rng = random_bits(SEED, b * heads + h, drop, DROP)
     # log2-sum-exp, patches first, followed after those of all heads by the shares in memory order
     at = (b * heads + h) * pitch_of(n)
@@ -177,12 +193,12 @@ def forward(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, OUT, LSE, qb, 
         COPY += h * sh
         half = (t < whole) & copy_is_exact(EDGE, eh, 1)
     if half:
-        attend_tile(Q, K, V, COPY, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, t * BM, qn, kn, vn, on, m, n, c,
-                    D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend_tile(Q, K, V, COPY, ADDRESS, EDGE, VISIBLE, gates, KEEP, OUT, LSE, SHARE, rng, t * BM, qn, kn, vn, on, m,
+                    n, c, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     elif t < whole:
-        attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, t * BM, qn, kn, vn, on, m, n, c, D,
-                    BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, OUT, LSE, SHARE, rng, t * BM, qn, kn, vn, on, m, n,
+                    c, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     else:
         first = whole * BM + (t - whole) * LESS
-        attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, first, qn, kn, vn, on, m, n, c, D,
-                    BD, E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, OUT, LSE, SHARE, rng, first, qn, kn, vn, on, m, n,
+                    c, D, BD, E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip

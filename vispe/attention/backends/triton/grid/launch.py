@@ -24,7 +24,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton read it whe
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None,
     keep: Tensor | None, prefix: int, scale: float, visible: Tensor | None = None, copy: Tensor | None = None,
-    seed: Tensor | None = None, dropout: float = 0.0,
+    seed: Tensor | None = None, dropout: float = 0.0, row: Tensor | None = None, col: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output (b, h, n, d_v), stored as (b, n, h, d_v), and the row sums of `sums_of`.
 
@@ -42,6 +42,9 @@ def run_forward(
         copy: float16 copy of `packed` from `narrow.pack_both`; `edge` is then (h or 1, 3).
         seed: (1,) int64 seed of dropout, or None.
         dropout: dropout probability, in [0, 1).
+        row: gates of queries (b, h, n), float32, contiguous; the bias is ``(row_i + col_j) packed``. None without
+            gates. Gates require h_kv = h, and `packed` in float32.
+        col: gates of keys, likewise.
     """
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
@@ -52,11 +55,14 @@ def run_forward(
     launch(
         forward,
         tiles_of(n, prefix, size.queries, "queries") * b * h,
-        (q, k, v, *bias_of(packed, copy, address, edge, visible, q), mask_of(keep, q), seed_of(seed, q), out, lse),
+        (
+            q, k, v, *bias_of(packed, copy, address, edge, visible, row, col, q), mask_of(keep, q), seed_of(seed, q),
+            out, lse,
+        ),
         (*strides(q, k, v, out), *bias_strides(packed, edge), n, prefix, scale * LOG2E, dropout, b, h, h // k.shape[1]),
         {
-            **constants(q, v, size, packed, keep), "HAS_COPY": copy is not None, "SKIP": visible is not None,
-            "DROP": seed is not None,
+            **constants(q, v, size, packed, keep), "HAS_COPY": copy is not None, "GATED": row is not None,
+            "SKIP": visible is not None, "DROP": seed is not None,
         },
     )  # fmt: skip
     return out, lse
@@ -270,12 +276,12 @@ def strides(*tensors: Tensor) -> tuple[int, ...]:
 
 def bias_of(
     packed: Tensor | None, copy: Tensor | None, address: Tensor | None, edge: Tensor | None, visible: Tensor | None,
-    q: Tensor,
+    row: Tensor | None, col: Tensor | None, q: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the bias operands, or their stand-ins."""
     strip = torch.float32 if q.dtype == torch.float32 else torch.float16
-    dtypes = strip, torch.float16, torch.int32, torch.float32, torch.int32
-    operands = packed, copy, address, edge, visible
+    dtypes = strip, torch.float16, torch.int32, torch.float32, torch.int32, torch.float32, torch.float32
+    operands = packed, copy, address, edge, visible, row, col
     return tuple(
         missing(dtype, q.device) if tensor is None else tensor
         for tensor, dtype in zip(operands, dtypes, strict=True)

@@ -34,9 +34,11 @@ def run_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
     visible: Tensor | None = None, copy: Tensor | None = None, once: bool = False, seed: Tensor | None = None,
-    dropout: float = 0.0, rows_grad: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v, and for `run_bias` delta, the row sums of ``grad * out``, patches first.
+    dropout: float = 0.0, row: Tensor | None = None, col: Tensor | None = None, rows_grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k, v and the gates, and delta for `run_bias`.
+
+    Gradients of gates are empty without gates. Delta is the row sums of ``grad * out``, patches first.
 
     Args as in `run_forward`. `once`: compute scores once instead of twice, with atomic float32 additions to dq.
     `rows_grad`: from `row_gradient`.
@@ -46,16 +48,20 @@ def run_backward(
     delta = row_sums_of(out, grad, prefix, rows_grad)
     dq, dk, dv = grads_like(q, k, v)
     # dq: one program per tile of queries; dk, dv: one per tile of keys
-    bias = bias_of(packed, copy, address, edge, visible, q)
+    bias = bias_of(packed, copy, address, edge, visible, row, col, q)
+    gates_shape = (0,) if row is None else row.shape
+    drow, dcol = (torch.empty(gates_shape, dtype=torch.float32, device=q.device) for _ in range(2))
     common = (q, k, v, *bias, mask_of(keep, q), seed_of(seed, q), grad, lse, delta)
     sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, dropout, scale, b, h, h // k.shape[1])
-    modes = {"HAS_COPY": copy is not None, "SKIP": visible is not None, "DROP": seed is not None}
+    modes = {
+        "HAS_COPY": copy is not None, "GATED": row is not None, "SKIP": visible is not None, "DROP": seed is not None
+    }  # fmt: skip
     if not once:
         size = choose("grad_q", q, v, packed)
         launch(
             grad_q,
             tiles_of(n, prefix, size.queries, "queries") * b * h,
-            (*common, dq),
+            (*common, dq, drow),
             (*strides(q, k, v, grad, dq), *sizes),
             constants(q, v, size, packed, keep) | modes,
         )
@@ -65,13 +71,13 @@ def run_backward(
     launch(
         grad_kv,
         tiles_of(n, prefix, size.keys, keys) * b * k.shape[1],
-        (*common, dk, dv, added),
+        (*common, dk, dv, dcol, added),
         (*strides(q, k, v, grad, dk, dv), *(strides(added) if once else (0, 0, 0)), *sizes),
         constants(q, v, size, packed, keep) | modes | {"ONCE": once},
     )
     if once:
         torch.mul(added, scale, out=dq)
-    return dq, dk, dv, delta
+    return dq, dk, dv, drow, dcol, delta
 
 
 def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0, rows_grad: Tensor | None = None) -> Tensor:
@@ -92,7 +98,8 @@ def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0, rows_grad: Tensor | 
 def run_bias(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, packed: Tensor, address: Tensor,
     edge: Tensor, keep: Tensor | None, base: Tensor, prefix: int, scale: float, length: int, sharers: int,
-    deterministic: bool, seed: Tensor | None = None, dropout: float = 0.0,
+    deterministic: bool, seed: Tensor | None = None, dropout: float = 0.0, row: Tensor | None = None,
+    col: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the gradients (h or 1, length) and (h or 1, 2) of the results of `strip.build`, float32.
 
@@ -115,6 +122,8 @@ def run_bias(
         deterministic: sum in fixed point if queries share elements.
         seed: as in `run_forward`.
         dropout: as in `run_forward`.
+        row: as in `run_forward`.
+        col: as in `run_forward`.
     """
     b, h, n, _ = q.shape
     size = choose("grad_bias", q, v, packed)
@@ -126,20 +135,27 @@ def run_bias(
     fixed = deterministic and sharers > 1
     # fixed point: int64 multiples of 1 / unit
     unit = unit_of(grad, v, b * sharers / (1 - dropout)) if fixed else missing(torch.float64, q.device)
+    if fixed and row is not None and col is not None:
+        # the gradient of a profile is that of a logit times a gate, so the unit is scaled by the largest gate
+        largest = row.abs().amax().double() + col.abs().amax().double()
+        unit = unit / torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-30))))
+    gates = bias_of(packed, None, address, edge, None, row, col, q)[-2:]
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
     prefix_runs = torch.zeros(h, programs, 2, dtype=torch.float32, device=q.device)
     launch(
         grad_bias,
         h * programs,
         (
-            q, k, v, packed, address, edge, mask_of(keep, q), seed_of(seed, q), grad, lse, delta, base, runs,
+            q, k, v, packed, address, edge, *gates, mask_of(keep, q), seed_of(seed, q), grad, lse, delta, base, runs,
             prefix_runs, unit,
         ),
         (
             *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, dropout, b, h,
             h // k.shape[1],
         ),
-        constants(q, v, size, packed, keep) | {"SHARED": sharers > 1, "FIXED": fixed, "DROP": seed is not None},
+        constants(q, v, size, packed, keep) | {
+            "GATED": row is not None, "SHARED": sharers > 1, "FIXED": fixed, "DROP": seed is not None
+        },
     )  # fmt: skip
     return sums_over_heads(packed, runs, prefix_runs, unit if fixed else None)
 

@@ -100,6 +100,33 @@ def load_run(ADDRESS, EDGE, u, m, n, HAS_BIAS: tl.constexpr):
 
 
 @triton.jit
+def gate_pointers(ROW, COL, head, n, p, GATED: tl.constexpr):
+    """Return the pointers to the gates of queries and keys at the first patch of a head, or ()."""
+    if GATED:
+        at = head * n + p
+        return ROW + at, COL + at
+    else:
+        return ()
+
+
+@triton.jit
+def load_gates(X, u, m, n, TAIL: tl.constexpr):
+    """Return the gates of tokens `u`, patches first; 0 beyond the end."""
+    if TAIL:
+        return tl.load(X + token_index(u, m, n), mask=u < n, other=0.0)
+    return tl.load(X + u)
+
+
+@triton.jit
+def query_gates(gates, u, m, n):
+    """Return the gates of queries `u` and the pointer to those of keys, from `gate_pointers`; () without gates."""
+    if len(gates) > 0:
+        return load_gates(gates[0], u, m, n, True), gates[1]
+    else:
+        return ()
+
+
+@triton.jit
 def program_tile(batch, n, B: tl.constexpr):
     """Return sample, head and tile of a program, for heads that consist of tiles of `B` tokens."""
     return unravel_program(tl.program_id(0), batch, tl.cdiv(n, B))

@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vispe.attention.pairwise_rope.pairwise_scores import PairwiseRotaryScores
 from vispe.attention.transform.abstract_transform import Layout
+from vispe.encodings.parts.rotary.pairwise.pairwise_scores import PairwiseRotaryScores
 from vispe.errors import ShapeError, UnsupportedCombination
 
 

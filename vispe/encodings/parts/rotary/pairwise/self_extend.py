@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.pairwise_rope.pairwise_scores import PairwiseRotaryScores
 from vispe.attention.precision import readable
 from vispe.attention.transform.abstract_transform import Layout
+from vispe.encodings.parts.rotary.pairwise.pairwise_scores import PairwiseRotaryScores
 from vispe.errors import OptionError, ShapeError, is_integer
 
 
