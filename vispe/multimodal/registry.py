@@ -13,6 +13,9 @@ from vispe.multimodal.scheme import Scheme
 
 S = TypeVar("S", bound=type[Scheme])
 _SCHEMES: dict[str, type[Scheme]] = {}
+# other names of a scheme with fixed options: BaPA (arXiv 2509.21984) assigns one position to all tokens of an image
+ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {"bapa": ("mousi", {"share": "all"})}
+SCHEME_NAMES.update(ALIASES)
 
 
 def register_scheme(cls: S) -> S:
@@ -57,6 +60,7 @@ def scheme_class(name: str) -> type[Scheme]:
         >>> scheme_class("mrope").__name__
         'MRoPE'
     """
+    name = ALIASES[name][0] if name in ALIASES else name
     if name not in _SCHEMES:
         encodings = list_encodings()
         if name.partition(".")[0] in encodings:
@@ -64,7 +68,7 @@ def scheme_class(name: str) -> type[Scheme]:
                 f"There is no position scheme {name!r}: it is an encoding, for vision transformers. Use "
                 f"vispe.create_encoding({name!r}), or vispe.convert(model, {name!r})."
             )
-        hint = did_you_mean(name, [*_SCHEMES, *encodings])
+        hint = did_you_mean(name, [*_SCHEMES, *ALIASES, *encodings])
         raise UnknownName(f"There is no position scheme {name!r}.{hint} Known: {', '.join(list_schemes())}.")
     return _SCHEMES[name]
 
@@ -110,7 +114,7 @@ def scheme_info(name: str) -> SchemeInfo:
         >>> scheme_info("vrope").axes
         4
     """
-    scheme = scheme_class(name)()
+    scheme = scheme_class(name)(**ALIASES.get(name, ("", {}))[1])
     by_head = not scheme.added and scheme.allocation(64, 8).ndim == 2
     return SchemeInfo(
         scheme.name, scheme.summary, scheme.paper, scheme.axes, scheme.options(), scheme.text_exact, by_head
@@ -152,6 +156,14 @@ def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Sch
         values = dict(spec)
         name = str(values.pop("name", ""))
     cls = scheme_class(name)
+    if name in ALIASES:
+        alias = cls(**ALIASES[name][1])
+        if values or options:
+            raise OptionError(
+                f"The scheme {name!r} is {alias} and has no options, got {', '.join((values | options).keys())}. Use "
+                f"{cls.name} with these options."
+            )
+        return alias
     known = [f.name for f in fields(cast("Any", cls))]
     values = {**values, **options}
     for key in values:
