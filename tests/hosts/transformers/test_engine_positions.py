@@ -74,5 +74,7 @@ def test_functions_are_compiled_without_the_imports_of_their_module(program, tmp
 
 
 def test_a_package_that_is_not_installed(program):
-    with pytest.raises(FileNotFoundError, match=r"no_such_engine is not installed\. Pass a wheel or a folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no_such_engine is not installed\. Pass a wheel or a folder"
+    ):
         program.Engine("no_such_engine", None)
