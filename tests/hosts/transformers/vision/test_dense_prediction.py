@@ -206,3 +206,14 @@ def headed(name):
             decoder_intermediate_size=16, **head,
         )  # fmt: skip
     return getattr(transformers, name)(config).eval()
+
+
+@cases("name", ["CLIPSegVisionModel", "RadioModel", "Sapiens2Model", "DPTModel", "VitPoseBackbone"])
+def test_saved_and_loaded(name, tmp_path):
+    model = build(name).float()
+    sample = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in inputs(name).items()}
+    vispe.convert(model, "alibi2d(slopes=learned)", keep_abs=False)
+    with pytest.warns(UserWarning, match=r"load it with vispe\.from_pretrained"):
+        model.save_pretrained(tmp_path / name)
+    again = vispe.from_pretrained(getattr(transformers, name), tmp_path / name).eval()
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model, sample), outputs(again, sample), strict=True))

@@ -1,8 +1,8 @@
 """Conversion of the vision towers of Hugging Face models.
 
 The supported towers are those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which pack images into one sequence;
-those of CLIP, SigLIP and InternVL, used in LLaVA, LLaVA-OneVision and InternVL; vision models such as ViT,
-DINOv2 and DINOv3; and towers built by timm, which are converted as any timm model. The steps are in
+those of CLIP, its copies, SigLIP and InternVL, used in LLaVA, LLaVA-OneVision and InternVL; vision models such
+as ViT, DINOv2, DINOv3, RADIO and DPT; and towers built by timm, which are converted as any timm model. The steps are in
 `vispe.hosts.common.convert`.
 """
 
