@@ -442,6 +442,12 @@ def test_list_and_info_and_cite_of_position_schemes(capsys):
     ("spelled", "right"),
     [("mrope-i", "mrope_i"), ("VRoPE", "vrope"), ("alibi-2d", "alibi2d"), ("v2pee", "v2pe")],
 )
+def test_info_of_an_alias(capsys):
+    assert main(["info", "bapa", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["name"], facts["options"]) == ("mousi", {"share": "all"})
+
+
 @pytest.mark.parametrize("command", ["info", "cite"])
 def test_misspelled_names_are_suggested_from_both(capsys, command, spelled, right):
     assert f"Did you mean '{right}'" in failed(capsys, command, spelled)
