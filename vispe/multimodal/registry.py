@@ -13,8 +13,9 @@ from vispe.multimodal.scheme import Scheme
 
 S = TypeVar("S", bound=type[Scheme])
 _SCHEMES: dict[str, type[Scheme]] = {}
-# other names of a scheme with fixed options: BaPA (arXiv 2509.21984) assigns one position to all tokens of an image
-ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {"bapa": ("mousi", {"share": "all"})}
+BAPA = "Balanced Position Assignment, https://arxiv.org/abs/2509.21984"
+# other names of schemes: name, options and paper
+ALIASES: dict[str, tuple[str, Mapping[str, Any], str]] = {"bapa": ("mousi", {"share": "all"}, BAPA)}
 SCHEME_NAMES.update(ALIASES)
 
 
@@ -114,10 +115,12 @@ def scheme_info(name: str) -> SchemeInfo:
         >>> scheme_info("vrope").axes
         4
     """
-    scheme = scheme_class(name)(**ALIASES.get(name, ("", {}))[1])
+    cls = scheme_class(name)
+    scheme = cls(**ALIASES[name][1]) if name in ALIASES else cls()
+    paper = ALIASES[name][2] if name in ALIASES else scheme.paper
     by_head = not scheme.added and scheme.allocation(64, 8).ndim == 2
     return SchemeInfo(
-        scheme.name, scheme.summary, scheme.paper, scheme.axes, scheme.options(), scheme.text_exact, by_head
+        scheme.name, scheme.summary, paper, scheme.axes, scheme.options(), scheme.text_exact, by_head
     )
 
 
