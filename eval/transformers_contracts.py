@@ -48,7 +48,7 @@ LANGUAGE = tuple(name for name in FAMILIES if name not in NO_TESTS)
 SCHEMES = ("own", "vrope", "v2pe")
 VISION = (
     "vit", "deit", "vit_msn", "vit_mae", "ijepa", "pixio", "beit", "dinov2", "dinov2_with_registers", "dinov3_vit",
-    "siglip", "swin", "vitdet", "sam", "sam_hq",
+    "siglip", "swin", "vitdet", "sam", "sam_hq", "tipsv2", "radio", "dpt", "vitpose_backbone",
 )  # fmt: skip
 ENCODINGS = ("alibi2d", "rope_mixed")
 LEFT_OUT = {

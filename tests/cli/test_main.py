@@ -409,6 +409,14 @@ def test_list_and_info_and_cite(capsys):
     assert f"version = {{{vispe.__version__}}}" in out
 
 
+def test_info_of_an_alias(capsys):
+    assert main(["info", "bapa", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["name"], facts["options"]) == ("mousi", {"share": "all"})
+    assert main(["cite", "bapa"]) == 0
+    assert "2509.21984" in capsys.readouterr().out
+
+
 def test_list_and_info_and_cite_of_position_schemes(capsys):
     assert main(["list", "--kind", "scheme", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.cases import cases
-from vispe.errors import OptionError, ShapeError, UnknownName, UnsupportedCombination
+from vispe.encodings.registry import create_encoding
+from vispe.errors import OptionError, ShapeError, UnknownEncoding, UnknownName, UnsupportedCombination
 from vispe.multimodal import (
     Image,
     Scheme,
@@ -18,6 +19,7 @@ from vispe.multimodal import (
     list_schemes,
     register_scheme,
     scheme_class,
+    scheme_info,
 )
 from vispe.multimodal.registry import _SCHEMES
 
@@ -301,3 +303,19 @@ def test_deltas():
     odd = create_scheme("mrope(stride=0.3)").coordinates(Stream.of([[Text(1), Video(2, 1, 1)]]))
     torch.testing.assert_close(odd.delta("max"), torch.tensor([[2.3 - 3]], dtype=torch.float64))
     assert odd.delta("ceil").tolist() == [[0.0]]
+
+
+def test_bapa_is_an_alias():
+    for spec in ("bapa", {"name": "bapa"}):
+        assert create_scheme(spec) == create_scheme("mousi(share=all)")
+    assert scheme_class("bapa") is scheme_class("mousi")
+    assert scheme_info("bapa").options == {"share": "all"}
+    assert "bapa" not in list_schemes()
+    with pytest.raises(
+        OptionError, match=r"'bapa' is mousi\(share=all\) and has no options, got share. Use mousi"
+    ):
+        create_scheme("bapa", share="row")
+    with pytest.raises(UnknownName, match="Did you mean 'bapa'"):
+        scheme_class("bapas")
+    with pytest.raises(UnknownEncoding, match="it is a position scheme"):
+        create_encoding("bapa", dim=8, num_heads=1)

@@ -12,7 +12,7 @@ from vispe.errors import OptionError, counted
 MAX_SPEC_LENGTH, MAX_SPEC_DEPTH = 32_768, 20
 """Maximum number of characters of a spec and of nested brackets."""
 
-# names of position schemes, registered by `vispe.multimodal`; used only in messages about unknown names
+# names of position schemes and their aliases, registered by `vispe.multimodal`
 SCHEME_NAMES: set[str] = set()
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 

@@ -13,6 +13,10 @@ from vispe.multimodal.scheme import Scheme
 
 S = TypeVar("S", bound=type[Scheme])
 _SCHEMES: dict[str, type[Scheme]] = {}
+BAPA = "Balanced Position Assignment, https://arxiv.org/abs/2509.21984"
+# other names of schemes: name, options and paper
+ALIASES: dict[str, tuple[str, Mapping[str, Any], str]] = {"bapa": ("mousi", {"share": "all"}, BAPA)}
+SCHEME_NAMES.update(ALIASES)
 
 
 def register_scheme(cls: S) -> S:
@@ -57,6 +61,7 @@ def scheme_class(name: str) -> type[Scheme]:
         >>> scheme_class("mrope").__name__
         'MRoPE'
     """
+    name = ALIASES[name][0] if name in ALIASES else name
     if name not in _SCHEMES:
         encodings = list_encodings()
         if name.partition(".")[0] in encodings:
@@ -64,7 +69,7 @@ def scheme_class(name: str) -> type[Scheme]:
                 f"There is no position scheme {name!r}: it is an encoding, for vision transformers. Use "
                 f"vispe.create_encoding({name!r}), or vispe.convert(model, {name!r})."
             )
-        hint = did_you_mean(name, [*_SCHEMES, *encodings])
+        hint = did_you_mean(name, [*_SCHEMES, *ALIASES, *encodings])
         raise UnknownName(f"There is no position scheme {name!r}.{hint} Known: {', '.join(list_schemes())}.")
     return _SCHEMES[name]
 
@@ -110,10 +115,12 @@ def scheme_info(name: str) -> SchemeInfo:
         >>> scheme_info("vrope").axes
         4
     """
-    scheme = scheme_class(name)()
+    cls = scheme_class(name)
+    scheme = cls(**ALIASES[name][1]) if name in ALIASES else cls()
+    paper = ALIASES[name][2] if name in ALIASES else scheme.paper
     by_head = not scheme.added and scheme.allocation(64, 8).ndim == 2
     return SchemeInfo(
-        scheme.name, scheme.summary, scheme.paper, scheme.axes, scheme.options(), scheme.text_exact, by_head
+        scheme.name, scheme.summary, paper, scheme.axes, scheme.options(), scheme.text_exact, by_head
     )
 
 
@@ -152,6 +159,14 @@ def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Sch
         values = dict(spec)
         name = str(values.pop("name", ""))
     cls = scheme_class(name)
+    if name in ALIASES:
+        alias = cls(**ALIASES[name][1])
+        if values or options:
+            raise OptionError(
+                f"The scheme {name!r} is {alias} and has no options, got {', '.join((values | options).keys())}. Use "
+                f"{cls.name} with these options."
+            )
+        return alias
     known = [f.name for f in fields(cast("Any", cls))]
     values = {**values, **options}
     for key in values:

@@ -154,6 +154,7 @@ class Scheme:
         step: counter step of a text token.
         first_axis: quantity counted by the first of three axes in visual segments.
         levels: numbers in the counter; with more than one, it is not a position.
+        applies_scale: whether `local` and `counter_step` include `Blocks.scale`, instead of being multiplied by it.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -174,6 +175,7 @@ class Scheme:
     step: ClassVar[float] = 1.0
     first_axis: ClassVar[str] = "time"
     levels: ClassVar[int] = 1
+    applies_scale: ClassVar[bool] = False
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -301,6 +303,8 @@ class Scheme:
         if len(visual):
             tokens = VisualTokens(blocks, *(x.index_select(0, visual) for x in (stream.block, stream.index)))
             local = self.local(tokens, draws)
+            if blocks.scale is not None and not self.applies_scale:
+                local = local * tokens.of(blocks.scale)
             ids.index_copy_(1, visual, self.moved(local, tokens.of(at)))
         if stream.coupled is not None:
             ids = couple(ids, stream.coupled)
@@ -322,7 +326,10 @@ class Scheme:
         Also the counter step of the `Parallel` member that contains the block (m), or None without `Parallel`.
         """
         text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
-        counter_step = torch.where(blocks.visual, self.counter_step(blocks, draws), text)
+        visual = self.counter_step(blocks, draws)
+        if blocks.scale is not None and not self.applies_scale:
+            visual = visual * blocks.scale
+        counter_step = torch.where(blocks.visual, visual, text)
         extent = offset = None
         if blocks.parallel is not None:
             counter_step, offset, extent = steps(blocks.parallel, counter_step)

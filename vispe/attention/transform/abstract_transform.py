@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+# pairs of channels (c, c + pairs), or (2 c, 2 c + 1): `interleaved=False` and `True` of torch, ONNX and flash-attn
 Layout = Literal["half", "interleaved"]
 
 

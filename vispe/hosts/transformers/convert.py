@@ -10,6 +10,7 @@ from torch import nn
 
 from vispe.encodings.metadata import list_encodings
 from vispe.encodings.registry import Spec
+from vispe.encodings.spec import SCHEME_NAMES
 from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, counted, did_you_mean
 from vispe.hosts.transformers.diagnosis import names_of, names_scheme, refusal
 from vispe.hosts.transformers.language.conversion_record import describe_vlm
@@ -143,7 +144,7 @@ def _convert_missing(model: nn.Module) -> int:
 
 def _check_names(spec: Spec) -> None:
     """Raise `UnknownEncoding` for a name that belongs neither to an encoding nor to a scheme."""
-    known = [*list_encodings(), *list_schemes()]
+    known = [*list_encodings(), *sorted(SCHEME_NAMES)]
     for name in (name.partition(".")[0] for name in names_of(spec)):
         if name not in (*known, *KEYWORDS):
             raise UnknownEncoding(

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from vispe.encodings.spec import parse_text
+from vispe.encodings.spec import SCHEME_NAMES, parse_text
 from vispe.errors import UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES, language_model_of, model_inside
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.subclasses import stock_of
-from vispe.multimodal import PerLayerSchemes, Scheme, list_schemes
+from vispe.multimodal import PerLayerSchemes, Scheme
 from vispe.multimodal.per_layer import ConcatenatedScheme
 
 # attribute names of the language model, in order of precedence
@@ -44,7 +44,7 @@ def names_scheme(spec: Any) -> bool:
     """Return whether a spec is or names a position scheme."""
     if isinstance(spec, Scheme | PerLayerSchemes):
         return True
-    return any(name in (*list_schemes(), ConcatenatedScheme.name) for name in names_of(spec))
+    return any(name in (*SCHEME_NAMES, ConcatenatedScheme.name) for name in names_of(spec))
 
 
 def check_no_scheme(model: nn.Module, spec: Any) -> None:

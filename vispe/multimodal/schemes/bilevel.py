@@ -113,6 +113,11 @@ class Bilevel(Scheme):
             raise UnsupportedCombination(
                 "bilevel numbers segments in order and does not support Parallel. Use another scheme, such as mrope."
             )
+        if blocks.scale is not None:
+            raise UnsupportedCombination(
+                "bilevel numbers segments by integers and does not support Stream.scaled. Use another scheme, such as "
+                "mrope."
+            )
         # sort blocks by document, and find the start of each document
         key = blocks.sample * (blocks.document.max() + 1) + blocks.document
         order = key.argsort(stable=True)

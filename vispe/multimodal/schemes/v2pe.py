@@ -49,6 +49,10 @@ class V2PE(Scheme):
     )
     paper: ClassVar[str] = "V2PE, https://arxiv.org/abs/2412.09616"
 
+    applies_scale: ClassVar[bool] = (
+        True  # a scaled image has another stride, and text continues at an integer
+    )
+
     stride: Number = 16
     per: Literal["tile", "picture"] = "tile"
     train_strides: tuple[Number, ...] | None = STRIDES
@@ -98,7 +102,8 @@ class V2PE(Scheme):
         fixed = torch.full(
             blocks.kind.shape, _value(self.stride), dtype=torch.float64, device=blocks.kind.device
         )
-        return fixed if draws is None else draws.to(fixed)
+        strides = fixed if draws is None else draws.to(fixed)
+        return strides if blocks.scale is None else strides * blocks.scale
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return axis 0 for every pair (pairs,)."""

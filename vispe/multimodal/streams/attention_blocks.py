@@ -30,6 +30,8 @@ class Blocks:
         boundary: whether the last token of a block of text ends its segment, such as a sentence.
         parallel: index of the `Parallel` that contains the block, counted through the batch, of its member, attention
             rule and whether members end together (m, 4), -1, -1, -1, 0 outside; None if there are none.
+        scale: factor of the coordinates inside each image or video, and of its counter step (m), float64, 1 for
+            text; None for 1 everywhere.
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text
@@ -50,6 +52,7 @@ class Blocks:
     shared: Tensor
     boundary: Tensor
     parallel: Tensor | None = None
+    scale: Tensor | None = None
 
     @cached_property
     def visual(self) -> Tensor:

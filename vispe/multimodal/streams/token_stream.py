@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, cast
 
@@ -17,6 +17,7 @@ from vispe.multimodal.streams.position_coupling import Picture, coupled_tokens
 from vispe.multimodal.streams.processor_ids import blocks_from_ids
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
 from vispe.multimodal.streams.torch_typing import unfolded
+from vispe.multimodal.streams.visual_scale import Scale, scaled_blocks
 
 Element = Segment | Parallel
 Row = Sequence[Element] | Sequence[Sequence[Element]]  # a sample, or several packed into one row
@@ -71,6 +72,29 @@ class Stream:
         """Index of every token in its block (n)."""
         first = self.blocks.first.index_select(0, self.block)
         return torch.arange(len(self.block), device=self.mask.device) - first
+
+    def scaled(self, scale: Scale) -> Stream:
+        """Return the stream with scaled positions of images and videos, for every scheme with one counter.
+
+        With a scale d, the coordinates of a visual segment relative to its start, and the counter step over it, are
+        multiplied by d; the step of text remains that of the scheme. In `rope1d`, the position after token i is
+        ``p[i] + d`` inside images and ``p[i] + 1`` in text (MODIX, arXiv 2604.12537; OMEGA, arXiv 2511.00821).
+
+        Args:
+            scale: number; one number per image or video (p), in the order of the batch; or a function of the stream
+                that returns either. A scale of a scaled stream is multiplied by the previous one.
+
+        Raises:
+            ShapeError: the number of values differs from that of images and videos.
+            InputError: a value is not a finite number above 0.
+
+        Example:
+            >>> from vispe.multimodal import Image, Text, create_scheme
+            >>> stream = Stream.of([[Text(1), Image(2, 2), Text(1)]]).scaled(0.5)
+            >>> create_scheme("rope1d").coordinates(stream).ids[0, 0].tolist()
+            [0.0, 1.0, 1.5, 2.0, 2.5, 3.0]
+        """
+        return replace(self, blocks=scaled_blocks(self.blocks, scale(self) if callable(scale) else scale))
 
     @staticmethod
     def of(

@@ -46,15 +46,16 @@ def _entries(names: list[str]) -> dict[str, dict[str, dict]]:
     """
     import vispe
     import vispe.experimental.measures
+    from vispe.encodings.spec import SCHEME_NAMES
     from vispe.errors import UnknownName, did_you_mean
     from vispe.evaluate.audit.measures import all_measures
-    from vispe.multimodal import list_schemes, scheme_info
+    from vispe.multimodal import scheme_info
     from vispe.train.recipe_papers import RECIPE_PAPERS
 
     cited: dict[str, dict[str, dict]] = {"encodings": {}, "schemes": {}, "measures": {}, "recipes": {}}
     if not names:
         return cited
-    encodings, schemes, measures = vispe.list_encodings(), list_schemes(), all_measures()
+    encodings, schemes, measures = vispe.list_encodings(), sorted(SCHEME_NAMES), all_measures()
     for name in names:
         if name.partition(".")[0] in encodings:
             info = vispe.encoding_info(name)  # raises for a preset that does not exist

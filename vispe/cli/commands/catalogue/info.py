@@ -20,8 +20,9 @@ def info(name: str = "", json: bool = False) -> None:
     from json import dumps
 
     import vispe
+    import vispe.multimodal  # registers the names of schemes
+    from vispe.encodings.spec import SCHEME_NAMES
     from vispe.hosts.support_matrix import HOSTS, support, support_table
-    from vispe.multimodal import list_schemes
 
     if not name:
         table = support_table()
@@ -30,7 +31,7 @@ def info(name: str = "", json: bool = False) -> None:
         else:
             _print_table(table, HOSTS)
         return
-    if name in list_schemes():
+    if name in SCHEME_NAMES:
         facts = _scheme(name)
         print(dumps(facts, indent=2, default=str) if json else _scheme_text(facts))
         return

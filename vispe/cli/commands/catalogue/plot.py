@@ -36,10 +36,11 @@ def plot(
     from json import dumps
     from pathlib import Path
 
+    import vispe.multimodal  # noqa: F401  (registers the names of schemes)
     from vispe.cli.common import write
+    from vispe.encodings.spec import SCHEME_NAMES
     from vispe.errors import OptionError, UnknownEncoding, UnknownName
     from vispe.evaluate.plots.encoding import plot_bias
-    from vispe.multimodal import list_schemes
     from vispe.utils.files import check_writable
 
     sides = re.fullmatch(r"(\d+)x(\d+)", grid)
@@ -53,7 +54,7 @@ def plot(
         size, position = (int(sides[1]), int(sides[2])), None if query is None else (query[0], query[1])
         axes = plot_bias(spec, size, position, head=head, num_heads=num_heads, layer=layer)
     except UnknownEncoding:
-        if spec.partition("(")[0] not in list_schemes():
+        if spec.partition("(")[0] not in SCHEME_NAMES:
             raise
         raise UnknownName(
             f"plot: {spec} is a position scheme for text, images and videos. Use vispe plot positions {spec!r}."

@@ -58,11 +58,8 @@ from vispe.multimodal.per_layer import ConcatenatedScheme, scheme_of
 from vispe.multimodal.properties import is_text_exact
 
 _logger = logging.getLogger(__name__)
-GENERATION = (
-    "_prepare_position_ids_for_generation",
-    "_get_candidate_generator",
-    "_update_model_kwargs_for_generation",
-)
+# methods that the class of a model with a head overrides
+GENERATION = tuple(name for name, value in vars(PositionedGeneration).items() if inspect.isfunction(value))
 
 
 def is_vision_language_model(model: nn.Module) -> bool:
@@ -349,7 +346,7 @@ def _refuse_hooked(model: Any) -> None:
         if method in vars(module)
     ]
     for name, module, method in patched:
-        if getattr(vars(module)[method], "__func__", None) is not getattr(type(module), method):
+        if getattr(vars(module)[method], "__func__", None) is not getattr(type(module), method, None):
             raise UnsupportedHost(
                 f"{name or type(model).__name__}: {method} is patched on the instance, as by device_map with several "
                 "devices, which would hide the method of the class. Load the model without device_map, convert it, and "

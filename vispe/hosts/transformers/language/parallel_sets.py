@@ -20,7 +20,7 @@ from vispe.multimodal.streams.segments import IMAGE
 
 Parallel = Literal["graph_kv", "pine"]
 EXTENT, DOCUMENT, VALID, MOVED = range(4, 8)
-IDS, ATTRIBUTES = "parallel_ids", "vispe_marks"  # keywords: of the user, of the prompt in generation
+IDS = "parallel_ids"  # keyword of the user
 RULES: dict[str, tuple[See, Align]] = {"graph_kv": ("self", "start"), "pine": ("all", "end")}
 
 

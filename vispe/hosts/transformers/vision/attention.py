@@ -87,7 +87,7 @@ class ClipAttention(ConvertedAttention):
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
         x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        out, weights = _attended(self, context, x, *qkv, attention_mask, self.dropout)
+        out, weights = attended(self, context, x, *qkv, attention_mask, self.dropout)
         return self.out_proj(out), weights
 
 
@@ -104,7 +104,7 @@ class InternAttention(ConvertedAttention):
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
         x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
-        out, weights = _attended(self, context, x, *qkv, attention_mask, self.attention_dropout)
+        out, weights = attended(self, context, x, *qkv, attention_mask, self.attention_dropout)
         return self.projection_dropout(self.projection_layer(out)), weights
 
 
@@ -127,7 +127,7 @@ class GridAttention(ConvertedAttention):
             rotate = functools.partial(rotary, cos=position_embeddings[0], sin=position_embeddings[1])
         qkv = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         dropout_p = self.attention_dropout if hasattr(self, "attention_dropout") else self.dropout
-        out, weights = _attended(self, context, x, *qkv, attention_mask, dropout_p, rotate)
+        out, weights = attended(self, context, x, *qkv, attention_mask, dropout_p, rotate)
         return self.o_proj(out), weights
 
 
@@ -140,7 +140,7 @@ class VideoMaeAttention(ConvertedAttention):
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
         x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.query(x), self.key(x), self.value(x)
-        return _attended(self, context, x, *qkv, None, self.dropout_prob)
+        return attended(self, context, x, *qkv, None, self.dropout_prob)
 
 
 class JepaAttention(ConvertedAttention):
@@ -156,7 +156,7 @@ class JepaAttention(ConvertedAttention):
             ids = self.get_position_ids(x)
             rotate = lambda q, k: tuple(self.apply_rotary_embeddings(t, ids) for t in (q, k))  # noqa: E731
         qkv = self.query(x), self.key(x), self.value(x)
-        out, weights = _attended(self, context, x, *qkv, None, self.dropout_prob, rotate)
+        out, weights = attended(self, context, x, *qkv, None, self.dropout_prob, rotate)
         return self.proj(out), weights
 
 
@@ -203,7 +203,7 @@ class InternEncoder(nn.Module):
         return sys.modules[type(self).__module__].BaseModelOutput(last_hidden_state=hidden_states)
 
 
-def _attended(
+def attended(
     module: Any,
     context: Context,
     x: Tensor,

@@ -1,8 +1,8 @@
 """Conversion of the vision towers of Hugging Face models.
 
 The supported towers are those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which pack images into one sequence;
-those of CLIP, SigLIP and InternVL, used in LLaVA, LLaVA-OneVision and InternVL; vision models such as ViT,
-DINOv2 and DINOv3; and towers built by timm, which are converted as any timm model. The steps are in
+those of CLIP, its copies, SigLIP and InternVL, used in LLaVA, LLaVA-OneVision and InternVL; vision models such
+as ViT, DINOv2, DINOv3, RADIO and DPT; and towers built by timm, which are converted as any timm model. The steps are in
 `vispe.hosts.common.convert`.
 """
 
@@ -20,6 +20,7 @@ from vispe.hosts.common.host_families import family_of as host_family_of
 from vispe.hosts.common.host_families import family_or_none, made_by
 from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
 from vispe.hosts.transformers.vision.families import FAMILIES, VIDEO_KINDS, family_of, rope_spec
+from vispe.hosts.transformers.vision.unsupported import reason_of
 from vispe.hosts.unwrap import unwrap
 from vispe.hosts.windows import families
 
@@ -57,6 +58,9 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
     if families.family_of(tower):
         return tower
     if family_of(tower) is None and not made_by(tower, "timm"):
+        reason = reason_of(tower) or reason_of(model)
+        if reason is not None:
+            raise UnsupportedHost(f"vispe.convert: {reason} {advice(tower) or advice(model) or ''}".rstrip())
         supported = ", ".join(dict.fromkeys(f.tower for f in FAMILIES))
         inside = "" if tower is model else f" with a {type(tower).__name__} inside"
         raise UnsupportedHost(

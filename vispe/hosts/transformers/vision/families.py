@@ -28,6 +28,7 @@ class VisionFamily:
         prefix: number of tokens without a position.
         more_prefix: configuration entry with the number of further prefix tokens.
         rope: whether the tower has its own rotary embedding.
+        computed: configuration entry that is true if the forward pass computes the absolute table.
     """
 
     module: str
@@ -41,6 +42,7 @@ class VisionFamily:
     prefix: int = 0
     more_prefix: str = ""
     rope: bool = True
+    computed: str = ""
 
     @property
     def path(self) -> str:
@@ -63,6 +65,17 @@ _VIDEOMAE = {"kind": "film", "blocks": "encoder.layer", "attn": "attention.atten
 _VIDEOMAE["tables"] = ("embeddings.position_embeddings",)
 _BEIT = _VIT | {"bare": True}
 _BEIT["tables"] = (*_VIT["tables"], "layers.*.relative_position_bias", "shared_position_bias")
+_SELF: dict[str, Any] = {"blocks": "encoder.layer", "attn": "attention.attention", "rope": False}
+_SELF["tables"] = ("embeddings.position_embeddings",)
+_RADIO = _GRID | {
+    "kind": "radio",
+    "blocks": "encoder.layer",
+    "prefix": 0,
+    "more_prefix": "num_summary_tokens",
+}
+_RADIO["tables"] = ("embeddings.position_embedding",)
+_AIM = _CLIP | {"kind": "plain", "attn": "attention", "computed": "is_native"}
+_SAPIENS = _DINO3 | {"kind": "sapiens"}
 VIDEO_KINDS = ("film", "jepa")  # kinds whose grids have frames, rows and columns
 FAMILIES = (
     VisionFamily("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
@@ -70,6 +83,13 @@ FAMILIES = (
     VisionFamily("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionAttention", **_QWEN3),
     VisionFamily("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", **_QWEN3),
     VisionFamily("clip", "CLIPVisionModel", "CLIPAttention", prefix=1, **_CLIP),
+    VisionFamily("chinese_clip", "ChineseCLIPVisionModel", "ChineseCLIPVisionAttention", prefix=1, **_CLIP),
+    VisionFamily("altclip", "AltCLIPVisionModel", "AltCLIPAttention", prefix=1, **_CLIP),
+    VisionFamily("clipseg", "CLIPSegVisionModel", "CLIPSegAttention", prefix=1, **_CLIP),
+    VisionFamily("metaclip_2", "MetaClip2VisionModel", "MetaClip2Attention", prefix=1, **_CLIP),
+    VisionFamily("owlvit", "OwlViTVisionTransformer", "OwlViTAttention", prefix=1, **_CLIP),
+    VisionFamily("owlv2", "Owlv2VisionTransformer", "Owlv2Attention", prefix=1, **_CLIP),
+    VisionFamily("aimv2", "Aimv2VisionModel", "Aimv2Attention", **_AIM),
     VisionFamily("siglip", "SiglipVisionModel", "SiglipAttention", **_CLIP),
     VisionFamily("siglip2", "Siglip2VisionModel", "Siglip2Attention", **_CLIP | {"kind": "patches"}),
     VisionFamily("internvl", "InternVLVisionModel", "InternVLVisionAttention", prefix=1, **_INTERN),
@@ -98,6 +118,13 @@ FAMILIES = (
     ),
     VisionFamily("dinov3_vit", "DINOv3ViTModel", "DINOv3ViTAttention", **_DINO3),
     VisionFamily("dinov3_vit", "DINOv3ViTBackbone", "DINOv3ViTAttention", **_DINO3),
+    VisionFamily("tipsv2", "Tipsv2VisionModel", "Tipsv2VisionAttention", **_REGISTERS),
+    VisionFamily("tipsv2", "Tipsv2VisionBackbone", "Tipsv2VisionAttention", **_REGISTERS),
+    VisionFamily("radio", "RadioModel", "RadioAttention", **_RADIO),
+    VisionFamily("sapiens2", "Sapiens2Model", "Sapiens2Attention", **_SAPIENS),
+    VisionFamily("sapiens2", "Sapiens2Backbone", "Sapiens2Attention", **_SAPIENS),
+    VisionFamily("dpt", "DPTModel", "DPTSelfAttention", kind="dpt", prefix=1, **_SELF),
+    VisionFamily("vitpose_backbone", "VitPoseBackbone", "VitPoseBackboneSelfAttention", kind="self", **_SELF),
     VisionFamily("videomae", "VideoMAEModel", "VideoMAESelfAttention", **_VIDEOMAE),
     VisionFamily(
         "vjepa2", "VJEPA2Model", "VJEPA2RopeAttention", kind="jepa", blocks="encoder.layer", attn="attention"

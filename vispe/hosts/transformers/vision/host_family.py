@@ -82,6 +82,11 @@ class _Tower(HostFamily):
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         family = family_of(model)
+        if family.computed and getattr(model.config, family.computed):
+            raise UnsupportedHost(
+                f"{stock.__name__} computes its absolute table in the forward pass, so it cannot be removed, got "
+                f"config.{family.computed}=True. Use a model with a learned table."
+            )
         for _, path, module in attentions(model):
             _check_class(path, stock_type(module), family.path, family.attention)
             refuse_patched(module, path, self.patchable)

@@ -50,6 +50,11 @@ class WithoutTable(nn.Module):
         """Zeros, created in every call: transformers resamples them, and may initialise them in place."""
         return next(self.parameters()).new_zeros(self.vispe_size)
 
+    @property
+    def position_embedding(self) -> Tensor:
+        """The same zeros under the name of the table in RADIO."""
+        return self.position_embeddings
+
 
 def table_names(tower: nn.Module) -> tuple[str, ...]:
     """Return the possible state dict names of all tables of the stock tower."""

@@ -16,6 +16,7 @@ from transformers.utils.output_capturing import capture_outputs
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
 from vispe.encodings.base import Encoding
+from vispe.errors import UnsupportedCombination
 from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context
@@ -35,6 +36,7 @@ from vispe.hosts.transformers.vision.attention import (
     PackedAttention,
     VideoMaeAttention,
 )
+from vispe.hosts.transformers.vision.dense_prediction import DptEncoder, SapiensAttention
 from vispe.hosts.transformers.vision.families import attentions, family_of, pair, prefix_of
 from vispe.hosts.transformers.vision.packed_tokens import PackedContext, seeded_prepare, split_chunks
 from vispe.hosts.transformers.vision.position_embeddings import DetachedTable, table_names
@@ -127,6 +129,23 @@ class PlainTower(GridTower):
         """Return the output of transformers for images (b, c, height, width)."""
         context = self._vispe_context(pixel_values)
         return super().forward(pixel_values, *args, vispe_context=context, **kwargs)
+
+
+class RadioTower(GridTower):
+    """RADIO, for images of one size."""
+
+    def forward(self, pixel_values: Tensor, image_grid_hw: Tensor | None = None, **kwargs: Any) -> Any:
+        """Return the output of transformers for images (b, c, height, width).
+
+        Raises:
+            UnsupportedCombination: patches of images of different sizes are packed.
+        """
+        if image_grid_hw is not None:
+            raise UnsupportedCombination(
+                f"{type(self).__qualname__}: packed images are not supported after conversion, got image_grid_hw. Pass "
+                "images of one size (b, c, height, width)."
+            )
+        return super().forward(pixel_values, vispe_context=self._vispe_context(pixel_values), **kwargs)
 
 
 class MaskedTower(GridTower):
@@ -251,6 +270,11 @@ SWAPS: dict[
     "packed": (PackedTower, PackedAttention, ()),
     "clip": (ClipTower, ClipAttention, ()),
     "grid": (PlainTower, GridAttention, ()),
+    "plain": (PlainTower, ClipAttention, ()),
+    "self": (PlainTower, VideoMaeAttention, ()),
+    "dpt": (PlainTower, VideoMaeAttention, (("encoder", DptEncoder),)),
+    "radio": (RadioTower, GridAttention, ()),
+    "sapiens": (PlainTower, SapiensAttention, ()),
     "masked": (MaskedTower, GridAttention, ()),
     "intern": (InternTower, InternAttention, _INTERN),
     "patches": (PatchesTower, ClipAttention, ()),

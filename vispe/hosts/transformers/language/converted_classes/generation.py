@@ -7,20 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.hosts.transformers.language.parallel_sets import (
-    ATTRIBUTES,
-    IDS,
-)
-from vispe.hosts.transformers.language.positions.call import (
-    GRIDS,
-    OFFSET,
-    PACKED,
-    PIXELS,
-    SPAN,
-    TABLE,
-    LanguageCall,
-    passed,
-)
+from vispe.hosts.transformers.language.parallel_sets import IDS
+from vispe.hosts.transformers.language.positions.call import GRIDS, PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import table_by_index
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
@@ -28,6 +16,7 @@ from vispe.hosts.transformers.language.positions.kv_cache import (
     state_after,
     text_state,
 )
+from vispe.hosts.transformers.language.positions.prompt import PROMPT, PromptPositions
 from vispe.hosts.transformers.language.positions.token_index import check_mask, valid_tokens
 from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
 from vispe.hosts.transformers.version import cache_of
@@ -54,7 +43,7 @@ class PositionedGeneration:
         starts = cache is None or not cache.get_seq_length()
         raw = (
             starts
-            and TABLE not in model_kwargs
+            and PROMPT not in model_kwargs
             and passed(model_kwargs, "pixel_values", "pixel_values_videos")
         )
         if raw and token_index is not None and token_index.ndim == 2:
@@ -87,9 +76,9 @@ class PositionedGeneration:
         valid = valid_tokens(new, mask)
         coordinates, attributes = call.coordinates(new, valid, state)
         table, span = table_by_index(coordinates.ids, new, valid)
-        model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(coordinates, new, valid).offset})
-        if attributes is not None:
-            model_kwargs[ATTRIBUTES] = table_by_index(attributes, new, valid)[0]
+        of_sets = None if attributes is None else table_by_index(attributes, new, valid)[0]
+        offset = state_after(coordinates, new, valid).offset
+        model_kwargs[PROMPT] = PromptPositions(table, span, offset, of_sets)
         for name in ("tile_grids", IDS):
             model_kwargs.pop(name, None)
 
@@ -109,6 +98,13 @@ class PositionedGeneration:
             ids
         )
         return {**updated, "position_ids": ids}
+
+    def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """Repeat the rows of all arguments, for beams and several answers; the host repeats tensors only."""
+        times = args[0] if args else kwargs.get("expand_size", 1)
+        if times > 1 and (prompt := kwargs.get(PROMPT)) is not None:
+            kwargs[PROMPT] = prompt.repeat(times)
+        return super()._expand_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
 
     def _call_of(
         self, inputs: Tensor, model_kwargs: dict[str, Any], cached: int, length: int
@@ -133,9 +129,8 @@ class PositionedGeneration:
         super()._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k != IDS})  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """Remove the table of the prompt from the arguments of an assistant model, which computes its own."""
-        ours = (TABLE, SPAN, OFFSET, ATTRIBUTES)
-        kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in ours}
+        """Remove the positions of the prompt from the arguments of an assistant model, which computes its own."""
+        kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k != PROMPT}
         return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
 
 

@@ -265,7 +265,7 @@ class PositionedText:
                 token_index = step.token_index + torch.arange(STEPS, device=step.token_index.device)
                 ids = step.scheme.continue_text(token_index, step.offset).to(embeds.device)
                 tables = {
-                    k: self._rotation(k, ids, ids[:0], None, embeds.dtype)[0] for k in self.vispe_text.rotary
+                    k: self._rotation(k, ids, None, None, embeds.dtype)[0] for k in self.vispe_text.rotary
                 }
             cached = NextTokens(step.scheme, token_index, step.offset, step.length, tables)
             step.state.upcoming = cached

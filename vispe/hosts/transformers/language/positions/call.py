@@ -15,6 +15,7 @@ from vispe.hosts.transformers.language.image_placeholders import stream_of, toke
 from vispe.hosts.transformers.language.parallel_sets import IDS, RULES, members_of, token_attributes_of
 from vispe.hosts.transformers.language.positions import traced_positions
 from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
+from vispe.hosts.transformers.language.positions.prompt import PROMPT, PromptPositions
 from vispe.hosts.transformers.language.positions.token_index import documents
 from vispe.multimodal import Coordinates, Stream
 
@@ -23,8 +24,6 @@ PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those o
 # Video-LLaVA accepts images by another name as well, its only name before transformers 5.24
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "mm_encoder_outputs")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
-# coordinates of the prompt, during generation
-TABLE, SPAN, OFFSET = "vispe_table", "vispe_span", "vispe_offset"
 
 
 def passed(kwargs: dict[str, Any], *names: str) -> list[str]:
@@ -70,6 +69,11 @@ class LanguageCall:
     def state(self) -> SequenceState | None:
         """The state of the KV cache before the call."""
         return getattr(self.cache, "vispe_state", None)
+
+    @property
+    def prompt(self) -> PromptPositions | None:
+        """The coordinates of the prompt, in calls of `generate`."""
+        return self.kwargs.get(PROMPT)
 
     @property
     def has_images(self) -> bool:

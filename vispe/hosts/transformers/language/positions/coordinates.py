@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from vispe.errors import VispeError
-from vispe.hosts.transformers.language.parallel_sets import ATTRIBUTES, check_complete_sets, text_attributes
-from vispe.hosts.transformers.language.positions.call import GRIDS, OFFSET, SPAN, TABLE, LanguageCall
+from vispe.hosts.transformers.language.parallel_sets import check_complete_sets, text_attributes
+from vispe.hosts.transformers.language.positions.call import GRIDS, LanguageCall
 from vispe.hosts.transformers.language.positions.kv_cache import SequenceState, state_after, text_coordinates
 from vispe.hosts.transformers.language.positions.position_ids import check_given, check_layout, stock_scheme
+from vispe.hosts.transformers.language.positions.prompt import PromptPositions
 from vispe.hosts.transformers.language.positions.token_index import TokenIndex, valid_tokens
 
 
@@ -63,11 +64,14 @@ def of_images(call: LanguageCall, index: TokenIndex, state: SequenceState | None
 
 
 def of_table(
-    call: LanguageCall, index: TokenIndex, state: SequenceState | None, parallel: str | None
+    call: LanguageCall,
+    index: TokenIndex,
+    state: SequenceState | None,
+    prompt: PromptPositions,
+    parallel: str | None,
 ) -> Assigned:
     """Return the coordinates of a call of `generate`, from the table of the prompt."""
-    scheme = call.model.vispe_scheme
-    table, span, offset = (call.kwargs[name] for name in (TABLE, SPAN, OFFSET))
+    scheme, span, offset = call.model.vispe_scheme, prompt.span, prompt.offset
     # virtual tokens of prompt tuning precede the prompt
     beyond = torch.where(
         index.ids < span[:, :1],
@@ -78,7 +82,7 @@ def of_table(
         after = SequenceState(offset, (~valid_tokens(index.ids, call.mask)).sum(1))
     else:
         after = state
-    ids, of_prompt = look_up(index.ids, table, span, beyond), call.kwargs.get(ATTRIBUTES)
+    ids, of_prompt = look_up(index.ids, prompt.table, span, beyond), prompt.token_attributes
     if of_prompt is None:
         return Assigned(ids, after)
     valid = valid_tokens(index.ids, call.mask)

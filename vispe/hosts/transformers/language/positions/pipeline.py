@@ -11,7 +11,7 @@ from vispe.errors import InputError
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS, text_attributes
 from vispe.hosts.transformers.language.positions import coordinates
-from vispe.hosts.transformers.language.positions.call import PACKED, TABLE, LanguageCall
+from vispe.hosts.transformers.language.positions.call import PACKED, LanguageCall
 from vispe.hosts.transformers.language.positions.coordinates import Assigned
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
@@ -75,8 +75,8 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
         if parallel is not None and images:  # for the attributes of parallel sets
             _, attributes = call.coordinates(index.ids, valid_tokens(index.ids, call.mask), before)
             assigned = assigned._replace(token_attributes=attributes)
-    elif call.kwargs.get(TABLE) is not None:
-        assigned = coordinates.of_table(call, index, before, parallel)
+    elif call.prompt is not None:
+        assigned = coordinates.of_table(call, index, before, call.prompt, parallel)
     elif images:
         assigned = coordinates.of_images(call, index, before)
     else:

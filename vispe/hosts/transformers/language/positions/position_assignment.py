@@ -15,15 +15,8 @@ from torch import Tensor
 
 from vispe.attention.precision import exporting
 from vispe.hosts.transformers.language.families import family_of, language_model_of
-from vispe.hosts.transformers.language.parallel_sets import ATTRIBUTES, IDS, append_attributes
-from vispe.hosts.transformers.language.positions.call import (
-    OFFSET,
-    PIXELS,
-    SPAN,
-    TABLE,
-    LanguageCall,
-    passed,
-)
+from vispe.hosts.transformers.language.parallel_sets import IDS, append_attributes
+from vispe.hosts.transformers.language.positions.call import PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.kv_cache import (
     NextTokens,
     PositionedCache,
@@ -32,6 +25,7 @@ from vispe.hosts.transformers.language.positions.kv_cache import (
     settled_length,
 )
 from vispe.hosts.transformers.language.positions.pipeline import CallPositions, positions_of_call
+from vispe.hosts.transformers.language.positions.prompt import PROMPT
 from vispe.hosts.transformers.language.positions.token_index import index_tokens
 from vispe.hosts.transformers.packed_samples import isolates
 from vispe.hosts.transformers.subclasses import converted_subclass
@@ -40,7 +34,7 @@ from vispe.multimodal import Scheme
 
 STEPS = 32  # number of tokens whose rotation is computed at once during decoding of single tokens
 READ = ("input_ids", "inputs_embeds", "mm_token_type_ids", "attention_mask")
-OWN = (TABLE, SPAN, OFFSET, ATTRIBUTES, "tile_grids", IDS)  # keywords that the stock model does not accept
+OWN = (PROMPT, "tile_grids", IDS)  # keywords that the stock model does not accept
 
 
 @dataclass(eq=False)
@@ -126,13 +120,11 @@ def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | N
     token_index = index_tokens(
         call.input_ids, position_ids, cache=call.cache, state=state, mask=call.mask, images=False
     ).ids
-    offset = call.kwargs.get(OFFSET)
-    step = DecodingStep(
-        token_index, state.offset if offset is None else offset, int(length), state, call.model.vispe_scheme
-    )
+    prompt = call.prompt
+    offset = state.offset if prompt is None else prompt.offset
+    step = DecodingStep(token_index, offset, int(length), state, call.model.vispe_scheme)
     if step.upcoming() is None:
-        span = call.kwargs.get(SPAN)
-        after_prompt = span is None or bool((token_index >= span.sum(1, keepdim=True)).all())
+        after_prompt = prompt is None or bool((token_index >= prompt.span.sum(1, keepdim=True)).all())
         if not after_prompt or step.length < int(state.settled):
             return None
         state.upcoming = None
