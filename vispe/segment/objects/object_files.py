@@ -22,6 +22,8 @@ from vispe.utils.files import atomic_path, csv_cell
 
 ENDINGS = ("_objects.tif", "_objects.csv", "_objects.png")
 COMBINED = "objects.csv"
+UNKNOWN_AXES = ("I", "Q")
+"""Letters that tifffile gives the pages of files without axis metadata."""
 
 
 def write_image_objects(
@@ -68,7 +70,8 @@ def write_image_objects(
     files |= _exchanged(folder, image, instances, objects.rows, names, colors, options, force)
     area = None if spacing is None else float((labels > 0).sum() * np.prod(spacing))
     record = summarize_image(objects, options, names, area, volumes is not None)
-    return files, record, notes(image.path.name, objects, options, image.pixel_size, spacing)
+    facts = image.axis_lengths, image.pixel_size, spacing
+    return files, record, notes(image.path.name, objects, options, *facts)
 
 
 def file_suffixes(options: ObjectOptions | None) -> tuple[str, ...]:
@@ -105,10 +108,20 @@ def _exchanged(
 
 
 def notes(
-    name: str, objects: ObjectList, options: ObjectOptions, pixel: tuple[float, float] | None, spacing: object
+    name: str,
+    objects: ObjectList,
+    options: ObjectOptions,
+    axes: dict[str, int],
+    pixel: tuple[float, float] | None,
+    spacing: object,
 ) -> list[str]:
-    """Return notes on excluded objects and on missing units."""
+    """Return notes on unknown axes, excluded objects and missing units."""
     out = []
+    if list(axes) in [[letter] for letter in UNKNOWN_AXES]:
+        out.append(
+            f"the pages of {name} are interpreted as slices along Z, and its objects as volumes. For a time series, "
+            "use axes=TYX."
+        )
     if objects.small:
         out.append(
             f"{name}: {counted(objects.small, 'object')} of fewer than {counted(options.min_area, 'pixel')} "
@@ -120,7 +133,12 @@ def notes(
 
 
 def pages_per_volume(axes: dict[str, int]) -> int | None:
-    """Return the pages per volume: the length of Z if it is the innermost page axis; None otherwise."""
+    """Return the pages per volume: the length of Z if it is the innermost page axis; None otherwise.
+
+    A single page axis of unknown kind (`UNKNOWN_AXES`) counts as Z, as in label maps and 3D filters.
+    """
+    if list(axes) in [[letter] for letter in UNKNOWN_AXES]:
+        return sum(axes.values())
     return axes["Z"] if axes.get("Z", 1) > 1 and list(axes)[-1] == "Z" else None
 
 

@@ -172,4 +172,5 @@ def objects_of_store(
     write_table(table, str(image.path), objects.rows, True)
     area = None if spacing is None else float(data * np.prod(spacing))
     record = summarize_image(objects, options, model.names, area, volumes is not None)
-    return record, notes(image.path.name, objects, options, image.pixel_size, spacing)
+    facts = image.axis_lengths, image.pixel_size, spacing
+    return record, notes(image.path.name, objects, options, *facts)
