@@ -23,7 +23,7 @@ from vispe.segment.run.request import DEFAULT, Request
 from vispe.segment.run.run_report import ProgressCallbacks, Report
 from vispe.segment.run.run_state import MODEL_NAME, Run, requested_features
 from vispe.segment.run.scoring import ScoreOptions
-from vispe.segment.run.train import train, train_clusters
+from vispe.segment.run.train import train, train_clusters, train_objects
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
@@ -56,6 +56,7 @@ def segment(
     scoring: ScoreOptions | None = None,
     post: PostProcessing | None = None,
     objects: ObjectOptions | None = None,
+    object_classes: Paths = (),
     materials: bool = False,
     trust: bool = False,
     seed: int = 0,
@@ -88,6 +89,10 @@ def segment(
         post: reweighting and smoothing of the result.
         objects: classes whose connected components are split, measured and counted; also writes
             `<stem>_objects.tif`, `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
+        object_classes: examples of classes of objects, from which a classifier by size, shape and mean grey is
+            learnt: CSV files (`vispe.segment.objects.examples.read_examples`) or label files, matched like `labels`.
+            Adds the columns `object_class` and `object_probability`, and writes `<stem>_object_classes.png`; the
+            classifier is part of `model.vispe`, and `apply` repeats it.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
         seed: seed of all random numbers.
@@ -124,6 +129,8 @@ def segment(
         saved_model = run.resumed_model()
         segmenter = _trained_segmenter(run) if saved_model is None else _resumed_segmenter(run, saved_model)
         if saved_model is None:
+            if request.object_classes:
+                segmenter = train_objects(run, segmenter)
             run.write_model(segmenter.model)
         return run.predict(segmenter)
 
@@ -170,6 +177,8 @@ def _check(request: Request) -> None:
         raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {expected}.")
     if not sources["labels"]:
         request.post.resolve_prior(None)
+    if request.object_classes and request.objects is None:
+        raise OptionError("object_classes has no effect without objects. Pass class names as objects.")
     if request.objects is not None and (
         names := request.labelling.classes or getattr(request.text, "names", None)
     ):
@@ -231,7 +240,8 @@ def apply(
         scoring: ground truth.
         post: reweighting and smoothing of the result.
         objects: classes whose connected components are split, measured and counted; also writes
-            `<stem>_objects.tif`, `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
+            `<stem>_objects.tif`, `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`. If None, those of the
+            object classes of the model, if it has any.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
         weights: new path of the token model's checkpoint, if it has moved; the weights must be identical.
@@ -261,6 +271,8 @@ def apply(
     """
     request = Request.of("apply", locals())
     loaded = load_model(model)
+    if request.objects is None and loaded.objects is not None:
+        request = replace(request, objects=loaded.objects.options)
     reading = replace(request.reading, normalize=loaded.normalize, clip=loaded.clip)
     run = _open(replace(request, reading=reading))
     run.check_features(loaded.features)

@@ -36,6 +36,7 @@ from vispe.segment.model.file_checks import (
     check_tensors,
     read_card,
 )
+from vispe.segment.objects.object_classes import PREFIX, ObjectClassifier
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.utils.files import atomic_path
 
@@ -67,6 +68,7 @@ class Model:
         notes: metadata of the training, such as the names of the images; JSON-able.
         domain: summary of the features of the training pages; None for text models, for files of earlier vispe, and
             for pages too small to be compared.
+        objects: classifier of objects; None without examples of object classes.
     """
 
     features: FeatureConfig | TextConfig
@@ -80,6 +82,7 @@ class Model:
     basis: TokenBasis | None
     notes: Mapping[str, Any]
     domain: FeatureDistribution | None = None
+    objects: ObjectClassifier | None = None
 
     @classmethod
     def of(cls, features: "Features | TextFeatures", reading: "ReadOptions", **entries: Any) -> "Model":
@@ -102,6 +105,8 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         tensors |= {f"basis.{key}": value for key, value in model.basis.tensors().items()}
     if model.domain is not None:
         tensors |= {f"domain.{key}": value for key, value in model.domain.tensors().items()}
+    if model.objects is not None:
+        tensors |= model.objects.tensors()
     tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     parts = {TENSORS: save(tensors)} if tensors else {}
     if classifier.estimator is not None:
@@ -123,6 +128,7 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "seed": model.seed,
         "temperature": getattr(classifier, "temperature", 1.0),
         "training": dict(model.notes),
+        **({} if model.objects is None else {"object_classes": model.objects.card()}),
         "versions": versions(),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
     }
@@ -187,7 +193,8 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
         for start in ("basis.", "domain.")
     )
-    colors = card["colors"]
+    colors, objects = card["colors"], card.get("object_classes")
+    tensors_of_objects = {key: value for key, value in tensors.items() if key.startswith(PREFIX)}
     return Model(
         features=features,
         classifier=classifier,
@@ -200,6 +207,9 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         basis=TokenBasis(**basis_arrays) if basis_arrays else None,
         notes=card["training"],
         domain=FeatureDistribution.from_tensors(domain_arrays) if domain_arrays else None,
+        objects=None
+        if objects is None
+        else ObjectClassifier.stored(objects, tensors_of_objects, card["seed"]),
     )
 
 

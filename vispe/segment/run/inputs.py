@@ -12,7 +12,8 @@ from vispe.images.file_search import find_images
 from vispe.images.formats.decode import decode
 from vispe.images.formats.headers import stored_planes, stored_shape
 from vispe.images.labels.label_files import Labels
-from vispe.images.sidecars import is_single_file, match_labels, split_sidecars
+from vispe.images.paths import check_file, expanded
+from vispe.images.sidecars import find_label_files, is_single_file, match_labels, split_sidecars
 from vispe.segment.types import Paths, ReadOptions
 
 _NUMBERS = 20  # largest value of a label file that is interpreted as class numbers instead of colours
@@ -20,13 +21,14 @@ _NUMBERS = 20  # largest value of a label file that is interpreted as class numb
 
 @dataclass(eq=False)
 class BatchImage:
-    """One input image with its labels, ground truth, mask and axes."""
+    """One input image with its labels, ground truth, mask, labels of object classes, and axes."""
 
     path: Path
     labels: Path | None = None
     truth: Path | None = None
     label_data: Labels | None = None
     mask: Path | None = None
+    object_classes: Path | None = None
     axes: str | None = None
 
 
@@ -120,7 +122,7 @@ def match_masks(images: Sequence[BatchImage], files: Sequence[Path], note: Calla
 
 def match(
     images: Sequence[BatchImage],
-    what: Literal["labels", "truth", "mask"],
+    what: Literal["labels", "truth", "mask", "object_classes"],
     files: Sequence[Path],
     note: Callable[[str], None],
 ) -> None:
@@ -146,6 +148,29 @@ def match(
         setattr(image, what, matched.get(image.path))
     if unmatched:
         note(f"{len(unmatched)} {what} file(s) match no image and are ignored: {_few(unmatched)}.")
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file of object classes is a CSV table; other files are labels."""
+    return path.suffix.lower() == ".csv"
+
+
+def example_files(patterns: Paths, images: Sequence[Path] | dict[Path, bool]) -> list[Path]:
+    """Return the files with examples of object classes: CSV tables, or label files.
+
+    Raises:
+        InputError: a file does not exist.
+        OptionError: tables and label files together.
+    """
+    tables = [expanded(pattern) for pattern in as_list(patterns) if is_table(Path(pattern))]
+    others = [pattern for pattern in as_list(patterns) if not is_table(Path(pattern))]
+    if tables and others:
+        raise OptionError(
+            f"object_classes has the table {tables[0]} and the label file {others[0]}. Pass one kind of files."
+        )
+    for path in tables:
+        check_file(path, "pass a CSV file with the columns object and object_class")
+    return tables or find_label_files(others, images)
 
 
 def _few(paths: Sequence[Path]) -> str:

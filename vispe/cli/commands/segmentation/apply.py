@@ -11,7 +11,7 @@ ADVANCED = (
 _MODEL_OPTIONS = (
     *("labels", "cluster", "cluster_method", "text", "readout", "templates", "background", "classifier"),
     *("features", "filters_3d", "model", "pos_embed", "token_stride", "token_shifts", "layers", "classes"),
-    *("legend", "dense", "max_classes", "label_page", "normalize", "clip", "seed"),
+    *("legend", "dense", "max_classes", "label_page", "normalize", "clip", "seed", "object_classes"),
 )
 UNAVAILABLE = dict.fromkeys(
     _MODEL_OPTIONS, ": the model decides it. Omit it, or train another model with `vispe segment`."

@@ -20,6 +20,7 @@ ADVANCED = (
         "orientation",
         "normalize",
         "clip",
+        "object_classes",
         "touching",
         "object_min_area",
         "fill_holes",
@@ -70,6 +71,7 @@ def segment(
     smooth: int = 0,
     min_area: int = 0,
     objects: list[str] | None = None,
+    object_classes: list[str] | None = None,
     touching: Literal["split", "keep"] | None = None,
     object_min_area: int | None = None,
     fill_holes: bool = False,
@@ -134,6 +136,9 @@ def segment(
         max_classes: largest number of distinct label values; more are reported as an error.
         truth: ground-truth masks, or shapes as for labels, to score against, matched like labels.
         score_labelled: score the labelled pixels too.
+        object_classes: examples of classes of the --objects, learnt by size, shape and mean grey level: a CSV file with
+            the columns object_class and object (its number in objects.csv of an earlier run) or x and y, and image if
+            there are several; or label files with a label on each example. vispe apply repeats them.
         normalize: grey limits per file (stack), per page (image), or none.
         clip: the two percentiles that are mapped to black and white; default 0.5,99.5.
         force: overwrite existing results, and restart an interrupted run, which is otherwise resumed.
@@ -220,6 +225,7 @@ def segment(
             scoring=pipeline.ScoreOptions(truth or (), truth_zero, truth_page, score_labelled),
             post=PostProcessing(smooth, min_area, prior, clean),
             objects=object_options,
+            object_classes=object_classes or (),
             materials=materials,
             trust=trust,
             seed=seed,
@@ -317,6 +323,8 @@ def describe(record: Mapping[str, Any]) -> str:
         classes = record["objects"]["classes"].items()
         counts = ", ".join(f"{objects['count']} {name}" for name, objects in classes)
         line += f"; objects: {counts}"
+        if learnt := record["objects"].get("object_classes"):
+            line += f" ({', '.join(f'{n} {name}' for name, n in learnt['counts'].items())})"
     if "scores" in record:
         line += f"; mIoU {record['scores']['miou']:.3f}"
     if "trust" in record:
