@@ -75,6 +75,13 @@ REPORTS = {
     ),
 }
 
+FEATURES = {
+    "stored_features": (
+        "folder of vispe features with the model outputs of the same images, which are read instead of computed; "
+        "features of other images, options or versions are refused."
+    ),
+}
+
 MODEL = {
     "model": (
         "timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved segmenter "
@@ -107,6 +114,6 @@ RUN = {
 }
 
 SHARED: dict[str, str] = {
-    **IMAGE, **LABELS, **TRUTH, **RESULT, **OBJECTS, **REPORTS, **MODEL, **RUN
+    **IMAGE, **LABELS, **TRUTH, **RESULT, **OBJECTS, **REPORTS, **FEATURES, **MODEL, **RUN
 }  # fmt: skip
 """Help of each shared option; a command that describes an option in its docstring replaces it."""

@@ -13,6 +13,7 @@ from typing import Literal
 from vispe.errors import OptionError
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
+from vispe.segment.feature_files import use_stored_features
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import Model, load_model, open_features
 from vispe.segment.model.prediction import Segmenter
@@ -59,6 +60,7 @@ def segment(
     object_classes: Paths = (),
     materials: bool = False,
     trust: bool = False,
+    stored_features: str | Path | None = None,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
@@ -95,6 +97,7 @@ def segment(
             classifier is part of `model.vispe`, and `apply` repeats it.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
+        stored_features: folder of `vispe.segment.feature_files.store_features` with the model outputs of all images.
         seed: seed of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
@@ -187,6 +190,7 @@ def _check(request: Request) -> None:
 
 def _resumed_segmenter(run: Run, model: Model) -> Segmenter:
     features = open_features(model, run.request.device, allow_download=True)
+    features = use_stored_features(features, run.request.stored_features, run.images, run.reading)
     if run.request.labels and run.request.scoring.truth:
         run.training_labels()  # labelled pixels are excluded from the scores
     run.check_truth(None if run.request.cluster is not None else model.names)
@@ -200,10 +204,13 @@ def _trained_segmenter(run: Run) -> Segmenter:
         run.check_truth(request.text.names)
         from vispe.segment.run.zero_shot import text_model  # imports open_clip
 
+        if request.stored_features is not None:
+            raise OptionError("stored_features has no effect on text prompts. Omit it.")
         config = request.features or TextConfig()
         features, model = text_model(run, request.text, config, request.seed, request.device)
         return Segmenter(model, features, run.post)
     features = Features(request.features or DEFAULT, seed=request.seed, device=request.device)
+    features = use_stored_features(features, request.stored_features, run.images, run.reading)
     if request.cluster is not None:
         clusters = PixelClusters(request.cluster, request.cluster_method, seed=request.seed)
         return Segmenter(train_clusters(run, features, clusters), features, run.post)
@@ -221,6 +228,7 @@ def apply(
     objects: ObjectOptions | None = None,
     materials: bool = False,
     trust: bool = False,
+    stored_features: str | Path | None = None,
     weights: str | None = None,
     allow_download: bool = False,
     tile: int | None = None,
@@ -244,6 +252,7 @@ def apply(
             object classes of the model, if it has any.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
+        stored_features: as in `segment`.
         weights: new path of the token model's checkpoint, if it has moved; the weights must be identical.
         allow_download: download weights that the model file names and that are not on this disk.
         tile: another tile side in pixels, to reduce memory.
@@ -283,4 +292,5 @@ def apply(
     with run.locked_results():
         run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else loaded.names)
         features = open_features(loaded, device, config, allow_download=allow_download)
+        features = use_stored_features(features, stored_features, run.images, run.reading)
         return run.predict(Segmenter(loaded, features, run.post))

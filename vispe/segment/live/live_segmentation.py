@@ -7,6 +7,7 @@ fitted again, on the cached features of the labelled pixels, and applied to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vispe.segment.classify.calibration import concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import FASTEST, KINDS, PixelClassifier
+from vispe.segment.feature_files import use_stored_features
 from vispe.segment.features.feature_cache import MEMORY, CachedFeatures
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.features.sample_grid import Sample, sample
@@ -27,6 +29,7 @@ from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.model.prediction import predict_page, within_memory
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT, ReadOptions
+from vispe.segment.run.inputs import BatchImage
 from vispe.segment.run.out_of_distribution import pixel_size_range, summarize_pages
 from vispe.segment.types import PostProcessing, Prediction
 
@@ -135,6 +138,21 @@ class Live:
         self._known: tuple[tuple[object, ...], FeatureDistribution | None] = (), None
         self.page = -1
         self.select_page(page)
+
+    def use_stored_features(self, folder: str | Path, image: BatchImage, reading: ReadOptions) -> None:
+        """Read the model outputs of `vispe.segment.feature_files.store_features` instead of computing them.
+
+        Args:
+            folder: folder of the outputs.
+            image: the image file with its mask and axes.
+            reading: how it was read; normalisation is that of the session.
+
+        Raises:
+            OptionError: features without a model.
+            InputError: features are missing, or of another image, model, version or reading.
+        """
+        own = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
+        use_stored_features(self._features, folder, [image], own)
 
     @property
     def model(self) -> Model:

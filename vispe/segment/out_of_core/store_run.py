@@ -393,6 +393,7 @@ def check_request(request: Request) -> None:
         "orientation": request.reading.orientation != "stored",
         "text": request.text is not None,
         "object_classes": bool(request.object_classes),
+        "stored_features": request.stored_features is not None,
         "cluster": request.cluster is not None,
     }
     for name in (name for name, present in options.items() if present):

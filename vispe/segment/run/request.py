@@ -29,6 +29,7 @@ _NOT_DECISIVE = (
     "out",
     "labels",
     "object_classes",
+    "stored_features",
     "force",
     "watch",
     "memory",
@@ -64,6 +65,7 @@ class Request(Options):
     post: PostProcessing = field(default_factory=PostProcessing)
     objects: ObjectOptions | None = None
     object_classes: Paths | str | Path = ()
+    stored_features: str | Path | None = None
     materials: bool = False
     trust: bool = False
     weights: str | None = None

@@ -6,7 +6,7 @@ POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
 ADVANCED = (
     *("truth_zero", "truth_page", "scene", "orientation", "touching", "object_min_area", "fill_holes"),
-    *("exclude_border", "objects_as", "tile", "scheduler"),
+    *("exclude_border", "objects_as", "stored_features", "tile", "scheduler"),
 )
 _MODEL_OPTIONS = (
     *("labels", "cluster", "cluster_method", "text", "readout", "templates", "background", "classifier"),
@@ -44,6 +44,7 @@ def apply(
     objects_as: list[str] | None = None,
     materials: bool = False,
     trust: bool = False,
+    stored_features: str | None = None,
     weights: str | None = None,
     tile: int | None = None,
     device: str = "auto",
@@ -95,6 +96,7 @@ def apply(
             objects=object_options,
             materials=materials,
             trust=trust,
+            stored_features=stored_features,
             weights=weights,
             tile=tile,
             device=device,

@@ -12,8 +12,18 @@ SHORT = {"out": "-o"}
 OPTIONAL_VALUE = {"cluster": "auto"}
 MULTI_WORD = ("text",)
 ADVANCED = (
-    *("cluster_method", "readout", "templates", "background", "filters_3d", "pos_embed", "token_stride"),
-    *("token_shifts", "layers", "legend", "dense", "max_classes", "label_page", "truth_zero", "truth_page"),
+    *("cluster_method", "readout", "templates", "background", "filters_3d", "stored_features", "pos_embed"),
+    *(
+        "token_stride",
+        "token_shifts",
+        "layers",
+        "legend",
+        "dense",
+        "max_classes",
+        "label_page",
+        "truth_zero",
+        "truth_page",
+    ),
     *(
         "score_labelled",
         "scene",
@@ -42,6 +52,7 @@ def segment(
     classifier: Literal["ensemble", "logistic", "forest", "boosting"] = "ensemble",
     features: Literal["filters", "tokens", "both"] | None = None,
     filters_3d: bool = False,
+    stored_features: str | None = None,
     model: str | None = None,
     pos_embed: str | None = None,
     weights: str | None = None,
@@ -228,6 +239,7 @@ def segment(
             object_classes=object_classes or (),
             materials=materials,
             trust=trust,
+            stored_features=stored_features,
             seed=seed,
             device=device,
             force=force,

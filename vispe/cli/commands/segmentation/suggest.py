@@ -15,6 +15,7 @@ def suggest(
     page: int | None = None,
     classifier: Literal["ensemble", "logistic", "forest", "boosting"] | None = None,
     features: Literal["filters", "tokens", "both"] | None = None,
+    stored_features: str | None = None,
     classes: list[str] | None = None,
     legend: str | None = None,
     max_classes: int | None = None,
@@ -86,6 +87,7 @@ def suggest(
             channel, z, axes, orientation=orientation, crop=crop, mask=() if mask is None else (mask,)
         ),
         labelling=LabelOptions(**label_options) if label_options else None,
+        stored_features=stored_features,
         seed=seed,
         device=device,
         force=force,
