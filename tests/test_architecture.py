@@ -38,7 +38,6 @@ SEGMENT_LAYERS = (  # the same for the packages of vispe.segment
     ("invariance_report",),
     ("run",),
     ("out_of_core",),
-    ("feature_files",),
     ("pipeline",),
     ("live",),
     ("napari",),

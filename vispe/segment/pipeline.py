@@ -8,18 +8,20 @@ complete files, and the same call resumes it.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, VispeError
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
-from vispe.segment.feature_files import use_stored_features
 from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.stored_features import page_digest, page_file, save_page
 from vispe.segment.model.model_file import Model, load_model, open_features
-from vispe.segment.model.prediction import Segmenter
+from vispe.segment.model.prediction import Segmenter, within_memory
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.run.batch_run import Batch
+from vispe.segment.run.disk_space import disk_space_guard
+from vispe.segment.run.inputs import BatchImage, expected_facts, use_stored_features
 from vispe.segment.run.request import DEFAULT, Request
 from vispe.segment.run.run_report import ProgressCallbacks, Report
 from vispe.segment.run.run_state import MODEL_NAME, Run, requested_features
@@ -28,6 +30,7 @@ from vispe.segment.run.train import train, train_clusters, train_objects
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
+from vispe.utils.files import check_writable
 
 __all__ = [
     "DEFAULT",
@@ -39,6 +42,7 @@ __all__ = [
     "ScoreOptions",
     "apply",
     "segment",
+    "store_features",
 ]
 
 
@@ -97,7 +101,7 @@ def segment(
             classifier is part of `model.vispe`, and `apply` repeats it.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
-        stored_features: folder of `vispe.segment.feature_files.store_features` with the model outputs of all images.
+        stored_features: folder of `store_features` with the model outputs of all images.
         seed: seed of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
@@ -294,3 +298,83 @@ def apply(
         features = open_features(loaded, device, config, allow_download=allow_download)
         features = use_stored_features(features, stored_features, run.images, run.reading)
         return run.predict(Segmenter(loaded, features, run.post))
+
+
+def store_features(
+    images: Paths,
+    out: str | Path,
+    *,
+    features: FeatureConfig | None = None,
+    reading: ReadOptions | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    force: bool = False,
+    watch: ProgressCallbacks | None = None,
+) -> Report:
+    """Run the model of the features on images, and write its outputs for `stored_features` of `segment`.
+
+    Args:
+        images: files, folders or globs.
+        out: folder for `<stem>_features_0000.safetensors` of each page: 32 to 40 bytes per pixel of a grey image for
+            vispe_micro, and 4 bytes per value of each token of a timm model.
+        features: features of a pixel; None: `DEFAULT`.
+        reading: options of image reading and normalisation, which must be those of the segmentation.
+        seed: seed of random weights.
+        device: `'auto'`, `'cpu'`, `'cuda'` ...
+        force: overwrite existing files.
+        watch: callbacks for progress.
+
+    Returns:
+        The report: 'image', 'pages', 'files' and 'bytes' of each image, and the failures.
+
+    Raises:
+        OptionError: features without a model, or with filters of volumes.
+        InputError: there is no input, files exist, or no image can be used.
+    """
+    request = Request.of("features", locals())
+    if out_of_core_images(request.images, None, None):
+        raise OptionError(
+            "features are stored for images in memory, but the images include a store or a file that is processed in "
+            "blocks. Crop a part and save it as a TIFF file."
+        )
+    run, folder = Batch(request), Path(out)
+    extractor = Features(request.features or DEFAULT, seed=seed, device=device)
+    if extractor.config.kind == "filters":
+        raise OptionError(
+            "features=filters has no model whose outputs could be stored. Use features=both or tokens."
+        )
+    run.watch.start("computing features", len(run.images))
+    for image in list(run.images):
+        try:
+            run.report.images.append(_store(run, image, extractor, folder))
+        except (VispeError, OSError) as error:
+            run.fail(image, error)
+    return run.report
+
+
+def _store(run: Batch, image: BatchImage, extractor: Features, folder: Path) -> dict[str, Any]:
+    """Write the files of one image, and return its record."""
+    grey = run.pages(image, None)
+    files = [page_file(folder, image.path.stem, number) for number in range(len(grey.pages))]
+    check_writable(files, run.force, protect=[image.path])
+    folder.mkdir(parents=True, exist_ok=True)
+    facts, size = {**expected_facts(image, run.reading, extractor), "pages": len(files)}, 0
+    for note in grey.notes:
+        run.note(note)
+    for number, path in enumerate(files):
+        page, valid = grey.page(number)
+        maps, model_input = extractor.model_maps(page, valid)
+        page_facts = {**facts, "page": number, "page_sha256": page_digest(model_input)}
+        with disk_space_guard(folder, path.name):
+            size += within_memory(
+                extractor, lambda m=maps, p=path, f=page_facts: save_page(p, m, f, run.force), run.note
+            )
+        run.watch.step(1 / len(files))
+    record = {
+        "image": str(image.path),
+        "pages": len(files),
+        "files": [str(path) for path in files],
+        "bytes": size,
+    }
+    run.watch.done(record)
+    return record

@@ -9,11 +9,10 @@ from PIL import Image
 
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment.feature_files import store_features
 from vispe.segment.features import stored_features
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.open_page import open_paint
-from vispe.segment.pipeline import ReadOptions, segment
+from vispe.segment.pipeline import ReadOptions, segment, store_features
 
 TIMM = FeatureConfig("tokens", model="vit_tiny_patch16_224", weights="random")
 

@@ -21,7 +21,6 @@ from vispe.segment.classify.calibration import concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import FASTEST, KINDS, PixelClassifier
-from vispe.segment.feature_files import use_stored_features
 from vispe.segment.features.feature_cache import MEMORY, CachedFeatures
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.features.sample_grid import Sample, sample
@@ -29,7 +28,7 @@ from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.model.prediction import predict_page, within_memory
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT, ReadOptions
-from vispe.segment.run.inputs import BatchImage
+from vispe.segment.run.inputs import BatchImage, use_stored_features
 from vispe.segment.run.out_of_distribution import pixel_size_range, summarize_pages
 from vispe.segment.types import PostProcessing, Prediction
 
@@ -140,7 +139,7 @@ class Live:
         self.select_page(page)
 
     def use_stored_features(self, folder: str | Path, image: BatchImage, reading: ReadOptions) -> None:
-        """Read the model outputs of `vispe.segment.feature_files.store_features` instead of computing them.
+        """Read the model outputs of `vispe.segment.pipeline.store_features` instead of computing them.
 
         Args:
             folder: folder of the outputs.

@@ -55,7 +55,7 @@ def suggest_file(
         classifier: with labels, the kind of classifier.
         reading: options of image reading; with a model, normalisation is that of the model.
         labelling: options of label reading.
-        stored_features: folder of `vispe.segment.feature_files.store_features`.
+        stored_features: folder of `vispe.segment.pipeline.store_features`.
         seed: with labels, seed of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing files.

@@ -59,8 +59,8 @@ def features(
     from vispe.cli.commands.segmentation.segment import Console
     from vispe.cli.terminal import one_line
     from vispe.errors import counted
-    from vispe.segment.feature_files import store_features
     from vispe.segment.features.pixel_features import FeatureConfig
+    from vispe.segment.pipeline import store_features
     from vispe.segment.types import ReadOptions
 
     config = FeatureConfig(
@@ -81,8 +81,8 @@ def features(
             watch=console.watcher,
         )  # fmt: skip
     if json:
-        print(dumps({"images": stored.records, "failures": stored.failures}, indent=2))
-    for record in () if json else stored.records:
+        print(dumps({"images": stored.images, "failures": stored.failures}, indent=2))
+    for record in () if json else stored.images:
         pages, size = counted(record["pages"], "page"), f"{record['bytes'] / 1e6:.1f} MB"
         print(one_line(f"{record['image']}: {pages}, {size} -> {record['files'][0]}"))
     return 1 if stored.failures else 0
