@@ -111,6 +111,11 @@ RUN = {
     "scheduler": (
         "address of a dask scheduler, such as tcp://host:8786, whose workers segment the blocks of a store."
     ),
+    "storage_options": (
+        "options of fsspec for images at URLs, as a JSON object or a file that contains one, such as "
+        "'{\"anon\": true}'; default credentials of the environment, and anonymous access to s3:// and gs:// "
+        "without any. They are never stored."
+    ),
 }
 
 SHARED: dict[str, str] = {

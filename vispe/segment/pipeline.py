@@ -6,11 +6,13 @@ renamed; the model is written first and the report is updated after every image.
 complete files, and the same call resumes it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from vispe.errors import OptionError, VispeError
+from vispe.images import remote
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig, Features
@@ -71,6 +73,7 @@ def segment(
     watch: ProgressCallbacks | None = None,
     memory: str | None = None,
     scheduler: str | None = None,
+    storage_options: Mapping[str, Any] | str | Path | None = None,
 ) -> Report:
     """Train on labels, or find clusters, and segment every image.
 
@@ -108,6 +111,7 @@ def segment(
         watch: callbacks for progress.
         memory: memory limit such as '2 GiB' for images in Zarr stores and for large TIFF files.
         scheduler: address of a dask scheduler for such images.
+        storage_options: options of fsspec for images at URLs, or a JSON object or file with them; they are not stored.
 
     Returns:
         The report, as written to `report.json`.
@@ -131,6 +135,11 @@ def segment(
     """
     request = Request.of("segment", locals())
     _check(request)
+    with remote.storage_options(request.storage_options):
+        return _segment(request)
+
+
+def _segment(request: Request) -> Report:
     run = _open(request)
     with run.locked_results():
         saved_model = run.resumed_model()
@@ -241,6 +250,7 @@ def apply(
     watch: ProgressCallbacks | None = None,
     memory: str | None = None,
     scheduler: str | None = None,
+    storage_options: Mapping[str, Any] | str | Path | None = None,
 ) -> Report:
     """Segment images with the model of an earlier run.
 
@@ -265,6 +275,7 @@ def apply(
         watch: callbacks for progress.
         memory: memory limit for images in Zarr stores and for large TIFF files, as in `segment`.
         scheduler: address of a dask scheduler for such images.
+        storage_options: options of fsspec for images at URLs, or a JSON object or file with them; they are not stored.
 
     Raises:
         OptionError: an option that does not apply to the model.
@@ -283,7 +294,12 @@ def apply(
         {'cluster 1': 0.5, 'cluster 2': 0.5}
     """
     request = Request.of("apply", locals())
-    loaded = load_model(model)
+    with remote.storage_options(request.storage_options):
+        return _apply(request)
+
+
+def _apply(request: Request) -> Report:
+    loaded = load_model(str(request.model))
     if request.objects is None and loaded.objects is not None:
         request = replace(request, objects=loaded.objects.options)
     reading = replace(request.reading, normalize=loaded.normalize, clip=loaded.clip)
@@ -295,8 +311,8 @@ def apply(
     config = requested_features(loaded, request)
     with run.locked_results():
         run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else loaded.names)
-        features = open_features(loaded, device, config, allow_download=allow_download)
-        features = use_stored_features(features, stored_features, run.images, run.reading)
+        features = open_features(loaded, request.device, config, allow_download=request.allow_download)
+        features = use_stored_features(features, request.stored_features, run.images, run.reading)
         return run.predict(Segmenter(loaded, features, run.post))
 
 

@@ -30,6 +30,7 @@ _NOT_DECISIVE = (
     "labels",
     "object_classes",
     "stored_features",
+    "storage_options",
     "force",
     "watch",
     "memory",
@@ -66,6 +67,7 @@ class Request(Options):
     objects: ObjectOptions | None = None
     object_classes: Paths | str | Path = ()
     stored_features: str | Path | None = None
+    storage_options: Any = None
     materials: bool = False
     trust: bool = False
     weights: str | None = None

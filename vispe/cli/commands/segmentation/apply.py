@@ -6,7 +6,7 @@ POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
 ADVANCED = (
     *("truth_zero", "truth_page", "scene", "orientation", "touching", "object_min_area", "fill_holes"),
-    *("exclude_border", "objects_as", "stored_features", "tile", "scheduler"),
+    *("exclude_border", "objects_as", "stored_features", "tile", "scheduler", "storage_options"),
 )
 _MODEL_OPTIONS = (
     *("labels", "cluster", "cluster_method", "text", "readout", "templates", "background", "classifier"),
@@ -50,6 +50,7 @@ def apply(
     device: str = "auto",
     memory: str | None = None,
     scheduler: str | None = None,
+    storage_options: str | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -104,5 +105,6 @@ def apply(
             watch=console.watcher,
             memory=memory,
             scheduler=scheduler,
+            storage_options=storage_options,
         )
     return console.finish(report, out)

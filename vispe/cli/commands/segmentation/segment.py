@@ -35,7 +35,7 @@ ADVANCED = (
         "object_min_area",
         "fill_holes",
     ),
-    *("exclude_border", "objects_as", "tile", "scheduler"),
+    *("exclude_border", "objects_as", "tile", "scheduler", "storage_options"),
 )
 
 
@@ -95,6 +95,7 @@ def segment(
     device: str = "auto",
     memory: str | None = None,
     scheduler: str | None = None,
+    storage_options: str | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -246,6 +247,7 @@ def segment(
             watch=console.watcher,
             memory=memory,
             scheduler=scheduler,
+            storage_options=storage_options,
         )
     return console.finish(report, out)
 
