@@ -76,6 +76,7 @@ REPORTS = {
 }
 
 FEATURES = {
+    "clip": "the two percentiles that are mapped to black and white; default 0.5,99.5.",
     "stored_features": (
         "folder of vispe features with the model outputs of the same images, which are read instead of computed; "
         "features of other images, options or versions are refused."

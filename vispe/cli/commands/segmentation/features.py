@@ -47,7 +47,6 @@ def features(
         token_shifts: number of sub-stride shifts per axis whose features are interleaved.
         layers: indices of the blocks of the timm model whose outputs are concatenated, such as 5,8,11.
         normalize: grey limits per file (stack), per page (image), or none; as in the later segmentation.
-        clip: the two percentiles that are mapped to black and white; default 0.5,99.5.
         json: print the files of each image as JSON.
 
     Examples:

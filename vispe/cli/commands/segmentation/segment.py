@@ -152,7 +152,6 @@ def segment(
             the columns object_class and object (its number in objects.csv of an earlier run) or x and y, and image if
             there are several; or label files with a label on each example. vispe apply repeats them.
         normalize: grey limits per file (stack), per page (image), or none.
-        clip: the two percentiles that are mapped to black and white; default 0.5,99.5.
         force: overwrite existing results, and restart an interrupted run, which is otherwise resumed.
 
     Examples:
