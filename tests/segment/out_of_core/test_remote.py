@@ -84,12 +84,12 @@ def test_an_unfinished_run_on_a_url_is_resumed(folder, memory_url, monkeypatch):
 
 
 def test_options_reach_the_protocol_and_are_not_written(folder, memory_url, monkeypatch):
-    seen = []
+    requested = []
     original = remote.options_of
     monkeypatch.setattr(
-        "vispe.segment.out_of_core.image_source.options_of", lambda url: seen.append(original(url)) or {}
+        "vispe.segment.out_of_core.image_source.options_of", lambda url: requested.append(original(url)) or {}
     )
-    monkeypatch.setattr(remote, "options_of", lambda url: seen.append(original(url)) or {})
+    monkeypatch.setattr(remote, "options_of", lambda url: requested.append(original(url)) or {})
     secret = {"key": "user-secret", "secret": "pass-secret"}
     (folder / "options.json").write_text(json.dumps(secret))
     for number, options in enumerate((secret, json.dumps(secret), folder / "options.json")):
@@ -97,9 +97,9 @@ def test_options_reach_the_protocol_and_are_not_written(folder, memory_url, monk
             memory_url, folder / f"out{number}", labels=folder / "a_labels.png", features=FILTERS,
             storage_options=options,
         )  # fmt: skip
-        assert seen
-        assert all(options == secret for options in seen)
-        seen.clear()
+        assert requested
+        assert all(options == secret for options in requested)
+        requested.clear()
         written = [path.read_bytes() for path in (folder / f"out{number}").rglob("*") if path.is_file()]
         assert not any(b"-secret" in data for data in written)
     assert remote.options_of("memory://bucket") == {}
