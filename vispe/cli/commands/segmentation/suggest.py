@@ -43,7 +43,7 @@ def suggest(
         model: a model.vispe file.
         labels: scribbles on this image, as for vispe segment.
         count: largest number of regions.
-        classifier: with labels, as for vispe segment; default logistic, the fastest.
+        classifier: with labels, as for vispe segment (default ensemble); logistic is the fastest.
         features: with labels, filters, tokens of vispe_micro, or both (default).
         max_classes: largest number of distinct label values; more are reported as an error; default 20.
         crop: rows and columns of the sample, such as 0:884,0:1024; nothing is suggested elsewhere.
