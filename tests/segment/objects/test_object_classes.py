@@ -2,6 +2,7 @@
 
 import csv
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -258,3 +259,36 @@ def test_stores_are_classified_like_files_but_have_no_examples(folder, tmp_path)
     assert [r["object_class"] for r in rows_of(tmp_path / "store" / "objects.csv")] == [
         r["object_class"] for r in rows_of(tmp_path / "out" / "objects.csv")
     ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"names": ["disc"]},
+        {"names": ["disc", "disc"]},
+        {"names": ["disc", "fibre", "third"]},
+        {"names": ["disc", "a\x1b[31m"]},
+        {"unit": "inch"},
+        {"volumes": True},
+        {"options": {"classes": ["class 2"], "touching": "never"}},
+        {"options": {"classes": ["class 2"], "unknown": 1}},
+        {"options": {"classes": []}},
+        {"options": None},
+        {"facts": None},
+        {"facts": {}},
+    ],
+)
+def test_a_changed_card_is_refused(folder, tmp_path, change):
+    if not (folder / "model" / "model.vispe").exists():
+        run(folder, folder / "model", folder / "examples.csv")
+    path = tmp_path / "changed.vispe"
+    with zipfile.ZipFile(folder / "model" / "model.vispe") as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            if name == "card.json":
+                card = json.loads(data)
+                card["object_classes"] |= change
+                data = json.dumps(card).encode()
+            target.writestr(name, data)
+    with pytest.raises(InputError, match=r"changed\.vispe is damaged"):
+        load_model(path)

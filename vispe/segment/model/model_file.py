@@ -20,7 +20,7 @@ import numpy as np
 
 from vispe.backbones.hub import named_by_file
 from vispe.backbones.load_model import check_kind, kind_of
-from vispe.errors import InputError, require
+from vispe.errors import InputError, VispeError, require
 from vispe.images.formats.decoded_image import BROKEN
 from vispe.images.paths import check_file
 from vispe.segment.classify.clustering import METHODS, PixelClusters
@@ -49,6 +49,10 @@ VERSION = 2
 """Version of the layout; incremented when an older vispe cannot read new files."""
 
 CARD, ESTIMATOR, TENSORS = "card.json", "estimator.skops", "tensors.safetensors"
+
+
+class _ObjectsError(Exception):
+    """A classifier of objects with invalid entries or arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +171,7 @@ def load_model(path: str | Path) -> Model:
     check_tensors(path, tensors, card["n_classes"])
     try:
         return _rebuild(card, estimator, tensors)
-    except (TypeError, KeyError, AttributeError, IndexError) as error:
+    except (TypeError, KeyError, AttributeError, IndexError, _ObjectsError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"{path} is damaged: its card does not match its arrays ({reason}). Train the model again."
@@ -207,10 +211,16 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         basis=TokenBasis(**basis_arrays) if basis_arrays else None,
         notes=card["training"],
         domain=FeatureDistribution.from_tensors(domain_arrays) if domain_arrays else None,
-        objects=None
-        if objects is None
-        else ObjectClassifier.stored(objects, tensors_of_objects, card["seed"]),
+        objects=None if objects is None else _objects(objects, tensors_of_objects, card["seed"]),
     )
+
+
+def _objects(card: Mapping[str, Any], tensors: Mapping[str, np.ndarray], seed: int) -> ObjectClassifier:
+    try:
+        return ObjectClassifier.stored(card, tensors, seed)
+    except VispeError as error:
+        # invalid options and arrays, reported with the file
+        raise _ObjectsError(f"object classes: {error}") from error
 
 
 def _features(config: FeatureConfig | TextConfig) -> dict[str, Any]:

@@ -164,7 +164,8 @@ class ObjectClassifier:
         state = {name.removeprefix(PREFIX): v for name, v in tensors.items() if name.startswith(PREFIX)}
         classifier = PixelClassifier("ensemble", len(names), seed=seed, state=state)
         width = measurements([], card["unit"], volumes).shape[1]
-        if classifier.trees is None or classifier.trees.width[0] != width:
+        trees = classifier.trees
+        if trees is None or trees.width[0] != width or len(trees.classes) != len(names):
             raise InputError("the object classes have inconsistent arrays. Train the model again.")
         return cls(names, classifier, ObjectOptions(**card["options"]), card["unit"], volumes, card["facts"])
 
