@@ -55,7 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     grey = synthetic_image(args.img_size)
-    live = Live(micrograph(grey))
+    live = Live(micrograph(grey), classifier="logistic")
     start = time.perf_counter()
     live.compute()
     retained = {

@@ -113,7 +113,7 @@ def noisy(grey: np.ndarray, seed: int, deviation: float) -> np.ndarray:
 
 def curve(grey: np.ndarray, classes: np.ndarray, seed: int, way: str) -> list[float]:
     """Return the mean IoU after the first dots and after each round."""
-    live, labels = Live(micrograph(grey)), np.zeros(grey.shape, np.uint8)
+    live, labels = Live(micrograph(grey), classifier="logistic"), np.zeros(grey.shape, np.uint8)
     radius, valid = radius_for(*grey.shape), np.ones(grey.shape, bool)
     first, later = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
     inside = candidates(valid, np.zeros(0, np.int64), radius)
@@ -227,7 +227,8 @@ def draw_figure() -> None:
     labels = np.zeros(grey.shape[:2], np.uint8)
     for number, (row, column) in enumerate(((60, 100), (260, 265), (390, 2)), 1):
         labels[row : row + 8, column : column + 40] = number
-    live = Live(micrograph(grey, "YXC"), names=("gland", "stroma", "empty"))
+    names = ("gland", "stroma", "empty")
+    live = Live(micrograph(grey, "YXC"), classifier="logistic", names=names)
     live.update(labels)
     shown = live.normalized()[0].copy()
     shown[labels > 0] = np.array(PALETTE[:3], np.float32)[labels[labels > 0] - 1] / 255

@@ -97,7 +97,7 @@ def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
     labels = scribbles(grey, classes)
     image = micrograph(grey)
     (expected,), classifier = by_hand(image, labels[None], config, "logistic")
-    live = Live(image, features=config)
+    live = Live(image, features=config, classifier="logistic")
     actual = live.update(labels)
     assert_same(actual, expected)
     for name in ("mean", "weight", "bias", "classes"):  # the very same features were gathered
@@ -163,7 +163,7 @@ def test_clusters_are_predicted_and_words_refused(tmp_path):
     written = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
     assert (live.predict().labels == written).mean() > 0.999
     assert live.update(scribbles(grey)).prob.shape == (2, 48, 56)
-    assert live.model.classifier.kind == "logistic"
+    assert live.model.classifier.kind == "ensemble"
     words = Model(object(), live.model.classifier, ("a", "b"), None, "stack", (0.5, 99.5), None, 0, None, {})
     with pytest.raises(InputError, match="classifies by text prompts"):
         Live(micrograph(grey), model=words)
@@ -190,14 +190,14 @@ def test_pages_of_a_stack_share_one_classifier(config):
     labels = np.zeros(pages.shape, np.uint8)
     labels[0], labels[2] = scribbles(pages[0]), scribbles(pages[2], seed=1)
     expected, _ = by_hand(image, labels, config, "logistic")
-    live = Live(image, page=1, features=config)
+    live = Live(image, page=1, features=config, classifier="logistic")
     assert_same(live.update(labels), expected[1])
     live.select_page(2)
     assert_same(live.predict(), expected[2])
     assert_same(live.predict(0), expected[0])
     alone = np.zeros(pages.shape, np.uint8)
     alone[2] = labels[2]
-    fresh = Live(image, page=2, features=config).update(alone)
+    fresh = Live(image, page=2, features=config, classifier="logistic").update(alone)
     live.draw(np.zeros_like(labels[0]), page=0)
     np.testing.assert_array_equal(live.update(labels[2]).prob, fresh.prob)
     assert live.model.notes["pages"] == [2]
@@ -224,7 +224,7 @@ def test_pixels_without_data_and_colours():
     grey[0, 0] = np.inf
     image = micrograph(grey)
     messages: list[str] = []
-    live = Live(image, features=TILED, watch=messages.append)
+    live = Live(image, features=TILED, classifier="logistic", watch=messages.append)
     actual = live.update(labels)
     (expected,), _ = by_hand(image, labels[None], TILED, "logistic")
     assert_same(actual, expected)
@@ -237,7 +237,8 @@ def test_pixels_without_data_and_colours():
     colour = np.stack([synthetic_image(48, 50, s) for s in range(3)], -1)
     image = micrograph(colour, "YXC")
     (expected,), _ = by_hand(image, scribbles(colour[..., 0])[None], TILED, "logistic")
-    assert_same(Live(image, features=TILED).update(scribbles(colour[..., 0])), expected)
+    live = Live(image, features=TILED, classifier="logistic")
+    assert_same(live.update(scribbles(colour[..., 0])), expected)
 
 
 def test_any_page_is_segmented_with_the_model():

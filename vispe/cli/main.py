@@ -50,6 +50,7 @@ COMMANDS: dict[str, str] = {
     "apply": "Segment more images with a model trained by `vispe segment`.",
     "paint": "Draw scribbles in a browser window and watch the segmentation update.",
     "suggest": "Suggest where further scribbles on an image would help the classifier most.",
+    "features": "Compute the outputs of the model of patch tokens once, for later segmentations of the same images.",
     "audit": "Audit the positional bias of a model: measures with controls and confidence intervals in one report.",
     "probe": "Measure how much position can be decoded from a model's features.",
     "rotate": "Measure how rotating, mirroring and shifting a sample changes a model's features or a segmentation.",

@@ -75,6 +75,14 @@ REPORTS = {
     ),
 }
 
+FEATURES = {
+    "clip": "the two percentiles that are mapped to black and white; default 0.5,99.5.",
+    "stored_features": (
+        "folder of vispe features with the model outputs of the same images, which are read instead of computed; "
+        "features of other images, options or versions are refused."
+    ),
+}
+
 MODEL = {
     "model": (
         "timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved segmenter "
@@ -104,9 +112,14 @@ RUN = {
     "scheduler": (
         "address of a dask scheduler, such as tcp://host:8786, whose workers segment the blocks of a store."
     ),
+    "storage_options": (
+        "options of fsspec for images at URLs, as a JSON object or a file that contains one, such as "
+        "'{\"anon\": true}'; default credentials of the environment, and anonymous access to s3:// and gs:// "
+        "without any. They are never stored."
+    ),
 }
 
 SHARED: dict[str, str] = {
-    **IMAGE, **LABELS, **TRUTH, **RESULT, **OBJECTS, **REPORTS, **MODEL, **RUN
+    **IMAGE, **LABELS, **TRUTH, **RESULT, **OBJECTS, **REPORTS, **FEATURES, **MODEL, **RUN
 }  # fmt: skip
 """Help of each shared option; a command that describes an option in its docstring replaces it."""

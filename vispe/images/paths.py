@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from vispe.errors import InputError
+from vispe.images.remote import StoreURL, is_url
 
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -16,11 +17,13 @@ _KINDS = (
 
 
 def expanded(name: str | Path) -> Path:
-    """Return the path of a file name; `~` is expanded unless a file with exactly this name exists.
+    """Return the path of a file name, or a `StoreURL`; `~` is expanded unless a file with exactly this name exists.
 
     Raises:
         InputError: an empty name; neither a file of this name nor a home folder exists.
     """
+    if is_url(name):
+        return StoreURL(str(name))
     path = Path(name)
     if not str(name):
         raise InputError("file names must not be empty, got ''. Check that shell variables are set.")

@@ -10,7 +10,7 @@ from vispe.images.annotations.annotation_files import ENDINGS, images_in
 from vispe.images.file_search import find_images, match_files
 from vispe.images.paths import expanded
 
-_RESULTS = "seg|prob|uncertainty|overlay|trust|disagreement|objects"
+_RESULTS = "seg|prob|uncertainty|overlay|trust|disagreement|objects|object_classes"
 _LABELS = "labels?|scribbles?|masks?|truth|gt|ground_truth|annotations?"
 _SIDECAR = re.compile(rf"(.+)[_\-. ](?:{_RESULTS}|{_LABELS})", re.IGNORECASE | re.DOTALL)
 _CLUSTER_FIGURE, _MODEL = "clusters.png", "model.vispe"  # figure of runs that select the number of clusters

@@ -61,6 +61,7 @@ def overlay(
     title: str | None = None,
     step: int = 1,
     counts: np.ndarray | None = None,
+    legend: Sequence[str] | None = None,
 ) -> np.ndarray:
     """Draw a label map over its image, with class boundaries, a legend with area fractions and a scale bar.
 
@@ -78,6 +79,7 @@ def overlay(
         title: a line above the image.
         step: each pixel of the arrays represents step x step pixels of the image, as counted by the scale bar.
         counts: (K + 1,) pixels of each label in the full image, if the arrays are a subset; for the legend.
+        legend: K texts after the names in the legend, instead of the area fractions.
 
     Returns:
         (H, W, 3) uint8, larger than the image by the legend and the scale bar.
@@ -93,7 +95,10 @@ def overlay(
     page = _page(max(h, w) * factor)
     if counts is None:
         counts = np.bincount(labels.ravel(), minlength=len(names) + 1)
-    rows = _legend_rows(names, colors, counts)
+    if legend is None:
+        rows = _legend_rows(names, colors, counts)
+    else:
+        rows = [(color, name, text) for color, name, text in zip(colors, names, legend, strict=False)]
     bar = _scale_bar(page, w * step, factor / step, pixel_size)
     return _compose(page, (w * factor, h * factor), bands, rows, bar, title)
 

@@ -6,27 +6,33 @@ renamed; the model is written first and the report is updated after every image.
 complete files, and the same call resumes it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, VispeError
+from vispe.images import remote
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.stored_features import page_digest, page_file, save_page
 from vispe.segment.model.model_file import Model, load_model, open_features
-from vispe.segment.model.prediction import Segmenter
+from vispe.segment.model.prediction import Segmenter, within_memory
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.run.batch_run import Batch
+from vispe.segment.run.disk_space import disk_space_guard
+from vispe.segment.run.inputs import BatchImage, expected_facts, use_stored_features
 from vispe.segment.run.request import DEFAULT, Request
 from vispe.segment.run.run_report import ProgressCallbacks, Report
 from vispe.segment.run.run_state import MODEL_NAME, Run, requested_features
 from vispe.segment.run.scoring import ScoreOptions
-from vispe.segment.run.train import train, train_clusters
+from vispe.segment.run.train import train, train_clusters, train_objects
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
+from vispe.utils.files import check_writable
 
 __all__ = [
     "DEFAULT",
@@ -38,6 +44,7 @@ __all__ = [
     "ScoreOptions",
     "apply",
     "segment",
+    "store_features",
 ]
 
 
@@ -56,14 +63,17 @@ def segment(
     scoring: ScoreOptions | None = None,
     post: PostProcessing | None = None,
     objects: ObjectOptions | None = None,
+    object_classes: Paths = (),
     materials: bool = False,
     trust: bool = False,
+    stored_features: str | Path | None = None,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
     watch: ProgressCallbacks | None = None,
     memory: str | None = None,
     scheduler: str | None = None,
+    storage_options: Mapping[str, Any] | str | Path | None = None,
 ) -> Report:
     """Train on labels, or find clusters, and segment every image.
 
@@ -88,14 +98,20 @@ def segment(
         post: reweighting and smoothing of the result.
         objects: classes whose connected components are split, measured and counted; also writes
             `<stem>_objects.tif`, `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
+        object_classes: examples of classes of objects, from which a classifier by size, shape and mean grey is
+            learnt: CSV files (`vispe.segment.objects.examples.read_examples`) or label files, matched like `labels`.
+            Adds the columns `object_class` and `object_probability`, and writes `<stem>_object_classes.png`; the
+            classifier is part of `model.vispe`, and `apply` repeats it.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
+        stored_features: folder of `store_features` with the model outputs of all images.
         seed: seed of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
         watch: callbacks for progress.
         memory: memory limit such as '2 GiB' for images in Zarr stores and for large TIFF files.
         scheduler: address of a dask scheduler for such images.
+        storage_options: options of fsspec for images at URLs, or a JSON object or file with them; they are not stored.
 
     Returns:
         The report, as written to `report.json`.
@@ -119,11 +135,18 @@ def segment(
     """
     request = Request.of("segment", locals())
     _check(request)
+    with remote.storage_options(request.storage_options):
+        return _segment(request)
+
+
+def _segment(request: Request) -> Report:
     run = _open(request)
     with run.locked_results():
         saved_model = run.resumed_model()
         segmenter = _trained_segmenter(run) if saved_model is None else _resumed_segmenter(run, saved_model)
         if saved_model is None:
+            if request.object_classes:
+                segmenter = train_objects(run, segmenter)
             run.write_model(segmenter.model)
         return run.predict(segmenter)
 
@@ -170,6 +193,8 @@ def _check(request: Request) -> None:
         raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {expected}.")
     if not sources["labels"]:
         request.post.resolve_prior(None)
+    if request.object_classes and request.objects is None:
+        raise OptionError("object_classes has no effect without objects. Pass class names as objects.")
     if request.objects is not None and (
         names := request.labelling.classes or getattr(request.text, "names", None)
     ):
@@ -178,6 +203,7 @@ def _check(request: Request) -> None:
 
 def _resumed_segmenter(run: Run, model: Model) -> Segmenter:
     features = open_features(model, run.request.device, allow_download=True)
+    features = use_stored_features(features, run.request.stored_features, run.images, run.reading)
     if run.request.labels and run.request.scoring.truth:
         run.training_labels()  # labelled pixels are excluded from the scores
     run.check_truth(None if run.request.cluster is not None else model.names)
@@ -191,10 +217,13 @@ def _trained_segmenter(run: Run) -> Segmenter:
         run.check_truth(request.text.names)
         from vispe.segment.run.zero_shot import text_model  # imports open_clip
 
+        if request.stored_features is not None:
+            raise OptionError("stored_features has no effect on text prompts. Omit it.")
         config = request.features or TextConfig()
         features, model = text_model(run, request.text, config, request.seed, request.device)
         return Segmenter(model, features, run.post)
     features = Features(request.features or DEFAULT, seed=request.seed, device=request.device)
+    features = use_stored_features(features, request.stored_features, run.images, run.reading)
     if request.cluster is not None:
         clusters = PixelClusters(request.cluster, request.cluster_method, seed=request.seed)
         return Segmenter(train_clusters(run, features, clusters), features, run.post)
@@ -212,6 +241,7 @@ def apply(
     objects: ObjectOptions | None = None,
     materials: bool = False,
     trust: bool = False,
+    stored_features: str | Path | None = None,
     weights: str | None = None,
     allow_download: bool = False,
     tile: int | None = None,
@@ -220,6 +250,7 @@ def apply(
     watch: ProgressCallbacks | None = None,
     memory: str | None = None,
     scheduler: str | None = None,
+    storage_options: Mapping[str, Any] | str | Path | None = None,
 ) -> Report:
     """Segment images with the model of an earlier run.
 
@@ -231,9 +262,11 @@ def apply(
         scoring: ground truth.
         post: reweighting and smoothing of the result.
         objects: classes whose connected components are split, measured and counted; also writes
-            `<stem>_objects.tif`, `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
+            `<stem>_objects.tif`, `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`. If None, those of the
+            object classes of the model, if it has any.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
+        stored_features: as in `segment`.
         weights: new path of the token model's checkpoint, if it has moved; the weights must be identical.
         allow_download: download weights that the model file names and that are not on this disk.
         tile: another tile side in pixels, to reduce memory.
@@ -242,6 +275,7 @@ def apply(
         watch: callbacks for progress.
         memory: memory limit for images in Zarr stores and for large TIFF files, as in `segment`.
         scheduler: address of a dask scheduler for such images.
+        storage_options: options of fsspec for images at URLs, or a JSON object or file with them; they are not stored.
 
     Raises:
         OptionError: an option that does not apply to the model.
@@ -260,7 +294,14 @@ def apply(
         {'cluster 1': 0.5, 'cluster 2': 0.5}
     """
     request = Request.of("apply", locals())
-    loaded = load_model(model)
+    with remote.storage_options(request.storage_options):
+        return _apply(request)
+
+
+def _apply(request: Request) -> Report:
+    loaded = load_model(str(request.model))
+    if request.objects is None and loaded.objects is not None:
+        request = replace(request, objects=loaded.objects.options)
     reading = replace(request.reading, normalize=loaded.normalize, clip=loaded.clip)
     run = _open(replace(request, reading=reading))
     run.check_features(loaded.features)
@@ -270,5 +311,86 @@ def apply(
     config = requested_features(loaded, request)
     with run.locked_results():
         run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else loaded.names)
-        features = open_features(loaded, device, config, allow_download=allow_download)
+        features = open_features(loaded, request.device, config, allow_download=request.allow_download)
+        features = use_stored_features(features, request.stored_features, run.images, run.reading)
         return run.predict(Segmenter(loaded, features, run.post))
+
+
+def store_features(
+    images: Paths,
+    out: str | Path,
+    *,
+    features: FeatureConfig | None = None,
+    reading: ReadOptions | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    force: bool = False,
+    watch: ProgressCallbacks | None = None,
+) -> Report:
+    """Run the model of the features on images, and write its outputs for `stored_features` of `segment`.
+
+    Args:
+        images: files, folders or globs.
+        out: folder for `<stem>_features_0000.safetensors` of each page: 32 to 40 bytes per pixel of a grey image for
+            vispe_micro, and 4 bytes per value of each token of a timm model.
+        features: features of a pixel; None: `DEFAULT`.
+        reading: options of image reading and normalisation, which must be those of the segmentation.
+        seed: seed of random weights.
+        device: `'auto'`, `'cpu'`, `'cuda'` ...
+        force: overwrite existing files.
+        watch: callbacks for progress.
+
+    Returns:
+        The report: 'image', 'pages', 'files' and 'bytes' of each image, and the failures.
+
+    Raises:
+        OptionError: features without a model, or with filters of volumes.
+        InputError: there is no input, files exist, or no image can be used.
+    """
+    request = Request.of("features", locals())
+    if out_of_core_images(request.images, None, None):
+        raise OptionError(
+            "features are stored for images in memory, but the images include a store or a file that is processed in "
+            "blocks. Crop a part and save it as a TIFF file."
+        )
+    run, folder = Batch(request), Path(out)
+    extractor = Features(request.features or DEFAULT, seed=seed, device=device)
+    if extractor.config.kind == "filters":
+        raise OptionError(
+            "features=filters has no model whose outputs could be stored. Use features=both or tokens."
+        )
+    run.watch.start("computing features", len(run.images))
+    for image in list(run.images):
+        try:
+            run.report.images.append(_store(run, image, extractor, folder))
+        except (VispeError, OSError) as error:
+            run.fail(image, error)
+    return run.report
+
+
+def _store(run: Batch, image: BatchImage, extractor: Features, folder: Path) -> dict[str, Any]:
+    """Write the files of one image, and return its record."""
+    grey = run.pages(image, None)
+    files = [page_file(folder, image.path.stem, number) for number in range(len(grey.pages))]
+    check_writable(files, run.force, protect=[image.path])
+    folder.mkdir(parents=True, exist_ok=True)
+    facts, size = {**expected_facts(image, run.reading, extractor), "pages": len(files)}, 0
+    for note in grey.notes:
+        run.note(note)
+    for number, path in enumerate(files):
+        page, valid = grey.page(number)
+        maps, model_input = extractor.model_maps(page, valid)
+        page_facts = {**facts, "page": number, "page_sha256": page_digest(model_input)}
+        with disk_space_guard(folder, path.name):
+            size += within_memory(
+                extractor, lambda m=maps, p=path, f=page_facts: save_page(p, m, f, run.force), run.note
+            )
+        run.watch.step(1 / len(files))
+    record = {
+        "image": str(image.path),
+        "pages": len(files),
+        "files": [str(path) for path in files],
+        "bytes": size,
+    }
+    run.watch.done(record)
+    return record

@@ -99,7 +99,8 @@ def test_the_preview_is_that_of_logistic_and_the_result_follows(image, paint):
     preview = paint.update({**content, "preview": True})
     assert preview["preview"]
     assert paint.live.model.classifier.kind == "logistic"
-    fast = Live(paint.image, features=paint.live._features.config, names=["ground", "disc"])
+    options = {"features": paint.live._features.config, "names": ["ground", "disc"]}
+    fast = Live(paint.image, classifier="logistic", **options)
     assert np.array_equal(paint.prediction.labels, fast.update(paint.labels()).labels)
     final = paint.update(content)
     assert not final["preview"]

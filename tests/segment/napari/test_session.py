@@ -169,3 +169,47 @@ def test_suggested_positions_come_with_the_page():
     assert answer.suggestions == tuple(suggest(live))
     assert list(answer.pages) == [1]
     assert session.answer(WorkItem(setup(image), 1, ("dark", "bright"), labels)).suggestions is None
+
+
+def test_a_preview_of_logistic_comes_first_and_the_ensemble_follows():
+    image, labels = stack()
+    session, work = Session(), WorkItem(setup(image), 0, ("dark", "bright"), labels)
+    preview, final = session.answers(work)
+    assert (preview.preview, final.preview) == (True, False)
+    fast = Live(image, features=FeatureConfig(), classifier="logistic", names=("dark", "bright")).update(
+        labels
+    )
+    np.testing.assert_array_equal(preview.pages[0].prob, fast.prob)
+    np.testing.assert_array_equal(final.pages[0].prob, Session().answer(work).pages[0].prob)
+    assert session.model.classifier.kind == "ensemble"
+    # one answer: nothing faster, nothing to train, or complete work
+    model = session.model
+    for other in (
+        WorkItem(setup(image, classifier="logistic"), 0, ("dark", "bright"), labels),
+        WorkItem(setup(image, model=model), 0, model.names, np.zeros_like(labels)),
+        WorkItem(setup(image), 0, ("dark", "bright"), labels, every=True),
+    ):
+        (answer,) = session.answers(other)
+        assert answer.error is None
+        assert not answer.preview
+
+
+def test_a_newer_request_supersedes_the_result_but_not_the_preview():
+    image, labels = stack()
+    session = Session()
+    session.is_superseded = lambda: True
+    preview, final = session.answers(WorkItem(setup(image), 0, ("dark", "bright"), labels))
+    assert preview.preview
+    assert preview.pages
+    assert final.superseded
+    assert not final.pages
+    # a saved model is never that of a preview
+    answers = session.answers(WorkItem(setup(image), 0, ("dark", "bright"), labels))
+    assert next(answers).preview
+    assert session.model.classifier.kind == "ensemble"
+
+
+def test_errors_of_a_preview_come_once():
+    image, labels = stack()
+    (answer,) = Session().answers(WorkItem(setup(image), 0, ("dark", "bright"), labels.clip(0, 1)))
+    assert "at least 2" in answer.error

@@ -53,6 +53,18 @@ def settle(qt, widget) -> None:
     qt.app.processEvents()
 
 
+def recorded(widget) -> list:
+    """The requests of a widget from now on."""
+    requested, real = [], widget.session.answers
+
+    def answers(*arguments):
+        requested.append(arguments)
+        yield from real(*arguments)
+
+    widget.session.answers = answers
+    return requested
+
+
 def halves(*shape: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     grey = rng.normal(60, 10, shape)
@@ -133,8 +145,7 @@ def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, made):
     classes = viewer.layers["picture classes"]
     before = classes.data.copy()
     assert set(np.unique(before)) == {1, 2}
-    requested = []
-    real, widget.session.answer = widget.session.answer, lambda *a: (requested.append(a), real(*a))[1]
+    requested = recorded(widget)
     widget.labels.refresh()
     widget.labels.opacity = 0.3
     settle(qt, widget)
@@ -159,8 +170,7 @@ def test_wishes_during_work_are_answered_once_afterwards(qt, made):
     _, widget = made(halves(50, 64))
     widget.new_labels()
     draw(widget.labels)
-    requested = []
-    real, widget.session.answer = widget.session.answer, lambda *a: (requested.append(a), real(*a))[1]
+    requested = recorded(widget)
     for _ in range(4):
         widget.segment()
     settle(qt, widget)

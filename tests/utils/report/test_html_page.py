@@ -1,11 +1,15 @@
 """A report is one HTML file without references to others; what users name is never markup in it."""
 
 import base64
+import io
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from vispe.errors import VispeError
 from vispe.utils.report.html_page import Page
@@ -87,3 +91,33 @@ def test_a_file_is_not_overwritten_without_force(tmp_path):
         _page().write(path)
     Page("m", "k", "other").write(path, force=True)
     assert "other" in path.read_text(encoding="utf-8")
+
+
+def test_a_report_with_every_section_prints_on_at_most_four_pages(tmp_path):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    page = Page("steel.png", "Segmentation", "matrix 80.0 %, carbide 20.0 % of the map.")
+    image = io.BytesIO()
+    Image.new("RGB", (1000, 800), (90, 120, 150)).save(image, "JPEG")
+    for number in range(8):
+        page.section(f"Section {number}")
+        page.text("A sentence about the numbers of the table and the figure below it. " * 4, soft=True)
+        page.table(
+            [["image", "class", "area", "diameter"], *[["steel.png", "carbide", "20.0 %", "7.1 µm"]] * 6]
+        )
+        if number % 2:
+            page.image(image.getvalue(), "classes")
+    page.write(tmp_path / "report.html")
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--print-to-pdf={tmp_path / 'report.pdf'}",
+    ]
+    subprocess.run(
+        [*command, (tmp_path / "report.html").as_uri()], check=True, capture_output=True, timeout=120
+    )
+    pages = re.findall(rb"/Type\s*/Page[^s]", (tmp_path / "report.pdf").read_bytes())
+    assert 1 <= len(pages) <= 4

@@ -16,6 +16,7 @@ from vispe.segment.features.filters import Filters
 from vispe.segment.features.micro_features import DenseMaps
 from vispe.segment.features.pixel_features import BLOCK, Features
 from vispe.segment.features.prepared_page import PreparedPage
+from vispe.segment.features.stored_features import StoredMaps
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.features.token_features import TokenMaps
@@ -82,7 +83,7 @@ class CachedFeatures(Features):
         self._kept = None
         return super().shrink()
 
-    def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | DenseMaps:
+    def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | DenseMaps | StoredMaps:
         """Return the cached tokens, for fitting their basis again."""
         if page is self._page and self._kept is not None and self._kept.tokens is not None:
             return self._kept.tokens
@@ -97,13 +98,13 @@ class CachedPage(PreparedPage):
         page: np.ndarray,
         valid: np.ndarray,
         filters: Filters | None,
-        maps: TokenMaps | DenseMaps | None,
+        maps: TokenMaps | DenseMaps | StoredMaps | None,
         block: int,
         device: str = "cpu",
     ) -> None:
         self.tokens = maps if isinstance(maps, TokenMaps) else None
         threads = torch.get_num_threads() if device == "cpu" else 1
-        cached_maps = CachedMaps(maps, threads) if isinstance(maps, DenseMaps) else maps
+        cached_maps = CachedMaps(maps, threads) if isinstance(maps, DenseMaps | StoredMaps) else maps
         super().__init__(page, valid, filters, cached_maps, block, device)
         if filters is not None:
             self._filters = CachedFilters(filters, self._page, block, threads)
@@ -201,7 +202,7 @@ class CachedMaps(CoarseMaps):
         threads: number of tiles computed in parallel.
     """
 
-    def __init__(self, maps: DenseMaps, threads: int) -> None:
+    def __init__(self, maps: DenseMaps | StoredMaps, threads: int) -> None:
         super().__init__(maps.regions, maps.offset, maps.frame, maps.notes)
         self.width = maps.width
         self._held = list(in_order(maps.coarse, len(maps.regions), threads))
@@ -216,7 +217,9 @@ class CachedMaps(CoarseMaps):
         return self._held[number]
 
 
-def _needed(page: np.ndarray, filters: Filters | None, maps: TokenMaps | DenseMaps | None) -> int:
+def _needed(
+    page: np.ndarray, filters: Filters | None, maps: TokenMaps | DenseMaps | StoredMaps | None
+) -> int:
     """Return the bytes required by the features of a page."""
     values = page.shape[0] * page.shape[1] * len(filters.names(page.shape[2])) if filters is not None else 0
     if isinstance(maps, TokenMaps):

@@ -13,6 +13,7 @@ from vispe.segment.features import micro_features
 from vispe.segment.features.filters import SIGMAS, Filters
 from vispe.segment.features.filters3d import Filters3D, Stack
 from vispe.segment.features.prepared_page import PreparedPage, filled
+from vispe.segment.features.stored_features import StoredFeatures, StoredMaps
 from vispe.segment.features.token_features import TokenBasis, TokenMaps, TokenModel, token_maps
 from vispe.utils.options import Integer, Interval, Options, PositiveFloat, PositiveInt
 
@@ -115,6 +116,9 @@ class Features:
         device: torch device; `'auto'` uses a GPU if available.
         basis: principal components, when loaded from a model file.
 
+    Attributes:
+        stored: model outputs of pages, computed ahead; None computes all.
+
     Raises:
         InputError: the weights do not match the fingerprint.
     """
@@ -123,6 +127,7 @@ class Features:
         self, config: FeatureConfig, *, seed: int = 0, device: str = "auto", basis: TokenBasis | None = None
     ) -> None:
         self.device = choose_device(device)
+        self.stored: StoredFeatures | None = None
         self.seed, self.basis = seed, basis
         self._half = False
         self._filters = _filters(config, self.device)
@@ -191,6 +196,20 @@ class Features:
         maps = self._maps(page, valid) if self._model is not None else None
         return PreparedPage(page, valid, self._filters, maps, self.tile or BLOCK, self.device)
 
+    def model_maps(
+        self, page: np.ndarray, valid: np.ndarray
+    ) -> tuple[TokenMaps | micro_features.DenseMaps, np.ndarray]:
+        """Return the outputs of the model for a page, and its input (h, w, c) without missing values.
+
+        Raises:
+            OptionError: there is no model.
+        """
+        if self._model is None:
+            raise OptionError(
+                "features=filters has no model whose outputs could be stored. Use features=both or tokens."
+            )
+        return self._maps(page, valid), filled(page, valid, 0)
+
     def shrink(self) -> str | None:
         """Reduce the memory of the next attempt: half the tile, then bfloat16, then the CPU.
 
@@ -221,12 +240,14 @@ class Features:
         options |= {"stride": config.token_stride, "shifts": config.token_shifts}
         return TokenModel(config.model or "", **options, seed=self.seed, device=self.device, half=self._half)
 
-    def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | micro_features.DenseMaps:
+    def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | micro_features.DenseMaps | StoredMaps:
         # the model needs finite input: no data is shown as black
         finite = filled(page, valid, 0)
+        load = None if self.stored is None or self._half else self.stored.find(finite, self.tile)
         if isinstance(self._model, micro_features.DenseModel):
-            return micro_features.DenseMaps(self._model, finite, self.tile)
-        maps = token_maps(self._model, finite, self.tile, self.basis)
+            maps = micro_features.DenseMaps(self._model, finite, self.tile)
+            return maps if load is None else StoredMaps(maps, load)
+        maps = token_maps(self._model, finite, self.tile, self.basis, load)
         if self.basis is not None and maps.width != self.basis.mean.shape[0]:
             raise InputError(
                 f"the image has {counted(page.shape[-1], 'channel')}, which give {counted(maps.width, 'feature')} "

@@ -10,6 +10,7 @@ from vispe.errors import InputError
 from vispe.segment.classify.pixel_classifier import Linear
 from vispe.segment.features import micro_features
 from vispe.segment.features.filters import Filters
+from vispe.segment.features.stored_features import StoredMaps
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import STEP, blocks, grid_points, window
 from vispe.segment.features.token_features import TokenMaps
@@ -23,7 +24,7 @@ class PreparedPage:
         page: np.ndarray,
         valid: np.ndarray,
         filters: Filters | None,
-        maps: TokenMaps | micro_features.DenseMaps | None,
+        maps: TokenMaps | micro_features.DenseMaps | StoredMaps | None,
         block: int,
         device: str = "cpu",
     ) -> None:

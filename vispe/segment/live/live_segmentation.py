@@ -7,6 +7,7 @@ fitted again, on the cached features of the labelled pixels, and applied to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.model.prediction import predict_page, within_memory
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT, ReadOptions
+from vispe.segment.run.inputs import BatchImage, use_stored_features
 from vispe.segment.run.out_of_distribution import pixel_size_range, summarize_pages
 from vispe.segment.types import PostProcessing, Prediction
 
@@ -44,18 +46,18 @@ class Live:
 
     Memory: features of a grey image take 104 bytes per pixel for 26 filters and about 30 to 80 for the maps of
     vispe_micro at stride 2, more if its tiles overlap more; three channels take three times the filters.
-    The normalised pages of a stack are cached as well. Only `logistic`, the default here, answers while you paint:
-    trees classify every pixel again, which takes seconds. `fit(preview=True)` trains it for a first answer.
+    The normalised pages of a stack are cached as well. Only `logistic` answers while you paint: trees classify every
+    pixel again, which takes seconds. `fit(preview=True)` trains `logistic` for a first answer of the `ensemble`.
 
     Args:
         image: the image; `micrograph` creates one from an array.
         page: index (from 0) of the page of a stack whose features are cached.
         features: features of a pixel; None: `vispe.segment.pipeline.DEFAULT`.
-        classifier: `'ensemble'`, `'logistic'`, `'forest'` or `'boosting'`; None: `'logistic'`.
+        classifier: `'ensemble'`, `'logistic'`, `'forest'` or `'boosting'`; None: `'ensemble'`, as in `vispe segment`.
         names: class names; classes without a name are named class 1, class 2, ...
         colors: (r, g, b) of each class for the model file; None: the default palette.
         model: an earlier model, or its file, which is used for predictions at once; later updates use its features,
-            normalisation, names, colours, seed and kind of classifier (logistic, if it was trained without labels).
+            normalisation, names, colours, seed and kind of classifier (the default, if it was trained without labels).
         reading: normalisation; channel, page and axes have no effect on an image that is already read.
         post: post-processing of the result.
         seed: seed of all random numbers.
@@ -104,12 +106,12 @@ class Live:
                 )
             features, seed = _pixel_features(self._loaded), self._loaded.seed
             classifier = self._loaded.classifier.kind
-            classifier = classifier if classifier in KINDS else FASTEST
+            classifier = classifier if classifier in KINDS else KINDS[0]
             reading = ReadOptions(normalize=self._loaded.normalize, clip=self._loaded.clip)
             names, colors = names or self._loaded.names, colors or self._loaded.colors
             _check_channels(image, self._loaded)
         self.image, self._watch, self.notes = image, watch, list[str]()
-        self.kind, self.post, self._seed = classifier or FASTEST, post or PostProcessing(), seed or 0
+        self.kind, self.post, self._seed = classifier or KINDS[0], post or PostProcessing(), seed or 0
         PixelClassifier(self.kind, 2)  # validates the name early
         self.names: tuple[str, ...] = tuple(names)
         self.colors = None if colors is None else tuple(colors)
@@ -135,6 +137,21 @@ class Live:
         self._known: tuple[tuple[object, ...], FeatureDistribution | None] = (), None
         self.page = -1
         self.select_page(page)
+
+    def use_stored_features(self, folder: str | Path, image: BatchImage, reading: ReadOptions) -> None:
+        """Read the model outputs of `vispe.segment.pipeline.store_features` instead of computing them.
+
+        Args:
+            folder: folder of the outputs.
+            image: the image file with its mask and axes.
+            reading: how it was read; normalisation is that of the session.
+
+        Raises:
+            OptionError: features without a model.
+            InputError: features are missing, or of another image, model, version or reading.
+        """
+        own = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
+        use_stored_features(self._features, folder, [image], own)
 
     @property
     def model(self) -> Model:

@@ -36,6 +36,7 @@ def suggest_file(
     classifier: str | None = None,
     reading: ReadOptions | None = None,
     labelling: LabelOptions | None = None,
+    stored_features: str | Path | None = None,
     seed: int | None = None,
     device: str = "auto",
     force: bool = False,
@@ -54,6 +55,7 @@ def suggest_file(
         classifier: with labels, the kind of classifier.
         reading: options of image reading; with a model, normalisation is that of the model.
         labelling: options of label reading.
+        stored_features: folder of `vispe.segment.pipeline.store_features`.
         seed: with labels, seed of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing files.
@@ -91,6 +93,7 @@ def suggest_file(
 
     batch_image = BatchImage(path, labels=None if labels is None else Path(labels))
     infer_axes([batch_image], reading, note)
+    batch_image.mask = single_mask(reading)
     image = read_image(
         path,
         channel=reading.channel,
@@ -98,17 +101,30 @@ def suggest_file(
         axes=batch_image.axes or reading.axes,
         orientation=reading.orientation,
         crop=reading.crop,
-        mask=single_mask(reading),
+        mask=batch_image.mask,
     )
     page = image.n_pages // 2 if page is None else page
     shared = {"page": page, "device": device, "watch": note}
+
+    def use_stored(live: Live) -> Live:
+        if stored_features is not None:
+            live.use_stored_features(stored_features, batch_image, reading)
+        return live
+
     if model is not None:
         _refuse(model, {"features": features, "classifier": classifier, "labelling": labelling, "seed": seed})
-        live = Live(image, model=model, **shared)
+        live = use_stored(Live(image, model=model, **shared))
     else:
         settings = {"features": features, "classifier": classifier, "seed": seed}
         live = _trained_session(
-            image, Path(str(labels)), labelling or LabelOptions(), note, reading=reading, **settings, **shared
+            image,
+            Path(str(labels)),
+            labelling or LabelOptions(),
+            note,
+            use_stored,
+            reading=reading,
+            **settings,
+            **shared,
         )
     suggestions = suggest(live, count)
     if image.n_pages > 1:
@@ -180,7 +196,12 @@ def _refuse(model: str | Path, options: dict[str, Any]) -> None:
 
 
 def _trained_session(
-    image: Micrograph, path: Path, labelling: LabelOptions, note: Callable[[str], None], **options: Any
+    image: Micrograph,
+    path: Path,
+    labelling: LabelOptions,
+    note: Callable[[str], None],
+    use_stored: Callable[[Live], Live],
+    **options: Any,
 ) -> Live:
     if not path.is_file():
         raise InputError(f"{path} does not exist. Check the name.")
@@ -189,7 +210,7 @@ def _trained_session(
     )
     for text in label_set.notes:
         note(text)
-    live = Live(image, names=label_set.names, colors=label_set.colors, **options)
+    live = use_stored(Live(image, names=label_set.names, colors=label_set.colors, **options))
     live.draw(label_set.values if image.n_pages > 1 else label_set.values[0])
     live.fit()
     return live

@@ -151,7 +151,24 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
     sigmas = features.get("sigmas", [])
     valid = _is_list(sigmas, None, lambda s: _is_finite(s) and 0 < s <= _LARGEST_SIGMA) and len(sigmas) <= 64
     require("features", valid, f"an object whose sigmas are up to 64 numbers up to {_LARGEST_SIGMA:g}")
+    objects = card.get("object_classes")
+    require(
+        "object_classes", objects is None or _is_object_classes(objects), "an object with names and options"
+    )
     _check_texts(path, card, "the object")
+
+
+def _is_object_classes(entry: object) -> bool:
+    """Return whether an entry of a card describes a classifier of objects; `ObjectOptions` checks its options."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("facts"), dict):
+        return False
+    if not isinstance(entry["facts"].get("examples"), dict):
+        return False
+    names, options = entry.get("names"), entry.get("options")
+    texts = _are_strings(names) and 2 <= len(names) <= 255 and len(set(names)) == len(names)
+    valid = texts and all(0 < len(name) <= LONGEST and not has_controls(name) for name in names)
+    valid = valid and entry.get("unit") in ("px", "um") and isinstance(entry.get("volumes"), bool)
+    return valid and isinstance(options, dict) and _are_strings(options.get("classes"))
 
 
 def check_tensors(path: Path, tensors: Mapping[str, np.ndarray], n_classes: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from vispe.backbones.hub import named_by_file
 from vispe.backbones.load_model import check_kind, kind_of
-from vispe.errors import InputError, require
+from vispe.errors import InputError, VispeError, require
 from vispe.images.formats.decoded_image import BROKEN
 from vispe.images.paths import check_file
 from vispe.segment.classify.clustering import METHODS, PixelClusters
@@ -37,6 +37,7 @@ from vispe.segment.model.file_checks import (
     check_tensors,
     read_card,
 )
+from vispe.segment.objects.object_classes import PREFIX, ObjectClassifier
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.utils.files import atomic_path
 
@@ -49,6 +50,10 @@ VERSION = 2
 """Version of the layout; incremented when an older vispe cannot read new files."""
 
 CARD, ESTIMATOR, TENSORS = "card.json", "estimator.skops", "tensors.safetensors"
+
+
+class _ObjectsError(Exception):
+    """A classifier of objects with invalid entries or arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +73,7 @@ class Model:
         notes: metadata of the training, such as the names of the images; JSON-able.
         domain: summary of the features of the training pages; None for text models, for files of earlier vispe, and
             for pages too small to be compared.
+        objects: classifier of objects; None without examples of object classes.
     """
 
     features: FeatureConfig | TextConfig
@@ -81,6 +87,7 @@ class Model:
     basis: TokenBasis | None
     notes: Mapping[str, Any]
     domain: FeatureDistribution | None = None
+    objects: ObjectClassifier | None = None
 
     @classmethod
     def of(cls, features: "Features | TextFeatures", reading: "ReadOptions", **entries: Any) -> "Model":
@@ -103,6 +110,8 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         tensors |= {f"basis.{key}": value for key, value in model.basis.tensors().items()}
     if model.domain is not None:
         tensors |= {f"domain.{key}": value for key, value in model.domain.tensors().items()}
+    if model.objects is not None:
+        tensors |= model.objects.tensors()
     tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     parts = {TENSORS: save(tensors)} if tensors else {}
     if classifier.estimator is not None:
@@ -124,6 +133,7 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "seed": model.seed,
         "temperature": getattr(classifier, "temperature", 1.0),
         "training": dict(model.notes),
+        **({} if model.objects is None else {"object_classes": model.objects.card()}),
         "versions": versions(),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
     }
@@ -162,7 +172,7 @@ def load_model(path: str | Path) -> Model:
     check_tensors(path, tensors, card["n_classes"])
     try:
         return _rebuild(card, estimator, tensors)
-    except (TypeError, KeyError, AttributeError, IndexError) as error:
+    except (TypeError, KeyError, AttributeError, IndexError, _ObjectsError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"{path} is damaged: its card does not match its arrays ({reason}). Train the model again."
@@ -188,7 +198,8 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
         for start in ("basis.", "domain.")
     )
-    colors = card["colors"]
+    colors, objects = card["colors"], card.get("object_classes")
+    tensors_of_objects = {key: value for key, value in tensors.items() if key.startswith(PREFIX)}
     return Model(
         features=features,
         classifier=classifier,
@@ -201,7 +212,16 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         basis=TokenBasis(**basis_arrays) if basis_arrays else None,
         notes=card["training"],
         domain=FeatureDistribution.from_tensors(domain_arrays) if domain_arrays else None,
+        objects=None if objects is None else _objects(objects, tensors_of_objects, card["seed"]),
     )
+
+
+def _objects(card: Mapping[str, Any], tensors: Mapping[str, np.ndarray], seed: int) -> ObjectClassifier:
+    try:
+        return ObjectClassifier.stored(card, tensors, seed)
+    except VispeError as error:
+        # invalid options and arrays, reported with the file
+        raise _ObjectsError(f"object classes: {error}") from error
 
 
 def _features(config: FeatureConfig | TextConfig) -> dict[str, Any]:

@@ -49,10 +49,9 @@ class Panel(QWidget):
         self.features, self.classifier = QComboBox(), QComboBox()
         self.features.addItems(list(FEATURES))
         self.classifier.addItems(list(KINDS))
-        self.classifier.setCurrentText("logistic")
         self.classifier.setToolTip(
-            "logistic updates while you paint. ensemble, the default of vispe segment, is more accurate and takes "
-            "seconds, as forest and boosting do."
+            "ensemble, the default of vispe segment, shows the result of logistic first, while you paint; its own "
+            "follows after seconds. forest and boosting take seconds for each change."
         )
         self.add = _button("+ class", "Add a class.")
         self.live = QCheckBox("Live")

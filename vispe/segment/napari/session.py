@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from vispe.errors import VispeError, is_out_of_memory
 from vispe.images.read import Micrograph
+from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.invariance_report import InvarianceReport, measure_invariance
 from vispe.segment.live.live_segmentation import Live
@@ -43,7 +44,7 @@ class FeatureSettings:
 
     image: Micrograph
     features: str = next(iter(FEATURES))
-    classifier: str = "logistic"
+    classifier: str = KINDS[0]
     model: Model | None = None
 
     def is_equivalent(self, other: FeatureSettings | None) -> bool:
@@ -91,6 +92,8 @@ class Answer:
         trust: the invariance report, if requested.
         suggestions: suggested locations for scribbles, if requested.
         error: a message if the request failed; all other attributes are then empty.
+        preview: whether the result is that of the faster `Live.preview_kind`, and the final result follows.
+        superseded: whether a newer request interrupted this one, which has no result.
     """
 
     pages: dict[int, Prediction] = field(default_factory=dict)
@@ -101,6 +104,8 @@ class Answer:
     trust: InvarianceReport | None = None
     suggestions: tuple[Suggestion, ...] | None = None
     error: str | None = None
+    preview: bool = False
+    superseded: bool = False
 
     def summary(self) -> str:
         """Return the area fraction of each class over all pages of the answer, as text."""
@@ -111,17 +116,27 @@ class Answer:
         return ", ".join(f"{name} {100 * n / total:.1f} %" for name, n in fractions)
 
 
+class _SupersededError(Exception):
+    """A newer request arrived."""
+
+
 class Session:
     """Processes requests one by one, with the features of the last page cached."""
 
     def __init__(self) -> None:
         self._setup: FeatureSettings | None = None
         self._live: Live | None = None
+        self.is_superseded: Callable[[], bool] = lambda: False
+        """Returns whether a newer request waits, for which a final result is interrupted."""
 
     @property
     def model(self) -> Model | None:
-        """The latest model; None before the first one."""
-        return self._live.model if self._live is not None and self._live.ready else None
+        """The latest model, never that of a preview, for which the classifier is trained; None before the first one."""
+        live = self._live
+        if live is None or not live.ready:
+            return None
+        is_preview = live.model.classifier.kind == live.preview_kind != live.kind
+        return live.fit() if is_preview else live.model
 
     @property
     def nbytes(self) -> int:
@@ -132,16 +147,47 @@ class Session:
         """Clear the cache."""
         self._setup = self._live = None
 
-    def answer(self, request: WorkItem, step: Callable[[float], None] | None = None) -> Answer:
-        """Process a request; errors are returned in `Answer.error` and never raised.
+    def answers(
+        self, request: WorkItem, step: Callable[[float], None] | None = None
+    ) -> Generator[Answer, None, None]:
+        """Yield a preview, if the request trains a classifier that is slower than it, and the result of `answer`.
+
+        The result is superseded if a newer request arrives after the preview.
 
         Args:
             request: the work.
             step: called with the fraction of each finished piece of long work.
         """
+        preview = None
+        if request.labels is not None and not (request.every or request.trust or request.suggest):
+            preview = self.answer(request, step, preview=True)
+            yield preview
+            if not preview.preview:
+                return
+
+        def check(fraction: float) -> None:
+            if preview is not None and self.is_superseded():
+                raise _SupersededError
+            if step is not None:
+                step(fraction)
+
+        yield self.answer(request, check)
+
+    def answer(
+        self, request: WorkItem, step: Callable[[float], None] | None = None, *, preview: bool = False
+    ) -> Answer:
+        """Process a request; errors are returned in `Answer.error` and never raised.
+
+        Args:
+            request: the work.
+            step: called with the fraction of each finished piece of long work.
+            preview: answer with `Live.preview_kind` if the request trains a classifier.
+        """
         start = time.perf_counter()
         try:
-            answer = self._answer(request, step)
+            answer = self._answer(request, step, preview)
+        except _SupersededError:
+            return Answer(superseded=True)
         except (VispeError, OSError) as error:
             return Answer(error=str(error))
         except Exception as error:
@@ -156,13 +202,14 @@ class Session:
         answer.seconds = time.perf_counter() - start
         return answer
 
-    def _answer(self, request: WorkItem, step: Callable[[float], None] | None) -> Answer:
+    def _answer(self, request: WorkItem, step: Callable[[float], None] | None, preview: bool) -> Answer:
         live = self._ready(request)
         has_labels = request.labels is not None and (request.setup.model is None or request.labels.any())
         if has_labels:
             live.draw(request.labels, request.page if request.labels.ndim == 2 else None)
-            live.fit()
+            live.fit(preview)
         answer = Answer(names=live.model.names, colors=live.model.colors)
+        answer.preview = has_labels and preview and live.preview_kind != live.kind
         if request.trust:
             page, valid = live.normalized()
             still = live.predict()

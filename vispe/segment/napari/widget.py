@@ -39,6 +39,7 @@ class SegmentWidget(QWidget):
     def __init__(self, napari_viewer: Viewer, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.viewer, self.session = napari_viewer, Session()
+        self.session.is_superseded = lambda: self._next is not None
         self._model: Model | None = None
         self._image: tuple[Layer, Any, Micrograph] | None = None
         self._watched: Labels | None = None
@@ -272,8 +273,8 @@ class SegmentWidget(QWidget):
         image, self._progress = self.image, 0.0
         self.panel.set_busy(True)
         self._clock.start()
-        self._worker = create_worker(self.session.answer, request, self._step, _start_thread=False)
-        self._worker.returned.connect(lambda answer: self._show(request, image, answer))
+        self._worker = create_worker(self.session.answers, request, self._step, _start_thread=False)
+        self._worker.yielded.connect(lambda answer: self._show(request, image, answer))
         self._worker.finished.connect(self._done)
         self._worker.start()
 
@@ -290,6 +291,11 @@ class SegmentWidget(QWidget):
         self._progress += fraction
 
     def _show(self, request: WorkItem, image: Image, answer: Answer) -> None:
+        if answer.superseded:
+            self._last = None  # the newer request trains again, even with equal labels
+            return
+        if answer.preview:
+            self._progress = 0.0
         if answer.error is not None:
             self._last = None
             self._say(answer.error, error=True)
@@ -306,7 +312,8 @@ class SegmentWidget(QWidget):
             show_suggestions(self.viewer, image, answer.suggestions)
             self._say(suggestion_text(answer.suggestions), notes=answer.notes)
             return
-        self._say(f"{answer.summary()} ({answer.seconds:.2f} s)", notes=answer.notes)
+        suffix = ", preview" if answer.preview else ""
+        self._say(f"{answer.summary()} ({answer.seconds:.2f} s{suffix})", notes=answer.notes)
 
     def _say(self, text: str, *, error: bool = False, notes: tuple[str, ...] = ()) -> None:
         self.panel.show_message(text, error, notes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vispe.errors import counted
 from vispe.utils.report.html_page import Page
 
 _BINS = 24
@@ -24,6 +25,7 @@ def objects_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]
             row = [Path(record["image"]).name, name, str(summary["count"])]
             rows.append([*row, _density(summary), *_sizes(summary)])
     page.table(rows, left=(0, 1))
+    classes_table(page, images)
     first = images[0]["objects"]
     page.text(
         "Objects: rows in the tables of the folder. Density: unbiased by the border (counting frame), so it differs "
@@ -33,6 +35,26 @@ def objects_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]
     )
     for (name, unit), values in _diameters(folder, images).items():
         page.histogram(values, _BINS, f"{name}: objects by diameter ({unit}), all images")
+
+
+def classes_table(page: Page, images: Sequence[Mapping[str, Any]]) -> None:
+    """Add the number of objects of each object class by image; a no-op without object classes."""
+    records = [
+        (r["image"], r["objects"]["object_classes"]) for r in images if "object_classes" in r["objects"]
+    ]
+    if not records:
+        return
+    learnt = records[0][1]
+    page.table(
+        [
+            ["image", *learnt["counts"]],
+            *([Path(image).name, *map(str, each["counts"].values())] for image, each in records),
+        ]
+    )
+    text = f"Object classes, learnt from {counted(sum(learnt['examples'].values()), 'example')}"
+    if "accuracy" in learnt:
+        text += f"; {100 * learnt['accuracy']:.0f} % of left-out examples are classified correctly"
+    page.text(f"{text}.", soft=True)
 
 
 def _density(summary: Mapping[str, Any]) -> str:

@@ -14,13 +14,16 @@ from pathlib import Path
 
 from vispe.errors import InputError, OptionError
 from vispe.images.paths import expanded
+from vispe.images.remote import is_url
 
 _MARKS = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 
 
 def is_store(path: str | Path) -> bool:
-    """Return whether a path is a folder with a Zarr array or group."""
+    """Return whether a path is a folder with a Zarr array or group, or a URL."""
     path = expanded(path)
+    if is_url(path):
+        return True
     return os.path.isdir(path) and (  # noqa: PTH112 - never raises, unlike Path.is_dir
         path.suffix.lower() == ".zarr" or any((path / mark).is_file() for mark in _MARKS)
     )
@@ -34,7 +37,7 @@ def find_stores(patterns: Sequence[str | Path]) -> tuple[list[Path], list[str | 
     for pattern in patterns:
         path = expanded(pattern)
         matches, is_folder = [path], os.path.isdir(path)  # noqa: PTH112
-        if not os.path.lexists(path) and glob.has_magic(str(path)):
+        if not is_url(path) and not os.path.lexists(path) and glob.has_magic(str(path)):
             # absolute paths too, unlike Path.glob
             matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
         elif is_folder and not is_store(path):
@@ -105,7 +108,7 @@ def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> l
 
 def output_stem(path: str | Path) -> str:
     """Return the name of an image without `.zarr`, `.ome.zarr`, `.tif` or `.ome.tif`."""
-    name = Path(path).resolve().name
+    name = Path(path).name if is_url(path) else Path(path).resolve().name
     for ending in (".zarr", ".tiff", ".tif"):
         if name.lower().endswith(ending):
             name = name[: -len(ending)]

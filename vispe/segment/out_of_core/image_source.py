@@ -16,6 +16,7 @@ from vispe.images.formats.size_limits import amount, check_size
 from vispe.images.formats.units import micron_factor, seconds
 from vispe.images.orientation import AS_STORED, Frame, known_tag
 from vispe.images.read import channel_numbers, pick_pages
+from vispe.images.remote import StoreURL, is_url, options_of, unreadable
 from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core import is_store
 
@@ -142,12 +143,25 @@ class OutOfCoreImage:
             else:
                 index.append(slice(None) if letter in "CS" else int(next(page_index)))
         remaining_axes = "".join(letter for letter in self.axes if letter in "YXCS")
-        pixels = to_pages(self.path, np.asarray(self.array[tuple(index)]), remaining_axes, None)[0]
+        pixels = to_pages(self.path, self._stored(tuple(index)), remaining_axes, None)[0]
         if pixels.shape[2] != len(self.channel_indices) or self.channel_indices != tuple(
             range(len(self.channel_indices))
         ):
             pixels = np.ascontiguousarray(pixels[..., list(self.channel_indices)])
         return pixels.astype(np.uint8) * np.uint8(255) if pixels.dtype == bool else pixels
+
+    def _stored(self, index: tuple[Any, ...]) -> np.ndarray:
+        """Return a part of the stored array.
+
+        Raises:
+            InputError: a URL that cannot be read.
+        """
+        try:
+            return np.asarray(self.array[index])
+        except Exception as error:
+            if not is_url(self.path):
+                raise
+            raise unreadable(self.path, error) from error
 
     def strips(self, page: int, rows: int) -> Iterator[np.ndarray]:
         """Yield a page in pieces of about `rows` x `rows` pixels from top to bottom, aligned with stored chunks."""
@@ -172,16 +186,16 @@ def open_image(
     """Open a store, or a TIFF file, without reading its pixels.
 
     Args:
-        path: OME-Zarr image, Zarr array, or TIFF.
+        path: OME-Zarr image or Zarr array, also as a URL, or TIFF.
         channel: channels to use, as in `vispe.images.read.read_image`.
         z: pages to use, as in `vispe.images.read.read_image`.
         axes: axes of the stored array, if the file's metadata are wrong or missing.
 
     Raises:
         InputError: no image, several images, a plate, unknown axes, no pixels, or complex numbers.
-        MissingExtra: zarr is not installed.
+        MissingExtra: zarr, or the package for a URL, is not installed.
     """
-    path = Path(path)
+    path = StoreURL(path) if is_url(path) else Path(path)
     require("zarr", "big", f"reading {path.name} region by region")
     array, facts, notes = _open_store(path) if is_store(path) else _open_tiff(path)
     array_axes = checked_axes(path, axes, array.shape) if axes is not None else facts.get("axes")
@@ -260,8 +274,9 @@ def _check_counts(path: Path, array: Any, axes: str, pages: int, channels: int) 
 def _open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     import zarr
 
+    remote = {"storage_options": options_of(path)} if is_url(path) else {}
     try:
-        node = zarr.open(str(path), mode="r")
+        node = zarr.open(str(path), mode="r", **remote)
         if isinstance(node, zarr.Array):
             names = getattr(node.metadata, "dimension_names", None) or node.attrs.get("_ARRAY_DIMENSIONS")
             version = "0.5" if node.metadata.zarr_format == 3 else "0.4"
@@ -270,7 +285,11 @@ def _open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         return _multiscale(path, image, _ome(image))
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except Exception as error:
+        if is_url(path):  # libraries of protocols raise arbitrary exceptions
+            raise unreadable(path, error) from error
+        if not isinstance(error, OSError | ValueError | KeyError | TypeError | IndexError | AttributeError):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} is not a readable OME-Zarr image ({reason}). Export it again.") from error
 

@@ -392,10 +392,13 @@ def check_request(request: Request) -> None:
         "mask": bool(request.reading.mask),
         "orientation": request.reading.orientation != "stored",
         "text": request.text is not None,
+        "object_classes": bool(request.object_classes),
+        "stored_features": request.stored_features is not None,
         "cluster": request.cluster is not None,
     }
     for name in (name for name, present in options.items() if present):
-        continuation = " and use vispe apply with the model" if name == "cluster" else ""
+        trained = name in ("cluster", "object_classes")
+        continuation = " and use vispe apply with the model" if trained else ""
         raise OptionError(
             f"{name} is not supported for images processed in blocks. Crop a part, save it as a TIFF file, run "
             f"vispe segment on it{continuation}."

@@ -9,10 +9,12 @@ import numpy as np
 from vispe.images.write import write_png
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.model.model_file import Model
+from vispe.segment.objects.object_classes import CLASS_COLUMNS
 from vispe.segment.objects.object_files import notes, pages_per_volume, spacing_of, write_table
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.out_of_core_objects import RegionSource, find_in_blocks
 from vispe.segment.objects.sizes import summarize_image
+from vispe.segment.objects.table import COLUMNS
 from vispe.segment.out_of_core import output_stem, zarr_store
 from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job
@@ -169,7 +171,14 @@ def objects_of_store(
         memory=memory,
     )
     remove(work / "marks", work)
-    write_table(table, str(image.path), objects.rows, True)
+    classifier, columns = model.objects, COLUMNS
+    if classifier is not None:
+        classifier.classify(objects.rows)
+        columns = (*COLUMNS, *CLASS_COLUMNS)
+    write_table(table, str(image.path), objects.rows, True, columns)
     area = None if spacing is None else float(data * np.prod(spacing))
     record = summarize_image(objects, options, model.names, area, volumes is not None)
-    return record, notes(image.path.name, objects, options, image.pixel_size, spacing)
+    if classifier is not None:
+        record["object_classes"] = {"counts": classifier.counts(objects.rows), **classifier.facts}
+    facts = image.axis_lengths, image.pixel_size, spacing
+    return record, notes(image.path.name, objects, options, *facts)

@@ -24,8 +24,10 @@ from vispe.segment.run.image_pipeline import Grey, Reader, predict, write
 from vispe.segment.run.inputs import (
     BatchImage,
     as_list,
+    example_files,
     expand_patterns,
     infer_axes,
+    is_table,
     match,
     match_masks,
     select_images,
@@ -61,6 +63,9 @@ class Batch(Run):
 
     Args:
         request: the validated arguments.
+
+    Attributes:
+        examples: files with examples of object classes.
     """
 
     def __init__(self, request: Request) -> None:
@@ -69,11 +74,14 @@ class Batch(Run):
         label_files = find_label_files(as_list(request.labels), list(image_files))
         truth_files = find_label_files(as_list(request.scoring.truth), list(image_files))
         masks = find_label_files(as_list(request.reading.mask), list(image_files))
-        self._files = [*label_files, *truth_files, *masks]
+        self.examples = example_files(request.object_classes, image_files)
+        self._files = [*label_files, *truth_files, *masks, *self.examples]
         self.images = select_images(image_files, self._files, self.out, self.note)
         match(self.images, "labels", label_files, self.note)
         match(self.images, "truth", truth_files, self.note)
         match_masks(self.images, masks, self.note)
+        if self.examples and not is_table(self.examples[0]):
+            match(self.images, "object_classes", self.examples, self.note)
         infer_axes(self.images, self.reading, self.note)
         self.reader = Reader(request.reading, self.images)
 
@@ -184,7 +192,7 @@ class Batch(Run):
         if self.request.objects is not None:
             options, class_style = self.request.objects, (model.names, model.colors)
             object_results = write_image_objects(
-                folder, micrograph, grey.pages, results, *class_style, options, self.force
+                folder, micrograph, grey.pages, results, *class_style, options, self.force, model.objects
             )
             objects = object_results[1]
             files, notes = files | object_results[0], notes + object_results[2]

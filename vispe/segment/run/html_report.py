@@ -195,6 +195,7 @@ def _figures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> N
             for kind, title in (
                 ("uncertainty", "uncertainty"),
                 ("outlines", "objects"),
+                ("object_classes", "object classes"),
                 ("disagreement", "disagreement of poses"),
             )
             if kind in files and files[kind].endswith(".png") and (folder / Path(files[kind]).name).is_file()

@@ -1,10 +1,10 @@
 """Files of a run: the images, and the labels, ground truth and mask of each."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.annotations.annotation_files import ENDINGS
@@ -12,21 +12,28 @@ from vispe.images.file_search import find_images
 from vispe.images.formats.decode import decode
 from vispe.images.formats.headers import stored_planes, stored_shape
 from vispe.images.labels.label_files import Labels
-from vispe.images.sidecars import is_single_file, match_labels, split_sidecars
+from vispe.images.paths import check_file, expanded
+from vispe.images.sidecars import find_label_files, is_single_file, match_labels, split_sidecars
+from vispe.segment.features.pixel_features import Features
+from vispe.segment.features.stored_features import StoredFeatures, versions
+from vispe.segment.run.resume import digest
 from vispe.segment.types import Paths, ReadOptions
 
+_MODEL_FACTS = ("model", "fingerprint", "pos_embed", "tile", "token_stride", "token_shifts", "layers")
+_READING_FACTS = ("channel", "z", "scene", "orientation", "crop", "normalize", "clip")
 _NUMBERS = 20  # largest value of a label file that is interpreted as class numbers instead of colours
 
 
 @dataclass(eq=False)
 class BatchImage:
-    """One input image with its labels, ground truth, mask and axes."""
+    """One input image with its labels, ground truth, mask, labels of object classes, and axes."""
 
     path: Path
     labels: Path | None = None
     truth: Path | None = None
     label_data: Labels | None = None
     mask: Path | None = None
+    object_classes: Path | None = None
     axes: str | None = None
 
 
@@ -120,7 +127,7 @@ def match_masks(images: Sequence[BatchImage], files: Sequence[Path], note: Calla
 
 def match(
     images: Sequence[BatchImage],
-    what: Literal["labels", "truth", "mask"],
+    what: Literal["labels", "truth", "mask", "object_classes"],
     files: Sequence[Path],
     note: Callable[[str], None],
 ) -> None:
@@ -146,6 +153,29 @@ def match(
         setattr(image, what, matched.get(image.path))
     if unmatched:
         note(f"{len(unmatched)} {what} file(s) match no image and are ignored: {_few(unmatched)}.")
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file of object classes is a CSV table; other files are labels."""
+    return path.suffix.lower() == ".csv"
+
+
+def example_files(patterns: Paths, images: Sequence[Path] | dict[Path, bool]) -> list[Path]:
+    """Return the files with examples of object classes: CSV tables, or label files.
+
+    Raises:
+        InputError: a file does not exist.
+        OptionError: tables and label files together.
+    """
+    tables = [expanded(pattern) for pattern in as_list(patterns) if is_table(Path(pattern))]
+    others = [pattern for pattern in as_list(patterns) if not is_table(Path(pattern))]
+    if tables and others:
+        raise OptionError(
+            f"object_classes has the table {tables[0]} and the label file {others[0]}. Pass one kind of files."
+        )
+    for path in tables:
+        check_file(path, "pass a CSV file with the columns object and object_class")
+    return tables or find_label_files(others, images)
 
 
 def _few(paths: Sequence[Path]) -> str:
@@ -178,3 +208,45 @@ def infer_axes(images: Sequence[BatchImage], reading: ReadOptions, note: Callabl
 def _numbers(path: Path) -> bool:
     """Return whether the values of a label file are class numbers instead of colours."""
     return decode(path).pages.max(initial=0) <= _NUMBERS
+
+
+def use_stored_features(
+    extractor: Features, folder: str | Path | None, images: Sequence[BatchImage], reading: ReadOptions
+) -> Features:
+    """Let features read the stored model outputs of images; a no-op without a folder.
+
+    Args:
+        extractor: the features, which are returned.
+        folder: folder of `vispe.segment.pipeline.store_features`.
+        images: the images.
+        reading: options of image reading and normalisation.
+
+    Raises:
+        OptionError: features without a model.
+        InputError: features are missing, or of another image, model, version or reading.
+    """
+    if folder is None:
+        return extractor
+    if not isinstance(extractor, Features) or extractor.config.kind == "filters":
+        raise OptionError(
+            "stored_features has no effect without a model of patch tokens. Omit it, or use features=both or tokens."
+        )
+    if not Path(folder).is_dir():
+        raise InputError(f"{folder} is not a folder. Pass the folder that vispe features wrote.")
+    extractor.stored = StoredFeatures()
+    for image in images:
+        extractor.stored.add(Path(folder), image.path, expected_facts(image, reading, extractor))
+    return extractor
+
+
+def expected_facts(image: BatchImage, reading: ReadOptions, extractor: Features) -> Mapping[str, Any]:
+    """Return the facts on which the stored outputs of an image depend, JSON-able."""
+    model = {name: getattr(extractor.config, name) for name in _MODEL_FACTS}
+    options = {name: getattr(reading, name) for name in _READING_FACTS} | {"axes": image.axes or reading.axes}
+    options["mask"] = None if image.mask is None else digest(image.mask)
+    facts = {"image_sha256": digest(image.path), "versions": versions(), "model": model, "reading": options}
+    for group in ("model", "reading"):
+        facts[group] = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in facts[group].items()
+        }
+    return facts

@@ -24,7 +24,19 @@ DEFAULT = FeatureConfig("both", model=NAME)
 Their effect on clusters is measured in `eval/results/cluster.json`.
 """
 
-_NOT_DECISIVE = ("images", "out", "labels", "force", "watch", "memory", "scheduler", "allow_download")
+_NOT_DECISIVE = (
+    "images",
+    "out",
+    "labels",
+    "object_classes",
+    "stored_features",
+    "storage_options",
+    "force",
+    "watch",
+    "memory",
+    "scheduler",
+    "allow_download",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,9 @@ class Request(Options):
     scoring: ScoreOptions = field(default_factory=ScoreOptions)
     post: PostProcessing = field(default_factory=PostProcessing)
     objects: ObjectOptions | None = None
+    object_classes: Paths | str | Path = ()
+    stored_features: str | Path | None = None
+    storage_options: Any = None
     materials: bool = False
     trust: bool = False
     weights: str | None = None
@@ -78,7 +93,7 @@ class Request(Options):
     def decisive(self) -> dict[str, Any]:
         """Return the arguments that determine the results, with fingerprints of the files they name.
 
-        Images, labels and ground truth are resolved and added by the run.
+        Images, labels, examples of object classes and ground truth are resolved and added by the run.
         """
         arguments = {name: value for name, value in vars(self).items() if name not in _NOT_DECISIVE}
         named = [self.labelling.legend, getattr(self.features, "weights", None), self.weights, self.model]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError
+from vispe.images.remote import StoreURL, fingerprint_url
 from vispe.utils.files import MARK, check_no_link, jsonable, remove
 
 NAME = "unfinished.jsonl"
@@ -22,7 +23,9 @@ _TEMPORARY = re.compile(rf"\.(.+){re.escape(MARK)}[0-9a-f]{{12}}(?:\.\w+)?", re.
 
 
 def fingerprint_files(path: Path) -> str:
-    """Return a fingerprint of a file or folder: names, sizes and modification times of all files."""
+    """Return a fingerprint of a file or folder: names, sizes and times of all files, or URL and metadata."""
+    if isinstance(path, StoreURL):
+        return fingerprint_url(path)
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in files:

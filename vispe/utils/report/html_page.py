@@ -52,10 +52,14 @@ details > summary { cursor: pointer; margin: .75rem 0; color: var(--soft); }
   .good { color: #56b4e9; } .bad { color: #f28e4b; } .mild { color: #e0b44c; }
   figure img { background: white; padding: .5rem; border-radius: 6px; }
 }
+@page { size: A4; margin: 12mm; }
 @media print {
-  :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --shade: #fff; }
-  main { max-width: none; padding: 0; min-height: 0; } .wide { overflow: visible; } table { font-size: .68rem; }
-  th, td { padding: .2rem .4rem; white-space: normal; } h2, figure, tr { break-inside: avoid; }
+  :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --shade: #fff; font-size: 11px; }
+  body { font-size: 11px; line-height: 1.35; } main { max-width: none; padding: 0; min-height: 0; }
+  .verdict { font-size: 1.35rem; } h2 { margin: 1rem 0 .3rem; padding-top: .5rem; } figure { margin: .5rem 0; }
+  p { max-width: none; margin: .25rem 0; } .wide { overflow: visible; } table { font-size: .85rem; margin: .4rem 0; }
+  th, td { padding: .15rem .4rem; white-space: normal; } h2, figure, tr { break-inside: avoid; }
+  h2 { break-after: avoid; } figure img { max-height: 90mm; width: auto; }
 }
 """
 

@@ -6,12 +6,12 @@ POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
 ADVANCED = (
     *("truth_zero", "truth_page", "scene", "orientation", "touching", "object_min_area", "fill_holes"),
-    *("exclude_border", "objects_as", "tile", "scheduler"),
+    *("exclude_border", "objects_as", "stored_features", "tile", "scheduler", "storage_options"),
 )
 _MODEL_OPTIONS = (
     *("labels", "cluster", "cluster_method", "text", "readout", "templates", "background", "classifier"),
     *("features", "filters_3d", "model", "pos_embed", "token_stride", "token_shifts", "layers", "classes"),
-    *("legend", "dense", "max_classes", "label_page", "normalize", "clip", "seed"),
+    *("legend", "dense", "max_classes", "label_page", "normalize", "clip", "seed", "object_classes"),
 )
 UNAVAILABLE = dict.fromkeys(
     _MODEL_OPTIONS, ": the model decides it. Omit it, or train another model with `vispe segment`."
@@ -44,11 +44,13 @@ def apply(
     objects_as: list[str] | None = None,
     materials: bool = False,
     trust: bool = False,
+    stored_features: str | None = None,
     weights: str | None = None,
     tile: int | None = None,
     device: str = "auto",
     memory: str | None = None,
     scheduler: str | None = None,
+    storage_options: str | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -95,6 +97,7 @@ def apply(
             objects=object_options,
             materials=materials,
             trust=trust,
+            stored_features=stored_features,
             weights=weights,
             tile=tile,
             device=device,
@@ -102,5 +105,6 @@ def apply(
             watch=console.watcher,
             memory=memory,
             scheduler=scheduler,
+            storage_options=storage_options,
         )
     return console.finish(report, out)

@@ -12,6 +12,7 @@ def paint(
     classes: list[str] | None = None,
     classifier: Literal["ensemble", "logistic", "forest", "boosting"] = "ensemble",
     features: Literal["filters", "tokens", "both"] | None = None,
+    stored_features: str | None = None,
     page: int | None = None,
     channel: str | None = None,
     axes: str | None = None,
@@ -57,7 +58,7 @@ def paint(
 
     session = open_paint(
         image, out, classes or (), page=page, channel=channel, axes=axes, crop=crop, mask=mask, features=features,
-        classifier=classifier, seed=seed, device=device, force=force,
+        classifier=classifier, stored_features=stored_features, seed=seed, device=device, force=force,
     )  # fmt: skip
     with Server(session, port) as server:
         facts = {"address": server.address, "out": str(session.out)}

@@ -12,19 +12,30 @@ SHORT = {"out": "-o"}
 OPTIONAL_VALUE = {"cluster": "auto"}
 MULTI_WORD = ("text",)
 ADVANCED = (
-    *("cluster_method", "readout", "templates", "background", "filters_3d", "pos_embed", "token_stride"),
-    *("token_shifts", "layers", "legend", "dense", "max_classes", "label_page", "truth_zero", "truth_page"),
+    *("cluster_method", "readout", "templates", "background", "filters_3d", "stored_features", "pos_embed"),
+    *(
+        "token_stride",
+        "token_shifts",
+        "layers",
+        "legend",
+        "dense",
+        "max_classes",
+        "label_page",
+        "truth_zero",
+        "truth_page",
+    ),
     *(
         "score_labelled",
         "scene",
         "orientation",
         "normalize",
         "clip",
+        "object_classes",
         "touching",
         "object_min_area",
         "fill_holes",
     ),
-    *("exclude_border", "objects_as", "tile", "scheduler"),
+    *("exclude_border", "objects_as", "tile", "scheduler", "storage_options"),
 )
 
 
@@ -41,6 +52,7 @@ def segment(
     classifier: Literal["ensemble", "logistic", "forest", "boosting"] = "ensemble",
     features: Literal["filters", "tokens", "both"] | None = None,
     filters_3d: bool = False,
+    stored_features: str | None = None,
     model: str | None = None,
     pos_embed: str | None = None,
     weights: str | None = None,
@@ -70,6 +82,7 @@ def segment(
     smooth: int = 0,
     min_area: int = 0,
     objects: list[str] | None = None,
+    object_classes: list[str] | None = None,
     touching: Literal["split", "keep"] | None = None,
     object_min_area: int | None = None,
     fill_holes: bool = False,
@@ -82,6 +95,7 @@ def segment(
     device: str = "auto",
     memory: str | None = None,
     scheduler: str | None = None,
+    storage_options: str | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -134,8 +148,10 @@ def segment(
         max_classes: largest number of distinct label values; more are reported as an error.
         truth: ground-truth masks, or shapes as for labels, to score against, matched like labels.
         score_labelled: score the labelled pixels too.
+        object_classes: examples of classes of the --objects, learnt by size, shape and mean grey level: a CSV file with
+            the columns object_class and object (its number in objects.csv of an earlier run) or x and y, and image if
+            there are several; or label files with a label on each example. vispe apply repeats them.
         normalize: grey limits per file (stack), per page (image), or none.
-        clip: the two percentiles that are mapped to black and white; default 0.5,99.5.
         force: overwrite existing results, and restart an interrupted run, which is otherwise resumed.
 
     Examples:
@@ -220,14 +236,17 @@ def segment(
             scoring=pipeline.ScoreOptions(truth or (), truth_zero, truth_page, score_labelled),
             post=PostProcessing(smooth, min_area, prior, clean),
             objects=object_options,
+            object_classes=object_classes or (),
             materials=materials,
             trust=trust,
+            stored_features=stored_features,
             seed=seed,
             device=device,
             force=force,
             watch=console.watcher,
             memory=memory,
             scheduler=scheduler,
+            storage_options=storage_options,
         )
     return console.finish(report, out)
 
@@ -317,6 +336,8 @@ def describe(record: Mapping[str, Any]) -> str:
         classes = record["objects"]["classes"].items()
         counts = ", ".join(f"{objects['count']} {name}" for name, objects in classes)
         line += f"; objects: {counts}"
+        if learnt := record["objects"].get("object_classes"):
+            line += f" ({', '.join(f'{n} {name}' for name, n in learnt['counts'].items())})"
     if "scores" in record:
         line += f"; mIoU {record['scores']['miou']:.3f}"
     if "trust" in record:

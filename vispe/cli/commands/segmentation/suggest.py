@@ -15,6 +15,7 @@ def suggest(
     page: int | None = None,
     classifier: Literal["ensemble", "logistic", "forest", "boosting"] | None = None,
     features: Literal["filters", "tokens", "both"] | None = None,
+    stored_features: str | None = None,
     classes: list[str] | None = None,
     legend: str | None = None,
     max_classes: int | None = None,
@@ -42,7 +43,7 @@ def suggest(
         model: a model.vispe file.
         labels: scribbles on this image, as for vispe segment.
         count: largest number of regions.
-        classifier: with labels, as for vispe segment; default logistic, the fastest.
+        classifier: with labels, as for vispe segment (default ensemble); logistic is the fastest.
         features: with labels, filters, tokens of vispe_micro, or both (default).
         max_classes: largest number of distinct label values; more are reported as an error; default 20.
         crop: rows and columns of the sample, such as 0:884,0:1024; nothing is suggested elsewhere.
@@ -86,6 +87,7 @@ def suggest(
             channel, z, axes, orientation=orientation, crop=crop, mask=() if mask is None else (mask,)
         ),
         labelling=LabelOptions(**label_options) if label_options else None,
+        stored_features=stored_features,
         seed=seed,
         device=device,
         force=force,

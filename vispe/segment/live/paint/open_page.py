@@ -12,7 +12,7 @@ from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.session import Paint
-from vispe.segment.run.inputs import single_mask
+from vispe.segment.run.inputs import BatchImage, single_mask
 from vispe.segment.types import ReadOptions
 
 
@@ -28,6 +28,7 @@ def open_paint(
     mask: str | None = None,
     features: str | None = None,
     classifier: str = KINDS[0],
+    stored_features: str | Path | None = None,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
@@ -45,6 +46,7 @@ def open_paint(
         mask: a mask file, as in `vispe segment`.
         features: `'filters'`, `'tokens'` or `'both'`; None for both.
         classifier: as in `vispe segment`.
+        stored_features: as in `vispe segment`.
         seed: as in `vispe segment`.
         device: as in `vispe segment`.
         force: overwrite existing files.
@@ -72,7 +74,11 @@ def open_paint(
     if features is not None:
         config = FeatureConfig(features, model=None if features == "filters" else NAME)
     folder = path.with_name(f"{path.stem}_paint") if out is None else Path(expanded(str(out)))
-    return Paint(
+    paint = Paint(
         micrograph, number, folder, names=names, features=config, classifier=classifier, seed=seed, device=device,
         force=force,
     )  # fmt: skip
+    if stored_features is not None:
+        image_file = BatchImage(path, mask=single_mask(reading), axes=axes)
+        paint.live.use_stored_features(stored_features, image_file, reading)
+    return paint
