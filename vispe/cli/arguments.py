@@ -91,7 +91,8 @@ def read_options(
 def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
     """Replace parameters of a command in a library message by the options of the command line.
 
-    Parameters are in backticks, or the subject of a message of `vispe.utils.options`.
+    Parameters are in backticks, followed by their value (`features=filters`), or the subject of a message of
+    `vispe.utils.options`.
 
     Names in backticks that are not parameters of the command remain unchanged, unless `LIBRARY_NAMES` of the module of
     the command maps this name of the library to a parameter.
@@ -106,6 +107,8 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
     '--pos-embed, --from a, IMAGES and `other`'
     >>> name_options("f: pos_embed needs a string, got pos_embed=1.", command)
     'f: --pos-embed needs a string, got --pos-embed 1.'
+    >>> name_options("no pos_embed. Use pos_embed='a' or dim=3.", command)
+    'no pos_embed. Use --pos-embed a or dim=3.'
     """
     keys = {key.rstrip("_") for key in inspect.signature(function).parameters} | _PERMISSIONS
     renamed = getattr(inspect.getmodule(function), "LIBRARY_NAMES", {})
@@ -129,6 +132,8 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
         return f"{_flag(key)}{words}got {_flag(key)} " if named else match[0]
 
     text = re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`", option, text)
+    # not "got min_area=-1", whose subject is a name without a value
+    text = re.sub(r"(?<![-\w`.(])(?<!got )([a-z]\w*)=([^\s`=,]*[^\s`=,.;])", option, text)
     # messages of `vispe.utils.options`, such as "seed needs an integer, got seed='x'."
     return re.sub(r"(?<![-\w])([a-z]\w*)( (?:needs|is) .*?)got \1=", checked_option, text)
 
