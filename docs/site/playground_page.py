@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import vispe
-from vispe.encodings.base import Additive, Biased
+from vispe.encodings.base import Biased
 
 HEADS, HEAD_DIM = 4, 64
 SIDES = (8, 16)
@@ -24,7 +24,6 @@ VARIANTS = {
     "rope_axial": ("", "(temperature=10)", "(temperature=10000)"),
     "rope_mixed": ("",),
     "rope_dinov3": ("",),
-    "sincos2d": ("",),
 }
 
 TEXT = """---
@@ -35,7 +34,7 @@ hide: [navigation, toc]
 
 Choose an encoding, then drag the query (the square) over a grid, or move it with the arrow keys. Each square
 image is a head, and each patch shows its value for this query (dark grey: hidden): a bias as added to the
-logits, a rotation as the similarity of equal queries and keys, a table as the cosine similarity of its rows.
+logits, and a rotation as the similarity of equal queries and keys with random channels.
 
 <div id="playground-view" markdown="0"><noscript>This page needs JavaScript. <code>vispe plot alibi2d -o
 bias.png</code> draws the same values.</noscript></div>
@@ -45,6 +44,7 @@ bias.png</code> draws the same values.</noscript></div>
 - **16 x 16** has twice the patches along each axis. The query keeps its relative position.
 - White is 0, or the bound next to it; blue is negative, orange positive. Learned parameters have their
   initial values (seed 0).
+- A rotation belongs to the axes of the image, so the similarity changes with the image; a bias of distance does not.
 
 The same as a figure: `vispe plot 'alibi2d(metric=manhattan)' -o bias.png`, or in a notebook
 `vispe.plot_bias('alibi2d', (8, 8), query=(2, 5), head=0)`. [All encodings](encodings/index.md) have a page
@@ -86,12 +86,12 @@ def values(spec: str, side: int) -> tuple[str, np.ndarray]:
         pos = encoding.prepare(vispe.Grid((side, side)).positions())
         if isinstance(encoding, Biased):
             return "added to the logits", encoding.bias(pos, layer=0).dense(pos, pos)[0].double().numpy()
-        if isinstance(encoding, Additive):
-            unit = torch.nn.functional.normalize(encoding.table(pos)[0].double(), dim=-1)
-            return "cosine similarities of rows of the table", (unit @ unit.T)[None].numpy()
-        transform, ones = encoding.transform(pos, layer=0), torch.ones(1, HEADS, side * side, HEAD_DIM)
-        scores = transform.query(ones).double() @ transform.key(ones).double().mT / HEAD_DIM
-        return "similarities of equal queries and keys", scores[0].numpy()
+        # equal channels would hide that a rotation belongs to an axis
+        content = torch.randn(1, HEADS, 1, HEAD_DIM).expand(-1, -1, side * side, -1)
+        transform = encoding.transform(pos, layer=0)
+        scores = transform.query(content).double() @ transform.key(content).double().mT
+        norm = content.double().square().sum(-1, keepdim=True)
+        return "similarities of equal queries and keys", (scores / norm)[0].numpy()
 
 
 def encoded(dense: np.ndarray, side: int) -> dict[str, Any]:
