@@ -45,15 +45,15 @@ def test_stored_values_are_those_of_the_encoding(playground):
                 grid = playground.encoded(dense, side)
                 steps = np.frombuffer(base64.b64decode(grid["values"]), "<u2").astype(float)
                 steps[steps == playground.HIDDEN] = -np.inf
-                found = grid["low"] + steps / (playground.HIDDEN - 1) * (grid["high"] - grid["low"])
+                actual = grid["low"] + steps / (playground.HIDDEN - 1) * (grid["high"] - grid["low"])
                 if grid["offsets"]:
                     cells = np.divmod(np.arange(side * side), side)
                     rows, columns = (c[None] - c[:, None] + side - 1 for c in cells)
-                    found = found.reshape(-1, 2 * side - 1, 2 * side - 1)[:, rows, columns]
+                    actual = actual.reshape(-1, 2 * side - 1, 2 * side - 1)[:, rows, columns]
                 else:
-                    found = found.reshape(-1, side * side, side * side)
-                expected = np.broadcast_to(found, dense.shape)
-                np.testing.assert_allclose(expected, dense, atol=(grid["high"] - grid["low"]) / 60_000)
+                    actual = actual.reshape(-1, side * side, side * side)
+                actual = np.broadcast_to(actual, dense.shape)
+                np.testing.assert_allclose(actual, dense, atol=(grid["high"] - grid["low"]) / 60_000)
 
 
 @cases(
@@ -114,9 +114,9 @@ def test_in_chromium(playground, tmp_path):
         *("--virtual-time-budget=4000", "--dump-dom", (tmp_path / "page.html").as_uri()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    found = re.search(r"<title>done (.*?)</title>", done.stdout, re.DOTALL)
-    assert found, done.stdout[:300] + done.stderr[-300:]
-    *rows, larger, moved, focused, label = json.loads(found[1].replace("&amp;", "&"))
+    title = re.search(r"<title>done (.*?)</title>", done.stdout, re.DOTALL)
+    assert title, done.stdout[:300] + done.stderr[-300:]
+    *rows, larger, moved, focused, label = json.loads(title[1].replace("&amp;", "&"))
     for (name, _), (changed, heads, text) in zip(specs, rows, strict=True):
         expected = changed_by_rotation(playground.values(name, 8)[1], 8, 2, 5)
         if np.isfinite(expected):
