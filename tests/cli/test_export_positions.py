@@ -41,7 +41,7 @@ def test_sections_are_named(folder, capsys):
     [
         (["--grid-thw", "64x64"], "--grid-thw is frames x rows x columns"),
         (["--scheme", "mropey"], "mropey"),
-        (["--scheme", "circlerope"], "--nearest rounds"),
+        (["--scheme", "circlerope"], "nearest=True"),
         (["--positions", "0"], "positions"),
     ],
 )

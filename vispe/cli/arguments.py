@@ -88,11 +88,27 @@ def read_options(
     return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
 
 
+_ADVICE = (
+    "Use ",
+    "Pass ",
+    "Set ",
+    "Omit ",
+    "Add ",
+    "Train ",
+    "Crop ",
+    "use ",
+    "pass ",
+    "set ",
+    "omit ",
+    "add ",
+)
+
+
 def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
     """Replace parameters of a command in a library message by the options of the command line.
 
-    Parameters are in backticks, followed by their value (`features=filters`), or the subject of a message of
-    `vispe.utils.options`.
+    Parameters are in backticks, have a value in a clause that says what to do ("Use features=filters."), or are the
+    subject of a message of `vispe.utils.options`.
 
     Names in backticks that are not parameters of the command remain unchanged, unless `LIBRARY_NAMES` of the module of
     the command maps this name of the library to a parameter.
@@ -132,8 +148,12 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
         return f"{_flag(key)}{words}got {_flag(key)} " if named else match[0]
 
     text = re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`", option, text)
-    # not "got min_area=-1", whose subject is a name without a value
-    text = re.sub(r"(?<![-\w`.(])(?<!got )([a-z]\w*)=([^\s`=,]*[^\s`=,.;])", option, text)
+    text = " ".join(
+        re.sub(r"(?<![-\w`.(])([a-z]\w*)=([^\s`=,]*[^\s`=,.;])", option, clause)
+        if clause.startswith(_ADVICE)
+        else clause
+        for clause in re.split(r"(?<=[.;]) ", text)
+    )
     # messages of `vispe.utils.options`, such as "seed needs an integer, got seed='x'."
     return re.sub(r"(?<![-\w])([a-z]\w*)( (?:needs|is) .*?)got \1=", checked_option, text)
 
