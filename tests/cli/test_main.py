@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import vispe
+from tests.cases import cases
 from vispe.cli import arguments
 from vispe.cli import main as frame
 from vispe.cli.arguments import command_help, read_docstring
