@@ -107,7 +107,7 @@ _ADVICE = (
 def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
     """Replace parameters of a command in a library message by the options of the command line.
 
-    Parameters are in backticks, have a value in a clause that says what to do ("Use features=filters."), or are the
+    Parameters are in backticks, have a value in a clause of advice ("Use features=filters."), or are the
     subject of a message of `vispe.utils.options`.
 
     Names in backticks that are not parameters of the command remain unchanged, unless `LIBRARY_NAMES` of the module of
