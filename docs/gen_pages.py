@@ -32,6 +32,7 @@ from evidence import (  # noqa: E402
 )
 from formulas import mathml, shown  # noqa: E402
 from gallery_page import gallery_page  # noqa: E402
+from playground_page import playground_page  # noqa: E402
 from tables import golden  # noqa: E402  (committed tables and those of the site agree)
 
 FACTS = (
@@ -51,6 +52,7 @@ def pages() -> dict[str, str]:
     made = {f"encodings/{name}.md": page(name) for name in vispe.list_encodings()}
     return {
         "encodings/index.md": gallery_page(),
+        "playground.md": playground_page(),
         "reference/api.md": reference(),
         "reference/commands.md": commands_page(),
         **made,

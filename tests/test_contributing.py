@@ -30,6 +30,19 @@ def test_files_that_are_named_exist(name):
         assert (ROOT / path).exists(), path
 
 
+def test_the_rules_of_families_that_are_named_exist():
+    import importlib
+
+    rows = re.findall(
+        r"^   \| .* \| `(\w+)\.py` \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) == 6
+    for module, rules in rows:
+        families = importlib.import_module(f"vispe.hosts.transformers.language.families.{module}")
+        for rule in re.findall(r"`(\w+)`", rules):
+            assert type(getattr(families, rule)).__name__ == "ImageRule"
+
+
 @cases("path", TEMPLATES, ids=lambda p: p.stem)
 def test_templates_of_issues_are_forms(path):
     form = yaml.safe_load(path.read_text())

@@ -189,6 +189,7 @@ LONG = {"models/hosts.md", "explanation/attention.md"}
 @pytest.mark.filterwarnings(
     "ignore:.* is saved with .* load it with vispe.from_pretrained"
 )  # as the guide says
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft
 @pytest.mark.parametrize(
     "path",
     slow_except(GUIDE, [p for p in GUIDE if "/".join(p.parts[-2:]) not in LONG]),

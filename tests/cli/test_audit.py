@@ -60,7 +60,7 @@ def test_files_hold_every_image_and_are_not_overwritten(capsys, images, tmp_path
     probe = report["findings"][0]
     assert probe["name"] == "probe"
     assert len(probe["per_image"]) == 5
-    assert set(probe["control"]) == {"mean place", "shuffled positions", "random", "none"}
+    assert set(probe["control"]) == {"mean position", "shuffled positions", "random", "none"}
     page = (out / "report.html").read_text()
     assert "Audit of positions: test_vit (random weights)" in page
     assert "Caveats of each number" in page

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import vispe
+from tests.cases import cases
 from vispe.cli import arguments
 from vispe.cli import main as frame
 from vispe.cli.arguments import command_help, read_docstring
@@ -512,3 +513,22 @@ def test_segment_shows_few_options(capsys):
     main(["segment", "--help"])
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]
     assert len(shown) <= 30
+
+
+@cases(
+    ("message", "printed"),
+    [
+        (
+            "none given. Pass labels=FILE, cluster=K or text=WORDS.",
+            "Pass --labels FILE, --cluster K or --text WORDS.",
+        ),
+        ("3 were excluded. Use object_min_area=0 to include all.", "Use --object-min-area 0 to include all."),
+        ("K = 3 chosen; use cluster=K for another number.", "use --cluster K for another number."),
+        ("needs a grid. Use dim=3 or features=both.", "Use dim=3 or --features both."),
+    ],
+)
+def test_advice_of_library_messages_names_options(message, printed):
+    from vispe.cli.arguments import name_options
+    from vispe.cli.commands.segmentation.segment import segment
+
+    assert name_options(message, segment, ("images",)).endswith(printed)

@@ -291,3 +291,24 @@ def test_origin_is_a_field_like_the_others():
     assert cache(grid, like) is cache(grid, like)
     with pytest.raises(OptionError, match="origin must be one of start, end, centre, got 'middle'"):
         Grid((3, 4), origin="middle")
+
+
+def test_an_export_leaves_no_fake_tensors_in_cached_values():
+    from vispe.attention import DistanceBias, RadialBias, TableBias, attention
+
+    weight = torch.nn.Parameter(torch.ones(2, 1))
+    table = torch.nn.Parameter(torch.randn(2, 3, 5))
+    q = torch.randn(1, 2, 7, 8)
+    for make in (
+        lambda p: DistanceBias((1.0, 0.5), p),
+        lambda p: RadialBias(lambda d: -weight * d, p),
+        lambda p: TableBias(table, p),
+    ):
+        model = torch.nn.Module()
+        model.positions = Grid((2, 3), prefix=1).positions()
+        model.weight, model.table = weight, table
+        model.forward = lambda q, make=make, model=model: attention(q, q, q, bias=make(model.positions))
+        program = torch.export.export(model, (q,)).module()
+        actual = model(q)  # positions of a module are shared by all calls
+        assert type(actual) is torch.Tensor
+        torch.testing.assert_close(program(q), actual)

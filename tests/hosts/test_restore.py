@@ -182,7 +182,7 @@ def test_describe():
         "'alibi2d', 'slopes': 'learned'",
         "grid (3, 5)",
         "1 prefix token",
-        "taken out",
+        "removed",
         "backend auto",
         "pos_enc: learned, 480 parameters",
         "2 attention layers with their own: alibi2d, 8 parameters",

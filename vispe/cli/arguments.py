@@ -115,10 +115,27 @@ def _parser(
     return parser, options, lists
 
 
+_ADVICE = (
+    "Use ",
+    "Pass ",
+    "Set ",
+    "Omit ",
+    "Add ",
+    "Train ",
+    "Crop ",
+    "use ",
+    "pass ",
+    "set ",
+    "omit ",
+    "add ",
+)
+
+
 def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
     """Replace parameters of a command in a library message by the options of the command line.
 
-    Parameters are in backticks, or the subject of a message of `vispe.utils.options`.
+    Parameters are in backticks, have a value in a clause of advice ("Use features=filters."), or are the
+    subject of a message of `vispe.utils.options`.
 
     Names in backticks that are not parameters of the command remain unchanged, unless `LIBRARY_NAMES` of the module of
     the command maps this name of the library to a parameter.
@@ -133,6 +150,8 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
     '--pos-embed, --from a, IMAGES and `other`'
     >>> name_options("f: pos_embed needs a string, got pos_embed=1.", command)
     'f: --pos-embed needs a string, got --pos-embed 1.'
+    >>> name_options("no pos_embed. Use pos_embed='a' or dim=3.", command)
+    'no pos_embed. Use --pos-embed a or dim=3.'
     """
     keys = {key.rstrip("_") for key in inspect.signature(function).parameters} | _PERMISSIONS
     renamed = getattr(inspect.getmodule(function), "LIBRARY_NAMES", {})
@@ -156,6 +175,12 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
         return f"{_flag(key)}{words}got {_flag(key)} " if named else match[0]
 
     text = re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`", option, text)
+    text = " ".join(
+        re.sub(r"(?<![-\w`.(])([a-z]\w*)=([^\s`=,]*[^\s`=,.;])", option, clause)
+        if clause.startswith(_ADVICE)
+        else clause
+        for clause in re.split(r"(?<=[.;]) ", text)
+    )
     # messages of `vispe.utils.options`, such as "seed needs an integer, got seed='x'."
     return re.sub(r"(?<![-\w])([a-z]\w*)( (?:needs|is) .*?)got \1=", checked_option, text)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid.per_token import PerToken
@@ -367,6 +368,10 @@ class Positions:
         """
         if self.memo is None or not self.static:
             return make()
+        dispatched = not torch.compiler.is_dynamo_compiling() and torch._C._len_torch_dispatch_stack()  # pyright: ignore
+        if dispatched and key not in self.memo:
+            # torch.export runs this code with fake tensors, which must not outlive it
+            key = (key, detect_fake_mode())
         if key not in self.memo:
             # torch.func transforms wrap new tensors, and the wrappers are only valid within the transform
             if torch._C._are_functorch_transforms_active():  # pyright: ignore

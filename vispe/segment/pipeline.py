@@ -171,7 +171,7 @@ def _check(request: Request) -> None:
         passed = " and ".join(name for name, present in sources.items() if present) or "none of them"
         raise OptionError(
             f"segment: exactly one of labels, cluster and text is required, got {passed}. Pass labels=FILE, cluster=K "
-            "or text=Prompts(...)."
+            "or text=WORDS."
         )
     classifier, method = request.classifier, request.cluster_method
     if not sources["cluster"] and method != METHODS[0]:

@@ -1,4 +1,4 @@
-"""Papers of training recipes, remedies, benchmarks and inference methods that are not registered classes.
+"""Papers of training recipes, remedies, benchmarks, segmentation and inference methods that are not registered classes.
 
 Each paper is "Title" or "Title, https://...". A title without a link has no identifier that we could verify. Encodings,
 position schemes and measures have their papers on their classes; `vispe cite` prints all of them.
@@ -64,5 +64,11 @@ RECIPE_PAPERS: dict[str, tuple[str, ...]] = {
         "FlashBias: Fast Computation of Attention with Bias, https://arxiv.org/abs/2505.12044",
     ),
     "unrotated_bands": ("DoPE (denoising rotary position embedding)",),
+    # segmentation
+    "segment": (
+        "Adjusting the Outputs of a Classifier to New a Priori Probabilities: A Simple Procedure",
+        "Extremely randomized trees",
+    ),
+    "objects": ("Notes on the estimation of the numerical density of arbitrary profiles: the edge effect",),
 }
 """Papers by the name of the recipe."""

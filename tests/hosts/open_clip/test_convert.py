@@ -329,7 +329,7 @@ def test_describe_says_what_is_where():
     assert text.splitlines() == [
         "visual: open_clip VisionTransformer with {'name': 'learned'} + {'name': 'alibi2d', 'slopes': 'learned'}",
         "  grid (3, 5), trained at (3, 5), 1 prefix token",
-        "  absolute table: taken out",
+        "  absolute table: removed",
         "  pos_enc: learned, 480 parameters",
         "  2 attention layers with their own: alibi2d, 8 parameters",
         "  2 attention layers swapped; backend reference (fused attention is off)",

@@ -70,7 +70,7 @@ def test_a_trunk_with_a_rotary_embedding_keeps_it_when_requested():
     model = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_rope=True, keep_abs=True)
     assert "own rotary embedding: in use" in vispe.describe(model)
     model = vispe.convert(copy.deepcopy(stock), "alibi2d")
-    assert "own rotary embedding: taken out" in vispe.describe(model)
+    assert "own rotary embedding: removed" in vispe.describe(model)
     assert (model.visual.trunk(x) - expected).abs().max() > 1e-4
     close(vispe.restore(model).visual.trunk(x), expected)
 

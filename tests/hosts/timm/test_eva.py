@@ -1,4 +1,4 @@
-"""timm's Eva: its own table and rope are taken out, stored, and come back; a bias equals timm's own dense mask."""
+"""timm's Eva: its own table and rope are removed, stored, and come back; a bias equals timm's own dense mask."""
 
 import copy
 import io
@@ -292,8 +292,8 @@ def test_groups_and_decay_and_description():
     assert sum(len(g["params"]) for g in groups) == len(list(ours.parameters()))
     text = vispe.describe(ours)
     assert "own rotary embedding: in use" in text
-    assert "absolute table: taken out" in text
-    assert "taken out" in vispe.describe(vispe.convert(build("rope only"), "alibi2d")).splitlines()[3]
+    assert "absolute table: removed" in text
+    assert "removed" in vispe.describe(vispe.convert(build("rope only"), "alibi2d")).splitlines()[3]
 
 
 def test_features_only_and_a_user_mask():

@@ -95,7 +95,7 @@ def test_the_rotation_of_sam3_stays_or_goes():
         vispe.convert(model, "rope_axial+rope")
     vispe.convert(model, "alibi2d+learn")
     assert (run(model, x) - both).abs().max() > 1e-3
-    assert "own rotary embedding: taken out" in vispe.describe(model)
+    assert "own rotary embedding: removed" in vispe.describe(model)
     vispe.convert(model, "alibi2d+learn+rope")  # it comes back
     assert torch.equal(run(model, x), both)
     vispe.restore(model)

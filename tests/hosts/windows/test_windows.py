@@ -69,7 +69,7 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     assert (after - before).abs().max() > 1e-3
     assert not any("rel_pos" in n or "relative_position_bias" in n or "cpb" in n for n in model.state_dict())
     text = vispe.describe(model)
-    assert "absolute table: taken out" in text
+    assert "absolute table: removed" in text
     assert "(4, 4)" in text
     model.load_state_dict(stock.state_dict())  # strictly, though it has tables
     assert torch.equal(run(model, x), after)

@@ -113,7 +113,8 @@ class Audit(Result):
         open_ = sum(f.verdict == "not decided" for f in self.findings)
         rest = f"; {open_} not decided" if open_ else ""
         if not yes:
-            return f"{len(self.findings)} measures found no effect of positions{rest}"
+            number = sum(f.verdict == "no" for f in self.findings)
+            return f"{counted(number, 'measure')} found no effect of positions{rest}"
         return f"{len(yes)} of {counted(len(self.findings), 'question')} are answered yes ({', '.join(yes)}){rest}"
 
     @property
@@ -125,7 +126,10 @@ class Audit(Result):
     @property
     def notes(self) -> tuple[str, ...]:
         """Caveats of the verdict, one sentence each."""
-        notes = [f"Control {view!r} was not run: {why}." for view, why in self.missing.items()]
+        # the first sentence of the reason; `controls_missing` has all of it
+        notes = [
+            f"Control {view!r} was not run: {why.partition('. ')[0]}." for view, why in self.missing.items()
+        ]
         if all(f.interval is None for f in self.findings):
             notes.append(
                 f"{self.images} image(s) are too few for an interval and a verdict; use at least 5 images."

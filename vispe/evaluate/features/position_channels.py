@@ -213,7 +213,7 @@ class PositionalChannels(Measure):
             return float((r2(np.bincount(pick, minlength=len(used))) > limit).mean())
 
         value = float((scores > limit).mean())
-        return Outcome(value, control={"no place": 0.0}, statistic=drawn, units=len(used), details=details)
+        return Outcome(value, control={"no position": 0.0}, statistic=drawn, units=len(used), details=details)
 
 
 def _kind(mean: Tensor, basis: Tensor) -> str:

@@ -90,7 +90,7 @@ class PositionProbe(Measure):
         note = f"R² of {low} image(s) is below -1 and was clipped." if low else ""
         details = {"unclipped": raw.mean()}
         # predicting the mean position gives R² = 0
-        control = {"mean place": 0.0, "shuffled positions": float(shuffled.mean())}
+        control = {"mean position": 0.0, "shuffled positions": float(shuffled.mean())}
         return Outcome(clipped.mean(), clipped, layers, control, note=note, details=details)
 
 

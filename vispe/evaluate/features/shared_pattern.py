@@ -103,4 +103,4 @@ class SharedPattern(Measure):
             both = (products * pairs).sum() / (np.outer(count, count) * pairs).sum()
             return max(0.0, both) * (times * count).sum() / (times * power).sum()
 
-        return Outcome(float(value), control={"no place": 0.0}, statistic=drawn, units=len(used))
+        return Outcome(float(value), control={"no position": 0.0}, statistic=drawn, units=len(used))

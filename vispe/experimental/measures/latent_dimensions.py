@@ -125,7 +125,7 @@ class IntrinsicProbe(Measure):
         if len(groups) < 2:
             return Outcome(
                 float("nan"),
-                control={"no place": 0.0},
+                control={"no position": 0.0},
                 note="At least two images are needed to fit and evaluate.",
             )
         # the mean map of a group is treated as one image
@@ -137,7 +137,7 @@ class IntrinsicProbe(Measure):
         best = int(np.argmax(curves))
         return Outcome(
             float(by_group.mean()),
-            control={"shuffled cells": float(chance.mean()), "no place": 0.0},
+            control={"shuffled cells": float(chance.mean()), "no position": 0.0},
             statistic=lambda picks: float(by_group[picks].mean()),
             units=len(groups),
             note=f"The best number of dimensions is {best + 1}.",

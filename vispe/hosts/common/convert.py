@@ -178,14 +178,14 @@ def restore_model(model: Any, family: HostFamily | None) -> None:
 def describe_model(model: Any, family: HostFamily) -> str:
     """Return a summary of a converted model: spec, grid, own position information, encodings, backend."""
     state: HostState = model.vispe
-    table = "in use" if state.keep_abs else "taken out" if state.table is not None else "none"
+    table = "in use" if state.keep_abs else "removed" if state.table is not None else "none"
     lines = [
         f"{family.title}{state.stock.__name__} with {' + '.join(str(s) for s in state.spec)}",
         f"  grid {family.grid_text(model)}",
         f"  absolute table: {table}",
     ]
     if family.has_rope(model) or state.rope:
-        lines.append(f"  own rotary embedding: {'in use' if state.keep_rope else 'taken out'}")
+        lines.append(f"  own rotary embedding: {'in use' if state.keep_rope else 'removed'}")
     if model.pos_enc is not None:
         lines.append(f"  pos_enc: {model.pos_enc.name}, {counted(_count([model.pos_enc]), 'parameter')}")
     acting = [e for _, encoding in model._vispe_paths() for e in encoding.parts()]

@@ -180,7 +180,7 @@ def serve_positions(
         )
         raise UnsupportedHost(
             f"serve_positions: engines support position schemes only for models with image grids ({names}), got "
-            f"{config.model_type}, {numbered}."
+            f"{config.model_type}, {numbered}. Serve it with transformers."
         )
     text = language_model_of(inner)
     entry = config_record.read(config)

@@ -140,7 +140,7 @@ def test_the_rotation_of_dinov3_is_stored_or_replaced(name):
         vispe.convert(model, "alibi2d+learn")
     vispe.convert(model, "rope_axial")
     assert vision_tower_of(model) is tower
-    assert "own rotary embedding: taken out" in vispe.describe(model)
+    assert "own rotary embedding: removed" in vispe.describe(model)
 
 
 def test_dinov3_turns_as_its_encoding_of_the_same_name():

@@ -218,7 +218,7 @@ def test_own_rotation_and_table_can_be_switched_off(family):
         out = ours(x, grids).last_hidden_state
         close(out, stock(x, grids).last_hidden_state, 1e-6)
         assert "pos_embed.weight" not in ours.state_dict()
-        assert "absolute table: taken out" in describe_vision(ours)
+        assert "absolute table: removed" in describe_vision(ours)
         restore_vision(ours)
         assert ours.pos_embed is remaining
     else:

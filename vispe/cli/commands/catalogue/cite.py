@@ -8,7 +8,7 @@ def cite(names: list[str] | None = None, json: bool = False) -> None:
 
     Args:
         names: encodings, position schemes, measures of `vispe audit`, and recipes such as retrofit, slot_distillation
-            or rasa; by default only vispe is cited. All entries of a name with several meanings are printed.
+            or segment; by default only vispe is cited. All entries of a name with several meanings are printed.
 
     Examples:
         vispe cite
