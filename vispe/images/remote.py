@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,14 +39,19 @@ class StoreURL(type(Path())):  # type: ignore[misc] - the concrete class of the 
         self.url = url
         return self
 
-    def __init__(self, *_: object) -> None:
-        super().__init__()
+    def __init__(self, url: "str | StoreURL") -> None:
+        # from Python 3.12 on, the parts of a path are set here
+        super().__init__(*([str(url).rstrip("/")] if sys.version_info >= (3, 12) else []))
 
     def __str__(self) -> str:
         return getattr(self, "url", None) or super().__str__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoreURL, (self.url,)
+
+    def with_segments(self, *segments: str | Path) -> Path:
+        """Return an ordinary path for parents and joined paths (from Python 3.12 on)."""
+        return Path(*segments)
 
     def resolve(self, strict: bool = False) -> "StoreURL":
         """Return the URL itself."""
