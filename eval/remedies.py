@@ -43,8 +43,8 @@ from dinov2_evaluation.scribbled import drawn, learnt
 from timing import environment
 
 OUT = Path(__file__).parent / "results" / "remedies.json"
-METHODS = ("none", "blank", "svd", "rasa", "poses", "positions", "poses+positions", "poses+rasa")
-FITTED = ("blank", "rasa", "poses+rasa")
+METHODS = ("none", "registers", "blank", "svd", "rasa", "poses", "positions", "poses+positions", "poses+rasa")
+FITTED = ("registers", "blank", "rasa", "poses+rasa")
 BUDGET = 100  # scribbled pixels of each class
 
 

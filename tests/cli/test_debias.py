@@ -37,7 +37,7 @@ def test_the_folder_is_a_model_for_other_commands(tmp_path, capsys):
     ("words", "message"),
     [
         (["--method", "rasas"], "method must be names joined by +, got 'rasas'. Did you mean 'rasa'?"),
-        (["--method", "rasa"], "images must be passed for rasa"),
+        (["--method", "rasa"], "images must be passed for registers, rasa"),
         (["--noise", "1"], "got method='poses' and images=generator"),
         (["--rounds", "3"], "rounds=3 has no effect on method='poses'"),
     ],

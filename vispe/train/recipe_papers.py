@@ -30,6 +30,10 @@ RECIPE_PAPERS: dict[str, tuple[str, ...]] = {
     "simultaneous_translation": ("LLM as Effective Streaming Processor, https://arxiv.org/abs/2505.16983",),
     # remedies without training
     "debias": (DINO_SAW,),
+    "registers": (
+        "Vision Transformers Don't Need Trained Registers, https://arxiv.org/abs/2506.08010",
+        "Vision Transformers Need Registers, https://arxiv.org/abs/2309.16588",
+    ),
     **dict.fromkeys(("poses", "positions", "svd", "blank"), (DINO_SAW,)),
     "d4_average": (DINO_SAW,),
     "rasa": (FRANCA,),

@@ -138,7 +138,7 @@ def test_rows_that_cannot_be_fitted_state_the_reason():
 
 
 def test_methods_are_ordered_and_checked():
-    assert parse_method("rasa+positions+poses") == ["poses", "positions", "rasa"]
+    assert parse_method("rasa+positions+poses+registers") == ["registers", "poses", "positions", "rasa"]
     with pytest.raises(UnknownName, match=r"got 'pose'\. Did you mean 'poses'"):
         parse_method("pose")
     for method in ("poses+poses", "rasa+svd", "blank+rasa"):

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.backbones.local.registers import Neuron, check_registers, register_intermediates
 from vispe.backbones.local.transformers_model import TransformersModel
 from vispe.backbones.model_access import (
     blocks_of,
@@ -50,6 +51,7 @@ class Debiasing:
         bias: (C,), added after the linear map.
         unit_norm: scale the features of each patch to unit norm before and after the linear map.
         details: JSON values that describe the fit, such as the number of images.
+        registers: register neurons, as pairs of block and hidden unit; see `vispe.backbones.local.registers`.
     """
 
     method: str
@@ -59,10 +61,11 @@ class Debiasing:
     bias: Tensor | None = None
     unit_norm: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
+    registers: tuple[Neuron, ...] = ()
 
     def fingerprint(self) -> str:
         """Return a hash of everything that the features depend on."""
-        values = [self.method, asdict(self.average), self.seed, self.unit_norm]
+        values = [self.method, asdict(self.average), self.seed, self.unit_norm, self.registers]
         digest = hashlib.sha256(json.dumps(values).encode())
         for tensor in (self.matrix, self.bias):
             if tensor is not None:
@@ -164,6 +167,8 @@ class DebiasedModel(nn.Module):
                 f"debias: positions needs a model for images of any size, got one for {features.size} px. Use another "
                 "method, or replace its encoding with pos_embed."
             )
+        if debiasing.registers:
+            check_registers(tower)
         self.tower, self.debiasing, self.side = tower, debiasing, int(features.patch_size)
         self.image_mean = features.mean.flatten().tolist()
         self.image_std = features.std.flatten().tolist()
@@ -215,9 +220,7 @@ class DebiasedModel(nn.Module):
         sums: list[Tensor] = []
         prefixes: list[Tensor | None] = []
         for view in views:
-            outputs = intermediates(
-                self.tower, view.apply(images), indices, norm=norm, prefix=return_prefix_tokens
-            )
+            outputs = self._outputs(view.apply(images), indices, norm=norm, prefix=return_prefix_tokens)
             pairs = [(out, None) if isinstance(out, Tensor) else out for out in outputs]
             maps = [view.undo(part) / len(views) for part, _ in pairs]
             tokens = [None if token is None else token / len(views) for _, token in pairs]
@@ -236,6 +239,11 @@ class DebiasedModel(nn.Module):
         return [
             x if isinstance(token, int) else (x, token) for x, token in zip(results, prefixes, strict=True)
         ]
+
+    def _outputs(self, images: Tensor, indices: int | list[int], **options: bool) -> list[Any]:
+        if self.debiasing.registers:
+            return register_intermediates(self.tower, images, indices, self.debiasing.registers, **options)
+        return intermediates(self.tower, images, indices, **options)
 
 
 def inner_model(model: nn.Module) -> nn.Module:
@@ -279,6 +287,7 @@ def save_debiased(
         "average": asdict(debiasing.average),
         "seed": debiasing.seed,
         "unit_norm": debiasing.unit_norm,
+        "registers": [list(neuron) for neuron in debiasing.registers],
         "passes": debiasing.average.passes,
         "details": dict(debiasing.details),
         "versions": {"vispe": __version__, "torch": torch.__version__},
@@ -309,6 +318,7 @@ def read_debiased(folder: str | Path) -> tuple[dict[str, Any], Debiasing]:
             tensors.get("bias"),
             bool(record["unit_norm"]),
             record["details"],
+            tuple((int(block), int(unit)) for block, unit in record["registers"]),
         )
     except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise InputError(f"{folder / RECORD} is not a record of vispe debias ({short(error)}).") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.backbones.local.debiased import DebiasedFeatures, DebiasedModel, Debiasing
+from vispe.backbones.local.registers import Neuron, find_register_neurons
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError, UnknownName, UnsupportedHost, did_you_mean
 from vispe.evaluate.probe.feature_sources import black_image, feature_function
@@ -22,7 +24,7 @@ from vispe.evaluate.probe.splits import POSITIONS, Trials
 from vispe.images.symmetry.view_averages import ViewAverage
 from vispe.utils.options import NonNegativeInt, PositiveInt, checked
 
-METHODS = ("poses", "positions", "rasa", "blank", "svd")
+METHODS = ("registers", "poses", "positions", "rasa", "blank", "svd")
 """Names of methods, in the order in which they are applied."""
 FITTED = ("rasa", "blank", "svd")
 """Linear maps of the channels, of which a method has at most one."""
@@ -40,6 +42,7 @@ def debias(
     positions: PositiveInt | None = None,
     channels: PositiveInt | Sequence[int] = 4,
     directions: PositiveInt = 16,
+    neurons: PositiveInt = 10,
     seed: NonNegativeInt = 0,
 ) -> DebiasedFeatures | VisionModel:
     """Return the features of a model after a remedy of positional bias that needs no training.
@@ -49,6 +52,7 @@ def debias(
     | `poses` | mean over the eight poses, each transformed back | 8 |
     | `positions` | mean over random positions on a larger canvas | 8 |
     | `poses+positions` | mean over the eight poses, each at a random position | 8 |
+    | `registers` | moves the activations of register neurons to an additional token (arXiv 2506.08010) | 1 |
     | `rasa` | removes the directions of linear regressions of position (RASA, arXiv 2507.14137) | 1 |
     | `blank` | sets the most informative channels to 0 | 1 |
     | `svd` | removes the directions in which a black image varies (arXiv 2603.16840) | 1 |
@@ -66,6 +70,7 @@ def debias(
         positions: positions for each pose; default 1 with `poses`, else 8.
         channels: for `blank`, the number of channels, or their indices, which need no images.
         directions: for `svd`, the number of directions.
+        neurons: for `registers`, the number of neurons.
         seed: seed of positions and of the fit.
 
     Returns:
@@ -86,38 +91,58 @@ def debias(
     """
     names = parse_method(method)
     linear = names[-1] if names[-1] in FITTED else None
-    needs_images = linear == "rasa" or (linear == "blank" and isinstance(channels, int))
+    needs_images = (
+        "registers" in names or linear == "rasa" or (linear == "blank" and isinstance(channels, int))
+    )
     if (images is None) == needs_images:
         raise OptionError(
-            f"debias: images must be passed for rasa, and for blank without indices of channels, only, got "
+            f"debias: images must be passed for registers, rasa, and blank without indices of channels only, got "
             f"method={method!r} and images={'None' if images is None else type(images).__name__}."
         )
     _refuse(method, "rounds", rounds, "rasa" in names)
     _refuse(method, "positions", positions, "positions" in names)
     count = 0 if "positions" not in names else positions or (1 if "poses" in names else N_POSITIONS)
     average = ViewAverage(poses=8 if "poses" in names else 1, positions=count)
-    f = feature_function(model)
-    plain = DebiasedFeatures(f, Debiasing(method, average, seed))
-    result = replace(plain.debiasing, details={"images": 0})
+    f, images = feature_function(model), None if images is None else list(images)
+    start = Debiasing(method, average, seed)
+    if "registers" in names:
+        start = replace(start, registers=_register_neurons(f, images or [], neurons))
+    plain = _features(f, start)
+    details: dict[str, Any] = {"images": len(images or [])}
+    result = replace(start, details=details | ({"neurons": len(start.registers)} if start.registers else {}))
     if linear is not None:
-        maps = [] if images is None else [features_of(plain, image[None])[0] for image in images]
+        maps = [features_of(plain, image[None])[0] for image in images or []]
         if linear == "rasa":
             rounds = rounds or default_rounds(len(maps[0]) if maps else 0)
             rasa = Rasa(rounds, standardize=True, alpha=ALPHA).fit([one.movedim(0, -1) for one in maps])
             fit = {"matrix": rasa.projection_.matrix, "bias": rasa.projection_.bias}
-            details = {"images": len(maps), "rounds": rounds}
+            details |= {"rounds": rounds}
         elif linear == "blank":
             chosen = _informative(maps, channels, seed) if isinstance(channels, int) else list(channels)
-            fit, details = {"matrix": _blank_matrix(f, chosen)}, {"images": len(maps), "channels": chosen}
+            fit, details = {"matrix": _blank_matrix(f, chosen)}, details | {"channels": chosen}
         else:
             basis = svd_basis(_black_map(f, plain), directions)
             matrix = torch.eye(len(basis), dtype=basis.dtype) - basis @ basis.mT
-            fit, details = {"matrix": matrix, "unit_norm": True}, {"directions": basis.shape[1]}
-        result = replace(plain.debiasing, details=details, **fit)
+            fit, details = {"matrix": matrix, "unit_norm": True}, details | {"directions": basis.shape[1]}
+        result = replace(result, details=result.details | details, **fit)
+    return _features(f, result)
+
+
+def _features(f: FeatureFunction, debiasing: Debiasing) -> DebiasedFeatures | VisionModel:
+    """Return the debiased features of a model or function."""
     if isinstance(f, VisionModel) and f.last:
         settings = {"mean": f.mean, "std": f.std, "exact": f.exact}
-        return VisionModel(DebiasedModel(f.model, result).eval(), **settings)
-    return DebiasedFeatures(f, result)
+        return VisionModel(DebiasedModel(f.model, debiasing).eval(), **settings)
+    return DebiasedFeatures(f, debiasing)
+
+
+def _register_neurons(f: FeatureFunction, images: Sequence[Tensor], count: int) -> tuple[Neuron, ...]:
+    if not isinstance(f, VisionModel) or not f.last:
+        raise UnsupportedHost(
+            f"debias: registers needs the final features of a vision model, got {type(f).__name__}. Use another method."
+        )
+    device = next(f.model.parameters()).device
+    return tuple(find_register_neurons(f.model, (image.to(device) for image in images), count))
 
 
 def parse_method(method: str) -> list[str]:
@@ -177,7 +202,7 @@ def _blank_matrix(f: FeatureFunction, channels: Sequence[int]) -> Tensor:
     return torch.diag(diagonal)
 
 
-def _black_map(f: FeatureFunction, features: DebiasedFeatures) -> Tensor:
+def _black_map(f: FeatureFunction, features: FeatureFunction) -> Tensor:
     """Return the features (1, C, h, w) of a black image of the size of a model."""
     black = black_image(f)
     if black is None or not isinstance(f, VisionModel):

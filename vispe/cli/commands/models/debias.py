@@ -13,6 +13,7 @@ def debias(
     positions: int | None = None,
     blank: list[int] | None = None,
     directions: int = 16,
+    neurons: int = 10,
     noise: int = 0,
     textures: int = 0,
     pos_embed: str | None = None,
@@ -30,19 +31,21 @@ def debias(
     not the weights of the model.
 
     Methods: poses, the mean over the eight poses (8 forward passes per image); positions, the mean over random
-    positions (8); rasa, removal of the directions of linear regressions of position; blank, the most informative
-    channels set to 0; svd, removal of the directions in which a black image varies. Join them by +, such as
-    poses+positions (8) or poses+rasa. rasa and blank are fitted on images, which need no labels; use images of the
-    kind that the model will see, but not those of an evaluation.
+    positions (8); registers, an additional token that takes the activations which make single patches outliers; rasa,
+    removal of the directions of linear regressions of position; blank, the most informative channels set to 0; svd,
+    removal of the directions in which a black image varies. Join them by +, such as poses+positions (8) or
+    poses+rasa. registers, rasa and blank are fitted on images, which need no labels; use images of the kind that the
+    model will see, but not those of an evaluation.
 
     Args:
         out: output folder.
-        images: images, folders or wildcards on which rasa and blank are fitted.
+        images: images, folders or wildcards on which registers, rasa and blank are fitted.
         method: names of methods, joined by +.
         rounds: for rasa, number of rounds; each removes two directions; default 32, but at most a quarter of all.
         positions: positions for each pose; default 1 with poses, else 8.
         blank: for blank, channels to set to 0; default the 4 most informative ones of the images.
         directions: for svd, number of directions.
+        neurons: for registers, number of register neurons.
         noise: number of images of uniform noise to fit on, in addition to images.
         textures: number of synthetic homogeneous textures to fit on, in addition to images.
 
@@ -67,7 +70,8 @@ def debias(
     paths = find(images)
     Output(out, [RECORD, MAP], force, paths)
     subject, entries = load(model, pos_embed, weights, img_size, device, seed)
-    options = {"rounds": rounds, "positions": positions, "directions": directions, "seed": seed}
+    options = {"rounds": rounds, "positions": positions, "directions": directions}
+    options |= {"neurons": neurons, "seed": seed}
     if blank is not None:
         options["channels"] = blank
     remarks: list[str] = []
