@@ -1,6 +1,7 @@
 """The pass of an audit: what is stored, controls, going on after an interruption, several processes, verdicts."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
 from vispe.evaluate.audit.findings import Comparison
+from vispe.evaluate.audit.html_report import next_steps
 from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.rolls import shuffled
@@ -341,3 +343,21 @@ def test_refusals():
         audit(f, [torch.zeros(3, 4, 4), torch.zeros(3, 4, 8)], (Slope(),))
     with pytest.raises(UnsupportedHost, match="cannot be reinitialised"):
         f.reinitialized()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((), []),
+        (("pattern", "turn"), ["--method poses, a mean", "equivariant under the eight poses"]),
+        (("heads",), ["--method registers"]),
+    ],
+)
+def test_the_page_names_the_cheapest_remedy_of_each_effect(names, words):
+    kinds = [
+        SimpleNamespace(name=n, verdict="yes" if n in names else "no") for n in ("pattern", "turn", "heads")
+    ]
+    *steps, commands = next_steps(SimpleNamespace(findings=kinds))
+    assert len(steps) == len(words)
+    assert all(word in step for word, step in zip(words, steps, strict=True))
+    assert commands.startswith("vispe probe")

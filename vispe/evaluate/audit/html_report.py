@@ -32,6 +32,30 @@ if TYPE_CHECKING:
 
 COLOURS = {"yes": ORANGE, "no": BLUE, "not decided": GREY}
 CURVES = 4  # panels per row
+_REMEDIES = (
+    (
+        {"probe", "pattern", "neighbours", "channels"},
+        "Features depend on position. The cheapest remedy is vispe debias MODEL --method poses, a mean over eight "
+        "forward passes, which removes row and column; or --method rasa, with images to fit on, in one pass. The "
+        "distance to the centre remains in both; vispe retrofit removes it too, with hours of training. Audit the "
+        "result with --against.",
+    ),
+    (
+        {"turn"},
+        "Features change when the image is rotated. vispe debias MODEL --method poses makes them equivariant under "
+        "the eight poses, at eight forward passes per image.",
+    ),
+    (
+        {"heads"},
+        "Heads collapse onto one token. If it is a patch on plain background (see vispe health), vispe debias MODEL "
+        "--method registers moves it to an additional token.",
+    ),
+)
+_COMMANDS = (
+    "vispe probe decodes the position after every block and after remedies; vispe rotate measures rotations, shifts "
+    "and segmentations; vispe health inspects every head; vispe threecell trains an encoding on a task of relative "
+    "positions."
+)
 FAR = 30.0  # range of the axis, in units of the limit
 
 
@@ -80,14 +104,16 @@ def audit_page(audit: Audit, figure: Figure, against: Comparison | None = None) 
     caveats = (
         f"{capitalize(f.name.replace('_', ' '))}: {f.misleads} {f.outcome.note}".strip() for f in findings
     )
-    next_steps = (
-        "vispe probe decodes the position after every block and after debiasing; vispe rotate measures rotations, "
-        "shifts and segmentations; vispe health inspects every head; vispe threecell trains an encoding on a task of "
-        "relative positions."
-    )
     sections = [overview, None if against is None else _comparison(against)]
-    sections += [Section("Caveats of each number", *caveats), Section("Next steps", next_steps)]
+    sections += [Section("Caveats of each number", *caveats), Section("Next steps", *next_steps(audit))]
     return report_page(audit.title, "Audit of positions", audit.verdict, audit.tone, sections)
+
+
+def next_steps(audit: Audit) -> list[str]:
+    """Return the cheapest remedy of each effect that the audit found, and related commands."""
+    effects = {f.name for f in audit.findings if f.verdict == "yes"}
+    steps = [words for names, words in _REMEDIES if effects & names]
+    return [*steps, _COMMANDS]
 
 
 def _comparison(against: Comparison) -> Section:
