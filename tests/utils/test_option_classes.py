@@ -113,7 +113,7 @@ def test_classes_are_found():
     assert len(checked) > 150
     fields = {(cls.__name__, f.name) for cls in option_classes() for f in dataclasses.fields(cls)}
     objects = {("ExternalMemory", name) for name in ("bias", "keys", "transform", "values")}
-    assert fields - checked == objects | {("Request", "watch")}
+    assert fields - checked == objects | {("Request", "storage_options"), ("Request", "watch")}
 
 
 def test_every_field_refuses_values_of_the_wrong_kind():

@@ -86,7 +86,6 @@ TINY = {"num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 3
     ("stem", "width", "twin"),
     [
         ("Data2VecVision", 768, "vit_base_patch16_224"),
-        ("Aimv2Vision", 1024, "aimv2_large_patch14_224"),
         ("Yolos", 384, "deit_small_patch16_224"),
         ("Yolos", 64, "deit_small_patch16_224"),
     ],

@@ -20,7 +20,7 @@ from vispe.evaluate.probe.fit import r2_score
 from vispe.evaluate.probe.splits import cell
 from vispe.evaluate.probe.targets import ramp
 from vispe.utils.options import NonNegativeInt, PositiveInt, checked
-from vispe.utils.report.table import markdown_table
+from vispe.utils.report.result import Result
 
 Regressor = Literal["ridge", "knn", "mlp"]
 TARGETS = ("lr", "ud", "radial")
@@ -31,7 +31,7 @@ _RIDGE = 1.0  # penalty per standardised channel, as in `positional_probe`
 
 
 @dataclass(frozen=True)
-class ImageProbe:
+class ImageProbe(Result):
     """R² of position on images that were not used for the fit.
 
     Attributes:
@@ -59,19 +59,18 @@ class ImageProbe:
             return f"no regressor predicts row or column in other images: R² at most {scores[best]:.2f}"
         return f"{_NAMES[best]} predicts row or column in other images: R² {scores[best]:.2f}"
 
-    notes = ()
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """No caveats."""
+        return ()
 
-    def table(self) -> list[list[str]]:
+    def table(self, **options: Any) -> list[list[str]]:
         """Return medians over images as text, header first, a row per regressor."""
         rows = [["fitted on other images", *self.targets, *(f"shuffled {t}" for t in self.targets)]]
         for name, values in self.r2.items():
             medians = (*np.median(values, axis=1), *np.median(self.shuffled[name], axis=1))
             rows.append([_NAMES[name], *map(cell, medians)])
         return rows
-
-    def to_markdown(self) -> str:
-        """Return the table as Markdown."""
-        return markdown_table(self.table())
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: medians over images by regressor and target."""
