@@ -113,6 +113,14 @@ def test_scribbles_belong_to_their_image(files, paint):
     assert changed["uncertainty"] != first["uncertainty"]
 
 
+def test_an_image_without_scribbles_is_segmented_by_those_of_another(files, paint):
+    paint.update(content(0, [BACKGROUND, files[1][0]]))
+    expected = paint.live.model.classifier
+    assert paint.update(content(2, []))["ready"]
+    assert paint.prediction.labels.shape == paint.images[2].image.shape
+    assert np.array_equal(paint.live.model.classifier.linear.weight, expected.linear.weight)
+
+
 def test_unsent_scribbles_are_stored_before_another_image_is_shown(files, paint):
     paint.show(content(0, [BACKGROUND], show=2))
     assert len(paint.images[0].strokes) == 1
