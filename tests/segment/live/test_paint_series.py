@@ -284,6 +284,11 @@ def test_in_a_browser(files, server, tmp_path):
             browser.wait("!busy && !again && !opening")
 
         assert browser.run("find('image').options.length") == 3
+        browser.key("ArrowRight")
+        browser.wait("document.body.dataset.image === '1'")
+        browser.key("ArrowLeft")
+        browser.wait("document.body.dataset.image === '0'")
+        settled()
         browser.drag(at(3, 3), at(20, 3), at(40, 3))
         settled()
         browser.run("find('next').click()")

@@ -390,7 +390,8 @@ window.addEventListener("keydown", (event) => {
   }
   const key = event.key.toLowerCase();
   // arrow keys of sliders and of the list of images keep their function
-  if (key.startsWith("arrow") && ["INPUT", "SELECT"].includes(event.target.tagName)) return;
+  const isControl = ["INPUT", "SELECT"].includes(event.target.tagName);
+  if (key.startsWith("arrow") && (isControl || state.images.length === 1)) return;
   if (event.altKey || ((event.ctrlKey || event.metaKey) && !["z", "y", "s"].includes(key))) return;
   if (/^[1-9]$/.test(key)) choose(Number(key));
   else if (key === "z" && event.shiftKey) redo();
