@@ -74,6 +74,26 @@ def test_all_commands_read_stored_features(folder, request, capsys):
     assert paint.live.predict().labels.shape == (100, 150)
 
 
+def test_several_painted_images_read_stored_features(folder, request):
+    names = [str(folder / f"{name}.png") for name in ("a", "b")]
+    scribbles = [
+        {"class": k, "width": 3, "points": [[20 + 90 * (k - 1), 15], [40 + 90 * (k - 1), 15]]} for k in (1, 2)
+    ]
+
+    def painted(**options):
+        paint = open_paint(names, folder / "painted", **options)
+        for number in (0, 1):
+            content = {"names": ["x", "y"], "image": number, "strokes": [scribbles[number]], "preview": True}
+            answer = paint.update(content)
+        return answer
+
+    computed = painted()
+    assert computed["ready"]
+    store_features(names, folder / "stored")
+    request.getfixturevalue("no_model")
+    assert painted(stored_features=folder / "stored") == computed
+
+
 def test_pages_of_a_stack_have_a_file_each(folder, request):
     pages = np.stack([np.asarray(Image.open(folder / "a.png"))] * 2)
     pages[1] //= 2

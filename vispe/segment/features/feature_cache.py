@@ -29,26 +29,35 @@ _BAND = 1 << 16  # pixels scored per chunk
 
 
 class CachedFeatures(Features):
-    """`Features` with a cache for one page.
+    """`Features` with a cache for one page, or for several.
 
     Attributes:
         memory: memory limit in bytes.
+        retain: whether the features of earlier pages remain cached, as far as `memory` permits; False: they are
+            dropped.
     """
 
     memory: int = MEMORY
+    retain: bool = False
     _page: np.ndarray | None = None
     _kept: CachedPage | None = None
+    _earlier: tuple[tuple[np.ndarray, CachedPage], ...] = ()  # retained pages, the most recent one last
 
     def keep(self, page: np.ndarray) -> None:
-        """Select the page (compared by identity) whose features are cached; the cache of an earlier page is dropped."""
-        if page is not self._page:
-            # a new page invalidates the cache
-            self._page, self._kept = page, None
+        """Select the page (compared by identity) whose features are cached."""
+        if page is self._page:
+            return
+        earlier = self._earlier
+        if self.retain and self._page is not None and self._kept is not None:
+            earlier += ((self._page, self._kept),)
+        self._page, self._kept = page, next((cached for other, cached in earlier if other is page), None)
+        self._earlier = tuple(pair for pair in earlier if pair[0] is not page)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cached features; 0 before their first use."""
-        return self._kept.nbytes if self._kept is not None else 0
+        selected = self._kept.nbytes if self._kept is not None else 0
+        return selected + sum(cached.nbytes for _, cached in self._earlier)
 
     def prepare(self, page: np.ndarray, valid: np.ndarray) -> PreparedPage:
         """Return the result of `Features.prepare`; the page selected by `keep` is prepared only once.
@@ -57,7 +66,8 @@ class CachedFeatures(Features):
             InputError: the features of the page exceed `memory`.
         """
         if page is not self._page:
-            return super().prepare(page, valid)
+            retained = next((cached for other, cached in self._earlier if other is page), None)
+            return super().prepare(page, valid) if retained is None else retained
         if self._kept is None:
             maps = self._maps(page, valid) if self._model is not None else None
             # check before computing: features are several times as large as the image
@@ -68,6 +78,8 @@ class CachedFeatures(Features):
                     f"the features of {h} x {w} px need {required / 2**30:.1f} GiB of memory, limit "
                     f"{self.memory / 2**30:.1f} GiB. Crop the image, use features=filters, or run vispe segment."
                 )
+            while self._earlier and required + self.nbytes > self.memory:
+                self._earlier = self._earlier[1:]
             block = self.tile or BLOCK
             self._kept = CachedPage(page, valid, self._filters, maps, block, self.device)
         self._kept.set_basis(self.basis)
@@ -80,7 +92,7 @@ class CachedFeatures(Features):
 
     def shrink(self) -> str | None:
         """As `Features.shrink`; the cache is dropped."""
-        self._kept = None
+        self._kept, self._earlier = None, ()
         return super().shrink()
 
     def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | DenseMaps | StoredMaps:

@@ -6,6 +6,7 @@ fitted again, on the cached features of the labelled pixels, and applied to the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +111,7 @@ class Live:
             reading = ReadOptions(normalize=self._loaded.normalize, clip=self._loaded.clip)
             names, colors = names or self._loaded.names, colors or self._loaded.colors
             _check_channels(image, self._loaded)
-        self.image, self._watch, self.notes = image, watch, list[str]()
+        self._watch = watch
         self.kind, self.post, self._seed = classifier or KINDS[0], post or PostProcessing(), seed or 0
         PixelClassifier(self.kind, 2)  # validates the name early
         self.names: tuple[str, ...] = tuple(names)
@@ -126,24 +127,58 @@ class Live:
         with downloads(self._loaded is None or config.model in (None, DEFAULT.model)):
             self._features = CachedFeatures(config, seed=self._seed, device=device, basis=basis)
         self._features.memory = memory
+        self._model = self._loaded
+        # sessions of several images share this dictionary of at most one entry
+        self._known: dict[tuple[object, ...], FeatureDistribution | None] = {}
+        self._open(image, page)
+
+    def _open(self, image: Micrograph, page: int) -> None:
+        """Normalise the image, and reset everything that belongs to an image."""
+        self.image, self.notes = image, list[str]()
         pages, notes = normalize(image, self._reading.normalize, self._reading.clip)
         self._pages = list(pages)  # one array object per page: the feature cache compares by identity
         for note in (*image.notes, *image.exclusions, *notes):
             self._note(note)
-        self._model = self._loaded
         self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._found_with = self._settings()
         self._fitted_to: tuple[int, ...] = ()
-        self._known: tuple[tuple[object, ...], FeatureDistribution | None] = (), None
         self.page = -1
         self.select_page(page)
 
-    def use_stored_features(self, folder: str | Path, image: BatchImage, reading: ReadOptions) -> None:
+    def for_image(self, image: Micrograph, page: int = 0) -> Live:
+        """Return a session of another image with the same settings, which shares the feature extractor.
+
+        Pass the sessions of all images to `fit`, and call `select_page` before predicting another image than the last
+        one. The features of images remain cached, as far as `memory` permits.
+
+        Raises:
+            InputError: the images differ in their number of channels, or the page does not exist.
+            OptionError: features that are fitted to the labelled pages, which sessions cannot share.
+        """
+        if self._features.learns:
+            raise OptionError(
+                f"sessions of several images cannot share features={self._features.config.model}, which are fitted to "
+                "the labelled pages. Use vispe_micro or filters."
+            )
+        if image.channels != self.image.channels:
+            raise InputError(
+                f"{image.path} has {counted(image.channels, 'channel')}, but {self.image.path} has "
+                f"{self.image.channels}. Select channels with channel."
+            )
+        self._features.retain = True
+        other = copy.copy(self)
+        other._open(image, page)
+        return other
+
+    def use_stored_features(
+        self, folder: str | Path, images: BatchImage | Sequence[BatchImage], reading: ReadOptions
+    ) -> None:
         """Read the model outputs of `vispe.segment.pipeline.store_features` instead of computing them.
 
         Args:
             folder: folder of the outputs.
-            image: the image file with its mask and axes.
+            images: the image file with its mask and axes, or those of all sessions that share the extractor.
             reading: how it was read; normalisation is that of the session.
 
         Raises:
@@ -151,7 +186,8 @@ class Live:
             InputError: features are missing, or of another image, model, version or reading.
         """
         own = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
-        use_stored_features(self._features, folder, [image], own)
+        files = [images] if isinstance(images, BatchImage) else images
+        use_stored_features(self._features, folder, files, own)
 
     @property
     def model(self) -> Model:
@@ -246,23 +282,21 @@ class Live:
         """Kind of classifier of a preview: `logistic` for `ensemble`, otherwise that of the session."""
         return FASTEST if self.kind == "ensemble" else self.kind
 
-    def fit(self, preview: bool = False) -> Model:
+    def fit(self, preview: bool = False, sessions: Sequence[Live] = ()) -> Model:
         """Train on all current labels.
 
         Args:
             preview: train a classifier of `preview_kind`, which answers faster.
+            sessions: the sessions of several images (see `for_image`), including this one, in the order of the images:
+                one model is trained on the labels of all, and all predict with it. Empty: only this session.
 
         Raises:
             InputError: duplicate names, or fewer than 2 labelled classes.
         """
-        labelled = {
-            page: page_labels for page, page_labels in sorted(self._drawn.items()) if len(page_labels[0])
-        }
-        classes = (
-            np.concatenate([page_labels[1] for page_labels in labelled.values()])
-            if labelled
-            else np.zeros(0, np.int64)
-        )
+        sessions = sessions or [self]
+        labelled = {session: pages for session in sessions if (pages := session._labelled())}
+        class_parts = [page_classes for pages in labelled.values() for _, page_classes in pages.values()]
+        classes = np.concatenate(class_parts) if class_parts else np.zeros(0, np.int64)
         count = max(len(self.names), int(classes.max(initial=0)))
         names = self.names + tuple(f"class {k + 1}" for k in range(len(self.names), count))
         duplicates = sorted({name for name in names if names.count(name) > 1})
@@ -273,24 +307,29 @@ class Live:
             PixelClassifier(self.kind, max(count, 2)).fit(
                 empty, classes, names
             )  # raises an error that lists the labelled classes
-        shape = self.image.pages.shape[1:3]
         scribble_ids = concatenate_ids(
-            [label_scribbles(indices, page_classes, shape) for indices, page_classes in labelled.values()]
+            [
+                label_scribbles(indices, page_classes, session.image.shape)
+                for session, pages in labelled.items()
+                for indices, page_classes in pages.values()
+            ]
         )
         classifier, facts = learn(
             self.preview_kind if preview else self.kind,
             names,
-            self._gather(labelled),
+            self._gather_all(labelled),
             classes,
             scribble_ids,
             self._seed,
             self._features.filter_scale(self.image.channels),
         )
-        notes = {"images": [str(self.image.path)], "pages": list(labelled), **facts}
-        if (pixel_size := pixel_size_range([self.image.pixel_size])) is not None:
+        pages = [(session, page) for session, pages in labelled.items() for page in pages]
+        files = [str(session.image.path) for session in labelled]
+        notes = {"images": files, "pages": [page for _, page in pages], **facts}
+        pixel_size = pixel_size_range([session.image.pixel_size for session in labelled])
+        if pixel_size is not None:
             notes["pixel_size_um"] = pixel_size
-        self.names = names
-        self._model = Model.of(
+        model = Model.of(
             self._features,
             self._reading,
             classifier=classifier,
@@ -299,9 +338,11 @@ class Live:
             channels=self.image.channels,
             seed=self._seed,
             notes=notes,
-            domain=self._domain(list(labelled)),
+            domain=self._domain(pages),
         )
-        return self._model
+        for session in sessions:
+            session.names, session._model = names, model
+        return model
 
     def predict(self, page: int | None = None, step: Callable[[float], None] | None = None) -> Prediction:
         """Predict a page with the current model.
@@ -358,21 +399,44 @@ class Live:
         """
         return save_model(path, self.model, force)
 
-    def _domain(self, pages: Sequence[int]) -> FeatureDistribution | None:
+    def _labelled(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Return the flat indices and classes of the labelled pixels of each page that has any, in page order."""
+        return {page: drawn for page, drawn in sorted(self._drawn.items()) if len(drawn[0])}
+
+    def _domain(self, pages: Sequence[tuple[Live, int]]) -> FeatureDistribution | None:
         """Summarise the features of the labelled pages; cached until the set of pages changes."""
         key = (*pages, self._features.tile, self._features.basis)
-        if key == self._known[0]:
-            return self._known[1]
+        if key in self._known:
+            return self._known[key]
 
-        def sample_page(page: int, most: int) -> Sample | None:
-            valid = self.image.valid[page]
-            return self._within(lambda: sample(self._features.prepare(self._pages[page], valid), valid, most))
+        def sample_page(session_page: tuple[Live, int], most: int) -> Sample | None:
+            session, page = session_page
+            grey, valid = session.normalized(page)
+            return session._within(lambda: sample(self._features.prepare(grey, valid), valid, most))
 
-        self._known = key, summarize_pages(pages, sample_page)
-        return self._known[1]
+        domain = summarize_pages(pages, sample_page)
+        self._known.clear()
+        self._known[key] = domain
+        return domain
+
+    def _settings(self) -> tuple[object, ...]:
+        """Return what the values of features depend on, and what changes when memory runs out."""
+        return self._features.tile, self._features.device
+
+    def _gather_all(self, labelled: dict[Live, dict[int, tuple[np.ndarray, np.ndarray]]]) -> np.ndarray:
+        """Return the features (n, f) of the labelled pixels of all sessions."""
+        settings = self._settings()
+        features = [session._gather(pages) for session, pages in labelled.items()]
+        # memory ran out in one session, which changes the features of all
+        if self._settings() != settings:
+            return self._gather_all(labelled)
+        return np.concatenate(features)
 
     def _gather(self, labelled: dict[int, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Return the features (n, f) of all labelled pixels; those of unchanged pages are cached."""
+        if self._found_with != self._settings():
+            self._found.clear()
+            self._found_with = self._settings()
         if self._features.config.kind != "filters" and self._fitted_to != tuple(labelled):
             pages = [(self._pages[page], self.image.valid[page]) for page in labelled]
             earlier_basis = self._features.basis
@@ -398,10 +462,11 @@ class Live:
         return self._features.prepare(self._pages[page], self.image.valid[page]).gather_indices(indices)
 
     def _within(self, work: Callable[[], Any]) -> Any:
-        settings = self._features.tile, self._features.device
+        settings = self._settings()
         result = within_memory(self._features, work, self._note)
-        if settings != (self._features.tile, self._features.device):  # features depend on the tiles
+        if settings != self._settings():  # features depend on the tiles
             self._found.clear()
+            self._found_with = self._settings()
         return result
 
     def _page(self, page: int | None) -> int:

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-POSITIONALS = ("image",)
+POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
 
 
 def paint(
-    image: str,
+    images: list[str],
     out: str | None = None,
     classes: list[str] | None = None,
     classifier: Literal["ensemble", "logistic", "forest", "boosting"] = "ensemble",
@@ -29,17 +29,19 @@ def paint(
 
     The page is served on this machine only (127.0.0.1), at a URL with a token, and loads nothing from other hosts.
     Saving writes into OUT: NAME_strokes.json for `vispe segment --labels`, model.vispe for `vispe apply` and
-    NAME_seg.png. Press Ctrl-C to stop.
+    NAME_seg.png. Several images share classes and model; scribbles and label maps are saved for each. Press Ctrl-C to
+    stop.
 
     Args:
-        image: an image file.
-        out: output folder; default NAME_paint next to the image.
+        images: an image file; or several files, folders or globs, which share the classes and one model.
+        out: output folder; default NAME_paint next to the (first) image.
         classes: names of the classes 1, 2, ..., separated by commas; default background,object. More can be added in
             the window.
         classifier: as for vispe segment; ensemble (default) shows the result of logistic first.
         features: filters, tokens of vispe_micro, or both (default).
         crop: rows and columns of the sample, such as 0:884,0:1024; other pixels are not segmented.
-        mask: image file with 0 for pixels that are not segmented.
+        mask: image file with 0 for pixels that are not segmented; with several images also a folder of masks, matched
+            by name.
         port: port of the server; 0 selects a free one.
         browser: open the browser; --no-browser only prints the URL.
         json: print the URL and OUT as JSON.
@@ -47,6 +49,7 @@ def paint(
     Examples:
         vispe paint steel.png --classes matrix,carbide
         vispe paint stack.tif --page 3 -o painted --no-browser
+        vispe paint series/*.tif --classes matrix,pore -o painted
     """
     import sys
     import webbrowser
@@ -57,8 +60,9 @@ def paint(
     from vispe.segment.live.paint.server import Server
 
     session = open_paint(
-        image, out, classes or (), page=page, channel=channel, axes=axes, crop=crop, mask=mask, features=features,
+        images, out, classes or (), page=page, channel=channel, axes=axes, crop=crop, mask=mask, features=features,
         classifier=classifier, stored_features=stored_features, seed=seed, device=device, force=force,
+        watch=lambda text: print(f"vispe: note: {one_line(text)}", file=sys.stderr),
     )  # fmt: skip
     with Server(session, port) as server:
         facts = {"address": server.address, "out": str(session.out)}
@@ -71,6 +75,5 @@ def paint(
         except KeyboardInterrupt:
             if not session.saved:
                 folder = one_line(str(session.out))
-                print(
-                    f"\nvispe: {len(session.strokes)} stroke(s) were not saved to {folder}.", file=sys.stderr
-                )
+                count = sum(len(item.strokes) for item in session.images)
+                print(f"\nvispe: {count} stroke(s) were not saved to {folder}.", file=sys.stderr)

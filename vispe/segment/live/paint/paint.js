@@ -1,8 +1,8 @@
 "use strict";
-// Window of vispe paint: scribbles are stored in image pixels, and all of them are sent after each change.
+// Window of vispe paint: scribbles are stored in image pixels, and those of the image shown are sent after each change.
 
 const token = document.querySelector("meta[name=token]").content;
-const at = (path) => `${path}?token=${encodeURIComponent(token)}`;
+const at = (path, more = "") => `${path}?token=${encodeURIComponent(token)}${more}`;
 const find = (id) => document.getElementById(id);
 const canvas = find("view"), pen = canvas.getContext("2d");
 
@@ -14,6 +14,8 @@ let strokes = [], names = [], current = 1, tool = "brush", drawing = null, piece
 let view = { scale: 1, x: 0, y: 0 }, panning = null, space = false, showing = "labels";
 const REFINING = "preview; refining ...";
 let busy = false, again = false, saved = true, edits = 0;
+// index of the image shown, undo and redo lists of the other images, and whether another image is being opened
+let shown = 0, histories = {}, opening = false;
 
 const color = (number) => `rgb(${state.palette[(number - 1) % state.palette.length].join(",")})`;
 
@@ -76,11 +78,11 @@ function draw() {
   pen.setTransform(ratio * view.scale, 0, 0, ratio * view.scale, ratio * view.x, ratio * view.y);
   pen.imageSmoothingEnabled = view.scale < 2;
   pen.drawImage(picture, 0, 0, state.width, state.height);
-  const shown = showing === "labels" ? result : showing === "uncertainty" ? unsure : null;
-  if (shown) {
+  const overlay = showing === "labels" ? result : showing === "uncertainty" ? unsure : null;
+  if (overlay) {
     pen.globalAlpha = Number(find("opacity").value) / 100;
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(shown, 0, 0, state.width, state.height);
+    pen.drawImage(overlay, 0, 0, state.width, state.height);
   }
   pen.lineCap = pen.lineJoin = "round";
   if (find("strokes-shown").checked) for (const stroke of strokes) line(stroke, false);
@@ -98,24 +100,29 @@ function draw() {
 // --- scribbles
 
 function changed() {
-  saved = strokes.length === 0;
+  saved = strokes.length === 0 && state.images.length === 1;
   edits += 1;
   refresh();
   draw();
   update();
 }
 
+const content = () => ({ names, strokes, image: shown, window: me, revision });
+
 async function update() {
-  if (busy) { again = true; return; }
+  if (busy || opening) { again = true; return; }
   busy = true;
+  const number = shown;
   say(fractions.length ? "segmenting ..." : "computing features; the first time takes longest ...");
   let preview = false;
   try {
-    const found = await ask("/update", { names, strokes, window: me, revision, preview: true });
-    revision = found.revision;
-    if (found.ready) {
+    const found = await ask("/update", { ...content(), preview: true });
+    revision = Math.max(revision, found.revision);
+    if (number !== shown || opening) {
+      // the result is that of another image
+    } else if (found.ready) {
       preview = found.preview;
-      await showResult(found);
+      await showResult(found, number);
       if (preview) say(REFINING);
     } else {
       result = unsure = null;
@@ -129,12 +136,13 @@ async function update() {
   document.body.dataset.version = String(Number(document.body.dataset.version || 0) + 1);
   refresh();
   draw();
-  if (again) { again = false; update(); } else if (preview) refine(edits);
+  if (again && !opening) { again = false; update(); } else if (preview && !opening) refine(edits);
 }
 
-async function showResult(found, notes = true) {
+async function showResult(found, number, notes = true) {
   const images = await Promise.all(
     ["labels", "uncertainty"].map((kind) => load(`data:image/png;base64,${found[kind]}`)));
+  if (number !== shown) return;
   [result, unsure] = images;
   fractions = found.fractions;
   if (notes) say(found.notes.join(" "));
@@ -142,15 +150,69 @@ async function showResult(found, notes = true) {
 
 // the final result replaces the preview, unless the scribbles changed
 async function refine(edit) {
+  const number = shown;
   try {
-    const found = await ask("/update", { names, strokes, window: me, revision });
-    if (edit !== edits || !found.ready) return;
+    const found = await ask("/update", content());
+    if (edit !== edits || number !== shown || opening || !found.ready) return;
     // another message, such as that of saving, stays
-    await showResult(found, find("status").textContent === REFINING);
+    await showResult(found, number, find("status").textContent === REFINING);
     document.body.dataset.refined = document.body.dataset.version;
     refresh();
     draw();
-  } catch (error) { if (edit === edits) say(error.message, true); }
+  } catch (error) { if (edit === edits && number === shown) say(error.message, true); }
+}
+
+// --- several images
+
+async function openImage(number) {
+  const isBusy = opening || painting || canvas.dataset.erased !== undefined;
+  if (isBusy || number === shown || number < 0 || number >= state.images.length) {
+    find("image").value = String(shown);
+    return;
+  }
+  opening = true;
+  try {
+    say("opening the image ...");
+    // scribbles that were not sent yet go with the request
+    const next = await ask("/show", { ...content(), show: number });
+    const image = await load(at("/image.png", `&image=${number}`));
+    histories[shown] = { past, future };
+    ({ past, future } = histories[number] || { past: [], future: [] });
+    state = next;
+    ({ strokes, names, revision } = next);
+    shown = number;
+    picture = image;
+    result = unsure = null;
+    fractions = [];
+    describe();
+    refresh();
+    fit();
+    say("");
+  } catch (error) { say(error.message, true); }
+  opening = false;
+  find("image").value = String(shown);
+  document.body.dataset.image = String(shown);
+  again = false;
+  update();
+}
+
+function describe() {
+  document.title = `${state.title} - vispe paint`;
+  const page = state.pages > 1 ? `, page ${state.page} (from 0) of ${state.pages}` : "";
+  find("title").textContent = `${state.title}, ${state.width} x ${state.height} px${page}`;
+  find("previous").disabled = shown === 0;
+  find("next").disabled = shown === state.images.length - 1;
+}
+
+function listImages() {
+  find("images").hidden = state.images.length === 1;
+  find("image").replaceChildren(...state.images.map((name, i) => {
+    const option = document.createElement("option");
+    option.value = String(i);
+    option.textContent = `${i + 1}/${state.images.length} ${name}`;
+    return option;
+  }));
+  find("image").value = String(shown);
 }
 
 function erase(place) {
@@ -172,8 +234,8 @@ function distance([x, y], [ax, ay], [bx, by]) {
 
 let past = [], future = [];
 function remember() { past.push(strokes.slice()); future = []; if (past.length > 500) past.shift(); }
-function undo() { if (past.length) { future.push(strokes); strokes = past.pop(); changed(); } }
-function redo() { if (future.length) { past.push(strokes); strokes = future.pop(); changed(); } }
+function undo() { if (past.length && !opening) { future.push(strokes); strokes = past.pop(); changed(); } }
+function redo() { if (future.length && !opening) { past.push(strokes); strokes = future.pop(); changed(); } }
 
 // --- the panel
 
@@ -208,6 +270,7 @@ function mark() {
 }
 function choose(number) { if (number <= names.length) { current = number; use("brush"); mark(); draw(); } }
 function rename(i, name) {
+  if (opening) return refresh();
   if (!name || names.some((other, j) => j !== i && other === name)) {
     say(name ? `class ${name} already exists.` : "a class needs a name.", true);
     return refresh();
@@ -228,10 +291,11 @@ function show(name) {
   draw();
 }
 async function save() {
+  if (opening) return;
   try {
-    const sent = strokes, called = names.join("\n");
-    const { files } = await ask("/save", { names, strokes, window: me, revision });
-    saved = strokes === sent && names.join("\n") === called;
+    const sent = edits;
+    const { files } = await ask("/save", content());
+    saved = sent === edits;
     refresh();
     find("files").textContent = `${files.join(", ")} in ${state.folder}`;
     say(saved ? "saved." : "saved, except later changes.");
@@ -254,7 +318,7 @@ function zoom(factor, x, y) {
 }
 
 canvas.addEventListener("pointerdown", (event) => {
-  if (!state) return;
+  if (!state || opening) return;
   canvas.focus();
   canvas.setPointerCapture(event.pointerId);
   if (event.button !== 0 || space) { panning = [event.clientX - view.x, event.clientY - view.y]; return; }
@@ -315,6 +379,7 @@ const keys = {
   h: () => { find("strokes-shown").checked = !find("strokes-shown").checked; draw(); },
   "[": () => wider(-1), "]": () => wider(1), "+": () => zoom(1.25, ...middle()), "=": () => zoom(1.25, ...middle()),
   "-": () => zoom(0.8, ...middle()), 0: fit,
+  arrowleft: () => openImage(shown - 1), arrowright: () => openImage(shown + 1),
 };
 window.addEventListener("keydown", (event) => {
   if (!state || (event.target.tagName === "INPUT" && event.target.type === "text")) return;
@@ -324,6 +389,9 @@ window.addEventListener("keydown", (event) => {
     return;
   }
   const key = event.key.toLowerCase();
+  // arrow keys of sliders and of the list of images keep their function
+  const isControl = ["INPUT", "SELECT"].includes(event.target.tagName);
+  if (key.startsWith("arrow") && (isControl || state.images.length === 1)) return;
   if (event.altKey || ((event.ctrlKey || event.metaKey) && !["z", "y", "s"].includes(key))) return;
   if (/^[1-9]$/.test(key)) choose(Number(key));
   else if (key === "z" && event.shiftKey) redo();
@@ -338,13 +406,16 @@ window.addEventListener("beforeunload", (event) => { if (!saved) event.preventDe
 for (const [id, work] of Object.entries({
   brush: () => use("brush"), eraser: () => use("eraser"), undo, redo, save,
   "show-labels": () => show("labels"), "show-uncertainty": () => show("uncertainty"),
-  add: () => { names = [...names, freeName()]; current = names.length; changed(); },
+  add: () => { if (opening) return; names = [...names, freeName()]; current = names.length; changed(); },
 })) find(id).addEventListener("click", work);
 function freeName() {
   let number = names.length + 1;
   while (names.includes(`class ${number}`)) number += 1;
   return `class ${number}`;
 }
+find("image").addEventListener("change", (event) => { openImage(Number(event.target.value)); canvas.focus(); });
+find("previous").addEventListener("click", () => openImage(shown - 1));
+find("next").addEventListener("click", () => openImage(shown + 1));
 for (const id of ["opacity", "strokes-shown"]) find(id).addEventListener("input", draw);
 find("width").addEventListener("input", () => { refresh(); draw(); });
 
@@ -356,14 +427,15 @@ find("width").addEventListener("input", () => { refresh(); draw(); });
     strokes = state.strokes;
     revision = state.revision;
     saved = state.saved;
-    picture = await load(at("/image.png"));
-    document.title = `${state.title} - vispe paint`;
-    const page = state.pages > 1 ? `, page ${state.page} (from 0) of ${state.pages}` : "";
-    find("title").textContent = `${state.title}, ${state.width} x ${state.height} px${page}`;
+    shown = state.image;
+    picture = await load(at("/image.png", `&image=${shown}`));
+    describe();
+    listImages();
     refresh();
     fit();
     say("Paint a scribble of each class.");
     document.body.dataset.ready = "yes";
-    if (strokes.length) update();
+    // scribbles on other images segment this one as well
+    if (strokes.length || (state.images.length > 1 && revision)) update();
   } catch (error) { say(error.message, true); }
 })();

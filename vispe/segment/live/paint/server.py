@@ -64,18 +64,24 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self._allowed()
         if path is None:
-            return
+            return None
         if path == "/":
             text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
             self._send(text.replace("TOKEN", self.server.token).encode(), "text/html; charset=utf-8")
         elif path in _ASSETS:
             self._send(files(__package__).joinpath(path[1:]).read_bytes(), f"{_ASSETS[path]}; charset=utf-8")
         elif path == "/image.png":
-            self._guarded(lambda: self._send(self.server.paint.image_png(), "image/png"))
+            query = parse_qs(urlsplit(self.path).query)
+            number = query.get("image", [""])[0]
+            if number and not (number.isascii() and number.isdecimal() and len(number) < 10):
+                return self._refuse(HTTPStatus.BAD_REQUEST, "image must be an integer.")
+            shown = int(number) if number else None
+            self._guarded(lambda: self._send(self.server.paint.image_png(shown), "image/png"))
         elif path == "/state":
             self._answer(self.server.paint.state)
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "page not found.")
+        return None
 
     def do_POST(self) -> None:
         path = self._allowed()
@@ -99,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.BAD_REQUEST, "the request is not a JSON object.")
         if path == "/update":
             return self._answer(lambda: self.server.paint.update(content))
+        if path == "/show":
+            return self._answer(lambda: self.server.paint.show(content))
         if path == "/save":
             return self._answer(lambda: {"files": self.server.paint.save(content)})
         self._refuse(HTTPStatus.NOT_FOUND, "page not found.")
