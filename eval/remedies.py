@@ -47,6 +47,7 @@ from timing import environment
 OUT = Path(__file__).parent / "results" / "remedies.json"
 METHODS = ("none", "registers", "blank", "svd", "rasa", "poses", "positions", "poses+positions", "poses+rasa")
 FITTED = ("registers", "blank", "rasa", "poses+rasa")
+KINDS = ("noise", "textures", "micrographs")
 BUDGET = 100  # scribbled pixels of each class
 
 
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=518, help="side of images in pixels")
     parser.add_argument("--images", type=int, default=4, help="noise images, and textures")
     parser.add_argument("--each", type=int, default=2, help="micrographs of each set")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="kinds of images")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     net = load_model(args.model, weights=args.weights, any_size=True).model
@@ -76,7 +78,8 @@ def main() -> None:
     }
     report = stored(args.out) or {"rows": [], "across": {}, "fits": {}, "refused": {}}
     report |= {"model": args.model, "size": args.size, "environment": environment()}
-    for kind, (images, fit) in kinds.items():
+    for kind in args.kinds:
+        images, fit = kinds[kind]
         for method in METHODS:
             measure(report, args.out, model, kind, method, images, fit, scored, settings)
     print(markdown(report))
@@ -210,7 +213,7 @@ def gain(rows: list[dict[str, Any]], key: str, method: str) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the tables of a report."""
-    kinds = [k for k in ("noise", "textures", "micrographs") if any(r["kind"] == k for r in report["rows"])]
+    kinds = [k for k in KINDS if any(r["kind"] == k for r in report["rows"])]
     lines = [
         f"{' ; '.join(kinds)}",
         "",
