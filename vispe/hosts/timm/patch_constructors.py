@@ -152,7 +152,9 @@ _WRAPPERS = {VisionTransformer: _vit, VisionTransformerDistilled: _vit, Eva: _ev
 def _parse(model: nn.Module, cls: type[nn.Module], spec: Any, instead: str) -> HostSpec:
     """Parse a spec before anything is built; raise `UnsupportedHost` for subclasses of `cls`."""
     from vispe.hosts.common.host_spec import parse_host_spec
+    from vispe.hosts.contracts.check import check_contracts_of
 
+    check_contracts_of("timm")
     host_spec = parse_host_spec(spec)
     # the constructor of a subclass may not be complete when that of timm's class returns
     if type(model) is not cls:
