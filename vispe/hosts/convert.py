@@ -157,8 +157,9 @@ def _check_libraries(model: nn.Module) -> None:
     if made_by(model, "transformers"):
         check_version()
     classes = {cls for kind in {type(module) for module in model.modules()} for cls in kind.__mro__}
-    modules = {cls.__module__.partition(".")[0] for cls in classes}
-    check_contracts_of(*(name for name in LIBRARIES if name in modules))
+    modules = {cls.__module__ for cls in classes}
+    libraries = {module.partition(".")[0] for module in modules}
+    check_contracts_of(*(name for name in LIBRARIES if name in libraries), modules=modules)
 
 
 def _part(model: nn.Module) -> nn.Module:

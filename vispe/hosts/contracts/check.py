@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from vispe.errors import UnsupportedHost
 from vispe.hosts.contracts import open_clip, peft, timm, torch, transformers
@@ -17,12 +17,15 @@ _fulfilled: set[Contract] = set()
 _compared: set[str] = set()  # libraries whose version was compared with the newest tested one
 
 
-def check_contract(library: str, contracts: Iterable[Contract] | None = None) -> None:
+def check_contract(
+    library: str, contracts: Iterable[Contract] | None = None, modules: Collection[str] = ()
+) -> None:
     """Check that a library has the names on which vispe relies; each name is checked once per process.
 
     Args:
         library: import name, one of `LIBRARIES`.
         contracts: the contracts to check, such as those of one family of models; all of the library by default.
+        modules: modules with a class of the model, whose own contracts are checked as well.
 
     Raises:
         UnsupportedHost: a name or parameter is missing.
@@ -32,7 +35,7 @@ def check_contract(library: str, contracts: Iterable[Contract] | None = None) ->
     """
     host = LIBRARIES[library]
     if contracts is None:
-        contracts = (c for c in host.contracts if not c.on_demand or c.module in sys.modules)
+        contracts = (c for c in host.contracts if not c.on_demand or c.module in modules)
     pending = [contract for contract in contracts if contract not in _fulfilled]
     if missing := [*problems(host, pending)]:
         raise UnsupportedHost(" ".join(missing))
@@ -42,10 +45,10 @@ def check_contract(library: str, contracts: Iterable[Contract] | None = None) ->
         _warn_if_untested(host)
 
 
-def check_contracts_of(*libraries: str) -> None:
-    """Check torch, the named libraries, and peft if it is imported, as adapters may already wrap the model."""
+def check_contracts_of(*libraries: str, modules: Collection[str] = ()) -> None:
+    """Check torch, the named libraries, and peft if it is imported, as adapters may wrap the model."""
     for library in ("torch", *libraries, *(["peft"] if "peft.peft_model" in sys.modules else [])):
-        check_contract(library)
+        check_contract(library, modules=modules)
 
 
 def _warn_if_untested(host: Library) -> None:

@@ -29,7 +29,8 @@ class Contract:
         positional: first parameters without `self`, in the order in which they are passed.
         attributes: attributes of the class, or set by its constructor.
         since: oldest version of the library with the name; older ones are not checked.
-        on_demand: whether the module is only checked after another import of it, as it belongs to one family of models.
+        on_demand: whether the name belongs to one family of models, and is only checked for models with a class of its
+            module.
     """
 
     name: str

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from vispe.hosts.contracts.contract import Contract, Library
+from vispe.hosts.contracts.windows import TIMM
 
 _VIT = "timm.models.vision_transformer"
 _EVA = "timm.models.eva"
 _NAFLEX = "timm.models.naflexvit"
-_MAXVIT = "timm.models.maxxvit"
-_SAM = "timm.models.vision_transformer_sam"
-_SWIN2 = "timm.models.swin_transformer_v2"
-_SWIN = "timm.models.swin_transformer"
 
 _ATTENTION = (
     Contract(
@@ -247,61 +244,4 @@ _FUNCTIONS = (
         positional="state_dict",
     ),
 )
-_WINDOWED = (
-    Contract(
-        f"{_SWIN}:WindowAttention.forward", "blocks pass the mask of shifted windows", positional="x mask"
-    ),
-    Contract(
-        f"{_SWIN}:WindowAttention",
-        "attention in windows can be computed from these attributes",
-        attributes=(
-            "qkv num_heads attn_drop proj proj_drop window_size window_area "
-            "relative_position_bias_table relative_position_index _get_rel_pos_bias _init_buffers "
-            "set_window_size"
-        ),
-    ),
-    Contract(
-        f"{_SWIN2}:WindowAttention.forward", "blocks pass the mask of shifted windows", positional="x mask"
-    ),
-    Contract(
-        f"{_SWIN2}:WindowAttention",
-        "attention in windows can be computed from these attributes",
-        attributes=(
-            "qkv num_heads attn_drop proj proj_drop window_size logit_scale cpb_mlp "
-            "relative_coords_table relative_position_index q_bias k_bias v_bias qkv_bias_separate"
-        ),
-    ),
-    Contract(
-        f"{_MAXVIT}:AttentionCl.forward",
-        "blocks pass a shared relative bias",
-        positional="x",
-        keywords="shared_rel_pos",
-    ),
-    Contract(
-        f"{_MAXVIT}:Attention2d.forward",
-        "blocks pass a shared relative bias",
-        positional="x",
-        keywords="shared_rel_pos",
-    ),
-    Contract(
-        f"{_MAXVIT}:AttentionCl",
-        "attention in windows can be computed from these attributes",
-        attributes="qkv num_heads attn_drop proj proj_drop head_first rel_pos",
-    ),
-    Contract(
-        f"{_MAXVIT}:Attention2d",
-        "attention can be computed from these attributes",
-        attributes="qkv num_heads attn_drop proj proj_drop head_first rel_pos",
-    ),
-    Contract(
-        f"{_SAM}:Attention",
-        "attention in windows can be computed from these attributes",
-        attributes="qkv num_heads attn_drop proj proj_drop q_norm k_norm use_rel_pos rel_pos_h rel_pos_w",
-    ),
-    Contract(
-        f"{_SAM}:get_decomposed_rel_pos_bias",
-        "it returns the decomposed relative bias",
-        positional="q rel_pos_h rel_pos_w q_size k_size",
-    ),
-)
-LIBRARY = Library("timm", "timm", "1.0.31", (*_ATTENTION, *_MODELS, *_FUNCTIONS, *_WINDOWED))
+LIBRARY = Library("timm", "timm", "1.0.31", (*_ATTENTION, *_MODELS, *_FUNCTIONS, *TIMM))

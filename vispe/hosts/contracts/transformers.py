@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from vispe.hosts.contracts.contract import Contract, Library, method_contract
+from vispe.hosts.contracts.windows import TRANSFORMERS
 
 _GENERATION = "transformers.generation.utils:GenerationMixin"
 _MODELING = "transformers.modeling_utils"
@@ -124,15 +126,55 @@ _VISION = (
         keywords="tie_last_hidden_states",
     ),
 )
-LIBRARY = Library("transformers", "transformers", "5.24.0", (*_GENERATE, *_MODEL, *_DECODE, *_VISION))
+_FAMILIES = (
+    Contract(
+        "transformers.models.gemma4.modeling_gemma4:Gemma4TextModel._maybe_slice_kv_shared_inputs",
+        "it selects the tokens of layers that share keys",
+        positional="hidden_states per_layer_inputs position_embeddings causal_mask_mapping",
+        since="5.23.0",
+        on_demand=True,
+    ),
+    *(
+        Contract(
+            f"transformers.models.{name}.modeling_{name}:{function}",
+            purpose,
+            positional=arguments,
+            on_demand=True,
+        )
+        for name in ("llava_next", "llava_onevision")
+        for function, purpose, arguments in (
+            (
+                "get_anyres_image_grid_shape",
+                "it returns the grid of tiles",
+                "image_size grid_pinpoints patch_size",
+            ),
+            ("unpad_image", "it removes the padding of an image", "tensor original_size"),
+        )
+    ),
+    *(
+        Contract(f"transformers.models.{name}:{output}", "it is the output of a tower", on_demand=True)
+        for name, output in (
+            ("videomae.modeling_videomae", "BaseModelOutput"),
+            ("internvl.modeling_internvl", "BaseModelOutput"),
+            ("internvl.modeling_internvl", "InternVLVisionModelOutputWithPooling"),
+        )
+    ),
+)
+LIBRARY = Library(
+    "transformers",
+    "transformers",
+    "5.24.0",
+    (*_GENERATE, *_MODEL, *_DECODE, *_VISION, *_FAMILIES, *TRANSFORMERS),
+)
 
 # kind of a vision tower (`SWAPS`): keywords that its blocks pass to attention
 _PASSED = {
     "packed": "cu_seqlens position_embeddings",
     "jepa": "position_mask",
-    "film": "",
-    "dpt": "",
-    "self": "",
+    "clip": "attention_mask",
+    "intern": "attention_mask",
+    "patches": "attention_mask",
+    "plain": "attention_mask",
     "sapiens": "attention_mask position_embeddings",
 }
 # kind of a vision tower: the first arguments of its forward pass
@@ -183,7 +225,10 @@ def vision_contracts(tower: Any, family: Any, attention: type) -> Iterator[Contr
         attention: class of its attention layers.
     """
     kind, rotated = family.kind, family.kind == "grid" and family.rope
-    passed = _PASSED.get(kind, "attention_mask") + (" position_embeddings" if rotated else "")
+    passed = _PASSED.get(kind, "")
+    if kind in ("grid", "masked") and "attention_mask" in inspect.signature(type(tower).forward).parameters:
+        passed = "attention_mask"  # older versions of some models accept none
+    passed += " position_embeddings" if rotated else ""
     yield from method_contract(
         attention,
         "forward",
