@@ -37,9 +37,10 @@ def check_contract(
     if contracts is None:
         contracts = (c for c in host.contracts if not c.on_demand or c.module in modules)
     pending = [contract for contract in contracts if contract not in _fulfilled]
-    if missing := [*problems(host, pending)]:
-        raise UnsupportedHost(" ".join(missing))
-    _fulfilled.update(pending)
+    if pending:
+        if missing := [*problems(host, pending)]:
+            raise UnsupportedHost(" ".join(missing))
+        _fulfilled.update(pending)
     if library not in _compared:
         _compared.add(library)
         _warn_if_untested(host)
