@@ -19,6 +19,7 @@ from vispe.hosts.contracts import check, contract
 from vispe.hosts.contracts.check import LIBRARIES, check_contract
 from vispe.hosts.contracts.contract import Contract, problems
 from vispe.hosts.contracts.transformers import language_contracts, vision_contracts
+from vispe.hosts.open_clip.patch_constructors import register_alias
 from vispe.hosts.transformers.language.families import language_model_of, model_inside
 from vispe.hosts.transformers.vision.convert import vision_tower_of
 from vispe.hosts.transformers.vision.families import attentions, family_of
@@ -158,8 +159,6 @@ def test_patched_constructors_of_timm_check(monkeypatch):
 
 
 def test_aliases_of_open_clip_check(monkeypatch):
-    from vispe.hosts.open_clip.patch_constructors import register_alias
-
     rename(monkeypatch, "open_clip.transformer:VisionTransformer", "_embeds", "attribute")
     with pytest.raises(UnsupportedHost, match=r"^open_clip .*_embeds is missing"):
         register_alias("ViT-B-32", "alibi2d")

@@ -38,8 +38,9 @@ def check_contract(
         contracts = (c for c in host.contracts if not c.on_demand or c.module in modules)
     pending = [contract for contract in contracts if contract not in _fulfilled]
     if pending:
-        if missing := [*problems(host, pending)]:
-            raise UnsupportedHost(" ".join(missing))
+        # one sentence, as the remedy is the same for all
+        if (missing := next(problems(host, pending), None)) is not None:
+            raise UnsupportedHost(missing)
         _fulfilled.update(pending)
     if library not in _compared:
         _compared.add(library)
