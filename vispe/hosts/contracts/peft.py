@@ -22,7 +22,7 @@ LIBRARY = Library(
         ),
         Contract(
             "peft:PromptLearningConfig",
-            "its entry tells whether, and how many, virtual tokens precede a prompt",
+            "these attributes are the kind of an adapter, and its number of virtual tokens",
             keywords="num_virtual_tokens",
             attributes="is_prompt_learning",
         ),
