@@ -11,6 +11,7 @@ from vispe.errors import OptionError
 from vispe.hosts.common.convert import convert_model, converted_models, describe_model, restore_model
 from vispe.hosts.common.host_families import family_of, family_or_none, made_by
 from vispe.hosts.common.host_spec import parse_host_spec
+from vispe.hosts.contracts.check import LIBRARIES, check_contracts_of
 from vispe.hosts.transformers.diagnosis import check_no_scheme
 from vispe.hosts.transformers.version import check_version
 from vispe.hosts.unwrap import unwrap, unwrap_all
@@ -62,13 +63,15 @@ def convert(
         the same model.
 
     Raises:
-        UnsupportedHost: the class of the model, or of one of its attention layers, is not supported.
+        UnsupportedHost: the class of the model, or of one of its attention layers, is not supported, or its library
+            no longer has a name that vispe needs.
         UnsupportedCombination: the model does not support the encoding.
         UnknownEncoding, OptionError: the spec is not valid.
         InputError: there is no spec, and the configuration of the model names none.
         MissingExtra: the model is from transformers, and its version is too old.
     """
     wrapper, model = model, unwrap(model)
+    _check_libraries(model)
     if spec is None:
         _convert_named(model, {**options, "keep_abs": keep_abs, "keep_rope": keep_rope})
     elif host := _transformers(model):
@@ -147,6 +150,16 @@ def describe(model: nn.Module) -> str:
     if texts:
         return "\n".join(f"{name}: {text}" if name else text for name, text in texts)
     return f"{type(model).__name__} without an encoding of vispe; vispe.convert(model, 'alibi2d') adds one."
+
+
+def _check_libraries(model: nn.Module) -> None:
+    """Raise an error if a library of the model is too old, or does not have the names on which vispe relies."""
+    if made_by(model, "transformers"):
+        check_version()
+    classes = {cls for kind in {type(module) for module in model.modules()} for cls in kind.__mro__}
+    modules = {cls.__module__ for cls in classes}
+    libraries = {module.partition(".")[0] for module in modules}
+    check_contracts_of(*(name for name in LIBRARIES if name in libraries), modules=modules)
 
 
 def _part(model: nn.Module) -> nn.Module:

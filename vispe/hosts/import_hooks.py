@@ -31,7 +31,13 @@ def install_import_hooks() -> None:
 
 
 def _install(host: str) -> None:
-    importlib.import_module(_PATCHES[host]).install()
+    try:
+        importlib.import_module(_PATCHES[host]).install()
+    except (ImportError, AttributeError, ValueError):
+        from vispe.hosts.contracts.check import check_contract  # names what is missing
+
+        check_contract(host.partition(".")[0])
+        raise
 
 
 class _Finder(MetaPathFinder):

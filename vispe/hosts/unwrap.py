@@ -13,8 +13,6 @@ from torch import nn
 
 from vispe.errors import UnsupportedHost
 from vispe.hosts.common.equivalent_models import advice
-from vispe.hosts.timm.families import family_of
-from vispe.hosts.timm.unsupported import refusal
 from vispe.hosts.transformers.diagnosis import supported_part
 
 # class name: attribute of the wrapped model
@@ -103,6 +101,10 @@ def without_adapters(model: Any) -> nn.Module:
 
 def unsupported_message(model: nn.Module) -> str:
     """Return the error message for a model that cannot be converted, with what to convert instead."""
+    # not at the top: the names of timm are checked first (`vispe.hosts.contracts`)
+    from vispe.hosts.timm.families import family_of
+    from vispe.hosts.timm.unsupported import refusal
+
     cls = type(model)
     text = f"vispe.convert: unsupported model, got a {cls.__name__} of {cls.__module__.partition('.')[0]}."
     paths = [name for name, part in model.named_modules() if name and family_of(part) is not None]

@@ -29,12 +29,12 @@ from vispe.errors import OptionError, UnknownName, UnsupportedHost, did_you_mean
 from vispe.hosts.common.convert import convert_model
 from vispe.hosts.common.host_families import family_of
 from vispe.hosts.common.host_spec import parse_host_spec
+from vispe.hosts.contracts.check import check_contracts_of
 from vispe.hosts.monkeypatch import Patch
 from vispe.hosts.open_clip.convert import TOWER
 
 _OPEN_CLIP_VALUES = ("learnable", "sin_cos_2d")
 _OPTION = "pos_embed_type"
-_POSITION = list(inspect.signature(VisionTransformer.__init__).parameters).index(_OPTION) - 1  # without self
 _aliases: dict[str, tuple[str, str]] = {}  # alias -> (base, spec as JSON)
 
 
@@ -62,6 +62,7 @@ def register_alias(base: str, spec: Spec, *, name: str | None = None) -> str:
         UnsupportedHost: the image tower cannot be converted.
         UnsupportedCombination, UnknownEncoding: as `vispe.convert`.
     """
+    check_contracts_of("open_clip", "timm")
     config = open_clip.get_model_config(base)
     if config is None:
         raise UnknownName(
@@ -92,6 +93,7 @@ def register_alias(base: str, spec: Spec, *, name: str | None = None) -> str:
 
 def install() -> None:
     """Patch open_clip's image tower to accept the spec of an encoding as `pos_embed_type`; idempotent."""
+    check_contracts_of("open_clip", "timm")
     _PATCH.install()
 
 
@@ -101,9 +103,11 @@ def uninstall() -> None:
 
 
 def _wrapped(original: Callable[..., None]) -> Callable[..., None]:
+    index = list(inspect.signature(original).parameters).index(_OPTION) - 1  # without self
+
     def __init__(self: VisionTransformer, *args: Any, **kwargs: Any) -> None:
-        positional = len(args) > _POSITION
-        spec = args[_POSITION] if positional else kwargs.get(_OPTION, _OPEN_CLIP_VALUES[0])
+        positional = len(args) > index
+        spec = args[index] if positional else kwargs.get(_OPTION, _OPEN_CLIP_VALUES[0])
         if isinstance(spec, str) and spec in _OPEN_CLIP_VALUES:
             original(self, *args, **kwargs)
             return
@@ -115,7 +119,7 @@ def _wrapped(original: Callable[..., None]) -> Callable[..., None]:
                 f"constructor, got {_OPTION}={spec!r}. Build it without and then call vispe.convert(tower, ...)."
             )
         if positional:
-            args = (*args[:_POSITION], _OPEN_CLIP_VALUES[0], *args[_POSITION + 1 :])
+            args = (*args[:index], _OPEN_CLIP_VALUES[0], *args[index + 1 :])
         else:
             kwargs[_OPTION] = _OPEN_CLIP_VALUES[0]
         original(self, *args, **kwargs)

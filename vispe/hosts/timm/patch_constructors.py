@@ -152,7 +152,9 @@ _WRAPPERS = {VisionTransformer: _vit, VisionTransformerDistilled: _vit, Eva: _ev
 def _parse(model: nn.Module, cls: type[nn.Module], spec: Any, instead: str) -> HostSpec:
     """Parse a spec before anything is built; raise `UnsupportedHost` for subclasses of `cls`."""
     from vispe.hosts.common.host_spec import parse_host_spec
+    from vispe.hosts.contracts.check import check_contracts_of
 
+    check_contracts_of("timm")
     host_spec = parse_host_spec(spec)
     # the constructor of a subclass may not be complete when that of timm's class returns
     if type(model) is not cls:
@@ -174,12 +176,8 @@ def _checking(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """Wrap timm's builder: convert windowed models, and raise an error for classes that do not take `pos_embed`."""
 
     def build_model_with_cfg(model_cls: Any, *args: Any, **kwargs: Any) -> nn.Module:
-        from vispe.hosts.timm.families import FAMILIES
-        from vispe.hosts.timm.unsupported import refusal
-        from vispe.hosts.windows.model_table import known
-
         spec = kwargs.get("pos_embed")
-        if spec is not None and isinstance(model_cls, type) and known(model_cls):
+        if spec is not None and _has_windows(model_cls):
             from vispe.hosts.convert import convert
 
             # weights are loaded into the stock model, as timm resamples its tables on loading
@@ -195,9 +193,8 @@ def _checking(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
                 return model
             options = {**options, "pretrained": False, "features_only": True}
             return original(lambda **_: model, *args[:1], **options)
-        ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
-        if spec is not None and not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
-            raise UnsupportedHost(f"pos_embed={spec!r} is not supported. {refusal(model_cls)}")
+        if spec is not None:
+            _check_accepts(model_cls, spec)
         model = original(model_cls, *args, **kwargs)
         if (recipes := _recipes.get()) is not None:
             recipe = LoadingRecipe(kwargs.get("pretrained_filter_fn"), kwargs.get("pretrained_strict", True))
@@ -205,6 +202,26 @@ def _checking(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         return model
 
     return build_model_with_cfg
+
+
+def _has_windows(model_cls: Any) -> bool:
+    """Return whether the layers of a class of models have grids of their own."""
+    from vispe.hosts.contracts.check import check_contracts_of
+
+    check_contracts_of("timm")  # before other modules import the names of timm
+    from vispe.hosts.windows.model_table import known
+
+    return isinstance(model_cls, type) and known(model_cls)
+
+
+def _check_accepts(model_cls: Any, spec: Any) -> None:
+    """Raise `UnsupportedHost` if a class of models neither supports encodings nor has an argument `pos_embed`."""
+    from vispe.hosts.timm.families import FAMILIES
+    from vispe.hosts.timm.unsupported import refusal
+
+    ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
+    if not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
+        raise UnsupportedHost(f"pos_embed={spec!r} is not supported. {refusal(model_cls)}")
 
 
 def _with_temporary_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

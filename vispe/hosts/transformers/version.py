@@ -6,11 +6,11 @@ families accept the form passed by `vispe.hosts.transformers.language.converted_
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from vispe.errors import MissingExtra
+from vispe.hosts.contracts.contract import release
 
 OLDEST = "5.17.0"
 CACHE_NAMES = ("cache", "past_key_values")
@@ -26,11 +26,6 @@ def check_version(oldest: str = OLDEST, owner: str = "vispe") -> None:
             f"{owner} needs transformers {oldest} or later, got {transformers.__version__}. Run: "
             "pip install -U 'vispe[vlm]'"
         )
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Return the release numbers of a version: (5, 17, 0) for ``'5.17.0.dev0'``."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def cache_of(arguments: Mapping[str, Any]) -> Any:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from vispe.encodings.parts.rotary.pairwise.self_extend import check_self_extend
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
+from vispe.hosts.contracts.check import check_contract, check_contracts_of
+from vispe.hosts.contracts.transformers import language_contracts
 from vispe.hosts.transformers.diagnosis import refusal
 from vispe.hosts.transformers.language.conversion_record import TextConversion, kind_key, schemes_of
 from vispe.hosts.transformers.language.converted_classes.generation import (
@@ -105,6 +107,8 @@ def convert_vlm(
     if oldest := FAMILIES[kind].since:
         check_version(oldest, f"vispe.convert: a position scheme in {kind}")
     text = language_model_of(inner)
+    check_contracts_of("transformers")
+    check_contract("transformers", language_contracts(inner, text))
     rotaries, heads = _check_text(text)
     scheme, of_layer = _sectioned(scheme, inner, rotaries), _of_layer(scheme, text)
     with torch.device("cpu"):  # values are needed, even if the meta device is the default

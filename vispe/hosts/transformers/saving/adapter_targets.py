@@ -17,7 +17,9 @@ from typing import Any
 from torch import nn
 
 from vispe.encodings.base import Encoding
+from vispe.hosts.contracts.check import check_contract
 from vispe.hosts.monkeypatch import Patch
+from vispe.hosts.transformers.subclasses import stock_of
 
 _CHECK = "check_target_module_exists"
 _UTILS = "peft.tuners.tuners_utils"
@@ -36,6 +38,8 @@ def patches() -> list[Patch]:
 
 def _injecting(original: Callable[..., Any]) -> Callable[..., Any]:
     def inject_adapter(self: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(m, Encoding) or stock_of(type(m)) for m in model.modules()):
+            check_contract("peft")
         token = _modules.set(_split(model))
         try:
             return original(self, model, *args, **kwargs)

@@ -19,7 +19,9 @@ from vispe.hosts.common.equivalent_models import advice
 from vispe.hosts.common.host_families import family_of as host_family_of
 from vispe.hosts.common.host_families import family_or_none, made_by
 from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
-from vispe.hosts.transformers.vision.families import FAMILIES, VIDEO_KINDS, family_of, rope_spec
+from vispe.hosts.contracts.check import check_contract, check_contracts_of
+from vispe.hosts.contracts.transformers import vision_contracts
+from vispe.hosts.transformers.vision.families import FAMILIES, VIDEO_KINDS, attentions, family_of, rope_spec
 from vispe.hosts.transformers.vision.unsupported import reason_of
 from vispe.hosts.unwrap import unwrap
 from vispe.hosts.windows import families
@@ -98,6 +100,7 @@ def convert_vision(
         UnknownEncoding, OptionError: the spec is not valid.
     """
     tower = _part(model)
+    _check_contracts(tower)
     family = host_family_of(tower)
     if family_of(tower) is None:
         keep_abs, keep_rope = bool(keep_abs), bool(keep_rope)
@@ -112,6 +115,7 @@ def convert_as_named(part: nn.Module, entry: dict[str, Any]) -> int:
         entry: the entry of its configuration.
     """
     tower = _part(part)
+    _check_contracts(tower)
     spec = HostSpec(parse_spec(entry["encoding"]), entry["keep_abs"], entry["keep_rope"])
     convert_model(tower, host_family_of(tower), spec)
     return sum(p.numel() for name, p in tower.named_parameters() if "pos_enc." in name)
@@ -138,6 +142,14 @@ def describe_vision(model: nn.Module) -> str:
     text = f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, {example!r}) adds one."
     own = None if family is None else rope_spec(tower)
     return text if own is None else f"{text} Its own rotary embedding equals {own!r}."
+
+
+def _check_contracts(tower: nn.Module) -> None:
+    """Raise `UnsupportedHost` if transformers, or the classes of a tower, do not have what vispe relies on."""
+    check_contracts_of("transformers")
+    if family := family_of(tower):
+        _, _, attention = next(attentions(tower))
+        check_contract("transformers", vision_contracts(tower, family, type(attention)))
 
 
 def _part(model: nn.Module) -> nn.Module:
