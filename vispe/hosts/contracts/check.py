@@ -55,8 +55,9 @@ def check_contracts_of(*libraries: str, modules: Collection[str] = ()) -> None:
 
 def _warn_if_untested(host: Library) -> None:
     """Warn at the line of the user's call if a library is newer than the newest tested version."""
-    version = host.version
-    if release(version) <= release(host.tested):
+    version, tested = host.version, release(host.tested)
+    # of libraries with bug-fix releases, the first two numbers count
+    if release(version)[: len(tested)] <= tested:
         return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("vispe."):

@@ -54,7 +54,7 @@ class Library:
     Attributes:
         name: import name.
         distribution: name of the package for pip.
-        tested: newest tested version.
+        tested: newest tested version; without the last number if this one counts bug fixes only.
         contracts: the names on which vispe relies.
     """
 

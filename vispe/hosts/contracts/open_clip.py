@@ -109,4 +109,4 @@ _NAMES = (
     ),
     Contract("open_clip.timm_model:TimmModel", "it has a model of timm", attributes="trunk"),
 )
-LIBRARY = Library("open_clip", "open_clip_torch", "3.3.0", (*_TOWER, *_ATTENTION, *_NAMES))
+LIBRARY = Library("open_clip", "open_clip_torch", "3.3", (*_TOWER, *_ATTENTION, *_NAMES))

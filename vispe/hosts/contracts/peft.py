@@ -7,7 +7,7 @@ from vispe.hosts.contracts.contract import Contract, Library
 LIBRARY = Library(
     "peft",
     "peft",
-    "0.21.2",
+    "0.21",
     (
         Contract(
             "peft.peft_model:PeftModel.save_pretrained", "it saves an adapter", positional="save_directory"

@@ -47,4 +47,4 @@ _MODULES = (
         "torch.utils.checkpoint:checkpoint", "it passes keywords on to a block", keywords="use_reentrant **"
     ),
 )
-LIBRARY = Library("torch", "torch", "2.14.1", (*_PRIVATE, *_MODULES))
+LIBRARY = Library("torch", "torch", "2.14", (*_PRIVATE, *_MODULES))

@@ -163,7 +163,7 @@ _FAMILIES = (
 LIBRARY = Library(
     "transformers",
     "transformers",
-    "5.24.0",
+    "5.24",
     (*_GENERATE, *_MODEL, *_DECODE, *_VISION, *_FAMILIES, *TRANSFORMERS),
 )
 
