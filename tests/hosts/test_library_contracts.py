@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import timm
+import torch
 
 import vispe
 from tests.cases import cases
@@ -125,17 +126,18 @@ def test_alternatives_and_variable_keywords(monkeypatch):
 
     module = types.ModuleType("fulfils")
     module.older, module.newer = older, newer
+    older.__module__ = newer.__module__ = "fulfils"
     monkeypatch.setitem(sys.modules, "fulfils", module)
-    torch = LIBRARIES["torch"]
+    library = LIBRARIES["torch"]
     required = {"assumes": "it decodes", "keywords": "cache|past_key_values **", "positional": "tokens"}
-    assert not [*problems(torch, [Contract("fulfils:older", **required)])]
-    (missing,) = problems(torch, [Contract("fulfils:newer", **required)])
+    assert not [*problems(library, [Contract("fulfils:older", **required)])]
+    (missing,) = problems(library, [Contract("fulfils:newer", **required)])
     assert "fulfils.newer must accept arbitrary keywords, got tokens, cache" in missing
-    assert not [*problems(torch, [Contract("fulfils:absent", "it exists", since="99.0")])]
+    assert not [*problems(library, [Contract("fulfils:absent", "it exists", since="99.0")])]
     absent = [
         Contract(name, "it exists") for name in ("fulfils:absent.method", "fulfils:absent", "lacking:name")
     ]
-    first, second = problems(torch, absent)
+    first, second = problems(library, absent)
     assert "fulfils.absent is missing" in first
     assert "the module lacking is missing" in second
 
@@ -237,3 +239,17 @@ def test_tested_versions_are_not_reported(monkeypatch, version):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_contract("timm")
+
+
+def test_patches_of_other_packages_are_not_renames(monkeypatch):
+    original = torch.nn.Module.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+
+    def apply(self, *args):
+        return args
+
+    monkeypatch.setattr(torch.nn.Module, "__init__", init)
+    monkeypatch.setattr(torch.nn.Module, "_apply", apply)
+    assert not list(problems(LIBRARIES["torch"]))

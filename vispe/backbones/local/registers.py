@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vispe.errors import InputError, UnsupportedHost
@@ -27,6 +26,9 @@ OUTLIER = (
 
 def check_registers(model: nn.Module) -> None:
     """Raise UnsupportedHost for models whose tokens are not those of timm's `VisionTransformer`."""
+    # commands that only recognise names of models do not import timm
+    from timm.models.vision_transformer import VisionTransformer
+
     if type(model) is not VisionTransformer or not all(hasattr(b.mlp, "fc2") for b in model.blocks):
         raise UnsupportedHost(
             f"registers needs a VisionTransformer of timm with its own encoding, got {type(model).__name__}. Use "

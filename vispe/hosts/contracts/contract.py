@@ -117,13 +117,22 @@ def _violations(contract: Contract) -> Iterator[str]:
             yield f"{where} is missing"
             return
         owner = getattr(owner, name)
-    if contract.keywords or contract.positional:
+    if (contract.keywords or contract.positional) and not _is_patched(owner, module):
         yield from _missing_parameters(contract, where, inspect.signature(owner).parameters)
-    if contract.attributes:
+    if contract.attributes and not any(
+        _is_patched(vars(c).get("__init__"), c.__module__) for c in owner.__mro__
+    ):
         assigned = _assigned(owner)
         for name in contract.attributes.split():
             if name not in assigned and not hasattr(owner, name):
                 yield f"{where} must have the attribute {name!r}, which its constructor does not set"
+
+
+def _is_patched(function: Any, module: str) -> bool:
+    """Return whether other code has replaced a function of a module, whose signature is then not that of the library."""
+    # built-in functions, and functions that were imported from a submodule, are not patches
+    defined = getattr(inspect.unwrap(function), "__module__", None) if inspect.isroutine(function) else None
+    return defined is not None and defined.partition(".")[0] not in (module.partition(".")[0], "builtins")
 
 
 def _missing_parameters(
