@@ -148,11 +148,16 @@ def measure(
         "fit_cpu_s": round(seconds, 1),
         "rotation_error": float(np.mean(mean.values)),
     }
-    report["rows"] += [
-        {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows
-    ]
+    report["rows"] += [{k: rounded(v) for k, v in row.items()} for row in rows]
     with atomic_path(out, force=True) as part:
         part.write_text(json.dumps(report) + "\n", encoding="utf-8")
+
+
+def rounded(value: Any) -> Any:
+    """Return a JSON value; scores that are not defined, such as those of a single class, become None."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 4) if np.isfinite(value) else None
 
 
 def within(maps: Tensor, rng: np.random.Generator) -> dict[str, float]:
@@ -200,7 +205,8 @@ def stored(path: Path) -> dict[str, Any] | None:
 def gain(rows: list[dict[str, Any]], key: str, method: str) -> str:
     """Return mean and paired difference to the model itself, with a 95 % interval of a bootstrap over images."""
     values = {
-        m: [r[key] for r in rows if r["method"] == m and r.get(key) is not None] for m in (method, "none")
+        m: [np.nan if r.get(key) is None else r[key] for r in rows if r["method"] == m]
+        for m in (method, "none")
     }
     own, base = (np.array(values[m]) for m in (method, "none"))
     if method == "none" or len(own) != len(base):

@@ -129,7 +129,7 @@ def _violations(contract: Contract) -> Iterator[str]:
 
 
 def _is_patched(function: Any, module: str) -> bool:
-    """Return whether other code has replaced a function of a module, whose signature is then not that of the library."""
+    """Return whether other code has replaced a function of a module, which then has another signature."""
     # built-in functions, and functions that were imported from a submodule, are not patches
     defined = getattr(inspect.unwrap(function), "__module__", None) if inspect.isroutine(function) else None
     return defined is not None and defined.partition(".")[0] not in (module.partition(".")[0], "builtins")
