@@ -253,3 +253,8 @@ def test_patches_of_other_packages_are_not_renames(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "__init__", init)
     monkeypatch.setattr(torch.nn.Module, "_apply", apply)
     assert not list(problems(LIBRARIES["torch"]))
+
+
+def test_conversion_after_torch_compile():
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
+    assert not list(problems(LIBRARIES["torch"]))

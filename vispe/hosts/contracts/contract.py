@@ -119,9 +119,7 @@ def _violations(contract: Contract) -> Iterator[str]:
         owner = getattr(owner, name)
     if (contract.keywords or contract.positional) and not _is_patched(owner, module):
         yield from _missing_parameters(contract, where, inspect.signature(owner).parameters)
-    if contract.attributes and not any(
-        _is_patched(vars(c).get("__init__"), c.__module__) for c in owner.__mro__
-    ):
+    if contract.attributes and not any(map(_has_patched_constructor, owner.__mro__)):
         assigned = _assigned(owner)
         for name in contract.attributes.split():
             if name not in assigned and not hasattr(owner, name):
@@ -133,6 +131,12 @@ def _is_patched(function: Any, module: str) -> bool:
     # built-in functions, and functions that were imported from a submodule, are not patches
     defined = getattr(inspect.unwrap(function), "__module__", None) if inspect.isroutine(function) else None
     return defined is not None and defined.partition(".")[0] not in (module.partition(".")[0], "builtins")
+
+
+def _has_patched_constructor(cls: type) -> bool:
+    """Return whether a constructor is not that of its module: torch.compile replaces that of `nn.Module`."""
+    init = vars(cls).get("__init__")
+    return inspect.isfunction(init) and inspect.unwrap(init).__module__ != cls.__module__
 
 
 def _missing_parameters(
