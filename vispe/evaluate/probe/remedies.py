@@ -40,9 +40,9 @@ def debias(
     *,
     rounds: PositiveInt | None = None,
     positions: PositiveInt | None = None,
-    channels: PositiveInt | Sequence[int] = 4,
-    directions: PositiveInt = 16,
-    neurons: PositiveInt = 10,
+    channels: PositiveInt | Sequence[int] | None = None,
+    directions: PositiveInt | None = None,
+    neurons: PositiveInt | None = None,
     seed: NonNegativeInt = 0,
 ) -> DebiasedFeatures | VisionModel:
     """Return the features of a model after a remedy of positional bias that needs no training.
@@ -68,9 +68,9 @@ def debias(
             frame, as in random crops, the images have nothing in common except position.
         rounds: number of rounds of `rasa`; each round removes two directions; `default_rounds` by default.
         positions: positions for each pose; default 1 with `poses`, else 8.
-        channels: for `blank`, the number of channels, or their indices, which need no images.
-        directions: for `svd`, the number of directions.
-        neurons: for `registers`, the number of neurons.
+        channels: for `blank`, the number of channels (4 by default), or their indices, which need no images.
+        directions: for `svd`, the number of directions; 16 by default.
+        neurons: for `registers`, the number of neurons; 10 by default.
         seed: seed of positions and of the fit.
 
     Returns:
@@ -91,6 +91,14 @@ def debias(
     """
     names = parse_method(method)
     linear = names[-1] if names[-1] in FITTED else None
+    for option, value, name in (
+        ("rounds", rounds, "rasa"),
+        ("channels", channels, "blank"),
+        ("directions", directions, "svd"),
+        ("neurons", neurons, "registers"),
+    ):
+        _refuse(method, option, value, name in names)
+    channels = 4 if channels is None else channels
     needs_images = (
         "registers" in names or linear == "rasa" or (linear == "blank" and isinstance(channels, int))
     )
@@ -99,14 +107,13 @@ def debias(
             f"debias: images must be passed for registers, rasa, and blank without indices of channels only, got "
             f"method={method!r} and images={'None' if images is None else type(images).__name__}."
         )
-    _refuse(method, "rounds", rounds, "rasa" in names)
     _refuse(method, "positions", positions, "positions" in names)
     count = 0 if "positions" not in names else positions or (1 if "poses" in names else N_POSITIONS)
     average = ViewAverage(poses=8 if "poses" in names else 1, positions=count)
     f, images = feature_function(model), None if images is None else list(images)
     start = Debiasing(method, average, seed)
     if "registers" in names:
-        start = replace(start, registers=_register_neurons(f, images or [], neurons))
+        start = replace(start, registers=_register_neurons(f, images or [], neurons or 10))
     plain = _features(f, start)
     details: dict[str, Any] = {"images": len(images or [])}
     result = replace(start, details=details | ({"neurons": len(start.registers)} if start.registers else {}))
@@ -121,7 +128,7 @@ def debias(
             chosen = _informative(maps, channels, seed) if isinstance(channels, int) else list(channels)
             fit, details = {"matrix": _blank_matrix(f, chosen)}, details | {"channels": chosen}
         else:
-            basis = svd_basis(_black_map(f, plain), directions)
+            basis = svd_basis(_black_map(f, plain), directions or 16)
             matrix = torch.eye(len(basis), dtype=basis.dtype) - basis @ basis.mT
             fit, details = {"matrix": matrix, "unit_norm": True}, details | {"directions": basis.shape[1]}
         result = replace(result, details=result.details | details, **fit)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-VARIABLE = "**"  # in place of a keyword: the function accepts arbitrary keywords
+VARIABLE = "**"  # instead of a keyword: the function accepts arbitrary keywords
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ def debias(
     rounds: int | None = None,
     positions: int | None = None,
     blank: list[int] | None = None,
-    directions: int = 16,
-    neurons: int = 10,
+    directions: int | None = None,
+    neurons: int | None = None,
     noise: int = 0,
     textures: int = 0,
     pos_embed: str | None = None,
@@ -44,8 +44,8 @@ def debias(
         rounds: for rasa, number of rounds; each removes two directions; default 32, but at most a quarter of all.
         positions: positions for each pose; default 1 with poses, else 8.
         blank: for blank, channels to set to 0; default the 4 most informative ones of the images.
-        directions: for svd, number of directions.
-        neurons: for registers, number of register neurons.
+        directions: for svd, number of directions; default 16.
+        neurons: for registers, number of register neurons; default 10.
         noise: number of images of uniform noise to fit on, in addition to images.
         textures: number of synthetic homogeneous textures to fit on, in addition to images.
 
