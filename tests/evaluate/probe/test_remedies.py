@@ -152,7 +152,7 @@ def test_methods_are_ordered_and_checked():
         ("rasa", {}, "method='rasa' and images=None"),
         ("poses", {"images": noise(1)}, "method='poses' and images=Tensor"),
         ("blank", {"images": noise(1), "channels": [0]}, "method='blank' and images=Tensor"),
-        ("poses", {"channels": [1]}, r"channels=\[1\] has no effect"),
+        ("poses", {"channels": 3}, "channels=3 has no effect"),
         ("poses", {"directions": 2}, "directions=2 has no effect"),
         ("poses", {"neurons": 2}, "neurons=2 has no effect"),
         ("poses", {"rounds": 2}, "rounds=2 has no effect on method='poses'"),
