@@ -255,6 +255,17 @@ def test_patches_of_other_packages_are_not_renames(monkeypatch):
     assert not list(problems(LIBRARIES["torch"]))
 
 
-def test_conversion_after_torch_compile():
+def test_constructors_are_read_after_torch_compile(monkeypatch):
+    """torch.compile replaces the constructor of `nn.Module`, the base of all modules, for the rest of the process."""
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
     assert not list(problems(LIBRARIES["torch"]))
+    rename(monkeypatch, "timm.layers:Attention", "qkv", "constructor")
+    (sentence,) = problems(LIBRARIES["timm"])
+    assert "must have the attribute 'qkv'" in sentence
+
+
+def test_constructors_that_do_not_call_the_original_are_not_read(monkeypatch):
+    def init(self, *args, **kwargs): ...
+
+    monkeypatch.setattr(timm.layers.Attention, "__init__", init)
+    assert not list(problems(LIBRARIES["timm"], [c for c in LIBRARIES["timm"].contracts if c.attributes]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -119,8 +120,7 @@ def _violations(contract: Contract) -> Iterator[str]:
         owner = getattr(owner, name)
     if (contract.keywords or contract.positional) and not _is_patched(owner, module):
         yield from _missing_parameters(contract, where, inspect.signature(owner).parameters)
-    if contract.attributes and not any(map(_has_patched_constructor, owner.__mro__)):
-        assigned = _assigned(owner)
+    if contract.attributes and (assigned := _assigned(owner)) is not None:
         for name in contract.attributes.split():
             if name not in assigned and not hasattr(owner, name):
                 yield f"{where} must have the attribute {name!r}, which its constructor does not set"
@@ -133,10 +133,19 @@ def _is_patched(function: Any, module: str) -> bool:
     return defined is not None and defined.partition(".")[0] not in (module.partition(".")[0], "builtins")
 
 
-def _has_patched_constructor(cls: type) -> bool:
-    """Return whether a constructor is not that of its module: torch.compile replaces that of `nn.Module`."""
-    init = vars(cls).get("__init__")
-    return inspect.isfunction(init) and inspect.unwrap(init).__module__ != cls.__module__
+def _constructor(cls: type) -> types.FunctionType | None:
+    """Return the constructor that a class defines, or None if other code has replaced it and does not call it.
+
+    torch.compile replaces the constructor of `nn.Module` for the rest of the process by a closure over it.
+    """
+    pending = [vars(cls)["__init__"]]
+    while pending:
+        function = inspect.unwrap(pending.pop())
+        if function.__module__ == cls.__module__:
+            return function
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        pending.extend(content for content in cells if inspect.isfunction(content))
+    return None
 
 
 def _missing_parameters(
@@ -161,11 +170,18 @@ def _missing_parameters(
             yield f"{where} must have the parameter {' or '.join(map(repr, keyword.split('|')))}, {got}"
 
 
-def _assigned(cls: type) -> set[str]:
-    """Return the names in the constructors of a class and its bases: of attributes, and of registered buffers."""
+def _assigned(cls: type) -> set[str] | None:
+    """Return the names in the constructors of a class and its bases: of attributes, and of registered buffers.
+
+    None if a constructor cannot be read.
+    """
     names: set[str] = set()
     for base in cls.__mro__:
-        code = getattr(inspect.unwrap(vars(base).get("__init__", object)), "__code__", None)
-        if code is not None:
-            names.update(code.co_names, (c for c in code.co_consts if isinstance(c, str)))
+        if not inspect.isfunction(vars(base).get("__init__")):
+            continue  # none, or that of a built-in class
+        constructor = _constructor(base)
+        if constructor is None:
+            return None
+        code = constructor.__code__
+        names.update(code.co_names, (c for c in code.co_consts if isinstance(c, str)))
     return names
