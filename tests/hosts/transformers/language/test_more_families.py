@@ -112,7 +112,9 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     keys = ahead["attention_mask"].cumsum(1) - 1 + FAMILIES[family].first
     ids = {} if family in GRIDS else {"position_ids": keys}
     actual, expected = logits(model, ahead), logits(stock(family), ahead | ids)
-    atol = 1e-5 if family == "aria" else 0  # padding changes how tokens are grouped by expert
+    # positions of padding decide its experts, so rows of their products, whose rounding depends on the CPU, change
+    experts = any("experts" in name for name, _ in stock(family).named_modules())
+    atol = 1e-5 if experts else 0
     torch.testing.assert_close(actual[:, :-3], expected[:, :-3], rtol=0, atol=atol)
     said = (
         m.generate(**behind, max_new_tokens=4, do_sample=False) for m in (model, copy.deepcopy(stock(family)))
