@@ -18,6 +18,7 @@ def converted(family, spec):
 
 
 @pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.parametrize("spec", ["mrope_i", "mhrope", "vrope"])
 def test_compiled_interleaved_schemes_equal_eager(spec):
     """vLLM#52005, pytorch#193183: compiled interleaved M-RoPE was wrong."""

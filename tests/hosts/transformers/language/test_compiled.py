@@ -99,6 +99,7 @@ def test_a_compiled_prompt():
 
 
 @pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen3_vl", "internvl"])
 def test_no_more_pieces_than_stock(family, cache):

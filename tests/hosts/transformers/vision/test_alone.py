@@ -262,6 +262,7 @@ def test_a_converted_model_is_exported_with_free_sizes_of_the_batch(name):
 
 
 @pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", ["ViTModel", "DeiTModel", "Dinov2Model", "DINOv3ViTModel"])
 def test_a_converted_model_is_compiled_without_a_break(name):
     model = build(name).float()
