@@ -26,6 +26,7 @@ PUBLIC = [
     "describe",
     "encoding_info",
     "explain",
+    "explore",
     "fold",
     "from_pretrained",
     "list_encodings",
