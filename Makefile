@@ -30,6 +30,7 @@ figures:
 	$(PYTHON) eval/figures.py
 	$(PYTHON) eval/docs_animations.py
 	$(PYTHON) eval/docs_figures.py
+	$(PYTHON) eval/results_gallery.py
 	$(PYTHON) eval/architecture.py
 	$(PYTHON) eval/docs_multimodal.py figures
 

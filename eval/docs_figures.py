@@ -1,15 +1,12 @@
-"""Draw the figures of README: position in features, encodings, a micrograph, positions in a prompt.
+"""Draw the figures of README: position in features, encodings, positions in a prompt.
 
-python eval/docs_figures.py [encodings] [micrograph] [schemes]
+python eval/docs_figures.py [encodings] [schemes]
 python eval/docs_figures.py position --weights dinov2_vits14.safetensors --retrofit RETROFIT_FOLDER
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-import json
-import tempfile
 from pathlib import Path
 
 import checkout  # noqa: F401  (finds vispe)
@@ -19,11 +16,8 @@ import torch
 from PIL import Image
 
 import vispe
-from vispe.cli.main import main as command
 from vispe.evaluate.evaluated import EvaluatedModel, load_evaluated_model
 from vispe.evaluate.plots.positions import plot_positions
-from vispe.images.file_search import find_images
-from vispe.segment.overlays import PALETTE
 from vispe.utils.report.figure_style import INK, SOFT
 
 matplotlib.use("Agg")
@@ -32,7 +26,6 @@ from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
-STROKES = ROOT / "data" / "demo" / "ihc_scribbles.json"
 WALL = (
     *("alibi2d", "alibi_graph", "gaussian2d", "kerple", "sandwich", "lookhere", "seqpe"),
     *("comrope_ap", "comrope_ld", "gta", "rope_axial", "rope_mixed", "rope_dinov3", "liere"),
@@ -44,7 +37,7 @@ SIDE = 518
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("figures", nargs="*", default=["encodings", "micrograph", "schemes"])
+    parser.add_argument("figures", nargs="*", default=["encodings", "schemes"])
     parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `position`")
     parser.add_argument("--retrofit", help="folder of a retrofit of it, for `position`")
     options = parser.parse_args()
@@ -52,7 +45,7 @@ def main() -> None:
         if name == "position":
             position(options.weights, options.retrofit)
         else:
-            {"encodings": encodings, "micrograph": micrograph, "schemes": schemes}[name]()
+            {"encodings": encodings, "schemes": schemes}[name]()
 
 
 def position(weights: str, retrofit: str) -> None:
@@ -98,29 +91,6 @@ def encodings() -> None:
         ax.set(xlabel="", ylabel="")
         plain(ax, name)
     figure.savefig(FIGURES / "encodings.png")
-
-
-def micrograph() -> None:
-    """Draw strokes on a micrograph, and what the command makes of them."""
-    (path,) = find_images(["skimage:ihc"])
-    strokes = json.loads(STROKES.read_text())
-    names = list(dict.fromkeys(s["class"] for s in strokes))
-    with tempfile.TemporaryDirectory() as folder:
-        command(["segment", str(path), "--labels", str(STROKES), "--classes", ",".join(names), "-o", folder])
-        overlay = np.asarray(Image.open(Path(folder) / "ihc_overlay.png"))
-    figure = Figure(figsize=(12, 5.4), dpi=80, facecolor="white", layout="constrained")
-    before, after = figure.subplots(1, 2, width_ratios=(1, 1.3))
-    before.imshow(Image.open(path))
-    for stroke in strokes:
-        color = np.array(PALETTE[names.index(stroke["class"])]) / 255
-        before.plot(*np.array(stroke["points"]).T, color="white", lw=5, solid_capstyle="round")
-        before.plot(*np.array(stroke["points"]).T, color=color, lw=3, solid_capstyle="round")
-    after.imshow(overlay)
-    plain(before, f"{len(strokes)} strokes on a stained tissue section …", 12)
-    plain(after, "… and what vispe segment makes of them", 12)
-    figure.savefig(raw := io.BytesIO(), format="png")
-    # 256 colours: a third of the size
-    Image.open(raw).convert("RGB").quantize(256).save(FIGURES / "micrograph.png", optimize=True)
 
 
 def schemes() -> None:

@@ -127,7 +127,7 @@ def view_of(encoding: Encoding, shape: tuple[int, ...]) -> View:
             q @ k.mT,
             "cosine of equal q and k after rotation",
             contributions(transform, q[0], k[0])[line].T,
-            f"contributions of channels along the {'diagonal' if len(shape) > 1 else 'line'}",
+            f"channels, along the {'diagonal' if len(shape) > 1 else 'line'}",
         )
     if isinstance(encoding, Additive):
         if encoding.reads_tokens:  # smooth random tokens
@@ -213,7 +213,7 @@ def sampler_figure(name: str) -> bytes:
     for i, line in enumerate(draws[:7]):
         left.plot(cells_index, line, color=LINES(i / 6), lw=1.2, marker="o", markersize=2)
     left.plot(cells_index, cells_index if fixed is None else fixed, color=INK, lw=1.8, ls=(0, (2, 2)))
-    _plain(left, "coordinate of each cell, 7 draws; dashed: evaluation", ticks=True)
+    _plain(left, "coordinates, 7 draws; dashed: evaluation", ticks=True)
     coords = sampler.prepare(vispe.Grid((cells, cells)).positions(), generator).coords[0]
     middle.scatter(coords[:, 1], coords[:, 0], s=7, c=np.arange(cells * cells) // cells, cmap=LINES)
     middle.invert_yaxis()
@@ -233,7 +233,7 @@ def titled(name: str, weights: str) -> Figure:
     kind = ", ".join(info.kinds) or "no position"
     words = f"{kind}, {weights}" if weights else kind
     figure.text(0.982, 0.93, words, size=10, color=GREY, ha="right")
-    figure.text(0.018, 0.855, info.summary, size=9.5, color=INK)
+    figure.text(0.018, 0.855, info.summary.replace("`", ""), size=9.5, color=INK)
     return figure
 
 

@@ -323,6 +323,9 @@ def test_the_site_builds(tmp_path):
     assert "<math" in page
     assert "arithmatex" not in page
     assert "site/tables.js" in page
+    search = load("site_search", ROOT / "eval" / "site_search.py")
+    assert len(set(search.TERMS)) == 78
+    assert [term for term, pages in search.pages_of(tmp_path).items() if not pages] == []
     assert (tmp_path / "site" / "tables.js").exists()
     # a notebook links to pages, and nothing comes from another server
     page = (tmp_path / "tutorials" / "new-encoding" / "index.html").read_text()

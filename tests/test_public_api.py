@@ -26,6 +26,7 @@ PUBLIC = [
     "describe",
     "encoding_info",
     "explain",
+    "explore",
     "fold",
     "from_pretrained",
     "list_encodings",
@@ -50,6 +51,7 @@ def test_version_is_said_once():
     pyproject = root / "pyproject.toml"
     if pyproject.exists():
         assert vispe.__version__ not in pyproject.read_text()
+        assert f"\nversion: {vispe.__version__}\n" in (root / "CITATION.cff").read_text()
 
 
 def _documented(owner):

@@ -22,6 +22,7 @@ from vispe.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vispe.evaluate.monitor import monitor
+    from vispe.evaluate.plots.explorer.document import explore
     from vispe.evaluate.probe.remedies import debias
     from vispe.hosts.common.block_loops import positions_for
     from vispe.hosts.convert import convert, describe, restore
@@ -48,6 +49,7 @@ __all__ = [
     "describe",
     "encoding_info",
     "explain",
+    "explore",
     "fold",
     "from_pretrained",
     "list_encodings",
@@ -67,6 +69,7 @@ __getattr__, __dir__ = lazy_exports(
         "convert": "vispe.hosts.convert",
         "debias": "vispe.evaluate.probe.remedies",
         "describe": "vispe.hosts.convert",
+        "explore": "vispe.evaluate.plots.explorer.document",
         "fold": "vispe.hosts.fold",
         "from_pretrained": "vispe.hosts.transformers.saving.loading",
         "monitor": "vispe.evaluate.monitor",

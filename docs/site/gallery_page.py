@@ -75,7 +75,7 @@ def _controls() -> str:
 
 def _card(name: str) -> str:
     info = vispe.encoding_info(name)
-    summary = info.summary.replace("&", "&amp;").replace("<", "&lt;")
+    summary = info.summary.replace("`", "").replace("&", "&amp;").replace("<", "&lt;")
     return (
         f'<a href="{name}/" data-facts="{" ".join(facts(name))}">'
         f'<img src="../gallery/{name}.png" alt="" loading="lazy"><b>{name}</b> <span>{summary}</span>'

@@ -116,13 +116,19 @@ def _is_class(annotation: Any) -> bool:
     return annotation in (bool, str, dict, NoneType) or is_dataclass(annotation)
 
 
-def _names(annotation: Any) -> list[str]:
-    """Return the names that an annotation accepts, in a `Literal` or a union of them."""
-    args = get_args(annotation)
+def _choices(annotation: Any) -> list[Any]:
+    """Return the values that an annotation enumerates."""
+    if annotation is bool:
+        return [False, True]
     if get_origin(annotation) is Literal:
-        return [name for name in args if isinstance(name, str)]
+        return list(get_args(annotation))
     is_union = get_origin(annotation) in (Union, UnionType)
-    return [name for option in args for name in _names(option)] if is_union else []
+    return [value for option in get_args(annotation) for value in _choices(option)] if is_union else []
+
+
+def _names(annotation: Any) -> list[str]:
+    """Return the names that an annotation accepts."""
+    return [value for value in _choices(annotation) if isinstance(value, str)]
 
 
 def _read(annotation: Any, value: Any) -> Any:
@@ -264,6 +270,20 @@ def _annotations(cls: type) -> dict[str, Any]:
                 notes = {**{n: evaluated[n] for n in names}, **notes}
         _ANNOTATIONS[cls] = notes
     return _ANNOTATIONS[cls]
+
+
+def option_choices(cls: type) -> dict[str, list[Any]]:
+    """Return the values of the options of a class that enumerate them: those of a `Literal`, and False and True.
+
+    >>> @dataclass
+    ... class Recipe:
+    ...     normalize: Literal["max", "none"] | None = None
+    ...     wrap: bool = True
+    ...     depth: int = 12
+    >>> option_choices(Recipe)
+    {'normalize': ['max', 'none'], 'wrap': [False, True]}
+    """
+    return {name: values for name, note in _annotations(cls).items() if (values := _choices(note))}
 
 
 def check_options(owner: object, names: Sequence[str] | None = None) -> None:

@@ -1,12 +1,12 @@
-// The playground: values of an encoding for one query, per head, on two grids, and after a rotation of the image by 90 degrees.
-// The data are in the page: 16-bit steps between two bounds, one per offset or one per pair of patches; 65535 is hidden (-inf).
+// Values of an encoding for one query, per head, on several grids, and after a rotation of the image by 90 degrees.
+// The data are in the document: 16-bit steps between two bounds, one per offset or one per pair of patches; 65535 is hidden (-inf).
 (() => {
-  const root = document.getElementById("playground-view");
-  const source = document.getElementById("playground-data");
-  if (!root || !source) return;
+  const source = document.currentScript.previousElementSibling, root = source.previousElementSibling;
   const data = JSON.parse(source.textContent);
   const HIDDEN = 65535;
-  const state = { name: Object.keys(data)[0], option: "", side: 8, view: "values", row: 0.3, col: 0.7 };
+  const first = Object.values(Object.values(data)[0])[0];
+  const side = Number(Object.keys(first.grids)[0]);
+  const state = { name: Object.keys(data)[0], option: "", side, view: "values", row: 0.3, col: 0.7 };
 
   const element = (tag, attributes = {}, ...children) => {
     const made = document.createElement(tag);
@@ -32,7 +32,7 @@
     };
   };
 
-  const turned = ([row, col], side) => [col, side - 1 - row]; // a rotation of the image by 90 degrees
+  const rotatedPatch = ([row, col], side) => [col, side - 1 - row]; // a rotation of the image by 90 degrees
   const difference = (a, b) => (a === b ? 0 : a - b);
   const query = () => [state.row, state.col].map((part) => Math.min(state.side - 1, Math.floor(part * state.side)));
 
@@ -65,7 +65,7 @@
     return button;
   }));
 
-  const bar = element("div", { class: "wall-controls" });
+  const bar = element("div", { class: "controls" });
   const heads = element("div", { class: "heads" });
   const text = element("output");
   root.replaceChildren(bar, heads, element("p", {}, text));
@@ -110,7 +110,7 @@
     const { side } = state, kind = data[state.name][state.option].kind;
     const grid = data[state.name][state.option].grids[side], value = reader(grid, side), at = query();
     const values = (head, patch) => value(head, at, patch);
-    const rotated = (head, patch) => value(head, turned(at, side), turned(patch, side));
+    const rotated = (head, patch) => value(head, rotatedPatch(at, side), rotatedPatch(patch, side));
     // white is 0, or the bound next to it
     const base = grid.low > 0 ? grid.low : Math.min(grid.high, 0);
     const span = Math.max(1e-9, grid.high - base, base - grid.low);
