@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.attention_recorder import LayerAttention, attention_layers, reading_attention, tower_of
-from vispe.errors import InputError, OptionError, UnsupportedHost
+from vispe.backbones.local.transformers_model import TransformersModel, is_language_model, of_transformers
+from vispe.errors import InputError, OptionError, UnsupportedHost, counted
 from vispe.evaluate.audit.findings import Audit, Finding
 from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.measure.audited_model import as_audited_model
@@ -37,9 +38,11 @@ class Monitor:
     """
 
     def __init__(self, model: nn.Module, measures: Sequence[str | Measure] | None = None) -> None:
-        self.model = model
-        attention_layers(model)
-        self.tower, _ = tower_of(model)
+        # of a model of transformers, only its image tower is observed
+        whole = of_transformers(model) and not is_language_model(model)
+        self.model = TransformersModel(model).net if whole else model
+        attention_layers(self.model)
+        self.tower, _ = tower_of(self.model)
         self.norm = next(
             (n for name in NORMS if isinstance(n := getattr(self.tower, name, None), nn.Module)), None
         )
@@ -50,6 +53,7 @@ class Monitor:
         self._began: float | None = None
         self._spent = 0.0
         self._grid: Any = None
+        self._tokens: Tensor | None = None  # of the last call of the norm
         self._entered, self._pass = ExitStack(), ExitStack()
 
     def __enter__(self) -> Self:
@@ -111,10 +115,17 @@ class Monitor:
         kind = type(measure)
         if measure.items or kind.rerun is not Measure.rerun:
             return "it runs the model on other images"
-        if "maps" in measure.needs and self.norm is None:
-            return f"{type(self.tower).__name__} has no final norm, whose output it reads"
+        name, stages = type(self.tower).__name__, getattr(self.tower, "stage_names", None)
+        if "maps" in measure.needs and stages and stages[-1] not in self.tower.out_features:
+            return f"the out_features of {name} are without the last stage, {stages[-1]!r}, which it reads"
+        if "maps" in measure.needs and self.norm is None and not self._returns_tokens():
+            return f"{name} has no final norm, whose output it reads"
         others = measure.needs - {"attention", "maps"}
         return f"it needs {min(others)}" if others else None
+
+    def _returns_tokens(self) -> bool:
+        """Whether the output of the tower has its tokens: that of transformers' models other than backbones."""
+        return of_transformers(self.tower) and not hasattr(self.tower, "stage_names")
 
     def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass; add the hooks of the layers if it is recorded."""
@@ -126,19 +137,24 @@ class Monitor:
         self._began = now if self._began is None else self._began
         if images is None or self._spent > SHARE * (now - self._began):
             return
+        self._tokens = None
         for name in self._ledger:
             self._current[name] = Accumulator()
             self._current[name].begin(self.recorded)
         self._pass.enter_context(reading_attention(self.model, images, self._on_layer, first=True))
         if self.norm is not None:
-            self._pass.callback(self.norm.register_forward_hook(self._on_features).remove)
+            self._pass.callback(self.norm.register_forward_hook(self._on_norm).remove)
         self._pass.callback(self._add_time, now)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Finish a forward pass; a pass that raised an error, without output, is not counted."""
         del module, args
-        self._pass.close()
-        current, self._current = self._current, {}
+        try:
+            if output is not None and self._current:
+                self._on_features(output)
+        finally:
+            self._pass.close()
+            current, self._current = self._current, {}
         if output is None or not current:
             return
         self.recorded += 1
@@ -153,12 +169,27 @@ class Monitor:
         for measure in self.measures:
             measure.on_layer(self._current[measure.name], layer)
 
-    @torch.no_grad()
-    def _on_features(self, module: nn.Module, args: tuple[Any, ...], tokens: Tensor) -> None:
-        """Pass the final features of the first image, tokens (b, n, d) after the norm, to the measures."""
+    def _on_norm(self, module: nn.Module, args: tuple[Any, ...], tokens: Tensor) -> None:
+        """Store the output of the norm; the last one is that of the last block, if several stages are normalised."""
         del module, args
+        self._tokens = tokens
+
+    @torch.no_grad()
+    def _on_features(self, output: Any) -> None:
+        """Pass the final features of the first image, tokens (b, n, d), to the measures that read them."""
+        tokens = self._tokens
+        if self._returns_tokens():  # the norm of CLIP has one token only
+            tokens = output[0] if isinstance(output, tuple) else output.last_hidden_state
+        if tokens is None or not any("maps" in measure.needs for measure in self.measures):
+            return
         prefix, (h, w) = self._grid.prefix, self._grid.shape
-        maps = tokens[0, prefix : prefix + h * w].float().cpu().T.unflatten(1, (h, w))
+        if tokens.ndim != 3 or tokens.shape[1] != prefix + h * w:
+            raise UnsupportedHost(
+                f"monitor: the final features of {type(self.tower).__name__} must be {counted(prefix, 'prefix token')} "
+                f"and {h} x {w} patches, got the shape {tuple(tokens.shape)}. Choose measures of attention, such as "
+                "monitor(model, ['heads'])."
+            )
+        maps = tokens[0, prefix:].float().cpu().T.unflatten(1, (h, w))
         for measure in self.measures:
             measure.on_features(self._current[measure.name], maps)
 
@@ -167,8 +198,8 @@ def monitor(model: nn.Module, measures: Sequence[str | Measure] | None = None) -
     """Return a context manager that measures positional bias in the forward passes of an evaluation.
 
     Args:
-        model: ViT of timm, open_clip or transformers, converted or not, or a model with `vispe.Attention` layers. It
-            is called as usual, with batches of images (b, 3, H, W), in evaluation mode.
+        model: ViT of timm, open_clip or transformers, converted or not, with or without a head, or a model with
+            `vispe.Attention` layers. It is called as usual, with batches of images (b, 3, H, W), in evaluation mode.
         measures: names, families or instances of measures that read attention layers or final features; by default
             those of the audit that do.
 
