@@ -1,4 +1,4 @@
-"""Replicas of `torch.nn.DataParallel`, whose parameters torch does not register: outputs are those of the model."""
+"""Models whose parameters torch does not register: replicas of `torch.nn.DataParallel`, and modules inside FSDP."""
 
 import copy
 
@@ -63,6 +63,33 @@ def test_encodings_of_replicas_have_current_weights(name):
                 torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
         model.zero_grad()
         shifted(model, 1 + seed)
+
+
+@cases("name", ["fourier_learned", "rpb", "irpe", "kerple", "decomposed", "rope_mixed", "seqpe", "alibi2d"])
+def test_encodings_inside_fsdp_have_current_weights(name):
+    torch.manual_seed(0)
+    model = shifted(vispe.convert(vit(), name), 0).eval()
+    flat, paths = flattened(copy.deepcopy(model))
+    x = torch.randn(2, 3, 16, 16)
+    for seed in (1, 2):
+        shifted(model, seed)
+        for part, attribute, path in paths:
+            getattr(part, attribute).data.copy_(model.get_parameter(path))
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(flat(x), model(x), rtol=0, atol=1e-5)
+
+
+def flattened(model):
+    """Return a model with plain tensors for its parameters, as `FullyShardedDataParallel` makes it, and their paths."""
+    paths = []
+    for prefix, part in model.named_modules():
+        for name, parameter in list(part._parameters.items()):
+            if parameter is not None:
+                del part._parameters[name]
+                setattr(part, name, parameter.detach().clone())
+                paths.append((part, name, f"{prefix}.{name}".lstrip(".")))
+    return model, paths
 
 
 @cases("name", ["ViTModel", "DeiTModel", "Dinov2WithRegistersModel", "ViTMAEModel", "PixioModel", *TABLES])

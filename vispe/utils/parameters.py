@@ -1,25 +1,24 @@
-"""Parameters of a module, also in the replicas of `torch.nn.DataParallel`."""
+"""Parameters of a module, also where a wrapper has replaced them by plain tensors."""
 
 from __future__ import annotations
 
-from typing import cast
-
+import torch
 from torch import Tensor, nn
 
 
 def parameters_of(module: nn.Module) -> list[Tensor]:
-    """Return the parameters of a module, or in a replica its copies of them.
+    """Return the parameters of a module, and the tensors that it has as plain attributes.
 
-    `torch.nn.DataParallel` does not register the copies, so `module.parameters()` is empty in its replicas. Code that
-    compares parameters to decide whether a cached tensor is still valid has to compare the copies.
+    Replicas of `torch.nn.DataParallel` and modules in `FullyShardedDataParallel` have their weights as plain tensors,
+    so `module.parameters()` is empty. Code that compares parameters to decide whether a cached tensor is still valid
+    has to compare these tensors.
 
     Example:
         >>> len(parameters_of(nn.Linear(2, 3)))
         2
     """
-    if not getattr(module, "_is_replica", False):
-        return list(module.parameters())
-    copies: list[Tensor] = []
-    for part in module.modules():
-        copies += cast("dict[str, Tensor]", part._former_parameters).values()
-    return copies
+    registered: list[Tensor] = list(module.parameters())
+    if torch.compiler.is_compiling():  # caches nothing
+        return registered
+    plain = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
+    return [*registered, *plain]
