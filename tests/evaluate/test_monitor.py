@@ -11,6 +11,8 @@ from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
     Dinov2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
 )  # fmt: skip
 
 import vispe
@@ -108,6 +110,39 @@ def test_backbones_are_measured_at_their_last_stage():
     assert values[0] == values[1]
     early = vispe.monitor(dinov2(Dinov2Backbone, out_features=["stage1"]))
     assert "without the last stage, 'stage2'" in early.refused["spectrum"][1]
+
+
+@pytest.mark.usefixtures("every")
+def test_images_of_one_size_are_measured():
+    model = vit(dynamic_img_size=True)
+    with vispe.monitor(model, ["heads", "spectrum"]) as m:
+        for size in (96, 64, 96):
+            model(torch.randn(1, 3, 96, size))
+    assert (m.passes, m.recorded, m.other_sizes) == (3, 2, 1)
+    with pytest.warns(UserWarning, match=r"1 forward pass with images of another size than \(96, 96\)"):
+        assert len(m.report().findings) == 2
+
+
+@pytest.mark.usefixtures("every")
+def test_texts_of_one_length_are_measured():
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=20)).eval()
+    with vispe.monitor(model) as m:
+        for shape in ((2, 9), (1, 9), (1, 7)):
+            model(torch.randint(20, shape))
+    assert (m.passes, m.recorded, m.other_sizes) == (3, 2, 1)
+    with pytest.warns(UserWarning, match="1 forward pass"):
+        assert m.report().findings
+
+
+@pytest.mark.usefixtures("every")
+def test_features_that_are_not_finite():
+    model = vit()
+    model.norm.weight.data[0] = float("nan")
+    with (
+        vispe.monitor(model, ["spectrum"]),
+        pytest.raises(InputError, match="must be finite, got NaN or inf"),
+    ):
+        model(torch.randn(1, 3, 96, 96))
 
 
 @pytest.mark.usefixtures("every")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Self
@@ -35,25 +36,29 @@ class Monitor:
     Attributes:
         passes: number of forward passes in evaluation mode.
         recorded: number of recorded passes, which is the number of measured images.
+        other_sizes: number of passes with images of another size than the first one; they are not recorded, as the
+            numbers of several grids cannot be averaged.
     """
 
     def __init__(self, model: nn.Module, measures: Sequence[str | Measure] | None = None) -> None:
         # of a model of transformers, only its image tower is observed
-        whole = of_transformers(model) and not is_language_model(model)
-        self.model = TransformersModel(model).net if whole else model
+        self._is_vision_model = of_transformers(model) and not is_language_model(model)
+        self.model = TransformersModel(model).net if self._is_vision_model else model
         attention_layers(self.model)
         self.tower, _ = tower_of(self.model)
         self.norm = next(
             (n for name in NORMS if isinstance(n := getattr(self.tower, name, None), nn.Module)), None
         )
         self.measures, self.refused = self._supported(measures)
-        self.passes = self.recorded = 0
+        self.passes = self.recorded = self.other_sizes = 0
+        self._size: tuple[int, ...] | None = None  # of the recorded images
         self._ledger = {m.name: Accumulator() for m in self.measures}
         self._current: dict[str, Accumulator] = {}  # of the pass that runs
         self._began: float | None = None
         self._spent = 0.0
         self._grid: Any = None
         self._tokens: Tensor | None = None  # of the last call of the norm
+        self._size_of_pass: tuple[int, ...] | None = None
         self._entered, self._pass = ExitStack(), ExitStack()
 
     def __enter__(self) -> Self:
@@ -81,6 +86,12 @@ class Monitor:
             raise InputError(
                 f"monitor: no forward pass of {type(self.tower).__name__} in evaluation mode, got {self.passes}. Call "
                 "the model itself inside the with statement, after model.eval()."
+            )
+        if self.other_sizes:
+            warnings.warn(
+                f"monitor: {counted(self.other_sizes, 'forward pass')} with images of another size than {self._size} "
+                "could not be recorded. Use a monitor for each size.",
+                stacklevel=2,
             )
         audited = as_audited_model(self.model)
         findings, refused = [], dict(self.refused)
@@ -125,7 +136,7 @@ class Monitor:
 
     def _returns_tokens(self) -> bool:
         """Whether the output of the tower has its tokens: that of transformers' models other than backbones."""
-        return of_transformers(self.tower) and not hasattr(self.tower, "stage_names")
+        return self._is_vision_model and not hasattr(self.tower, "stage_names")
 
     def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass; add the hooks of the layers if it is recorded."""
@@ -135,9 +146,15 @@ class Monitor:
         self.passes += 1
         now = time.perf_counter()
         self._began = now if self._began is None else self._began
-        if images is None or self._spent > SHARE * (now - self._began):
+        if images is None:
             return
-        self._tokens = None
+        size = tuple(images.shape[-2:] if images.ndim == 4 else images.shape[1:2])  # or the length of a text
+        if self._size is not None and size != self._size:
+            self.other_sizes += 1
+            return
+        if self._spent > SHARE * (now - self._began):
+            return
+        self._tokens, self._size_of_pass = None, size
         for name in self._ledger:
             self._current[name] = Accumulator()
             self._current[name].begin(self.recorded)
@@ -158,6 +175,7 @@ class Monitor:
         if output is None or not current:
             return
         self.recorded += 1
+        self._size = self._size_of_pass
         for name, accumulator in current.items():
             self._ledger[name].join(accumulator)
 
@@ -177,10 +195,12 @@ class Monitor:
     @torch.no_grad()
     def _on_features(self, output: Any) -> None:
         """Pass the final features of the first image, tokens (b, n, d), to the measures that read them."""
+        if not any("maps" in measure.needs for measure in self.measures):
+            return
         tokens = self._tokens
         if self._returns_tokens():  # the norm of CLIP has one token only
             tokens = output[0] if isinstance(output, tuple) else output.last_hidden_state
-        if tokens is None or not any("maps" in measure.needs for measure in self.measures):
+        if tokens is None:
             return
         prefix, (h, w) = self._grid.prefix, self._grid.shape
         if tokens.ndim != 3 or tokens.shape[1] != prefix + h * w:
@@ -190,6 +210,10 @@ class Monitor:
                 "monitor(model, ['heads'])."
             )
         maps = tokens[0, prefix:].float().cpu().T.unflatten(1, (h, w))
+        if not maps.isfinite().all():
+            raise InputError(
+                f"monitor: the features of {type(self.tower).__name__} must be finite, got NaN or inf."
+            )
         for measure in self.measures:
             measure.on_features(self._current[measure.name], maps)
 
