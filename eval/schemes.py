@@ -139,7 +139,7 @@ def draw_figure(out: Path) -> None:
     retained = json.loads(out.read_text())
     names, heads = (
         list(retained["models"]),
-        {"picture": "which\npicture", "place": "where\nin it", "time": "when in\nvideo"},
+        {"picture": "which\nimage", "place": "where\nin it", "time": "when in\nvideo"},
     )
     marked = [f"{n}\n(Qwen2-VL)" if n == STOCK else n for n in names]
     figure, axes = pyplot.subplots(1, 2, figsize=(7.2, 0.62 * len(names) + 1.7), dpi=150, sharey=True)

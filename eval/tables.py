@@ -96,6 +96,7 @@ def summary() -> str:
             "fused kernels on a GPU",
             "compile for sm_80 and sm_90 and pass in Triton's interpreter; **not yet timed on a GPU**",
         ],
+        _larger_grids(),
         *_retrofit(),
         [
             "mIoU gain of vispe_micro over filters alone, few scribbles on real micrographs",
@@ -112,6 +113,21 @@ def summary() -> str:
         ],
     ]
     return "\n".join(["| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in table)])
+
+
+def _larger_grids() -> list[str]:
+    """Return the row about grids of 4.57 times the training size: means and ranges over seeds."""
+    rows = read("extrapolation_large")["rows"]
+    values = {
+        name: [r["accuracy"]["4.57x"]["distance"] for r in rows if r["encoding"] == name]
+        for name in ("fire", "rope_axial")
+    }
+    cells = [f"{sum(v) / len(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in values.values()]
+    return [
+        "nearest of three markers on grids of 4.57 times the training size: small ViTs with `fire` and `rope_axial` "
+        "([task](docs/how-to/models/choosing.md#trained-on-one-grid-evaluated-on-others))",
+        ", ".join(cells),
+    ]
 
 
 def _retrofit() -> list[list[str]]:

@@ -48,7 +48,8 @@ LANGUAGE = tuple(name for name in FAMILIES if name not in NO_TESTS)
 SCHEMES = ("own", "vrope", "v2pe")
 VISION = (
     "vit", "deit", "vit_msn", "vit_mae", "ijepa", "pixio", "beit", "dinov2", "dinov2_with_registers", "dinov3_vit",
-    "siglip", "swin", "vitdet", "sam", "sam_hq", "tipsv2", "radio", "dpt", "vitpose_backbone",
+    "siglip", "swin", "vitdet", "sam", "sam_hq", "tipsv2", "radio", "dpt", "vitpose_backbone", "sapiens2", "aimv2",
+    "chinese_clip", "altclip", "clipseg", "metaclip_2", "owlvit", "owlv2",
 )  # fmt: skip
 ENCODINGS = ("alibi2d", "rope_mixed")
 LEFT_OUT = {

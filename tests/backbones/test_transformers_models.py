@@ -1,6 +1,7 @@
 """Models of transformers are read as those of timm are: features, attention, random twins."""
 
 import pytest
+import timm
 import torch
 
 from tests.cases import cases
@@ -53,6 +54,24 @@ def test_watched_attention_is_what_the_model_shows(kind, attention):
         torch.testing.assert_close(attention_map(one.call)[1], weights, atol=1e-6, rtol=1e-5)
         assert one.grid.shape == (4, 4)
         assert one.grid.tokens == one.x.shape[1]
+
+
+def test_grids_of_images_that_are_cropped_or_padded_to_complete_patches():
+    shape = {**SIZES, "image_size": 32, "patch_size": 8, "num_register_tokens": 4}
+    cropped = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**shape)).eval()
+    padded = timm.models.VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=1,
+        num_heads=2,
+        dynamic_img_size=True,
+        dynamic_img_pad=True,
+    ).eval()
+    for model, rows, prefix in ((cropped, 4, 5), (padded, 5, 1)):
+        grids = []
+        record_attention(model, torch.rand(1, 3, 36, 32), lambda layer, grids=grids: grids.append(layer.grid))
+        assert {(grid.shape, grid.prefix) for grid in grids} == {((rows, 4), prefix)}
 
 
 @cases("attention", ["eager", "sdpa"])

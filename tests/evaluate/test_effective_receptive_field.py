@@ -93,5 +93,8 @@ def test_refusals():
         effective_receptive_field(conv, [torch.zeros(3, 8, 8), torch.zeros(3, 8, 9)])
     with pytest.raises(UnsupportedHost, match="must be differentiable"):
         effective_receptive_field(lambda x: conv(x).detach(), images())
+    for factor, total in ((0.0, "0"), (float("nan"), "nan"), (1e39, "nan|inf")):
+        with pytest.raises(UnsupportedHost, match=f"finite and not 0 everywhere, got a sum of ({total})"):
+            effective_receptive_field(lambda x, factor=factor: conv(x) * factor, images())
     with pytest.raises(OptionError, match="seed"):
         effective_receptive_field(conv, images(), seed=-1)

@@ -4,7 +4,16 @@ import open_clip
 import pytest
 import timm
 import torch
-from transformers import Dinov2Config, Dinov2Model
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    Dinov2Backbone,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+)  # fmt: skip
 
 import vispe
 from vispe.errors import InputError, OptionError, UnsupportedHost
@@ -28,11 +37,17 @@ def clip():
     return open_clip.CLIP(32, vision, text).eval().visual
 
 
-def dinov2():
-    config = Dinov2Config(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=96, patch_size=16
-    )
-    return Dinov2Model(config).eval()
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def dinov2(kind=Dinov2Model, **options):
+    return kind(Dinov2Config(**SIZES, image_size=96, patch_size=16, **options)).eval()
+
+
+def clip_of_transformers():
+    text = {**SIZES, "vocab_size": 20, "eos_token_id": 1, "bos_token_id": 0}
+    vision = {**SIZES, "image_size": 96, "patch_size": 16}
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).eval()
 
 
 def trunk():
@@ -50,6 +65,8 @@ MODELS = {
     "content": lambda: vit("irpe", global_pool="avg", class_token=False),
     "open_clip": clip,
     "transformers": dinov2,
+    "head": lambda: dinov2(Dinov2ForImageClassification),
+    "norm of one token": lambda: clip_of_transformers().vision_model,
 }
 
 
@@ -78,6 +95,66 @@ def test_values_are_those_of_an_audit(name):
         assert ours.value == pytest.approx(theirs.value, abs=1e-5)
         assert list(ours.outcome.per_image) == pytest.approx(list(theirs.outcome.per_image), abs=1e-5)
         assert list(ours.outcome.per_layer) == pytest.approx(list(theirs.outcome.per_layer), abs=1e-5)
+
+
+@pytest.mark.usefixtures("every")
+def test_backbones_are_measured_at_their_last_stage():
+    backbone = dinov2(Dinov2Backbone, out_features=["stage1", "stage2"])
+    whole = dinov2()
+    whole.load_state_dict(backbone.state_dict())
+    images, values = torch.randn(2, 3, 96, 96), []
+    for model in (backbone, whole):
+        with vispe.monitor(model, ["probe", "spectrum"]) as m:
+            model(images)
+        values.append([finding.value for finding in m.report().findings])
+    assert values[0] == values[1]
+    early = vispe.monitor(dinov2(Dinov2Backbone, out_features=["stage1"]))
+    assert "without the last stage, 'stage2'" in early.refused["spectrum"][1]
+
+
+@pytest.mark.usefixtures("every")
+def test_images_of_one_size_are_measured():
+    model = vit(dynamic_img_size=True)
+    with vispe.monitor(model, ["heads", "spectrum"]) as m:
+        for size in (96, 64, 96):
+            model(torch.randn(1, 3, 96, size))
+    assert (m.passes, m.recorded, m.other_sizes) == (3, 2, 1)
+    with pytest.warns(UserWarning, match=r"1 forward pass with images of another size than \(96, 96\)"):
+        assert len(m.report().findings) == 2
+
+
+@pytest.mark.usefixtures("every")
+def test_texts_of_one_length_are_measured():
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=20)).eval()
+    with vispe.monitor(model) as m:
+        for shape in ((2, 9), (1, 9), (1, 7)):
+            model(torch.randint(20, shape))
+    assert (m.passes, m.recorded, m.other_sizes) == (3, 2, 1)
+    with pytest.warns(UserWarning, match="1 forward pass"):
+        assert m.report().findings
+
+
+@pytest.mark.usefixtures("every")
+def test_features_that_are_not_finite():
+    model = vit()
+    model.norm.weight.data[0] = float("nan")
+    with (
+        vispe.monitor(model, ["spectrum"]),
+        pytest.raises(InputError, match="must be finite, got NaN or inf"),
+    ):
+        model(torch.randn(1, 3, 96, 96))
+
+
+@pytest.mark.usefixtures("every")
+def test_text_of_a_model_is_not_observed():
+    model = clip_of_transformers()
+    images, values = torch.randn(2, 3, 96, 96), []
+    with vispe.monitor(model, ["heads"]) as m:
+        model(input_ids=torch.tensor([[0, 5, 1], [0, 4, 1]]), pixel_values=images)
+    values.append(m.report().findings[0].value)
+    with vispe.monitor(model.vision_model, ["heads"]) as m:
+        model.vision_model(images)
+    assert values == [m.report().findings[0].value]
 
 
 @pytest.mark.usefixtures("every")

@@ -403,9 +403,14 @@ def _grid(tower: nn.Module, size: tuple[int, ...], tokens: int) -> Grid:
         patch_size = getattr(tower.config, "patch_size", None)
     if patch_size is None:
         raise UnsupportedHost(f"The model must have a patch_size, got {type(tower).__name__} without.")
-    h, w = patch_size if isinstance(patch_size, tuple | list) else (patch_size, patch_size)
-    # a patch at the border may be padded
-    shape = (-(-size[0] // h), -(-size[1] // w))
+    patch = patch_size if isinstance(patch_size, tuple | list) else (patch_size, patch_size)
+    if getattr(embed, "dynamic_img_pad", False):  # images are padded to complete patches; others are cropped
+        shape = tuple(-(-n // step) for n, step in zip(size, patch, strict=True))
+    else:
+        convs = (m for m in tower.modules() if isinstance(m, nn.Conv2d) and m.stride == tuple(patch))
+        padding = getattr(next(convs, None), "padding", (0, 0))
+        padding = padding if isinstance(padding, tuple) else (0, 0)
+        shape = tuple((n + 2 * p) // step for n, p, step in zip(size, padding, patch, strict=True))
     return Grid(shape, prefix=max(0, tokens - shape[0] * shape[1]))
 
 

@@ -24,6 +24,7 @@ from vispe.encodings.saved_spec import check_same_spec, keep, saved_grid
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
 from vispe.utils.options import check_options, option_signature
+from vispe.utils.parameters import parameters_of
 
 HOST_FACTS = ("dim", "num_heads", "head_dim", "depth", "grid")
 INFORMATION = ("distance", "direction", "position", "content")  # information that an encoding can provide
@@ -383,7 +384,7 @@ class Biased(Encoding):
             return None
         arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
         # the progress determines the active bands of some encodings
-        return (type(self), arguments, self.progress, *extra), (*self.parameters(), *self.buffers())
+        return (type(self), arguments, self.progress, *extra), (*parameters_of(self), *self.buffers())
 
     def query_factor(self, pos: Positions, layer: int) -> Tensor | None:
         """Return the factor of the queries (b or 1, h or 1, n or 1, 1) in block `layer`, or None.

@@ -107,7 +107,7 @@ def effective_receptive_field(
 
     Raises:
         ShapeError: there are no images, or they differ in size.
-        UnsupportedHost: `f` has no gradient.
+        UnsupportedHost: `f` has no gradient, or one that is 0 or not finite.
 
     >>> import timm
     >>> from vispe.backbones.vision_model import VisionModel
@@ -162,7 +162,13 @@ def _influence(
             )
         (grad,) = torch.autograd.grad((feature * projection).sum(), pixels)
     energy = grad[0].double().square().sum(0).sqrt().cpu().numpy()
-    return energy / max(energy.sum(), np.finfo(float).tiny), (h, w)
+    total = energy.sum()
+    if not (np.isfinite(total) and total > 0):
+        raise UnsupportedHost(
+            f"effective_receptive_field: the gradient of the central feature must be finite and not 0 everywhere, got "
+            f"a sum of {total:g}. Check the weights, and use float32."
+        )
+    return energy / total, (h, w)
 
 
 def _central_patch(

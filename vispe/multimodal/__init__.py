@@ -20,6 +20,7 @@ from vispe.multimodal.schemes.rope_dhr import media_ids
 from vispe.multimodal.schemes.v2pe import v2pe_stride_for
 from vispe.multimodal.schemes.xdrope import newline_images
 from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.modix import modix
 from vispe.multimodal.streams.parallel_segments import Parallel
 from vispe.multimodal.streams.segments import Image, Text, Video
 from vispe.multimodal.streams.simultaneous_translation import Streamed, group_mask, streamed
@@ -47,6 +48,7 @@ __all__ = [
     "list_schemes",
     "media_ids",
     "merge_tokens",
+    "modix",
     "newline_images",
     "on_axis",
     "pyramid",

@@ -91,6 +91,13 @@ def test_samplers_follow_the_training(monkeypatch):
     assert said[-1][1] is None
 
 
+def test_the_recipe_sets_the_size_of_the_model():
+    recipe = ExtrapolationRecipe(shape=(2, 3), steps=1, batch_size=2, dim=24, depth=2, num_heads=3)
+    model = train("sincos2d", 0, recipe)
+    assert (model.body.embed_dim, len(model.body.blocks), model.body.blocks[0].attn.num_heads) == (24, 2, 3)
+    assert score(model, (3, 3), count=5, batch_size=2).keys() == {"distance", "direction"}
+
+
 def test_training_is_reproducible_and_learns():
     losses = []
     recipe = ExtrapolationRecipe(shape=(3, 3), steps=40, batch_size=16)

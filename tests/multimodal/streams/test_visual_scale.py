@@ -5,7 +5,7 @@ import torch
 
 from tests.cases import cases
 from vispe.errors import InputError, ShapeError, UnsupportedCombination
-from vispe.multimodal import Image, Stream, Text, Video, alternating, create_scheme, list_schemes
+from vispe.multimodal import Image, Stream, Text, Video, alternating, create_scheme, list_schemes, modix
 from vispe.multimodal.per_layer import ConcatenatedScheme
 
 ROWS = [[Text(3), Image(2, 3), Text(2), Video(3, 2, 2), Text(4)], [Image(4, 2), Text(1)]]
@@ -114,3 +114,60 @@ def test_text_alone_is_not_scaled():
         create_scheme("mrope").coordinates(stream.scaled(0.5)).ids,
         create_scheme("mrope").coordinates(stream).ids,
     )
+
+
+def contribution(own, other, of_other, alpha, eps):
+    """Return the contribution of a modality by the equations of MODIX, before the normalisation of C."""
+    entropies, alignments = [], []
+    for tokens, others in ((own, other), (other, own)):
+        mean = sum(tokens) / len(tokens)
+        covariance = sum(torch.outer(e - mean, e - mean) for e in tokens) / len(tokens)
+        eigenvalues = torch.linalg.eigvalsh(covariance + eps * torch.eye(len(mean), dtype=torch.float64))
+        entropies.append(0.5 * eigenvalues.log().sum())
+        cosines = [[a @ b / (a.norm() * b.norm()) for b in others] for a in tokens]
+        alignments.append(sum(max(row) for row in cosines) / len(tokens))
+    intra, inter = entropies[of_other] / sum(entropies), alignments[of_other] / sum(alignments)
+    return float(intra**alpha * inter ** (1 - alpha))
+
+
+@cases("alpha", [0.5, 0.0, 1.0, 0.3])
+def test_modix_follows_its_equations(alpha):
+    generator = torch.Generator().manual_seed(3)
+    stream = Stream.of([*ROWS, [Text(9)]], padding="left")
+    for channels in (4, 40):
+        embeddings = torch.randn(*stream.shape, channels, generator=generator) + 0.5
+        values = []
+        for row, visual in ((0, [*range(3, 9), *range(11, 23)]), (1, range(8))):
+            tokens = embeddings[row][stream.mask[row]].double()
+            parts = [[t for i, t in enumerate(tokens) if (i in visual) == which] for which in (False, True)]
+            c = [contribution(*parts, of_other, alpha, 1e-6) for of_other in (0, 1)]
+            values += [c[0] / c[1]] * (2 - row)
+        assert modix(embeddings, alpha=alpha)(stream).tolist() == pytest.approx(values, rel=1e-6)
+    ids = create_scheme("mrope").coordinates(stream.scaled(modix(embeddings, alpha=alpha))).ids
+    torch.testing.assert_close(ids, create_scheme("mrope").coordinates(stream.scaled(values)).ids)
+
+
+def test_modix_of_packed_samples_is_that_of_each_alone():
+    generator = torch.Generator().manual_seed(4)
+    embeddings = torch.randn(1, 24, 6, generator=generator)
+    first, second = [Text(3), Image(2, 3)], [Text(5), Image(2, 2), Text(2), Image(2, 2)]
+    packed = modix(embeddings)(Stream.of([[first, second]]))
+    assert packed[0] == modix(embeddings[:, :9])(Stream.of([first]))[0]
+    assert packed[1:].tolist() == modix(embeddings[:, 9:])(Stream.of([second])).tolist()
+
+
+def test_wrong_input_of_modix():
+    stream = Stream.of([[Text(3), Image(2, 3)]])
+    with pytest.raises(ShapeError, match=r"needs the shape \(1, 9, 'd'\) of the stream, got \(1, 8, 4\)"):
+        stream.scaled(modix(torch.ones(1, 8, 4)))
+    with pytest.raises(InputError, match="each sample with images needs text"):
+        Stream.of([[Image(2, 2)]]).scaled(modix(torch.ones(1, 4, 4)))
+    spread = torch.randn(1, 9, 2, generator=torch.Generator().manual_seed(0)).abs()
+    spread[:, 3:] *= 1e4
+    with pytest.raises(InputError, match="the entropies of text and images must have the same sign, got -"):
+        stream.scaled(modix(spread))
+    opposed = torch.tensor([[1.0, 0.0]] + [[-1.0, 0.0]] * 2 + [[1.0, 0.0]] * 6)[None]
+    with pytest.raises(
+        InputError, match=r"alignments of text and images must have the same sign, got -0\.333333"
+    ):
+        stream.scaled(modix(opposed, alpha=0.5))

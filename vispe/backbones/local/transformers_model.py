@@ -31,7 +31,13 @@ def of_transformers(model: object) -> bool:
 
 def is_language_model(model: object) -> bool:
     """Return whether a model is a causal language model of transformers, with token ids as input."""
-    if not of_transformers(model) or not isinstance(model.get_input_embeddings(), nn.Embedding):
+    if not of_transformers(model):
+        return False
+    try:
+        embedding = model.get_input_embeddings()
+    except NotImplementedError:  # of some vision models
+        return False
+    if not isinstance(embedding, nn.Embedding):
         return False
     causal = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
     towers = [
@@ -80,6 +86,8 @@ class TransformersModel(nn.Module):
                 getattr(part, key, None) for part in (net, getattr(net, "model", None)) for key in _TOWERS
             ]
             net = next((part for part in inner if isinstance(part, nn.Module)), net)
+        # models with a head for images have their tower under another name
+        net = net if any(_has(net, path) for path in _BLOCKS) else getattr(net, "base_model", net)
         blocks = [net.get_submodule(path) for path in _BLOCKS if _has(net, path)]
         convs = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
         size = getattr(getattr(net, "config", None), "image_size", None)

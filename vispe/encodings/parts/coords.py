@@ -10,6 +10,7 @@ from vispe.encodings.base import Additive
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.utils.options import Axes, PositiveInt
+from vispe.utils.parameters import parameters_of
 
 FRACTIONS = "reads fractions of the field"
 
@@ -49,7 +50,7 @@ class CoordinateEncoder(Additive):
 
     def constant(self) -> bool:
         """Whether the table depends only on positions, so that it can be cached with them."""
-        return next(self.parameters(), None) is None and next(self.buffers(), None) is None
+        return not parameters_of(self) and next(self.buffers(), None) is None
 
     def place(self, pos: Positions) -> Tensor:
         """Return the coordinates that `table` encodes, (1 or b, n, axes)."""

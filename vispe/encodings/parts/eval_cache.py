@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.grid import Positions
+from vispe.utils.parameters import parameters_of
 
 T = TypeVar("T", Tensor, tuple[Tensor, Tensor])
 Entry = tuple[ref[Positions], list[Tensor], list[float], Any]
@@ -34,7 +35,7 @@ class Kept:
 
         With `trust`, parameters are not compared: they were compared earlier in this forward pass.
         """
-        parameters = list(owner.parameters())
+        parameters = parameters_of(owner)
         if (
             owner.training
             or torch.is_grad_enabled()
@@ -62,7 +63,7 @@ class Kept:
         return Kept, ()
 
 
-def _equal(known: list[Tensor], parameters: list[nn.Parameter]) -> bool:
+def _equal(known: list[Tensor], parameters: list[Tensor]) -> bool:
     if len(known) != len(parameters):
         return False
     return all(a.dtype == b.dtype and a.equal(b) for a, b in zip(known, parameters, strict=True))

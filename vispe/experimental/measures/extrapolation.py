@@ -128,12 +128,15 @@ class SceneViT(nn.Module):
 
 @dataclass(frozen=True)
 class ExtrapolationRecipe(Options):
-    """Training configuration: grid, steps, batch size, peak learning rate."""
+    """Training configuration: grid, steps, batch size, peak learning rate; width, depth and heads of the model."""
 
     shape: tuple[PositiveInt, PositiveInt] = (6, 6)
     steps: PositiveInt = 600
     batch_size: PositiveInt = 48
     lr: PositiveFloat = 3e-3
+    dim: PositiveInt = 64
+    depth: PositiveInt = 3
+    num_heads: PositiveInt = 4
 
 
 def train(
@@ -152,7 +155,7 @@ def train(
     """
     recipe = recipe or ExtrapolationRecipe()
     torch.manual_seed(seed)
-    model = SceneViT(spec, recipe.shape).train()
+    model = SceneViT(spec, recipe.shape, recipe.dim, recipe.depth, recipe.num_heads).train()
     generator = torch.Generator().manual_seed(1000 + seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
@@ -169,7 +172,9 @@ def train(
 
 
 @torch.inference_mode()
-def score(model: nn.Module, shape: tuple[int, int], count: int = 256, seed: int = 0) -> dict[str, float]:
+def score(
+    model: nn.Module, shape: tuple[int, int], count: int = 256, seed: int = 0, batch_size: int = 64
+) -> dict[str, float]:
     """Return the accuracy per question on a grid, over the patches with an answer.
 
     Args:
@@ -177,11 +182,12 @@ def score(model: nn.Module, shape: tuple[int, int], count: int = 256, seed: int 
         shape: patches (h, w).
         count: number of scenes.
         seed: random seed of the scenes, which are the same for every model.
+        batch_size: number of scenes per forward pass; other numbers draw other scenes.
     """
     generator = torch.Generator().manual_seed(seed)
     correct, total = torch.zeros(len(QUESTIONS)), torch.zeros(len(QUESTIONS))
-    for start in range(0, count, 64):
-        batch = scenes(min(64, count - start), shape, generator)
+    for start in range(0, count, batch_size):
+        batch = scenes(min(batch_size, count - start), shape, generator)
         predicted = model(batch.images).argmax(1)
         correct += (predicted == batch.answers).sum((0, 2, 3))
         total += (batch.answers >= 0).sum((0, 2, 3))

@@ -23,6 +23,7 @@ from vispe.errors import InputError, ShapeError, UnsupportedCombination, Unsuppo
 from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context, HostState
+from vispe.utils.parameters import parameters_of
 
 # innermost last; a context variable, so threads and generators do not see each other's positions
 _ACTIVE: ContextVar[tuple[LoopPositions, ...]] = ContextVar("vispe_positions", default=())
@@ -131,7 +132,7 @@ def positions_for(
             f"grid={tuple(grid)}. Give one number per axis."
         )
     patches: Grid = inner._vispe_loop_grid(tuple(grid), prefix)
-    like = next(inner.parameters())
+    like = parameters_of(inner)[0]
     keep = None if index is None else _checked(index, patches).to(like.device)
     pos = inner.vispe.cache(patches, like)
     # random draws differ between samples only where the samples keep different patches

@@ -82,7 +82,8 @@ class Stream:
 
         Args:
             scale: number; one number per image or video (p), in the order of the batch; or a function of the stream
-                that returns either. A scale of a scaled stream is multiplied by the previous one.
+                that returns either, such as `vispe.multimodal.modix(embeddings)`. A scale of a scaled stream is
+                multiplied by the previous one.
 
         Raises:
             ShapeError: the number of values differs from that of images and videos.

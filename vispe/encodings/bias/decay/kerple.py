@@ -143,7 +143,7 @@ class Kerple(RadialEncoding):
 
     def _rate(self, name: str) -> Tensor:
         """Return the positive value of a parameter, (h, 1) in float32 or better."""
-        raw, most = at_least_float32(self.get_parameter(name))[:, None], self._most(name)
+        raw, most = at_least_float32(getattr(self, name))[:, None], self._most(name)
         if self.positive == "clamp":
             return straight_through_clamp(raw, self.eps or EPS, most)
         # between 0 and `most`, or positive without an upper bound

@@ -125,9 +125,7 @@ class Decomposed(Biased):
         grid = self._need_grid(pos)
         tables = [
             # (2 n - 1, h d_h or d_h) -> (h or 1, 2 n - 1, d_h)
-            stretched(self.get_parameter(name), n)
-            .unflatten(1, (-1, self._resolve_head_dim()))
-            .transpose(0, 1)
+            stretched(getattr(self, name), n).unflatten(1, (-1, self._resolve_head_dim())).transpose(0, 1)
             for name, n in zip(self.names, grid.shape, strict=True)
         ]
         terms = read_by_axis(

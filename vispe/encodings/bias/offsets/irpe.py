@@ -21,6 +21,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.utils.options import PositiveFloat, PositiveInt, checked
+from vispe.utils.parameters import parameters_of
 
 __all__ = ["IRPE", "bucket_ids", "num_buckets", "piecewise_index"]
 
@@ -232,7 +233,7 @@ class IRPE(Biased):
         return ContextBias(tables[0], pairs, dot, True, pos, known=("irpe", letter, *options))
 
     def _fixed(self, pos: Positions, letter: str) -> Bias:
-        tables = list(self.get_submodule(f"rpe_{letter}").parameters())
+        tables = parameters_of(self.get_submodule(f"rpe_{letter}"))
         offsets = buckets.offset_buckets(pos, self.method, self.ratio)
         # (h or 1, buckets) -> (h or 1, offsets per axis)
         read = [
@@ -256,7 +257,7 @@ class IRPE(Biased):
 
     def _tables(self, letter: str) -> Sequence[Tensor]:
         """Return the tables of vectors, (h or 1, buckets, d_h); an absent prefix bucket is zero."""
-        parameters = list(self.get_submodule(f"rpe_{letter}").parameters())
+        parameters = parameters_of(self.get_submodule(f"rpe_{letter}"))
         # (h or 1, d_h, buckets) -> (h or 1, buckets, d_h)
         tables = parameters if letter == "v" else [p.transpose(-1, -2) for p in parameters]
         return tables if self.prefix_buckets else [F.pad(t, (0, 0, 0, 1)) for t in tables]

@@ -168,10 +168,8 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         module = self.pe_qk[layer if len(self.pe_qk) > 1 else 0]
         again = False
         if not torch.compiler.is_compiling():
-            again, self._last = (
-                layer > self._last,
-                layer,
-            )  # layers call in order: a lower number is a new forward pass
+            # layers call in order, a lower number is a new forward pass; replicas of DataParallel begin with -1
+            again, self._last = layer > self._last >= 0, layer
         projected = cast("PreciseLinear", module)(self.vectors(pos, again))
         heads = self.num_heads if self.multi_head else 1
         # (b or 1, n, 2 h d_h) -> (2, b or 1, h, n, d_h), with h = 1 for shared heads
