@@ -16,6 +16,7 @@ which needs similar numbers of labels for all classes.
 - `boosting`: 100 rounds of histogram gradient boosting, the slowest.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -327,7 +328,10 @@ def _fit_linear(features: np.ndarray, classes: np.ndarray, scale: tuple[int, flo
     # C is relative to the sum of the losses: scale by n for a penalty relative to the mean
     model = LogisticRegression(C=1 / (_PENALTY * len(classes)), class_weight="balanced", max_iter=1000)
     standardised = scaler.fit_transform(features)
-    model.fit(standardised if scale is None else standardised * factors.astype(np.float32), classes)
+    with warnings.catch_warnings():
+        # classes of a few pixels or objects each
+        warnings.filterwarnings("ignore", "The number of unique classes")
+        model.fit(standardised if scale is None else standardised * factors.astype(np.float32), classes)
     # fold the standardisation into the weights: coef @ ((x - mean) / scale * factors)
     arrays = scaler.mean_, model.coef_ * factors / scaler.scale_, model.intercept_
     return Linear(

@@ -171,9 +171,9 @@ def objects_of_store(
         memory=memory,
     )
     remove(work / "marks", work)
-    classifier, columns = model.objects, COLUMNS
+    classifier, columns, class_notes = model.objects, COLUMNS, list[str]()
     if classifier is not None:
-        classifier.classify(objects.rows)
+        class_notes = classifier.classify(image.path.name, objects.rows, options)
         columns = (*COLUMNS, *CLASS_COLUMNS)
     write_table(table, str(image.path), objects.rows, True, columns)
     area = None if spacing is None else float(data * np.prod(spacing))
@@ -181,4 +181,4 @@ def objects_of_store(
     if classifier is not None:
         record["object_classes"] = {"counts": classifier.counts(objects.rows), **classifier.facts}
     facts = image.axis_lengths, image.pixel_size, spacing
-    return record, notes(image.path.name, objects, options, *facts)
+    return record, notes(image.path.name, objects, options, *facts) + class_notes
