@@ -16,7 +16,7 @@ from vispe.images.formats.size_limits import amount, check_size
 from vispe.images.formats.units import micron_factor, seconds
 from vispe.images.orientation import AS_STORED, Frame, known_tag
 from vispe.images.read import channel_numbers, pick_pages
-from vispe.images.remote import StoreURL, is_url, options_of, unreadable
+from vispe.images.remote import StoreURL, is_url, options_of, read_errors, unreadable
 from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core import is_store
 
@@ -158,7 +158,7 @@ class OutOfCoreImage:
         """
         try:
             return np.asarray(self.array[index])
-        except Exception as error:
+        except read_errors() as error:
             if not is_url(self.path):
                 raise
             raise unreadable(self.path, error) from error
@@ -285,11 +285,9 @@ def _open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         return _multiscale(path, image, _ome(image))
     except InputError:
         raise
-    except Exception as error:
-        if is_url(path):  # libraries of protocols raise arbitrary exceptions
+    except (*read_errors(), AttributeError) as error:
+        if is_url(path):
             raise unreadable(path, error) from error
-        if not isinstance(error, OSError | ValueError | KeyError | TypeError | IndexError | AttributeError):
-            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} is not a readable OME-Zarr image ({reason}). Export it again.") from error
 
