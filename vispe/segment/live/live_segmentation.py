@@ -30,7 +30,7 @@ from vispe.segment.model.prediction import predict_page, within_memory
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT, ReadOptions
 from vispe.segment.run.inputs import BatchImage, use_stored_features
-from vispe.segment.run.out_of_distribution import pixel_size_range, summarize_pages
+from vispe.segment.run.out_of_distribution import pixel_size_range, pixel_size_warning, summarize_pages
 from vispe.segment.types import PostProcessing, Prediction
 
 MAX_CLASSES = 20
@@ -345,7 +345,7 @@ class Live:
         return model
 
     def predict(self, page: int | None = None, step: Callable[[float], None] | None = None) -> Prediction:
-        """Predict a page with the current model.
+        """Predict a page with the current model; a note warns if its pixel size differs from that of the labels.
 
         Args:
             page: index of the page; None for the cached page, which is fast.
@@ -355,7 +355,9 @@ class Live:
             InputError: no model yet.
         """
         number = self._page(page)
-        return self.segment(self._pages[number], self.image.valid[number], step)
+        prediction = self.segment(self._pages[number], self.image.valid[number], step)
+        sizes = pixel_size_warning(self.image.path.name, self.model, self.image.pixel_size)
+        return replace(prediction, notes=(*prediction.notes, *sizes))
 
     def segment(
         self, page: np.ndarray, valid: np.ndarray, step: Callable[[float], None] | None = None
