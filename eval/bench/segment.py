@@ -11,8 +11,8 @@ included. The smallest image shows what every run costs before the first pixel, 
 round, for what else runs on a machine only adds time, with the highest peak of memory of all rounds; `walls_s` has the
 times of all and `median_s` their median, and `matmul_gflops` is the speed of the machine just before each of them:
 products of float32 matrices of 2048 x 2048 on all cores, the median of ten. `least_cpu_s` is the least CPU time of all
-rounds (user and system, other processes excluded), and `libraries_cpu_s` the least of a process that imports PyTorch and
-scikit-learn: the part of the start that does not depend on vispe. `load_average` is that at the end.
+rounds (user and system), and `libraries_cpu_s` the least of a process that imports PyTorch and scikit-learn: the part
+of the start that does not depend on vispe. `load_average` is that at the end.
 """
 
 from __future__ import annotations
