@@ -15,7 +15,7 @@ from vispe.images import remote
 from vispe.images.paths import expanded
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.features.tiles import Region
-from vispe.segment.out_of_core import image_source
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.pipeline import apply, segment
 
 FILTERS = FeatureConfig("filters")
@@ -89,7 +89,8 @@ def test_options_reach_the_protocol_and_are_not_written(folder, memory_url, monk
     requested = []
     original = remote.options_of
     monkeypatch.setattr(
-        "vispe.segment.out_of_core.image_source.options_of", lambda url: requested.append(original(url)) or {}
+        "vispe.segment.out_of_core.source.stored_array.options_of",
+        lambda url: requested.append(original(url)) or {},
     )
     monkeypatch.setattr(remote, "options_of", lambda url: requested.append(original(url)) or {})
     secret = {"key": "user-secret", "secret": "pass-secret"}
@@ -203,13 +204,13 @@ def test_errors_of_the_libraries_are_reported_and_others_are_not_hidden(
         patch.setattr("fsspec.implementations.memory.MemoryFileSystem.cat_file", fail)
         with pytest.raises(expected):
             remote.fingerprint_url(expanded(memory_url))
-    image = image_source.open_image(memory_url)
+    image = open_image(memory_url)
     monkeypatch.setattr(zarr.Array, "__getitem__", fail)
     with pytest.raises(expected):
         image.read(0, Region(0, 8, 0, 8))
     monkeypatch.setattr(zarr, "open", fail)
     with pytest.raises(expected):
-        image_source.open_image(memory_url)
+        open_image(memory_url)
 
 
 def test_the_name_of_a_url_is_that_of_its_store():

@@ -26,12 +26,13 @@ from vispe.segment.out_of_core.block_engine import (
     run_block,
 )
 from vispe.segment.out_of_core.finalize import area_of_page, finalize_block
-from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.intensity_limits import Limits, find_limits
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import PageWindow, StorePages
 from vispe.segment.out_of_core.memory_plan import DEFAULT, MemoryPlan, make_plan, page_bytes, parse_memory
 from vispe.segment.out_of_core.scribbles import match_store_labels, read_scribbles
+from vispe.segment.out_of_core.source.image import OutOfCoreImage
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_page, summary
 from vispe.segment.run import request as requests
 from vispe.segment.run.inputs import BatchImage, as_list, find_files

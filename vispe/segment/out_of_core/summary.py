@@ -16,9 +16,9 @@ from vispe.segment.objects.out_of_core_objects import RegionSource, find_in_bloc
 from vispe.segment.objects.sizes import summarize_image
 from vispe.segment.objects.table import COLUMNS
 from vispe.segment.out_of_core import output_stem, zarr_store
-from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import PageWindow
+from vispe.segment.out_of_core.source.image import OutOfCoreImage
 from vispe.segment.overlays import overlay
 from vispe.segment.run.run_report import fractions, image_record
 from vispe.segment.types import Areas, Prediction
