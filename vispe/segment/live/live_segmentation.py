@@ -185,6 +185,10 @@ class Live(LabelledPages):
         """Whether a model is available for prediction."""
         return self._model is not None
 
+    def restore_model(self) -> None:
+        """Use the model passed to the constructor again, if any."""
+        self._model = self._loaded
+
     def update(self, labels: np.ndarray, page: int | None = None) -> Prediction:
         """Train on the labels and predict the cached page.
 
