@@ -259,7 +259,25 @@ def speed() -> str:
         rate = round(r["megapixels"] / r["median_s"], 3)
         cells = (r["classifier"], r["megapixels"], r["median_s"], r["wall_s"], rate, r["peak_memory_gib"])
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join([*lines, "", peers(), "", interactive()])
+    return "\n".join([*lines, "", cpu(), "", peers(), "", interactive()])
+
+
+def cpu() -> str:
+    result = json.loads((RESULTS / "segment_cpu.json").read_text())
+    lines = [
+        "CPU seconds (user and system) of `vispe segment` on one thread, the least of "
+        f"{len(result['rows'][0]['walls_s'])} runs on a shared machine (load average {result['load_average']:.0f}, "
+        f"which slows down each run): `eval/results/segment_cpu.json`. Importing PyTorch and scikit-learn takes "
+        f"{result['libraries_cpu_s']:.1f} s of each. The targets of 3.5 s for 1 Mpixel and 1.5 s for the smallest "
+        "image, which shows the start, are not reached: the imports alone exceed the second one.",
+        "",
+        "| classifier | Mpixel | CPU seconds |",
+        "|---|---|---|",
+    ]
+    rows = sorted(result["rows"], key=lambda row: row["classifier"])
+    return "\n".join(
+        [*lines, *(f"| {r['classifier']} | {r['megapixels']:g} | {r['least_cpu_s']:.1f} |" for r in rows)]
+    )
 
 
 def peers() -> str:

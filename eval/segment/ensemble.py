@@ -12,7 +12,6 @@ over images.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -23,16 +22,12 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
-from PIL import Image
+from scribble_features import features_of, read_arguments, scale_of, sets
 
-from vispe.images.normalize import normalize
-from vispe.images.read import read_image
-from vispe.segment.classify.calibration import calibrate, concatenate_ids, label_scribbles
+from vispe.segment.classify.calibration import calibrate, concatenate_ids
 from vispe.segment.classify.class_prior import area_estimate, count, estimate, interval, reweigh, weights
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.model_file import versions
-from vispe.segment.pipeline import DEFAULT
 from vispe.utils.files import atomic_path
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_ensemble.json"
@@ -45,25 +40,17 @@ CLASSIFIERS = {
 }
 BEFORE, NOW = "logistic, full colour", "ensemble"
 MODES = ("spread", "corner", "across")
-PIXELS = 30_000
-"""Scored pixels of an image."""
-
 _FITTED: dict[tuple[Any, ...], tuple[PixelClassifier, dict[str, Any]]] = {}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, help="folder of the micrograph sets")
-    parser.add_argument("--cache", type=Path, required=True, help="folder for features")
-    options = parser.parse_args()
-    options.cache.mkdir(parents=True, exist_ok=True)
+    data, cache = read_arguments(__doc__.splitlines()[0])
     rows: list[dict[str, Any]] = []
     if RESULT.exists() and (result := json.loads(RESULT.read_text()))["versions"] == versions():
         rows = result["rows"]
     done = {(row["mode"], row["set"], row["image"]) for row in rows}
-    for folder in sorted(path for path in options.data.iterdir() if (path / "images").is_dir()):
-        names = sorted(path.stem for path in (folder / "images").glob("*.png"))
-        parts = {name: features_of(folder, name, options.cache) for name in names}
+    for folder, names in sets(data):
+        parts = {name: features_of(folder, name, cache) for name in names}
         for mode, part in [("spread", 0), ("corner", 0), *(("across", third) for third in range(3))]:
             for name in names:
                 training = names[part::3] if mode == "across" else [name]
@@ -80,36 +67,6 @@ def main() -> None:
     print(json.dumps(summary(rows), indent=1))
 
 
-def features_of(folder: Path, name: str, cache: Path) -> dict[str, np.ndarray]:
-    """Return features and classes of the labelled pixels and of the scored pixels of an image."""
-    stored = cache / f"{folder.name}~{name}.npz"
-    if not stored.exists():
-        image = read_image(folder / "images" / f"{name}.png")
-        page = np.ascontiguousarray(normalize(image, "stack", (0.5, 99.5))[0][0])
-        features = Features(DEFAULT, device="cpu")
-        truth = np.asarray(Image.open(folder / "masks" / f"{name}.png"))
-        n_scored = min(PIXELS, truth.size)
-        index = {"scored": np.sort(np.random.default_rng(0).choice(truth.size, n_scored, replace=False))}
-        out = {
-            "true": np.bincount(truth.ravel()) / truth.size,
-            "scored_y": truth.ravel()[index["scored"]],
-            "scale": np.array(features.filter_scale(page.shape[-1]) or (0, 1.0)),
-        }
-        for kind, drawn in (("spread", "scribbles"), ("corner", "scribbles_corner")):
-            path = folder / drawn / f"{name}.png"
-            if path.exists():
-                labels = np.asarray(Image.open(path)).astype(np.int64)
-                index[kind] = np.flatnonzero(labels)
-                out[f"{kind}_y"] = labels.ravel()[index[kind]]
-                out[f"{kind}_of"] = label_scribbles(index[kind], out[f"{kind}_y"], labels.shape)
-        union = np.unique(np.concatenate(list(index.values())))
-        gathered = features.prepare(page, image.valid[0]).gather_indices(union)
-        out |= {f"{kind}_x": gathered[np.searchsorted(union, own)] for kind, own in index.items()}
-        np.savez(stored, **out)
-    with np.load(stored) as result:
-        return dict(result)
-
-
 def measure(
     parts: dict[str, dict[str, np.ndarray]],
     name: str,
@@ -121,15 +78,15 @@ def measure(
     x, y = (np.concatenate([parts[n][f"{kind}_{key}"] for n in training]) for key in ("x", "y"))
     of = concatenate_ids([parts[n][f"{kind}_of"] for n in training])
     n_classes = max(*(len(parts[n]["true"]) for n in (*training, name)), int(y.max()))
-    n_scaled, factor = parts[name]["scale"].tolist()
+    filter_scale = scale_of(parts[name])
     rows: list[dict[str, Any]] = []
     for classifier, (kind_of_classifier, scaled) in CLASSIFIERS.items():
-        if scaled and not n_scaled and kind_of_classifier == "logistic":
+        if scaled and filter_scale is None and kind_of_classifier == "logistic":
             rows.append({**rows[0], "classifier": classifier})  # grey images have no scaled filters
             continue
         key = (same["set"], *training, kind, classifier, n_classes)
         if key not in _FITTED:
-            scale = (int(n_scaled), factor) if scaled and n_scaled else None
+            scale = filter_scale if scaled else None
             fitted = PixelClassifier(kind_of_classifier, n_classes).fit(x, y, scale=scale)
             _FITTED[key] = fitted, calibrate(fitted, x, y, of, scale=scale)
         fitted, facts = _FITTED[key]

@@ -9,7 +9,6 @@ are fitted to the other sets.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
-from ensemble import features_of
 from scipy.optimize import linprog
+from scribble_features import features_of, read_arguments, scale_of, sets
 
 from vispe.segment.classify.class_prior import area_estimate, areas, count, estimate, posterior
 from vispe.segment.classify.pixel_classifier import PixelClassifier
@@ -39,15 +38,11 @@ TERMS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, help="folder of the micrograph sets")
-    parser.add_argument("--cache", type=Path, required=True, help="folder for features")
-    options = parser.parse_args()
-    options.cache.mkdir(parents=True, exist_ok=True)
+    data, cache = read_arguments(__doc__.splitlines()[0])
     rows: list[dict[str, Any]] = []
-    for folder in sorted(path for path in options.data.iterdir() if (path / "images").is_dir()):
-        for name in sorted(path.stem for path in (folder / "images").glob("*.png")):
-            part = features_of(folder, name, options.cache)
+    for folder, names in sets(data):
+        for name in names:
+            part = features_of(folder, name, cache)
             for kind in ("spread", "corner"):
                 if f"{kind}_y" in part:
                     same = {"set": folder.name, "image": name, "scribbles": kind}
@@ -68,8 +63,7 @@ def measure(part: dict[str, np.ndarray], kind: str) -> list[dict[str, Any]]:
     """Train the default classifier and its resamples -> error and terms of each labelled class."""
     x, y, of = (part[f"{kind}_{key}"] for key in ("x", "y", "of"))
     n_classes, scored = max(len(part["true"]), int(y.max())), part["scored_x"]
-    n_scaled, factor = part["scale"].tolist()
-    scale = (int(n_scaled), factor) if n_scaled else None
+    scale = scale_of(part)
     fitted = PixelClassifier("ensemble", n_classes).fit(x, y, scale=scale)
     histogram = count(fitted.planes(np.ascontiguousarray(scored.T)))
     prior, n = estimate(histogram), len(scored)

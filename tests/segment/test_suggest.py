@@ -212,6 +212,18 @@ def test_the_command_with_a_model_of_another_image(tmp_path, capsys):
     assert [position["x"] for position in actual["places"]] == [position.x for position in suggest(live)]
 
 
+def test_an_image_of_another_pixel_size_than_the_model_has_a_note(tmp_path):
+    grey, labels = labelled_image()
+    for name, microns in (("a", 0.2), ("b", 1.0)):
+        size = {"resolution": (1e4 / microns, 1e4 / microns), "resolutionunit": "CENTIMETER"}
+        tifffile.imwrite(tmp_path / f"{name}.tif", grey, **size)
+    Image.fromarray(labels.astype(np.uint8)).save(tmp_path / "a_labels.png")
+    segment(tmp_path / "a.tif", tmp_path / "out", labels=tmp_path / "a_labels.png", features=FeatureConfig())
+    model = tmp_path / "out" / MODEL_NAME
+    notes = suggest_file(tmp_path / "b.tif", tmp_path / "next", model=model)["notes"]
+    assert [n for n in notes if "b.tif has pixels of 1 microns, the training images of 0.2 microns" in n]
+
+
 def test_bad_input_is_one_sentence(tmp_path):
     image, labels = files(tmp_path)
     out = tmp_path / "out"

@@ -30,6 +30,7 @@ Conventions for a command (each has its own module, which only calls the library
   module; commands do not define them.
 """
 
+import gc
 import importlib
 import sys
 import warnings
@@ -84,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 on success, also if the reader of stdout was closed early; 2 after bad input (one line on stderr); 130
         after Ctrl-C; otherwise the return value of the command.
     """
+    if argv is None:
+        # objects of imported libraries live until the process ends: searching them for garbage takes half a second
+        gc.freeze()
     with ignore_broken_pipe():
         return _run(list(sys.argv[1:] if argv is None else argv))
 

@@ -16,6 +16,17 @@ from vispe.errors import InputError, OptionError, require
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MODULES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _METADATA = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
+_ERRORS = (OSError, ValueError, TypeError, LookupError, ImportError, RuntimeError)
+"""Exceptions of fsspec (protocols, options), of zarr (metadata) and of numcodecs (chunks)."""
+
+# base classes that are not derived from OSError: connections, credentials and responses
+_LIBRARY_ERRORS = (
+    ("aiohttp", "ClientError"),
+    ("botocore.exceptions", "BotoCoreError"),
+    ("botocore.exceptions", "ClientError"),
+    ("gcsfs.retry", "HttpError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+)
 _OPTIONS: dict[str, Any] = {}  # of the current run; in memory only, since they may contain credentials
 
 
@@ -131,6 +142,13 @@ def _has_aws_credentials() -> bool:
     return any(name in os.environ for name in names) or Path("~/.aws/credentials").expanduser().is_file()
 
 
+def read_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions by which a URL turns out to be unreadable; memory that runs out is not one of them."""
+    # a library that is not imported cannot raise
+    modules = [(sys.modules[module], name) for module, name in _LIBRARY_ERRORS if module in sys.modules]
+    return (*_ERRORS, *(getattr(module, name) for module, name in modules))
+
+
 def unreadable(url: str | Path, error: BaseException) -> InputError:
     """Return the error for a URL that cannot be read."""
     reason = " ".join(str(error).split())[:200]
@@ -158,6 +176,6 @@ def fingerprint_url(url: "StoreURL") -> str:
                 digest.update(name.encode() + system.cat_file(f"{path}/{name}"))
             except FileNotFoundError:
                 continue
-    except Exception as error:  # libraries of protocols raise arbitrary exceptions
+    except read_errors() as error:
         raise unreadable(url, error) from error
     return digest.hexdigest()

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vispe.errors import OptionError, VispeError
+from vispe.errors import InputError, OptionError, VispeError, is_out_of_memory
 from vispe.images import remote
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.features.stored_features import page_digest, page_file, save_page
 from vispe.segment.model.model_file import Model, load_model, open_features
-from vispe.segment.model.prediction import Segmenter, within_memory
+from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.run.batch_run import Batch
@@ -345,7 +345,8 @@ def store_features(
 
     Raises:
         OptionError: features without a model, or with filters of volumes.
-        InputError: there is no input, files exist, or no image can be used.
+        InputError: there is no input, files exist, two images have the same name, no image can be used, or memory
+            runs out.
     """
     request = Request.of("features", locals())
     if out_of_core_images(request.images, None, None):
@@ -359,6 +360,8 @@ def store_features(
         raise OptionError(
             "features=filters has no model whose outputs could be stored. Use features=both or tokens."
         )
+    # the pages of two images of one name would be stored in the same files
+    check_writable([page_file(folder, image.path.stem, 0) for image in run.images], True)
     run.watch.start("computing features", len(run.images))
     for image in list(run.images):
         try:
@@ -379,12 +382,19 @@ def _store(run: Batch, image: BatchImage, extractor: Features, folder: Path) -> 
         run.note(note)
     for number, path in enumerate(files):
         page, valid = grey.page(number)
-        maps, model_input = extractor.model_maps(page, valid)
-        page_facts = {**facts, "page": number, "page_sha256": page_digest(model_input)}
-        with disk_space_guard(folder, path.name):
-            size += within_memory(
-                extractor, lambda m=maps, p=path, f=page_facts: save_page(p, m, f, run.force), run.note
-            )
+        try:
+            maps, model_input = extractor.model_maps(page, valid)
+            page_facts = {**facts, "page": number, "page_sha256": page_digest(model_input)}
+            with disk_space_guard(folder, path.name):
+                size += save_page(path, maps, page_facts, run.force)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # smaller tiles, as in `segment`, would be other features than those that a segmentation expects
+            raise InputError(
+                f"out of memory while the model ran on page {number} of {image.path}. Use a smaller tile, such as "
+                "tile=256, here and in the segmentation."
+            ) from error
         run.watch.step(1 / len(files))
     record = {
         "image": str(image.path),

@@ -1,6 +1,8 @@
 """Stored model outputs: equal results in all commands, and features of anything else are refused."""
 
+import functools
 import json
+import pkgutil
 
 import numpy as np
 import pytest
@@ -159,10 +161,36 @@ def test_other_images_versions_and_damaged_files_are_refused(folder, monkeypatch
         run()
     (folder / "a.png").write_bytes(original)
     file = folder / "stored" / "a_features_0000.safetensors"
-    for data in (b"", b"\xff" * 100, file.read_bytes()[:200]):
+    whole = file.read_bytes()
+    for data in (b"", b"\xff" * 100, whole[:200], whole.replace(b'\\"pages\\"', b'\\"sages\\"')):
         file.write_bytes(data)
         with pytest.raises(InputError, match="Run vispe features again"):
             run()
+
+
+@pytest.mark.parametrize("config", [FeatureConfig("both", model="vispe_micro"), TIMM])
+def test_out_of_memory_is_an_error_and_smaller_tiles_are_not_stored(folder, monkeypatch, config):
+    calls = []
+
+    def once(model, images, *more, call):
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError
+        return call(model, images, *more)
+
+    for name in ("micro_features.DenseModel", "token_features.TokenModel"):
+        path = f"vispe.segment.features.{name}.__call__"
+        monkeypatch.setattr(path, functools.partialmethod(once, call=pkgutil.resolve_name(path)))
+    with pytest.raises(InputError, match=r"out of memory .* on page 0 of .*a\.png\. Use a smaller tile"):
+        store_features(folder / "a.png", folder / "stored", features=config)
+    assert not list((folder / "stored").glob("*"))
+
+
+def test_images_of_one_name_are_refused_although_files_may_be_replaced(folder):
+    (folder / "more").mkdir()
+    Image.open(folder / "b.png").save(folder / "more" / "a.png")
+    with pytest.raises(InputError, match="two outputs have the same name"):
+        store_features([folder / "a.png", folder / "more" / "a.png"], folder / "stored", force=True)
 
 
 def test_features_without_a_model_have_nothing_to_store(folder):

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from tests.segment.live.browser import CHROMIUM, Browser
@@ -57,6 +58,19 @@ def content(image, strokes, **more):
 
 def pixels(path):
     return np.asarray(Image.open(path))
+
+
+def test_an_image_of_another_pixel_size_has_a_note_until_it_is_labelled(files, tmp_path):
+    paths, scribbles = files
+    for number, (path, microns) in enumerate(zip(paths, (0.2, 1.0, 0.2), strict=True)):
+        size = {"resolution": (1e4 / microns, 1e4 / microns), "resolutionunit": "CENTIMETER"}
+        paths[number] = tmp_path / f"{path.stem}.tif"
+        tifffile.imwrite(paths[number], pixels(path), **size)
+    paint = open_paint(paths, features="filters")
+    assert paint.update(content(0, [BACKGROUND, scribbles[0]]))["notes"] == []
+    (note,) = paint.update(content(1, []))["notes"]
+    assert "b.tif has pixels of 1 microns, the training images of 0.2 microns" in note
+    assert paint.update(content(1, [scribbles[1]]))["notes"] == []
 
 
 def test_results_equal_those_of_segment_on_all_images(files, paint, tmp_path):

@@ -209,6 +209,29 @@ def test_a_newer_request_supersedes_the_result_but_not_the_preview():
     assert session.model.classifier.kind == "ensemble"
 
 
+def test_a_request_without_labels_is_not_answered_by_a_preview():
+    image, labels = stack()
+    session, names = Session(), ("dark", "bright")
+    next(session.answers(WorkItem(setup(image), 0, names, labels)))
+    answer = session.answer(WorkItem(setup(image), 0, names))
+    expected = Session().answer(WorkItem(setup(image), 0, names, labels))
+    np.testing.assert_array_equal(answer.pages[0].prob, expected.pages[0].prob)
+
+
+def test_erased_labels_restore_the_model_and_are_not_trained_on_again():
+    image, labels = stack(2)
+    names, live = ("dark", "bright"), Live(image, features=FeatureConfig(), names=("dark", "bright"))
+    live.update(labels)
+    session, loaded = Session(), setup(image, model=live.model)
+    before = session.answer(WorkItem(loaded, 0, names))
+    session.answer(WorkItem(loaded, 0, names, labels[0, :, ::-1]))
+    erased = session.answer(WorkItem(loaded, 0, names, np.zeros_like(labels[0])))
+    np.testing.assert_array_equal(erased.pages[0].prob, before.pages[0].prob)
+    other = WorkItem(loaded, 1, names, labels[0, ::-1])
+    actual, expected = session.answer(other), Session().answer(other)
+    np.testing.assert_array_equal(actual.pages[1].prob, expected.pages[1].prob)
+
+
 def test_errors_of_a_preview_come_once():
     image, labels = stack()
     (answer,) = Session().answers(WorkItem(setup(image), 0, ("dark", "bright"), labels.clip(0, 1)))

@@ -159,6 +159,7 @@ def test_the_model_file_keeps_the_classifier_and_its_options(folder, tmp_path):
         (lambda row: {"object_class": "disc", "number": 1}, "must have the columns object_class and object"),
         (lambda row: {"object_class": "disc", "x": 0, "y": 0}, "there is no object at x=0, y=0, page=0"),
         (lambda row: {"object_class": "disc", "x": 5000, "y": 0}, "the image ends at x=5000"),
+        (lambda row: row | {"object_probability": "0.9"}, "line 2: the object_class was predicted"),
     ],
 )
 def test_unusable_examples_are_refused_and_leave_nothing(folder, tmp_path, change, words):
@@ -167,6 +168,45 @@ def test_unusable_examples_are_refused_and_leave_nothing(folder, tmp_path, chang
     with pytest.raises(InputError, match=words):
         run(folder, tmp_path / "out", path)
     assert not (tmp_path / "out" / "model.vispe").exists()
+
+
+def test_a_repeated_column_is_refused(folder, tmp_path):
+    (tmp_path / "e.csv").write_text("object,object_class,object_class\n1,disc,fibre\n2,fibre,disc\n")
+    with pytest.raises(InputError, match="several columns object_class"):
+        run(folder, tmp_path / "out", tmp_path / "e.csv")
+
+
+def test_images_of_another_bit_depth_and_other_definitions_of_objects_are_noted(folder, tmp_path):
+    report = run(folder, tmp_path / "out", folder / "examples.csv")
+    assert report.images[0]["notes"] == []
+    model, image = tmp_path / "out" / "model.vispe", tmp_path / "i16.png"
+    Image.fromarray(page(1)[0].astype(np.uint16) * 200).save(image)
+    (note,) = apply(model, image, tmp_path / "bits").images[0]["notes"]
+    assert "the median grey level of the objects of i16.png is 2." in note
+    objects = ObjectOptions(["1", "2"], "split", 0)
+    notes = apply(model, folder / "i1.png", tmp_path / "split", objects=objects).images[0]["notes"]
+    assert [n for n in notes if "touching=split, but the object classes were learnt with touching=keep" in n]
+    assert [n for n in notes if n == "no object class was learnt for the objects of class 1."]
+    path = write_store(tmp_path / "i.zarr", page(1)[0].astype(np.float32) * 200)
+    assert apply(model, path, tmp_path / "store").images[0]["notes"][-1] == note.replace("i16.png", "i.zarr")
+
+
+def test_labels_need_one_pixel_an_object_and_classes_without_an_object_are_noted(folder, tmp_path):
+    drawn = np.zeros(page(0)[0].shape, np.uint8)
+    for i, j in [(0, 0), (0, 1), (0, 2), (0, 3)]:
+        drawn[20 + 40 * i, 20 + 40 * j] = 1 + page(0)[2][i, j]
+    drawn[0, :3] = 3
+    Image.fromarray(drawn).save(tmp_path / "drawn.png")
+    notes = run(folder, tmp_path / "out", tmp_path / "drawn.png").notes
+    assert "object class 'class 3' has no labelled object and is omitted." in notes
+    assert not [note for note in notes if "label more of it" in note and "drawn.png" in note]
+
+
+def test_many_classes_of_few_objects():
+    rows = [example(n, n + 9) for n in range(30)]
+    assert len(ObjectClassifier.fit(rows, [f"c{n // 2:02}" for n in range(30)], OBJECTS).names) == 15
+    with pytest.raises(InputError, match="has 256 classes, more than 255"):
+        ObjectClassifier.fit([example(n, 9) for n in range(256)], list(map(str, range(256))), OBJECTS)
 
 
 def test_classes_need_objects_and_one_kind_of_files(folder, tmp_path, capsys):
@@ -211,14 +251,14 @@ def test_microns_and_volumes_are_those_of_the_examples():
     assert classifier.notes()
     # twice the pixels per micron: other areas in pixels, equal areas in microns
     finer = [row | {"area_px": 4 * row["area_px"]} for row in rows]
-    classifier.classify(finer)
+    classifier.classify("a", finer, OBJECTS)
     assert classifier.counts(finer) == {"large": 2, "small": 2}
     with pytest.raises(InputError, match="the pixel size of the image is unknown"):
-        classifier.classify([example(1, 9)])
+        classifier.classify("a", [example(1, 9)], OBJECTS)
     with pytest.raises(InputError, match="the image has volumes"):
-        classifier.classify([example(1, 9, volume_px=9)])
+        classifier.classify("a", [example(1, 9, volume_px=9)], OBJECTS)
     others = [example(1, 9, **um) | {"class": "ground"}]
-    classifier.classify(others)
+    classifier.classify("a", others, OBJECTS)
     assert others[0]["object_class"] is None
 
 
@@ -276,6 +316,7 @@ def test_stores_are_classified_like_files_but_have_no_examples(folder, tmp_path)
         {"options": None},
         {"facts": None},
         {"facts": {}},
+        {"facts": {"examples": {}, "mean_grey": [1, "2"]}},
     ],
 )
 def test_a_changed_card_is_refused(folder, tmp_path, change):

@@ -172,8 +172,8 @@ def test_a_model_of_image_files_is_applied_to_a_store(tmp_path, small_blocks, ca
 
 def test_colours_in_labels_are_those_of_read_labels(tmp_path, small_blocks):
     from vispe.images.labels.label_files import read_labels
-    from vispe.segment.out_of_core.image_source import open_image
     from vispe.segment.out_of_core.scribbles import read_scribbles
+    from vispe.segment.out_of_core.source.open_image import open_image
 
     image = open_image(write_store(tmp_path / "a.zarr", np.zeros((300, 40), np.uint8)))
     random = np.random.default_rng(0)

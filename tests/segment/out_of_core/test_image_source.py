@@ -7,7 +7,7 @@ from tests.segment.out_of_core.stores import write_store, zarr
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core import find_stores, is_store, out_of_core_images, output_stem
-from vispe.segment.out_of_core.image_source import open_image
+from vispe.segment.out_of_core.source.open_image import open_image
 
 
 def pages_of(image):

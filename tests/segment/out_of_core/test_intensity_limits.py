@@ -9,8 +9,8 @@ from tests.segment.out_of_core.stores import write_store
 from vispe.errors import InputError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
-from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.intensity_limits import find_limits, percentiles
+from vispe.segment.out_of_core.source.open_image import open_image
 
 DTYPES = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
 

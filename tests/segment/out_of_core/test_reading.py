@@ -12,8 +12,8 @@ from vispe.errors import InputError
 from vispe.images.labels.label_files import read_labels
 from vispe.images.orientation import oriented
 from vispe.images.read import read_image
-from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.scribbles import read_scribbles
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.types import LabelOptions
 
 H, W = 41, 57

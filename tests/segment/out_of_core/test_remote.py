@@ -14,6 +14,8 @@ from vispe.errors import InputError, MissingExtra, OptionError
 from vispe.images import remote
 from vispe.images.paths import expanded
 from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.tiles import Region
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.pipeline import apply, segment
 
 FILTERS = FeatureConfig("filters")
@@ -87,7 +89,8 @@ def test_options_reach_the_protocol_and_are_not_written(folder, memory_url, monk
     requested = []
     original = remote.options_of
     monkeypatch.setattr(
-        "vispe.segment.out_of_core.image_source.options_of", lambda url: requested.append(original(url)) or {}
+        "vispe.segment.out_of_core.source.stored_array.options_of",
+        lambda url: requested.append(original(url)) or {},
     )
     monkeypatch.setattr(remote, "options_of", lambda url: requested.append(original(url)) or {})
     secret = {"key": "user-secret", "secret": "pass-secret"}
@@ -170,6 +173,44 @@ def test_a_connection_that_ends_during_the_run_is_reported(folder, memory_url, m
         InputError, match=r"memory://bucket/a\.zarr cannot be read \(RuntimeError: connection lost\)"
     ):
         apply(model / "model.vispe", memory_url, folder / "out")
+
+
+def named_error(name):
+    module, _, kind = name.rpartition(".")
+    return pytest.importorskip(module).__dict__[kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "unreadable"),
+    [
+        ("aiohttp.ClientPayloadError", True),
+        ("botocore.exceptions.NoCredentialsError", True),
+        ("fsspec.exceptions.FSTimeoutError", True),
+        ("zarr.errors.MetadataValidationError", True),
+        ("builtins.MemoryError", False),
+        ("builtins.AssertionError", False),
+    ],
+)
+def test_errors_of_the_libraries_are_reported_and_others_are_not_hidden(
+    folder, memory_url, monkeypatch, name, unreadable
+):
+    error = named_error(name)
+    expected = InputError if unreadable else error
+
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fsspec.implementations.memory.MemoryFileSystem.cat_file", fail)
+        with pytest.raises(expected):
+            remote.fingerprint_url(expanded(memory_url))
+    image = open_image(memory_url)
+    monkeypatch.setattr(zarr.Array, "__getitem__", fail)
+    with pytest.raises(expected):
+        image.read(0, Region(0, 8, 0, 8))
+    monkeypatch.setattr(zarr, "open", fail)
+    with pytest.raises(expected):
+        open_image(memory_url)
 
 
 def test_the_name_of_a_url_is_that_of_its_store():

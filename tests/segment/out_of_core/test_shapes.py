@@ -6,8 +6,8 @@ import numpy as np
 
 from tests.segment.out_of_core.stores import scene, write_store
 from vispe.images.labels.label_files import read_labels
-from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.scribbles import read_scribbles
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.types import LabelOptions
 
 

@@ -118,11 +118,13 @@ def read_label_set(
     label_page: int | None = None,
     images: Sequence[str | Path | None] | None = None,
     frames: Sequence[Frame | None] | None = None,
+    thin: bool = True,
 ) -> list[Labels]:
     """Read the labels of several images with a common class numbering; arguments as in `read_labels`.
 
     Grey levels, colours and names are mapped to classes jointly over all files, so a class that is missing in one
-    file does not change the numbers of the others. At least two classes must be labelled in total.
+    file does not change the numbers of the others. At least two classes must be labelled in total. `thin` adds notes on
+    classes with few labelled pixels.
 
     Raises:
         InputError: as `read_labels`.
@@ -154,7 +156,7 @@ def read_label_set(
             *mapping,
             *drawings.notes.get(number, ()),
             *notes,
-            *thin_classes(Path(path), values[values > 0], names),
+            *(thin_classes(Path(path), values[values > 0], names) if thin else ()),
         ]
         out.append(Labels(values, names, tuple(notes), colors))
     return out

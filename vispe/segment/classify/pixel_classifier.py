@@ -16,6 +16,7 @@ which needs similar numbers of labels for all classes.
 - `boosting`: 100 rounds of histogram gradient boosting, the slowest.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -236,7 +237,7 @@ class PixelClassifier:
             InputError: not fitted.
         """
         if not self.is_linear:
-            return predict_in_chunks(features, self.n_classes, self.probabilities)
+            return predict_in_chunks([features], self.n_classes, self.probabilities)
         return self.probabilities_from_scores(self._fitted().scores(torch.from_numpy(features)))
 
     def probabilities_from_scores(self, scores: Tensor) -> np.ndarray:
@@ -259,13 +260,18 @@ class PixelClassifier:
 
 
 def predict_in_chunks(
-    features: np.ndarray, n_classes: int, predict: Callable[[np.ndarray], np.ndarray]
+    parts: Sequence[np.ndarray], n_classes: int, predict: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Apply a function of features (n, f) to features (f, n) in chunks of pixels; return (K, n) float32."""
-    out = np.empty((n_classes, features.shape[1]), np.float32)
-    for start in range(0, features.shape[1], _CHUNK):
-        part = np.ascontiguousarray(features[:, start : start + _CHUNK].T)
-        out[:, start : start + _CHUNK] = predict(part).T
+    """Apply a function of features (n, f) to parts of the features, each (f', n); return (K, n) float32."""
+    n = parts[0].shape[1]
+    out = np.empty((n_classes, n), np.float32)
+    ends = np.cumsum([len(part) for part in parts])
+    for start in range(0, n, _CHUNK):
+        chunk = slice(start, min(start + _CHUNK, n))
+        features = np.empty((chunk.stop - start, ends[-1]), parts[0].dtype)
+        for part, end in zip(parts, ends, strict=True):
+            features[:, end - len(part) : end] = part[:, chunk].T
+        out[:, chunk] = predict(features).T
     return out
 
 
@@ -327,7 +333,10 @@ def _fit_linear(features: np.ndarray, classes: np.ndarray, scale: tuple[int, flo
     # C is relative to the sum of the losses: scale by n for a penalty relative to the mean
     model = LogisticRegression(C=1 / (_PENALTY * len(classes)), class_weight="balanced", max_iter=1000)
     standardised = scaler.fit_transform(features)
-    model.fit(standardised if scale is None else standardised * factors.astype(np.float32), classes)
+    with warnings.catch_warnings():
+        # classes of a few pixels or objects each
+        warnings.filterwarnings("ignore", "The number of unique classes")
+        model.fit(standardised if scale is None else standardised * factors.astype(np.float32), classes)
     # fold the standardisation into the weights: coef @ ((x - mean) / scale * factors)
     arrays = scaler.mean_, model.coef_ * factors / scaler.scale_, model.intercept_
     return Linear(

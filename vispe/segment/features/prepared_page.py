@@ -61,12 +61,17 @@ class PreparedPage:
 
     def compute(self, number: int) -> np.ndarray:
         """Return the features of a piece, (f, rows, columns) float32."""
+        parts = self.parts(number)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def parts(self, number: int) -> list[np.ndarray]:
+        """Return the features as `compute`, without a copy: those of filters and of maps, each (f', rows, columns)."""
         parts = []
         if self._filters is not None:
             parts.append(self._filters.planes(self._page, self.pieces[number]))
         if self._maps is not None:
             parts.append(self._maps.planes(number))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return parts
 
     def sampled(self, number: int, planes: np.ndarray | None = None) -> np.ndarray:
         """Return the features (rows, columns, f) float32 of a piece at the points of `sample_grid`.

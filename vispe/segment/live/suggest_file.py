@@ -126,7 +126,10 @@ def suggest_file(
             **settings,
             **shared,
         )
-    suggestions = suggest(live, count)
+    prediction = live.predict()
+    for text in prediction.notes:
+        note(text)
+    suggestions = suggest(live, count, prediction)
     if image.n_pages > 1:
         note(f"the suggestions are on page {page} of {image.n_pages} (from 0). Select another with page.")
     if len(suggestions) < count:

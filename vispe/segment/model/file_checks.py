@@ -162,7 +162,8 @@ def _is_object_classes(entry: object) -> bool:
     """Return whether an entry of a card describes a classifier of objects; `ObjectOptions` checks its options."""
     if not isinstance(entry, dict) or not isinstance(entry.get("facts"), dict):
         return False
-    if not isinstance(entry["facts"].get("examples"), dict):
+    limits = entry["facts"].get("mean_grey", [0, 0])
+    if not isinstance(entry["facts"].get("examples"), dict) or not _is_list(limits, 2, _is_finite):
         return False
     names, options = entry.get("names"), entry.get("options")
     texts = _are_strings(names) and 2 <= len(names) <= 255 and len(set(names)) == len(names)

@@ -253,25 +253,26 @@ def piece_probabilities(
         prob = classifier.probabilities_from_scores(prepared.scores(number, linear, look))
         prob[:, ~valid] = 0
         return prob
-    features = prepared.compute(number)
+    parts = prepared.parts(number)
     if look is not None:
         rows, columns = offsets(prepared.pieces[number])
-        look(features[:, rows[:, None], columns].transpose(1, 2, 0))
+        look(np.concatenate([part[:, rows[:, None], columns] for part in parts]).transpose(1, 2, 0))
     # avoid the copy of a mask where all pixels have data
     if valid.all():
-        return _planes(features.reshape(len(features), -1), classifier).reshape(-1, *valid.shape)
+        return _planes([part.reshape(len(part), -1) for part in parts], classifier).reshape(-1, *valid.shape)
     prob = np.zeros((classifier.n_classes, *valid.shape), np.float32)
     if valid.any():
-        prob[:, valid] = _planes(features[:, valid], classifier)
+        prob[:, valid] = _planes([part[:, valid] for part in parts], classifier)
     return prob
 
 
-def _planes(features: np.ndarray, classifier: PixelClassifier | PixelClusters) -> np.ndarray:
-    """Classify features (f, n) -> (K, n)."""
-    planes = getattr(classifier, "planes", None)
+def _planes(parts: Sequence[np.ndarray], classifier: PixelClassifier | PixelClusters) -> np.ndarray:
+    """Classify parts of the features, each (f', n) -> (K, n)."""
+    # classifiers of text have a single part
+    planes = None if isinstance(classifier, PixelClassifier) else getattr(classifier, "planes", None)
     if planes is not None:
-        return planes(features)
-    return predict_in_chunks(features, classifier.n_classes, classifier.probabilities)
+        return planes(parts[0])
+    return predict_in_chunks(parts, classifier.n_classes, classifier.probabilities)
 
 
 def within_memory(features: Features, work: Callable[[], _T], note: Callable[[str], None]) -> _T:

@@ -135,8 +135,12 @@ class Session:
         live = self._live
         if live is None or not live.ready:
             return None
-        is_preview = live.model.classifier.kind == live.preview_kind != live.kind
-        return live.fit() if is_preview else live.model
+        return live.fit() if self._is_preview(live) else live.model
+
+    @staticmethod
+    def _is_preview(live: Live) -> bool:
+        """Return whether the model of a session is that of a preview."""
+        return live.model.classifier.kind == live.preview_kind != live.kind
 
     @property
     def nbytes(self) -> int:
@@ -204,10 +208,15 @@ class Session:
 
     def _answer(self, request: WorkItem, step: Callable[[float], None] | None, preview: bool) -> Answer:
         live = self._ready(request)
-        has_labels = request.labels is not None and (request.setup.model is None or request.labels.any())
-        if has_labels:
+        if request.labels is not None:
             live.draw(request.labels, request.page if request.labels.ndim == 2 else None)
+        has_labels = request.labels is not None and (request.setup.model is None or bool(live.labelled()))
+        if has_labels:
             live.fit(preview)
+        elif request.setup.model is not None:
+            live.restore_model()
+        elif live.ready and self._is_preview(live):
+            live.fit()
         answer = Answer(names=live.model.names, colors=live.model.colors)
         answer.preview = has_labels and preview and live.preview_kind != live.kind
         if request.trust:

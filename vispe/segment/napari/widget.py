@@ -15,7 +15,7 @@ from qtpy.QtWidgets import QFileDialog, QWidget
 
 from vispe.errors import VispeError
 from vispe.images.read import Micrograph
-from vispe.segment.live.live_segmentation import MAX_CLASSES
+from vispe.segment.live.labelled_pages import MAX_CLASSES
 from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.napari import layers
 from vispe.segment.napari.panel import Panel

@@ -12,6 +12,7 @@ from vispe.images.labels.class_values import LONGEST, has_controls
 from vispe.segment.objects.table import Row
 
 _CLASS = "object_class"
+_PREDICTED = "object_probability"  # filled by a classifier of object classes
 _TOLERANCE = 1.5  # pixels between the centroids of an object in two runs
 _FORMULA = "'"  # prefix by which tables mark cells that a spreadsheet would execute
 
@@ -47,9 +48,11 @@ def read_examples(path: Path) -> list[Example]:
     Columns: `object_class`, and either `object` (number in the map and table of an earlier run with the same options)
     or `x` and `y` (a pixel of the object, and `page`, from 0). `image`, the file name, is needed if there are several
     images. Rows with an empty `object_class` are skipped, so that `objects.csv` of an earlier run can be completed.
+    Predicted classes, in rows with an `object_probability`, are not examples.
 
     Raises:
-        InputError: the file is unreadable, or a column or value is missing or invalid.
+        InputError: the file is unreadable, or a column or value is missing, invalid, repeated or
+            predicted.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -65,6 +68,8 @@ def read_examples(path: Path) -> list[Example]:
             f"{path} must have the columns object_class and object, or object_class, x and y, got "
             f"{', '.join(columns) or 'no columns'}. Rename its columns."
         )
+    if repeated := sorted({name for name in columns if columns.count(name) > 1}):
+        raise InputError(f"{path} has several columns {repeated[0]}. Delete all but one.")
     examples = []
     try:
         for row in reader:
@@ -81,6 +86,11 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def _example(where: str, row: dict[str, str | None], label: str, by_number: bool) -> Example:
+    if (row.get(_PREDICTED) or "").strip():
+        raise InputError(
+            f"{where}: the {_CLASS} was predicted, since {_PREDICTED} is filled. Clear the {_CLASS} of rows that you "
+            f"did not check, and delete the column {_PREDICTED}."
+        )
     label = label.removeprefix(_FORMULA)
     if len(label) > LONGEST or has_controls(label):
         raise InputError(

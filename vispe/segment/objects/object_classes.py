@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from vispe.errors import InputError, counted
 from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.objects.class_measurements import Unit, grey_limits, grey_notes, measurements
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.table import Row
 
@@ -20,7 +21,7 @@ PREFIX = "objects."
 _FOLDS = 5
 _FEW = 3  # examples of a class below which a note is written
 
-Unit = Literal["px", "um"]
+_MOST = 255  # classes of the figure of object classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,8 @@ class ObjectClassifier:
         options: definition of the objects that were examples, with names of classes of pixels.
         unit: unit of sizes: 'um' if all examples have a pixel size.
         volumes: whether the objects are volumes.
-        facts: number of examples of each class, and the accuracy in cross-validation; JSON-able.
+        facts: number of examples of each class, their smallest and largest mean grey, and the accuracy in
+            cross-validation; JSON-able.
     """
 
     names: tuple[str, ...]
@@ -56,13 +58,18 @@ class ObjectClassifier:
             seed: seed of the trees and of the folds of the cross-validation.
 
         Raises:
-            InputError: fewer than two classes, examples on pages and in volumes, or an example without measurements.
+            InputError: fewer than 2 or more than 255 classes, examples on pages and in volumes, or an example without
+                measurements.
         """
         names = tuple(sorted(set(labels)))
         if len(names) < 2:
             raise InputError(
                 f"object_classes needs examples of at least 2 classes, got {', '.join(names) or 'none'}. Add examples "
                 "of the other classes."
+            )
+        if len(names) > _MOST:
+            raise InputError(
+                f"object_classes has {counted(len(names), 'class')}, more than {_MOST}. Use fewer."
             )
         volumes = {row["volume_px"] is not None for row in rows}
         if len(volumes) > 1:
@@ -80,17 +87,30 @@ class ObjectClassifier:
         classes = np.array([names.index(label) + 1 for label in labels])
         classifier = PixelClassifier("ensemble", len(names), seed=seed).fit(features, classes, names)
         examples = {name: int((classes == k).sum()) for k, name in enumerate(names, start=1)}
-        facts = {"examples": examples, **_cross_validation(features, classes, seed)}
+        facts = {
+            "examples": examples,
+            "mean_grey": grey_limits(rows),
+            **_cross_validation(features, classes, seed),
+        }
         return cls(names, classifier, options, unit, volume, facts)
 
-    def classify(self, rows: Sequence[Row]) -> None:
+    def classify(self, name: str, rows: Sequence[Row], options: ObjectOptions) -> list[str]:
         """Add `CLASS_COLUMNS` to rows of the table; empty for classes of pixels without examples.
+
+        Args:
+            name: name of the image, for notes.
+            rows: its objects.
+            options: their definition.
+
+        Returns:
+            Notes on objects that are defined otherwise than the examples, or are much brighter or darker.
 
         Raises:
             InputError: pages instead of volumes or the reverse, or no pixel size although the examples have one.
         """
         for row in rows:
             row |= dict.fromkeys(CLASS_COLUMNS)
+        notes = self._definition_notes(rows, options)
         rows = [row for row in rows if row["class"] in self.options.classes]
         for row in rows:
             is_volume = row["volume_px"] is not None
@@ -108,11 +128,27 @@ class ObjectClassifier:
         features = measurements(rows, self.unit, self.volumes)
         usable = np.flatnonzero(np.isfinite(features).all(1))
         if not usable.size:
-            return
+            return notes
         probabilities = self.classifier.probabilities(features[usable])
         for index, values in zip(usable.tolist(), probabilities, strict=True):
             best = int(values.argmax())
             rows[index] |= {CLASS_COLUMNS[0]: self.names[best], CLASS_COLUMNS[1]: float(values[best])}
+        return notes + grey_notes(name, rows, self.facts.get("mean_grey"))
+
+    def _definition_notes(self, rows: Sequence[Row], options: ObjectOptions) -> list[str]:
+        """Return notes on options that change the shape of objects, and on classes of pixels without examples."""
+        notes = []
+        for option in ("touching", "fill_holes"):
+            value, learnt = getattr(options, option), getattr(self.options, option)
+            if value != learnt:
+                notes.append(
+                    f"the objects are defined with {option}={value}, but the object classes were learnt with "
+                    f"{option}={learnt}. Omit objects to use the definition of the model."
+                )
+        others = sorted({row["class"] for row in rows} - set(self.options.classes))
+        if others:
+            notes.append(f"no object class was learnt for the objects of {', '.join(others)}.")
+        return notes
 
     def counts(self, rows: Sequence[Row]) -> dict[str, int]:
         """Return the number of classified rows of each object class."""
@@ -168,34 +204,6 @@ class ObjectClassifier:
         if trees is None or trees.width[0] != width or len(trees.classes) != len(names):
             raise InputError("the object classes have inconsistent arrays. Train the model again.")
         return cls(names, classifier, ObjectOptions(**card["options"]), card["unit"], volumes, card["facts"])
-
-
-def measurements(rows: Sequence[Row], unit: Unit, volumes: bool) -> np.ndarray:
-    """Return the features of objects (n, f) float32; NaN where a cell of the table is empty.
-
-    On pages: logarithm of the area and of the perimeter, eccentricity, solidity, circularity (4 pi area / perimeter^2)
-    and mean grey. In volumes: logarithm of the volume, and mean grey.
-    """
-
-    def column(name: str) -> np.ndarray:
-        return np.array([row[name] for row in rows], np.float64)
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if volumes:
-            columns = [np.log(column("volume_px" if unit == "px" else "volume_um3"))]
-        else:
-            area = column("area_px" if unit == "px" else "area_um2")
-            # the perimeter of a single pixel is 0
-            perimeter = np.maximum(column(f"perimeter_{unit}"), np.sqrt(area))
-            circularity = 4 * np.pi * area / perimeter**2
-            columns = [
-                np.log(area),
-                np.log(perimeter),
-                column("eccentricity"),
-                column("solidity"),
-                circularity,
-            ]
-    return np.stack([*columns, column("mean_grey")], 1).astype(np.float32)
 
 
 def _cross_validation(features: np.ndarray, classes: np.ndarray, seed: int) -> dict[str, Any]:

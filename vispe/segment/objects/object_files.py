@@ -74,8 +74,7 @@ def write_image_objects(
     stem, volumes = image.path.stem, pages_per_volume(image.axis_lengths)
     spacing = spacing_of(image.pixel_size, image.z_step, volumes)
     instances, objects = find_image_objects(image, results, names, options)
-    if classifier is not None:
-        classifier.classify(objects.rows)
+    class_notes = [] if classifier is None else classifier.classify(image.path.name, objects.rows, options)
     files = {"objects": folder / f"{stem}{ENDINGS[0]}", "objects_table": folder / f"{stem}{ENDINGS[1]}"}
     large = len(objects.rows) > np.iinfo(np.uint16).max
     write_instances(files["objects"], instances.astype(np.uint32 if large else np.uint16), image, force)
@@ -106,7 +105,7 @@ def write_image_objects(
         )
         write_png(files["object_classes"], figure, force)
     facts = image.axis_lengths, image.pixel_size, spacing
-    return files, record, notes(image.path.name, objects, options, *facts)
+    return files, record, notes(image.path.name, objects, options, *facts) + class_notes
 
 
 def file_suffixes(options: ObjectOptions | None) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import load_model, open_features
 from vispe.segment.model.prediction import assemble, piece_threads
-from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.job import _ONE, Job, PredictedBlock
 from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, PageWindow
+from vispe.segment.out_of_core.source.open_image import open_image
 
 
 class Engine:

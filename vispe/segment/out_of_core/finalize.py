@@ -14,9 +14,10 @@ from vispe.segment.features.tiles import Region
 from vispe.segment.model.prediction import estimate_areas, finalize
 from vispe.segment.out_of_core import progress
 from vispe.segment.out_of_core.block_engine import grown_by, limit_concurrency
-from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import PageWindow
+from vispe.segment.out_of_core.source.image import OutOfCoreImage
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.types import Areas, PostProcessing
 
 

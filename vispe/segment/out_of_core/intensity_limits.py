@@ -12,7 +12,7 @@ import numpy as np
 
 from vispe.errors import InputError, counted
 from vispe.images.normalize import grey_range, type_top
-from vispe.segment.out_of_core.image_source import OutOfCoreImage, valid_pixels
+from vispe.segment.out_of_core.source.image import OutOfCoreImage, valid_pixels
 
 _PART = 1 << 16  # values per chunk
 _BITS = 16

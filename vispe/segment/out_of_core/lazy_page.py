@@ -7,8 +7,8 @@ import numpy as np
 
 from vispe.images.normalize import unit_range
 from vispe.segment.features.tiles import Region
-from vispe.segment.out_of_core.image_source import OutOfCoreImage, valid_pixels
 from vispe.segment.out_of_core.intensity_limits import Limits
+from vispe.segment.out_of_core.source.image import OutOfCoreImage, valid_pixels
 
 _ROWS = 64  # rows scaled per step
 

@@ -13,7 +13,7 @@ from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import Model
 from vispe.segment.out_of_core.block_engine import reach
-from vispe.segment.out_of_core.image_source import OutOfCoreImage
+from vispe.segment.out_of_core.source.image import OutOfCoreImage
 
 DEFAULT = "2 GiB"
 """Default memory limit."""

@@ -19,8 +19,8 @@ import numpy as np
 from vispe.errors import InputError
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.out_of_core import zarr_store
-from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job, PredictedBlock
+from vispe.segment.out_of_core.source.image import OutOfCoreImage
 from vispe.utils.files import MARK, check_no_link, remove
 
 DONE, SETTLED = "done", "settled"

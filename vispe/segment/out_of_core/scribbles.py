@@ -16,7 +16,8 @@ from vispe.images.labels.unlabelled_values import find_void_jointly
 from vispe.images.sidecars import match_labels
 from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core import is_store, output_stem
-from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
+from vispe.segment.out_of_core.source.image import OutOfCoreImage
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.types import LabelOptions
 
 _ROWS = 256  # rows of a label image per step

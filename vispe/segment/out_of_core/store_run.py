@@ -3,7 +3,6 @@
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,26 @@ from vispe.errors import InputError, OptionError, VispeError, counted, require
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.invariance_report.image_report import trust_image
-from vispe.segment.materials.image_record import TABLE, measure_image
+from vispe.segment.materials.image_record import measure_image
 from vispe.segment.model.model_file import Model, versions
 from vispe.segment.model.prediction import Segmenter, no_large_component
-from vispe.segment.objects.object_files import ENDINGS
 from vispe.segment.out_of_core import find_stores, output_stem, progress, zarr_store
 from vispe.segment.out_of_core.block_engine import (
     check_supported,
     engine,
     file_digest,
-    limit_concurrency,
     prepare_page,
     run_block,
 )
 from vispe.segment.out_of_core.finalize import area_of_page, finalize_block
-from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.intensity_limits import Limits, find_limits
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import PageWindow, StorePages
 from vispe.segment.out_of_core.memory_plan import DEFAULT, MemoryPlan, make_plan, page_bytes, parse_memory
+from vispe.segment.out_of_core.result_stores import ResultStores
 from vispe.segment.out_of_core.scribbles import match_store_labels, read_scribbles
+from vispe.segment.out_of_core.source.image import OutOfCoreImage
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_page, summary
 from vispe.segment.run import request as requests
 from vispe.segment.run.inputs import BatchImage, as_list, find_files
@@ -41,19 +40,17 @@ from vispe.segment.run.resume import fingerprint_files
 from vispe.segment.run.run_report import Clock, timing, vanishing_class_notes
 from vispe.segment.run.run_state import (
     MODEL_NAME,
-    Run,
     TrainingLabels,
     check_channels,
     common_channel_count,
 )
 from vispe.segment.types import Areas
-from vispe.utils.files import remove
 
 Bounds = tuple[int, int, int, int]
 _ROWS = 1024  # side of the pieces that are read for the grey limits
 
 
-class OutOfCoreRun(Run):
+class OutOfCoreRun(ResultStores):
     """State of an out-of-core run: the opened images and their results so far.
 
     Args:
@@ -80,7 +77,7 @@ class OutOfCoreRun(Run):
             check_supported(request.features or requests.DEFAULT)
             stores, rest = find_stores(as_list(request.labels))
             self._files = stores + find_files(rest)
-        self.sources: dict[Path, OutOfCoreImage] = {}
+        self.sources = {}
         self.images = [BatchImage(path) for path in images]
         for image in list(self.images):
             try:
@@ -100,58 +97,6 @@ class OutOfCoreRun(Run):
                 image.labels = labels_of.get(image.path)
 
     check_features = staticmethod(check_supported)
-
-    def _work(self, image: BatchImage) -> Path:
-        return progress.partial(self.out, output_stem(image.path))
-
-    @contextmanager
-    def locked_results(self) -> Iterator[None]:
-        """Lock the results folder, as `Run.locked_results`, and limit the chunks that are read concurrently."""
-        with limit_concurrency(), super().locked_results():
-            yield
-
-    def _check(self, targets: Sequence[Path], resumes: bool) -> None:
-        folders = [path for path in targets if path.suffix == ".zarr" and path.is_dir()]
-        if folders and not (self.force or resumes):
-            raise InputError(f"{folders[0]} exists; add --force to overwrite it.")
-        target_paths = {target.resolve() for target in targets}
-        if overwritten := [path for path in self.sources if path.resolve() in target_paths]:
-            raise InputError(f"{overwritten[0]} is an input and would be overwritten. Choose another folder.")
-        super()._check([path for path in targets if path not in folders], resumes)
-        for target in folders:
-            progress.check_result(target)
-        for image in self.images:
-            progress.check_partial(self._work(image))
-
-    def _partial_results(self) -> bool:
-        return any(self.out.glob("*_seg.partial/job.json"))
-
-    def _prepare_folder(self, targets: Sequence[Path]) -> None:
-        """Remove partial results that are not resumed, and start the journal, since blocks are resumed as well."""
-        for image in self.images:
-            if not self.state.resumes or self.state.record(image.path) is not None:
-                self._remove_partial(image)
-        stems = [output_stem(image.path) for image in self.images]
-        if not self.state.resumes and (others := progress.other_partial_results(self.out, stems)):
-            self.note(f"{self.out} contains unfinished results of other images: {', '.join(others)}.")
-        self.state.start(targets)
-
-    def _remove_partial(self, image: BatchImage) -> None:
-        remove(self._work(image), self.out)
-
-    def _discard(self) -> None:
-        """Remove the files of a run without a finished block."""
-        if any(progress.has_blocks(self._work(image)) for image in self.images):
-            return
-        for image in self.images:
-            self._remove_partial(image)
-        super()._discard()
-
-    def fail(self, image: BatchImage, error: VispeError | OSError) -> None:
-        """Skip an image after an error; re-raise if it is the only one."""
-        super().fail(image, error)
-        if image.path in self.sources and not progress.has_blocks(self._work(image)):
-            self._remove_partial(image)
 
     def pages(self, image: BatchImage, features: Features | None) -> StorePages:
         """Return views of the normalised pages of an image."""
@@ -361,20 +306,6 @@ class OutOfCoreRun(Run):
         for page, bounds in tasks:
             compute(job.dumps(), page, bounds)
             yield
-
-    def _files_of(self, path: Path) -> dict[str, Path]:
-        name = output_stem(path)
-        files = {"overlay": self.out / f"{name}_overlay.png", "labels": self.out / f"{name}_seg.ome.zarr"}
-        if self.request.objects is not None:
-            files["objects_table"] = self.out / f"{name}{ENDINGS[1]}"
-        if self.request.materials:
-            files["materials"] = self.out / f"{name}{TABLE}"
-        if self.request.trust:
-            files |= {kind: self.out / f"{name}_{kind}.png" for kind in ("trust", "disagreement")}
-        return files
-
-    def _image_targets(self, image: BatchImage) -> list[Path]:
-        return list(self._files_of(image.path).values())
 
     def _rows(self, image: OutOfCoreImage) -> int:
         """Return the side of the pieces that are read for the grey limits, at most a sixteenth of the memory."""

@@ -16,9 +16,9 @@ from vispe.segment.objects.out_of_core_objects import RegionSource, find_in_bloc
 from vispe.segment.objects.sizes import summarize_image
 from vispe.segment.objects.table import COLUMNS
 from vispe.segment.out_of_core import output_stem, zarr_store
-from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import PageWindow
+from vispe.segment.out_of_core.source.image import OutOfCoreImage
 from vispe.segment.overlays import overlay
 from vispe.segment.run.run_report import fractions, image_record
 from vispe.segment.types import Areas, Prediction
@@ -171,9 +171,9 @@ def objects_of_store(
         memory=memory,
     )
     remove(work / "marks", work)
-    classifier, columns = model.objects, COLUMNS
+    classifier, columns, class_notes = model.objects, COLUMNS, list[str]()
     if classifier is not None:
-        classifier.classify(objects.rows)
+        class_notes = classifier.classify(image.path.name, objects.rows, options)
         columns = (*COLUMNS, *CLASS_COLUMNS)
     write_table(table, str(image.path), objects.rows, True, columns)
     area = None if spacing is None else float(data * np.prod(spacing))
@@ -181,4 +181,4 @@ def objects_of_store(
     if classifier is not None:
         record["object_classes"] = {"counts": classifier.counts(objects.rows), **classifier.facts}
     facts = image.axis_lengths, image.pixel_size, spacing
-    return record, notes(image.path.name, objects, options, *facts)
+    return record, notes(image.path.name, objects, options, *facts) + class_notes

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vispe.segment.features.tiles import Region
-from vispe.segment.out_of_core.image_source import OutOfCoreImage, PageAxis
+from vispe.segment.out_of_core.source.image import OutOfCoreImage, PageAxis
 from vispe.segment.overlays import PALETTE
 
 LABELS = "classes"

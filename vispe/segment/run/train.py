@@ -125,6 +125,9 @@ def train_objects(run: Batch, by: Segmenter) -> Segmenter:
         rows += [objects.rows[number - 1] for number in classes]
         labels += classes.values()
         run.watch.step(1)
+    drawn = {name for _, each in examples if isinstance(each, Labels) for name in each.names}
+    for name in sorted(drawn - set(labels)):
+        run.note(f"object class {name!r} has no labelled object and is omitted.")
     classifier = ObjectClassifier.fit(rows, labels, options, run.request.seed)
     for text in classifier.notes():
         run.note(text)
@@ -143,7 +146,9 @@ def _examples(run: Batch) -> list[tuple[BatchImage, list[Example] | Labels]]:
         shapes, frames = [each.pages.shape[:3] for each in read], [each.frame for each in read]
         images = [image for image in images if image in run.images]
         paths = [image.path for image in images]
-        labels = read_label_set([i.object_classes for i in images], shapes, images=paths, frames=frames)
+        labels = read_label_set(
+            [i.object_classes for i in images], shapes, images=paths, frames=frames, thin=False
+        )
         return list(zip(images, labels, strict=True))
     examples = [example for path in run.examples for example in read_examples(path)]
     if len(run.images) > 1 and (anonymous := [e for e in examples if not e.image]):

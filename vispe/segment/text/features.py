@@ -188,6 +188,10 @@ class TextPage:
     def weight(self, number: int) -> None:
         """Return None: pieces do not overlap."""
 
+    def parts(self, number: int) -> list[np.ndarray]:
+        """Return the result of `compute` as the only part."""
+        return [self.compute(number)]
+
     def compute(self, number: int) -> np.ndarray:
         """Return the similarities (K, rows, columns) float32 of a piece, bilinearly interpolated between patches."""
         rows, columns = self.pieces[number].slices

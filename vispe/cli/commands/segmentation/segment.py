@@ -102,9 +102,9 @@ def segment(
     """Segment micrographs from a few scribbles, without labels, or from text.
 
     Pass scribbles (--labels) to train a classifier, request clusters (--cluster), or describe the classes in words
-    (--text), which needs the weights of a CLIP model and is unreliable on micrographs, since they are rare in the
-    training data of such models. Writes a label map, class probabilities, an uncertainty map and an overlay for each
-    image into OUT, and report.html, report.json, report.csv, and model.vispe for `vispe apply`.
+    (--text, experimental), which needs the weights of a CLIP model and is unreliable on micrographs, since they are
+    rare in the training data of such models. Writes a label map, class probabilities, an uncertainty map and an
+    overlay for each image into OUT, and report.html, report.json, report.csv, and model.vispe for `vispe apply`.
 
     Args:
         images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP, GIF, WebP, NPY, and with the
@@ -120,8 +120,8 @@ def segment(
             numbered from dark to bright.
         cluster_method: kmeans, or spectral for clusters of any shape, which is slower.
         text: text prompts of the classes, instead of labels, such as --text matrix precipitate; 'pore/hole' are two
-            prompts of one class, and a single class is compared with a background. Text is unreliable on micrographs:
-            compare with a few scribbles before using a number.
+            prompts of one class, and a single class is compared with a background. Experimental: its accuracy on
+            micrographs is not measured; compare with a few scribbles before using a number.
         readout: method for patch features of a CLIP model: naclip (default), clearclip, sclip, maskclip or vanilla,
             with options such as 'naclip(sigma=3,residual=true,mlp=true)'.
         templates: prompt templates, with {} for the text, separated by commas, or a file with one per line.

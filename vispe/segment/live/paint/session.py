@@ -16,7 +16,8 @@ from vispe.images.read import Micrograph
 from vispe.images.write import write_labels
 from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig
-from vispe.segment.live.live_segmentation import MAX_CLASSES, Live
+from vispe.segment.live.labelled_pages import MAX_CLASSES
+from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.paint.checks import checked_names, checked_strokes
 from vispe.segment.live.paint.painted_image import PaintedImage, listed, png_text, shown_png
 from vispe.segment.model.model_file import save_model

@@ -1,0 +1,1 @@
+"""Images of which regions are read on demand."""
