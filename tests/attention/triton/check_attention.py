@@ -101,7 +101,7 @@ def compare_table(grid, dtype, keep=None, width=16, value=None, spread=2.0, head
 
 GRIDS = [
     Grid((1, 1)), Grid((1, 6), 1), Grid((5, 7)), Grid((5, 7), 1), Grid((5, 7), 5), Grid((14, 14), 1), Grid((37, 3), 5),
-    Grid((4, 8), 1), Grid((9,), 1), Grid((2, 3, 5), 1),
+    Grid((4, 8), 1), Grid((9,), 1), Grid((2, 3, 5), 1), Grid((1, 6), 3), Grid((1, 3, 4), 2),
 ]  # fmt: skip
 
 
@@ -296,8 +296,9 @@ def test_gradients_of_all_offsets_sum_to_zero(strips):
     assert sums.abs().max() < 1e-5 * values.grad.abs().sum()
 
 
-def test_fixed_point_sums_do_not_depend_on_order_and_are_as_exact(strips, small_tiles):
-    compare_table(Grid((6, 7), 1), torch.float32, batch=1, deterministic=True)
+@pytest.mark.parametrize("grid", [Grid((6, 7), 1), Grid((1, 6), 3)], ids=str)
+def test_fixed_point_sums_do_not_depend_on_order_and_are_as_exact(strips, small_tiles, grid):
+    compare_table(grid, torch.float32, batch=1, deterministic=True)
 
 
 def test_fixed_biases_are_packed_once_per_scale_and_dtype(strips):
