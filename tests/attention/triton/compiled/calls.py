@@ -24,7 +24,7 @@ DTYPES = {
     "float32": torch.float32,
     "tf32x3": torch.float32,  # products of float32 on tensor cores
 }
-HEAD_DIMS = (16, 24, 32, 64, 80, 96, 100, 128)
+HEAD_DIMS = (16, 24, 32, 64, 72, 80, 96, 100, 128)  # 72: SigLIP So400m
 # by length; 'rows': short, with the layout of strips for odd grids
 GRIDS = {"short": Grid((14, 14), 1), "rows": Grid((9, 11), 5), "long": Grid((32, 32), 1)}
 BIASES = {  # by family of kernels, each with keywords of `attention`

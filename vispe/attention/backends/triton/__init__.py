@@ -76,7 +76,10 @@ def unsupported_reason(call: Call) -> str | None:
             cross is None and q.shape[2] != k.shape[2],
             f"the number of queries, {q.shape[2]}, is not that of the keys, {k.shape[2]}: they are not one grid",
         ),
-        (call.max_head_dim > MAX_HEAD_DIM, f"head_dim {call.max_head_dim} is larger than {MAX_HEAD_DIM}"),
+        (
+            call.max_head_dim > MAX_HEAD_DIM,
+            f"the fused kernels support head_dim up to {MAX_HEAD_DIM}, got {call.max_head_dim}",
+        ),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
         (not call.factor > 0, f"the scale {call.factor} is not positive"),
     ):
