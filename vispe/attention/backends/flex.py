@@ -68,10 +68,9 @@ def unsupported_reason(call: Call) -> str | None:
         return refusal
     if not q.is_cuda:
         return "FlexAttention has no gradients on CPU"
-    deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
     return (
         "the gradient of a bias is not deterministic in FlexAttention, and deterministic=True is set"
-        if deterministic
+        if call.reproducible
         else None
     )
 

@@ -130,10 +130,8 @@ def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
     if scattered:
         out, sums, constant = attend_coords(call, q, k, v)
         return out, lambda: log_sum_exp(sums) + constant()
-    # deterministic=True or the global setting of torch
-    deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
     # the gradients of gates need the separate pass of the queries
-    once = call.deterministic is False and not deterministic and not is_gated
+    once = call.deterministic is False and not call.reproducible and not is_gated
     # drawn from torch's generator, so that `manual_seed` and checkpointing reproduce it
     seed = torch.randint(2**62, (1,), device=q.device) if call.dropout_p else None
     dropout = seed, float(call.dropout_p)
@@ -149,7 +147,7 @@ def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
     (packed, edge, copy, visible), runs, prefix_runs = packed_bias(call, layout)
     out, sums = attend(
         q, k, v, packed, address, edge, base, call.key_padding_mask, runs, prefix_runs, layout.selected, call.factor,
-        layout.sharers, deterministic, visible, copy, once, *dropout, *gates_of(call),
+        layout.sharers, call.reproducible, visible, copy, once, *dropout, *gates_of(call),
     )  # fmt: skip
     return out, lambda: log_sum_exp(sums, layout.selected) + row_constants(call, layout)
 
