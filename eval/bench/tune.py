@@ -217,8 +217,8 @@ def work(
     arguments = (grad, q, k, v, out, lse, *bias, *end)
     if kernel != "grad_bias":
         return lambda _: run_backward(*arguments, once=kernel == "grad_once")
-    delta = run_backward(*arguments)[3]
-    sharers = 1 if layout.rows else grid.shape[0]
+    *_, delta = run_backward(*arguments)
+    sharers = layout.sharers
     return lambda _: run_bias(
         grad, q, k, v, lse, delta, *bias, None, base, layout.selected, scale, layout.length, sharers, False
     )

@@ -378,7 +378,10 @@ def prefix_tokens_are_untouched(spec, full):
                 assert dense.shape == (1, dense.shape[1], pos.tokens, pos.tokens)
                 assert (dense[..., :prefix, :] == 0).all()
                 assert (dense[..., :prefix] == 0).all()
-                assert torch.equal(dense[..., prefix:, prefix:], alone.dense(**content(bare)))
+                # gates are products of the tokens, which round differently for other numbers of tokens
+                tol = 1e-6 if part.reads_tokens else 0.0
+                expected = alone.dense(**content(bare))
+                torch.testing.assert_close(dense[..., prefix:, prefix:], expected, rtol=tol, atol=tol)
             for transform in transforms(part, pos):
                 x = torch.randn(1, HEADS, pos.tokens, DIM // HEADS)
                 rotated = transform.query(x)[:, :, :prefix]  # wider than x where a transform expands

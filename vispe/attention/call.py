@@ -198,6 +198,11 @@ class Call:
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
+    def reproducible(self) -> bool:
+        """Whether the backward pass must be reproducible: `deterministic`, or the global setting of torch."""
+        return bool(self.deterministic) or torch.are_deterministic_algorithms_enabled()
+
+    @property
     def needs_lse(self) -> bool:
         """Whether the log-sum-exp of the rows is returned, or needed for sinks."""
         return self.return_lse or self.sinks is not None

@@ -235,15 +235,14 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
             "the mask is computed in blocks, because it is too large to cache or needs a gradient; the backward pass "
             "computes it again"
         )
-    unsupported = {
-        other: unsupported_reason(call)
-        for other, (unsupported_reason, _) in BACKENDS.items()
-        if other != name
-    }
-    default_reason = (
-        "not faster here, or less exact" if named.backend == "auto" else "another backend is selected"
-    )
-    return Explanation(name, reason, {other: why or default_reason for other, why in unsupported.items()})
+    is_auto = named.backend == "auto"
+    default_reason = "not faster here, or less exact" if is_auto else "another backend is selected"
+    reasons: dict[str, str] = {}
+    for other, (unsupported_reason, _) in BACKENDS.items():
+        if other != name:
+            discouraged = flex.discourages(call) if other == "flex" and is_auto else None
+            reasons[other] = unsupported_reason(call) or discouraged or default_reason
+    return Explanation(name, reason, reasons)
 
 
 def _split_window_mask(

@@ -22,6 +22,7 @@ from vispe.attention import (
     TableBias,
     WindowMask,
 )
+from vispe.attention.bias.content import OffsetBuckets
 from vispe.attention.bias.decomposed import DecomposedBias
 
 METRICS = ("euclidean", "manhattan", "chebyshev", "squared")
@@ -218,6 +219,27 @@ class Maker:
             return factor * torch.einsum(spec, q if dot == "query" else k, entries.expand(self.h, -1, -1, -1))
 
         return RandomBias(ContextBias(weights, buckets, dot, scaled, pos), dense)
+
+    def offset_context(self, pos: Positions, tokens: Tokens) -> RandomBias:
+        """A table of buckets of offsets that is multiplied by queries or keys."""
+        weights, i = self.leaf(self.heads(), 7, self.d, size=min(self.size, 1.0))
+        table = torch.randint(0, 7, tuple(2 * n - 1 for n in pos.grid.shape))
+        edge = torch.randint(0, 7, (3,))
+        pairs = table_entries(table[None], edge[None], tokens, tokens)[0]
+        dot, scaled = self.rng.choice(["query", "key"]), self.rng.random() < 0.5
+        buckets = OffsetBuckets(table, tuple(edge.tolist()), lambda: pairs)
+        bias = ContextBias(
+            weights, buckets, dot, scaled, pos, known="buckets" if self.rng.random() < 0.5 else None
+        )
+
+        def dense(p: list[Tensor], q: Tensor, k: Tensor, scale: float) -> Tensor:
+            x = (q if dot == "query" else k) * (scale if scaled else 1.0)
+            products = x @ p[i].mT
+            if dot == "query":
+                return products.gather(-1, pairs[None].expand(*products.shape[:2], -1, -1))
+            return products.gather(-1, pairs.mT[None].expand(*products.shape[:2], -1, -1)).mT
+
+        return RandomBias(bias, dense)
 
     def windows(self, pos: Positions, tokens: Tokens) -> RandomBias:
         """Masks of windows that are cut into up to four parts."""

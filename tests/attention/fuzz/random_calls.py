@@ -15,7 +15,10 @@ from vispe.attention import DistanceBias, PairRotation, WindowMask
 KINDS = (
     "none", "distance", "distance", "slopes", "table", "table", "hides", "profile", "radial", "offset", "sum", "sum",
     "gated", "gated table", "decomposed", "decomposed both", "context", "windows", "windows and table",
-    "subset of distance", "subset of table", "subset of sum", "free", "low rank", "tensor", "tensor and table", "cross",
+    "subset of distance", "subset of table", "subset of sum", "free", "low rank", "tensor", "tensor and table",
+    "cross of position",
+    "hides and slopes", "hides and table", "offset context", "offset context", "context and table", "cross of sum",
+    "cross of profile", "cross of radial", "cross of offset", "cross of none",
 )  # fmt: skip
 LAYOUTS = ("bhnd", "bnhd", "nbhd", "strided", "offset", "expanded", "packed")
 HEAD_DIMS = (8, 16, 17, 32, 33, 40, 64, 64, 65, 72, 80, 88, 96, 97, 100, 127, 128, 130)
@@ -41,6 +44,7 @@ class RandomCall:
     visible: Tensor | None = None
     rotation: Any = None
     sinks: Tensor | None = None
+    added: Tensor | None = None
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
@@ -58,8 +62,8 @@ class RandomCall:
         self.bias = self._bias(kind, grid, pos, tokens)
         if kind.startswith("subset"):
             n = m = self.bias.bias.pos.tokens
-        if kind == "cross":
-            n = self.bias.bias.pos_q.tokens
+        if kind.startswith("cross"):
+            n = rng.randint(1, 40) if self.bias is None else self.bias.bias.pos_q.tokens
         self._masks(kind, b, h, n, m)
         self._inputs((b, h, n, d), (b, kv_heads, m, d), (b, kv_heads, m, width))
         self._options(h, kv_heads, n, m, d, width, kind)
@@ -109,6 +113,14 @@ class RandomCall:
             "decomposed": lambda: make.decomposed(pos, tokens, rng.choice(["query", "key"])),
             "decomposed both": lambda: make.sum(*(make.decomposed(pos, tokens, s) for s in ("query", "key"))),
             "context": lambda: make.context(pos),
+            "offset context": lambda: make.offset_context(pos, tokens),
+            "context and table": lambda: make.sum(make.offset_context(pos, tokens), make.table(pos, tokens)),
+            "hides and slopes": lambda: make.sum(
+                make.distance(pos, tokens, True), make.table(pos, tokens, rng.choice([0.3, 0.9]))
+            ),
+            "hides and table": lambda: make.sum(
+                make.table(pos, tokens, rng.choice([0.3, 0.9])), make.table(pos, tokens)
+            ),
             "windows": lambda: make.windows(pos, tokens),
             "windows and table": lambda: make.sum(
                 make.table(pos, tokens, prefix=False), make.windows(pos, tokens)
@@ -118,10 +130,11 @@ class RandomCall:
             "tensor": lambda: make.tensor(pos.tokens),
             "tensor and table": lambda: make.sum(make.table(pos, tokens), make.tensor(pos.tokens)),
         }
-        if kind == "cross":
+        if kind.startswith("cross of"):
             rows = torch.randperm(pos.tokens)[: rng.randint(1, pos.tokens)]
-            inner = rng.choice([make.table, lambda *a: make.distance(*a, learned)])(pos, tokens)
-            return make.cross(inner, pos.gather(rows[None]), pos, rows)
+            name = kind.removeprefix("cross of ")
+            inner = simple[rng.choice(["table", "distance", "slopes"]) if name == "position" else name]()
+            return None if inner is None else make.cross(inner, pos.gather(rows[None]), pos, rows)
         if kind.startswith("subset"):
             kind = {"table": "table", "distance": "slopes", "sum": "sum"}[kind.split()[-1]]
         return simple[kind]()
@@ -135,9 +148,17 @@ class RandomCall:
             self.arguments["key_padding_mask"], self.visible = keys, keys[:, None, None]
         elif choice < 0.35:
             self.arguments["is_causal"], self.visible = True, torch.ones(n, m, dtype=torch.bool).tril()
+            if rng.random() < 0.3:
+                keys = torch.rand(b, m) > 0.5
+                self.arguments["key_padding_mask"], self.visible = keys, self.visible & keys[:, None, None]
         elif choice < 0.45:
             mask = torch.rand(rng.choice([1, b]), rng.choice([1, h]), n, m) > 0.3
             self.arguments["attn_mask"], self.visible = mask, mask
+            if rng.random() < 0.5:
+                # additive: random numbers, -inf for masked pairs
+                added = torch.randn(mask.shape).to(rng.choice([torch.float32, self.dtype]))
+                self.added = added.masked_fill(~mask, -math.inf).requires_grad_(rng.random() < 0.3)
+                self.arguments["attn_mask"] = self.added
         elif choice < 0.6 and b == 1 and n == m:
             ends = [0, *sorted(rng.randint(0, n) for _ in range(rng.randint(0, 3))), n]
             which = torch.bucketize(torch.arange(n), torch.tensor(ends), right=True)
@@ -213,7 +234,7 @@ class RandomCall:
 
     def inputs(self) -> list[Tensor]:
         """Return all tensors that the results depend on."""
-        return [*self.leaves, *self.params, *([] if self.sinks is None else [self.sinks])]
+        return [*self.leaves, *self.params, *(t for t in (self.added, self.sinks) if t is not None)]
 
     def run(self, backend: str) -> tuple[Tensor, ...]:
         """Return the results of a backend: output, and log-sum-exp if the call returns it."""
@@ -250,6 +271,8 @@ class RandomCall:
         logits = logits if softcap is None else softcap * (logits / softcap).tanh()
         if self.bias is not None:
             logits = logits + rounded(self.bias.dense(params, q, k, scale))
+        if self.added is not None:
+            logits = logits + params[len(self.params)]
         if self.visible is not None:
             logits = logits.masked_fill(~self.visible, -math.inf)
         if self.sinks is not None:

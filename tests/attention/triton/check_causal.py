@@ -1,18 +1,16 @@
 """Causal masks in the fused kernels: learned tables, gradients, all orders of tiles (`test_interpreter`)."""
 
-import sys
-
 import pytest
 import torch
 
 from tests.attention.triton.check_attention import BACKWARD, FORWARD, inputs, relative, table
 from vispe import Grid, attention, explain
 from vispe.attention import DistanceBias, SumBias, TableBias
+from vispe.attention.backends.triton.grid import operands
 from vispe.attention.bias.strip import Layout
 from vispe.errors import BackendUnavailable
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-BACKEND = sys.modules["vispe.attention.backends.triton"]
 
 
 def agrees(leaves, make, **options):
@@ -35,7 +33,7 @@ GRIDS = [Grid((5, 7)), Grid((5, 7), 1), Grid((13, 16), 1), Grid((40,), 1), Grid(
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_learned_tables(monkeypatch, grid, rows):
-    monkeypatch.setattr(BACKEND, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
     pos = grid.positions()
     leaves = [*inputs(grid), table(grid), *([torch.randn(2, 3).requires_grad_()] if grid.prefix else [])]
     agrees(leaves, lambda values, edge=None: TableBias(values, pos, edge))
@@ -75,7 +73,7 @@ def test_what_is_stored_knows_of_the_mask():
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy of infinite values
 def test_values_behind_a_tile_are_never_read(monkeypatch):
     """Tiles of keys behind all queries of a tile are passed over: infinite values there reach nothing."""
-    monkeypatch.setattr(BACKEND, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
     grid = Grid((16, 16))
     pos = grid.positions()
     q, k, v = inputs(grid, batch=1)

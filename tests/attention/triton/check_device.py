@@ -77,8 +77,8 @@ def test_a_context_runs_the_kernels_also_in_a_compiled_function():
     ran = []
     op = importlib.import_module("vispe.attention.backends.triton.grid.op")
     with pytest.MonkeyPatch.context() as patch:
-        forward = op.run_forward
-        patch.setattr(op, "run_forward", lambda *a: ran.append(1) or forward(*a))
+        forward = op._run_forward
+        patch.setattr(op, "_run_forward", lambda *a: ran.append(1) or forward(*a))
         compiled = torch.compile(
             lambda q, k, v: attention(q, k, v, bias=BIAS), backend="eager", fullgraph=True
         )

@@ -1,18 +1,16 @@
 """Dropout in the fused kernels: which weights survive, and the gradients of what they make (`test_interpreter`)."""
 
-import sys
-
 import pytest
 import torch
 
 from tests.attention.triton.check_attention import BACKWARD, FORWARD, inputs, relative, table
 from vispe import Grid, attention, explain
 from vispe.attention import TableBias
+from vispe.attention.backends.triton.grid import operands
 from vispe.attention.backends.triton.grid.launch import run_forward
 from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-BACKEND = sys.modules["vispe.attention.backends.triton"]
 BITS = 2**32
 
 
@@ -67,7 +65,7 @@ CASES = [
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(("grid", "dropout", "options", "dtype"), CASES, ids=str)
 def test_output_and_gradients(monkeypatch, seeds, grid, dropout, options, dtype, rows):
-    monkeypatch.setattr(BACKEND, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
     pos, width = grid.positions(), 72 if grid.prefix == 5 else 16
     leaves = [*inputs(grid, dtype, width), table(grid)]
     bias = TableBias(leaves[3], pos)

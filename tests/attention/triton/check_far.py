@@ -6,6 +6,7 @@ import torch
 from tests.attention.cases import HEADS, close, leaf, tensors
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
+from vispe.attention.backends.triton.grid import operands
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.bias.strip import Layout
 
@@ -128,8 +129,7 @@ def _far(name):
 )  # fmt: skip
 def test_rows_far_from_the_largest_bias_keep_their_digits(name, rows, monkeypatch):
     """The limit of float32, row by row: the product of queries and keys is not added to a number far from 0."""
-    fused = pytest.importorskip("vispe.attention.backends.triton")
-    monkeypatch.setattr(fused, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
     bias = _far(name)
     q, k, v = (torch.randn(1, 1, bias.pos.tokens, 64) for _ in range(3))
     q, k, v = (t.requires_grad_() for t in (q, k, v))

@@ -17,7 +17,7 @@ from tests.attention.triton.check_context import (
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
-from vispe.attention.backends.triton.content import content_dispatch
+from vispe.attention.backends.triton.grid import operands
 from vispe.attention.backends.triton.grid.op import table_attention
 from vispe.attention.bias.strip import Layout, build, layout_of, pack
 
@@ -83,16 +83,14 @@ def test_widths(width):
 @pytest.mark.parametrize("strips", [True, False])
 @pytest.mark.parametrize("gates", [(True, True), (True, False), (False, True)], ids=str)
 def test_gates(monkeypatch, strips, gates):
-    monkeypatch.setattr(
-        content_dispatch, "layout_of", lambda shape, prefix: Layout(shape, prefix, not strips)
-    )
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, not strips))
     compare_table(Grid((5, 7), 2), gates)
 
 
 @pytest.mark.parametrize("steady", [False, True])
 def test_gates_with_many_tiles_padding_and_one_table(monkeypatch, steady):
     monkeypatch.setitem(sizes.TABLES, (90, "float32"), small())
-    monkeypatch.setattr(content_dispatch, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
     grid = Grid((6, 7), 1)
     pos = grid.positions()
     keep = torch.rand(2, grid.tokens) < 0.7

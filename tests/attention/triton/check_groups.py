@@ -1,7 +1,5 @@
 """Heads of keys and values that serve several query heads, as kernels read them. `test_interpreter` runs this file."""
 
-import sys
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,11 +7,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
+from vispe.attention.backends.triton.grid import operands
 from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
-BACKEND = sys.modules["vispe.attention.backends.triton"]
 LIMITS = {torch.float32: (2e-6, 1e-5), torch.float16: (6e-4, 2e-3)}
 KINDS = [
     "none",
@@ -98,14 +96,14 @@ def compare(kind, grid, heads, groups, dtype=torch.float32, keep=None, **options
     ids=["5x7+5", "6x9", "3x13+1", "2x3x5+2"],
 )  # fmt: skip
 def test_output_and_gradients(monkeypatch, grid, heads, groups, rows, kinds):
-    monkeypatch.setattr(BACKEND, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
     for kind in kinds:
         compare(kind, grid, heads, groups)
 
 
 @pytest.mark.parametrize("kind", ["fixed", "sum", "hides"])
 def test_strips_padding_and_half_precision(monkeypatch, kind):
-    monkeypatch.setattr(BACKEND, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
     grid = Grid((7, 6), 3)
     keep = torch.rand(2, grid.tokens) < 0.6
     keep[:, 0] = True

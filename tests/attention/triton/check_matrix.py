@@ -4,8 +4,6 @@ The interpreter cuts to bfloat16 and multiplies it in float32, so its numbers sa
 shows that the kernels run and return it, within twice the limits.
 """
 
-import sys
-
 import pytest
 import torch
 
@@ -19,6 +17,7 @@ from tests.attention.bias_matrix import (
 )
 from tests.attention.cases import CASES
 from vispe import Grid
+from vispe.attention.backends.triton.grid import operands
 from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -53,8 +52,7 @@ TABLES = ENCODINGS - {
 @pytest.fixture
 def strips(monkeypatch):
     """Small grids, which would take rows, take strips."""
-    backend = sys.modules["vispe.attention.backends.triton"]
-    monkeypatch.setattr(backend, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

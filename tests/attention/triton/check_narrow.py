@@ -11,6 +11,7 @@ from tests.attention.triton.check_attention import compare_table, inputs
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
+from vispe.attention.backends.triton.grid import operands
 from vispe.attention.backends.triton.grid.launch import run_forward
 from vispe.attention.backends.triton.grid.launch_backward import run_backward
 from vispe.attention.bias.float16_strip import pack_with_copy
@@ -66,8 +67,7 @@ def test_heads_that_fit_read_the_copy_and_others_do_not(rows, groups):
     ("dtype", "spread"), [(torch.float16, 0.25), (torch.float16, 3.0), (torch.bfloat16, 1.5)]
 )
 def test_output_and_gradients(monkeypatch, dtype, spread, prefix, rows):
-    fused = pytest.importorskip("vispe.attention.backends.triton")
-    monkeypatch.setattr(fused, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
     grid = Grid((7, 6), prefix)
     keep = torch.rand(2, grid.tokens) < 0.7
     keep[:, 0] = True
@@ -83,9 +83,8 @@ def test_output_and_gradients(monkeypatch, dtype, spread, prefix, rows):
 )  # fmt: skip
 def test_every_kind_of_table_is_packed_in_both(monkeypatch, make):
     recorded = []
-    fused = pytest.importorskip("vispe.attention.backends.triton")
     monkeypatch.setattr(
-        fused, "pack_with_copy", lambda *a, **k: recorded.append(pack_with_copy(*a, **k)) or recorded[-1]
+        operands, "pack_with_copy", lambda *a, **k: recorded.append(pack_with_copy(*a, **k)) or recorded[-1]
     )
     grid = Grid((5, 6))
     bias = make(grid.positions())

@@ -1,23 +1,20 @@
 """Gradients of queries, keys and values in one pass over the scores: `deterministic=False`."""
 
-import sys
-
 import pytest
 import torch
 
 from tests.attention.triton.check_attention import BACKWARD, compare, compare_table, inputs
 from vispe import Grid, attention
 from vispe.attention import TableBias
-from vispe.attention.backends.triton.grid import launch_backward
+from vispe.attention.backends.triton.grid import launch_backward, operands
 from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-BACKEND = sys.modules["vispe.attention.backends.triton"]
 
 
 @pytest.fixture(autouse=True)
 def _strips(monkeypatch):
-    monkeypatch.setattr(BACKEND, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
+    monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
 
 
 @pytest.fixture(autouse=True)

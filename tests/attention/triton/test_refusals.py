@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vispe import Grid, Positions, attention, explain
 from vispe.attention import DenseBias, DistanceBias, SumBias, TableBias, ValueTerm
+from vispe.attention.backends import flex
 from vispe.attention.backends.triton import unsupported_reason
 from vispe.attention.bias.lower_to_table import table_unsupported_reason
 from vispe.attention.call import Call
@@ -22,6 +24,29 @@ def device(monkeypatch):
 
 def tensors(n=13, width=16, dtype=torch.float32):
     return [torch.randn(1, 2, n, width, dtype=dtype) for _ in range(3)]
+
+
+def test_wide_heads(device, monkeypatch):
+    """Above 128 channels FlexAttention serves biases without a gradient, a dense mask those with one."""
+    monkeypatch.setattr(flex, "device_unsupported_reason", lambda q: None)
+    with FakeTensorMode():
+        pos = GRID.positions("cuda")
+        learned = TableBias(torch.zeros(2, 5, 7, device="cuda", requires_grad=True), pos)
+        for width, backends in ((72, ["triton"] * 2), (160, ["flex", "sdpa"]), (264, ["sdpa"] * 2)):
+            q = torch.empty(1, 2, 13, width, device="cuda")
+            for backend, bias in zip(backends, (DistanceBias((0.1, 0.2), pos), learned), strict=True):
+                result = explain(q, q, q, bias=bias)
+                assert result.backend == backend
+                if width > 128:
+                    why = f"the fused kernels support head_dim up to 128, got {width}"
+                    assert result.unsupported["triton"] == why
+                if backend == "sdpa":
+                    why = (
+                        "adds the gradient of a learned bias"
+                        if width == 160
+                        else "needs head_dim <= 256, got 264"
+                    )
+                    assert why in result.unsupported["flex"]
 
 
 def test_on_a_cpu_it_stands_back():
@@ -64,7 +89,7 @@ def test_arguments(device, options, reason):
     ("arguments", "reason"),
     [
         (tensors(dtype=torch.float64), "float64"),
-        (tensors(width=130), "larger than 128"),
+        (tensors(width=130), "the fused kernels support head_dim up to 128, got 130"),
         (
             [t[:, :, : 13 if i else 5] for i, t in enumerate(tensors())],
             "queries, 5, is not that of the keys, 13",

@@ -45,6 +45,17 @@ def test_every_pair_reads_its_entry(shape, prefix, rows):
 @cases("rows", [False, True])
 @cases("prefix", [0, 1, 5])
 @cases("shape", GRIDS, ids=str)
+def test_queries_that_share_an_element(shape, prefix, rows):
+    """The gradient of an element is stored without atomic additions only if one query reads it."""
+    layout = Layout(shape, prefix, rows)
+    index = layout.base().long()[:, None] + torch.arange(layout.selected, layout.tokens)
+    assert layout.sharers == index.flatten().bincount().max()
+
+
+@pairwise
+@cases("rows", [False, True])
+@cases("prefix", [0, 1, 5])
+@cases("shape", GRIDS, ids=str)
 def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
     table, edge = (t.detach() for t in parts(shape, prefix))
     layout = Layout(shape, prefix, rows)

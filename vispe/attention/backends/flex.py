@@ -50,7 +50,10 @@ def unsupported_reason(call: Call) -> str | None:
             min(widths) < MIN_HEAD_DIM,
             f"FlexAttention needs head_dim >= {MIN_HEAD_DIM}, got {min(widths)}",
         ),
-        (call.max_head_dim > MAX_HEAD_DIM, f"head_dim {call.max_head_dim} is larger than {MAX_HEAD_DIM}"),
+        (
+            call.max_head_dim > MAX_HEAD_DIM,
+            f"FlexAttention needs head_dim <= {MAX_HEAD_DIM}, got {call.max_head_dim}",
+        ),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
         (exporting(), "FlexAttention is not fused in exported programs"),
     ):
@@ -65,10 +68,9 @@ def unsupported_reason(call: Call) -> str | None:
         return refusal
     if not q.is_cuda:
         return "FlexAttention has no gradients on CPU"
-    deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
     return (
         "the gradient of a bias is not deterministic in FlexAttention, and deterministic=True is set"
-        if deterministic
+        if call.reproducible
         else None
     )
 

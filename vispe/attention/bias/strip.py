@@ -57,7 +57,8 @@ class Layout:
     @property
     def sharers(self) -> int:
         """Largest number of queries that share an element of the runs."""
-        return 1 if self.rows else self.shape[0]
+        # queries of one column share an element of the strip, prefix queries the constant run
+        return 1 if self.rows else max(self.shape[0], self.prefix)
 
     @property
     def length(self) -> int:

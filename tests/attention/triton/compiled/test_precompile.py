@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from tests.attention.triton.compiled.stand_in_driver import stand_in_gpu
+from vispe import Grid
 
 BENCH = Path(__file__).parents[4] / "eval/bench"
 
@@ -44,6 +45,17 @@ def test_kernels(precompile):
                     batch = min(batch, 16)
                     precompile.work(kernel, grid, batch, 64, torch.bfloat16, "cpu", stored)(0)
     assert set(gpu.signatures) <= compiled
+
+
+def test_the_tuned_gradient_of_the_bias_has_its_operands(precompile, monkeypatch):
+    from vispe.attention.backends.triton.grid import launch_backward
+
+    operands = []
+    monkeypatch.setattr(launch_backward, "run_bias", lambda *args: operands.append(args))
+    with stand_in_gpu(90, compiles=False):
+        precompile.work("grad_bias", Grid((3, 4), 1), 2, 16, torch.float32, "cpu", "float32")(0)
+    _, q, *_, delta = operands[0][:6]
+    assert delta.shape == q.shape[:3]
 
 
 @pytest.mark.slow

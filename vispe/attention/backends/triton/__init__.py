@@ -1,51 +1,45 @@
 """Triton backend: fused attention with a bias table, forward and backward passes without an n x n tensor (CUDA).
 
-Every translation-invariant bias on a grid is one offset table. `lower` computes the table, `strip` lays it out so that
-the bias of a query is one contiguous read, `op` has the operators, and the kernels only read runs of numbers. Tokens
-that are not one full grid in raster order have explicit cell indices or coordinates (`coords`). Triton is not imported
-before the first call.
+Every translation-invariant bias on a grid is one offset table, which `lower_to_table` computes. `strip` lays it out so
+that the bias of a query is one contiguous read, `op` has the operators, and the kernels only read runs of numbers.
+Tokens that are not one full grid in raster order have explicit cell indices or coordinates (`coords`). Triton is not
+imported before the first call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.triton.content import content_dispatch
 from vispe.attention.backends.triton.content.content_dispatch import (
+    attend_decomposed,
     content_unsupported_reason,
+    gates_of,
     reads_content,
-    run_starts,
 )
 from vispe.attention.backends.triton.coords.operands import attend_coords, coords_unsupported_reason
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason
+from vispe.attention.backends.triton.grid.operands import (
+    layout_at,
+    packed_bias,
+    row_constants,
+    run_starts,
+    strip_options,
+)
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.dense import CrossAttentionBias
-from vispe.attention.bias.float16_strip import copy_shift, fits_float16, pack_with_copy
-from vispe.attention.bias.lower_to_table import (
-    causal_unsupported_reason,
-    lower_to_table,
-    row_maxima,
-    shifted,
-    table_unsupported_reason,
-    with_causal_mask,
-)
-from vispe.attention.bias.mask_cache import Strip, cached_strip, find_strip
-from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
+from vispe.attention.bias.lower_to_table import causal_unsupported_reason, table_unsupported_reason
+from vispe.attention.bias.mask_cache import find_strip
 from vispe.attention.call import Call
 from vispe.attention.precision import (
     compute_dtype,
     differentiation_unsupported_reason,
-    exporting,
     forward_mode,
     is_eager,
-    no_autocast,
 )
-from vispe.errors import ShapeError
-from vispe.grid import Grid, Positions
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 128  # maximum head_dim
@@ -76,7 +70,10 @@ def unsupported_reason(call: Call) -> str | None:
             cross is None and q.shape[2] != k.shape[2],
             f"the number of queries, {q.shape[2]}, is not that of the keys, {k.shape[2]}: they are not one grid",
         ),
-        (call.max_head_dim > MAX_HEAD_DIM, f"head_dim {call.max_head_dim} is larger than {MAX_HEAD_DIM}"),
+        (
+            call.max_head_dim > MAX_HEAD_DIM,
+            f"the fused kernels support head_dim up to {MAX_HEAD_DIM}, got {call.max_head_dim}",
+        ),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
         (not call.factor > 0, f"the scale {call.factor} is not positive"),
     ):
@@ -119,58 +116,40 @@ def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
     from vispe.attention.backends.triton.grid.launch import log_sum_exp
     from vispe.attention.backends.triton.grid.op import attend
 
-    content_dependent, scattered = reads_content(call.bias), _scattered(call)
-    # the grid kernels support grouped key heads directly, the others need repeated ones
+    content_dependent, is_gated = reads_content(call.bias), isinstance(call.bias, GatedBias)
+    scattered = not content_dependent and _scattered(call)
+    # the grid kernels support grouped key heads directly, unless there are gates; the others need repeated ones
     q, k, v = (
         _contiguous_channels(t.to(call.dtype))
         for t in call.transformed(repeated=content_dependent or scattered)
     )
-    # a bias per sample, from queries or keys: kernels of their own
-    if content_dependent:
-        out, sums, moved = content_dispatch.run(call, q, k, v)
-        return out, lambda: log_sum_exp(sums, moved)
+    if content_dependent and not is_gated:
+        out, sums = attend_decomposed(call, q, k, v)
+        return out, lambda: log_sum_exp(sums)
     # coordinates of each token in place of a strip
     if scattered:
         out, sums, constant = attend_coords(call, q, k, v)
         return out, lambda: log_sum_exp(sums) + constant()
-    key_padding = call.key_padding_mask
-    # deterministic=True or the global setting of torch
-    deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
-    once = call.deterministic is False and not deterministic
-    dropout: tuple[Tensor | None, float] = (None, 0.0)
-    if call.dropout_p:
-        # drawn from torch's generator, so that `manual_seed` and checkpointing reproduce it
-        dropout = torch.randint(2**62, (1,), device=q.device), call.dropout_p
+    # the gradients of gates need the separate pass of the queries
+    once = call.deterministic is False and not call.reproducible and not is_gated
+    # drawn from torch's generator, so that `manual_seed` and checkpointing reproduce it
+    seed = torch.randint(2**62, (1,), device=q.device) if call.dropout_p else None
+    dropout = seed, float(call.dropout_p)
     # no bias: the same kernels, without a strip
     if call.bias is None or call.bias.pos is None:
         out, sums = attend(
-            q,
-            k,
-            v,
-            *[None] * 4,
-            key_padding,
-            None,
-            None,
-            0,
-            call.factor,
-            1,
-            False,
-            None,
-            None,
-            once,
-            *dropout,
-            None,
-            None,
-        )
+            q, k, v, None, None, None, None, call.key_padding_mask, None, None, 0, call.factor, 1, False, None, None,
+            once, *dropout, None, None,
+        )  # fmt: skip
         return out, lambda: log_sum_exp(sums)
-    layout = _layout(call.bias.pos, q.shape[2])
+    layout = layout_at(call.bias.pos, q.shape[2])
     address, base = run_starts(call.bias.pos, layout)
-    (packed, edge, copy, visible), runs, prefix_runs = _bias(call, layout)
+    (packed, edge, copy, visible), runs, prefix_runs = packed_bias(call, layout)
     out, sums = attend(
-        q, k, v, packed, address, edge, base, key_padding, runs, prefix_runs, layout.selected, call.factor,
-        layout.sharers, deterministic, visible, copy, once, *dropout, None, None,
+        q, k, v, packed, address, edge, base, call.key_padding_mask, runs, prefix_runs, layout.selected, call.factor,
+        layout.sharers, call.reproducible, visible, copy, once, *dropout, *gates_of(call),
     )  # fmt: skip
-    return out, lambda: log_sum_exp(sums, layout.selected) + _shift(call, layout)
+    return out, lambda: log_sum_exp(sums, layout.selected) + row_constants(call, layout)
 
 
 def attend_again(
@@ -182,7 +161,7 @@ def attend_again(
         return None
     dtype, factor = compute_dtype(q), q.shape[-1] ** -0.5 if scale is None else scale
     signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-    options = _options(dtype, factor, False, q.shape[1])
+    options = strip_options(dtype, factor, False, q.shape[1])
     if bias.key is not None:
         # fixed bias: its strip is cached with the positions
         strip = pos.memo.get(("fused call", bias.key, options, signature))
@@ -194,7 +173,7 @@ def attend_again(
         return None
     from vispe.attention.backends.triton.grid.op import attend
 
-    layout = _layout(pos, q.shape[2])
+    layout = layout_at(pos, q.shape[2])
     (packed, edge, copy, visible), (address, base) = strip, run_starts(pos, layout)
     # autocast may have changed the dtype; kernels read channels with stride 1
     q, k, v = (_contiguous_channels(t if t.dtype == dtype else t.to(dtype)) for t in (q, k, v))
@@ -215,13 +194,13 @@ def record_call(call: Call) -> None:
     if reads_content(bias) or _scattered(call):
         return
     signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-    options = _options(call.dtype, call.factor, call.is_causal, q.shape[1])
+    options = strip_options(call.dtype, call.factor, call.is_causal, q.shape[1])
     if bias.key is None:
         entry = find_strip(bias, options)
         if entry is not None:
             entry.checked.add(signature)
         return
-    strip = _bias(call, _layout(bias.pos, q.shape[2]))[0]
+    strip = packed_bias(call, layout_at(bias.pos, q.shape[2]))[0]
     bias.pos.remember(("fused call", bias.key, options, signature), lambda: strip)
 
 
@@ -230,107 +209,6 @@ def _scattered(call: Call) -> bool:
     return call.cu_seqlens is not None or (
         call.bias is not None and table_unsupported_reason(call.bias) is not None
     )
-
-
-def _options(dtype: torch.dtype, factor: float, is_causal: bool, heads: int) -> Hashable:
-    """Return what a packed bias depends on in addition to the bias and its positions."""
-    return dtype, float(factor), is_causal, heads
-
-
-def _layout(pos: Positions, tokens: int) -> Layout:
-    """Return the layout of the strip, cached with the positions."""
-    grid = pos.grid
-    if grid is None:
-        return layout_of((tokens,), 0)
-    return pos.remember("layout of strips", lambda: layout_of(grid.shape, grid.prefix))
-
-
-def _bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tensor | None]:
-    """Return the packed bias, and its differentiable runs and prefix biases if it needs a gradient, else None."""
-    bias, heads = call.bias, call.q.shape[1]
-    if bias is None or bias.pos is None or bias.pos.grid is None:
-        raise ShapeError(
-            "The triton backend needs a bias with positions, got pos=None. Bind it to positions."
-        )
-    grid, (stored, both) = bias.pos.grid, _storage(call, bias.pos.grid)
-
-    def build_runs() -> tuple[Tensor, Tensor, Tensor | None]:
-        with no_autocast(call.q.device):
-            table, edge = _table(call, bias, grid)
-            if table.shape[0] not in (1, heads):
-                raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
-            # softmax ignores a constant per query; without it float16 copies would overflow
-            table, edge = shifted(table, edge, bool(grid.prefix))
-            table = table.float()
-            # small grids (row layout) have one or two tiles, so skipping is useless there
-            visible = (
-                visible_offsets(table, heads)
-                if (bias.is_sparse or call.is_causal) and not layout.rows
-                else None
-            )
-            return *build(table, edge, layout), visible
-
-    def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> Strip:
-        # torch.cat of float16 copies fails under bfloat16 autocast
-        with no_autocast(call.q.device):
-            if both:
-                packed = pack_with_copy(runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead)
-                return *packed, visible
-            # the table is shifted already
-            packed = pack(runs, prefix_runs, layout, call.factor, stored, shift=False, lead=layout.lead)
-            return *packed, None, visible
-
-    if bias.key is not None:
-        dtype = call.dtype if both else stored
-        # fixed biases are packed once per scale, dtype and layout
-        key = ("packed bias", bias.key, call.factor, dtype, layout.rows, call.is_causal)
-        return bias.pos.remember(key, lambda: pack_runs(*build_runs())), None, None
-    runs, prefix_runs, differentiable = None, None, False
-
-    def make() -> Strip:
-        nonlocal runs, prefix_runs, differentiable
-        runs, prefix_runs, visible = build_runs()
-        differentiable = torch.is_grad_enabled() and (runs.requires_grad or prefix_runs.requires_grad)
-        return pack_runs(runs, prefix_runs, visible)
-
-    # not called if the strip is cached; the runs stay None then, as no gradient is needed
-    packed = cached_strip(bias, _options(call.dtype, call.factor, call.is_causal, heads), make)
-    return packed, runs if differentiable else None, prefix_runs if differentiable else None
-
-
-def _storage(call: Call, grid: Grid) -> tuple[torch.dtype, bool]:
-    """Return the dtype of the strip, and whether it has a float16 copy."""
-    # distance biases: float16 only; tables: float32 and a float16 copy
-    half = call.dtype != torch.float32
-    narrow = half and call.bias is not None and fits_float16(call.bias, grid, call.factor)
-    return torch.float16 if narrow else torch.float32, half and not narrow and not exporting()
-
-
-def _table(call: Call, bias: Bias, grid: Grid) -> tuple[Tensor, Tensor | None]:
-    """Return the results of `lower_to_table` on the device of the queries, with causal masking."""
-    table, edge = lower_to_table(bias)
-    table = table.to(call.q.device)
-    return with_causal_mask(table, edge, grid) if call.is_causal else (table, edge)
-
-
-def _shift(call: Call, layout: Layout) -> Tensor:
-    """Return the constants that were subtracted from the rows of the bias, (h or 1, n)."""
-    bias = call.bias
-    if bias is None or bias.pos is None or bias.pos.grid is None:
-        return call.q.new_zeros(1, 1, dtype=torch.float32)
-    grid = bias.pos.grid
-    with torch.no_grad(), no_autocast(call.q.device):
-        table, edge = _table(call, bias, grid)
-        # of patches and of prefix queries
-        constants = [t.float() for t in row_maxima(table, edge, bool(grid.prefix))]
-        if _storage(call, grid)[1]:
-            table, edge = shifted(table, edge, bool(grid.prefix))
-            # from the float16 copy, the middle of its range is subtracted as well
-            middle = copy_shift(*build(table.float(), edge, layout), call.factor, call.dtype)[1][:, 0]
-            constants = [t + middle for t in constants]
-        is_prefix = torch.arange(call.q.shape[2], device=call.q.device) < grid.prefix
-        patches, prefix = (t[:, None] for t in constants)
-        return torch.where(is_prefix, prefix, patches)
 
 
 def _contiguous_channels(x: Tensor) -> Tensor:

@@ -141,17 +141,5 @@ def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, 
             acc, row_max, row_sum, q, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, HAS_KEEP, DOT
         )
     at = head * pitch_of(n)
-    store_output(
-        OUT + b * ob + h * oh,
-        LSE + at,
-        share_pointer(LSE, n, BA) + at,
-        acc,
-        row_max,
-        row_sum,
-        i,
-        i,
-        on,
-        n,
-        E,
-        BE,
-    )
+    store_output(OUT + b * ob + h * oh, LSE + at, share_pointer(LSE, n, BA) + at, acc, row_max, row_sum, i, i, on, n, E,
+                 BE)  # fmt: skip

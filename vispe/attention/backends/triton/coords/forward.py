@@ -213,17 +213,5 @@ def forward_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, O
             acc, row_max, row_sum, x, V, start, vn, m, c, E, BE, BN, True, DOT
         )
     at = (b * heads + h) * pitch_of(n)
-    store_output(
-        OUT + b * ob + h * oh,
-        LSE + at,
-        share_pointer(LSE, n, BM) + at,
-        acc,
-        row_max,
-        row_sum,
-        i,
-        i,
-        on,
-        n,
-        E,
-        BE,
-    )
+    store_output(OUT + b * ob + h * oh, LSE + at, share_pointer(LSE, n, BM) + at, acc, row_max, row_sum, i, i, on, n, E,
+                 BE)  # fmt: skip

@@ -133,23 +133,10 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
         slopes = slopes.expand(heads).contiguous()
     if call.cu_seqlens is not None:
         segment = segments(call.cu_seqlens.to(device), q.shape[2])
-    deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
-    key_padding = call.key_padding_mask
     out, sums = attend(
-        q,
-        k,
-        v,
-        table,
-        cells,
-        slopes,
-        coords,
-        period,
-        segment,
-        key_padding,
-        metric,
-        call.factor,
-        deterministic,
-    )
+        q, k, v, table, cells, slopes, coords, period, segment, call.key_padding_mask, metric, call.factor,
+        call.reproducible,
+    )  # fmt: skip
 
     def constant() -> Tensor:
         if table is None:

@@ -1,0 +1,137 @@
+"""Operands of the grid kernels from a bias: its packed strip, and where the run of each query starts.
+
+The strip of a fixed bias is cached with the positions, that of a learned bias in evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.content import GatedBias
+from vispe.attention.bias.float16_strip import copy_shift, fits_float16, pack_with_copy
+from vispe.attention.bias.lower_to_table import lower_to_table, row_maxima, shifted, with_causal_mask
+from vispe.attention.bias.mask_cache import Strip, cached_strip
+from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
+from vispe.attention.call import Call
+from vispe.attention.precision import exporting, no_autocast
+from vispe.errors import ShapeError
+from vispe.grid import Grid, Positions
+
+
+def strip_options(dtype: torch.dtype, factor: float, is_causal: bool, heads: int) -> tuple[Hashable, ...]:
+    """Return what a packed bias depends on in addition to the bias and its positions."""
+    return dtype, float(factor), is_causal, heads
+
+
+def layout_at(pos: Positions, tokens: int) -> Layout:
+    """Return the layout of the strip, cached with the positions."""
+    grid = pos.grid
+    if grid is None:
+        return layout_of((tokens,), 0)
+    return pos.remember("layout of strips", lambda: layout_of(grid.shape, grid.prefix))
+
+
+def run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return `Layout.patches_first`, cached with the positions."""
+    return pos.remember(
+        ("run starts, patches first", layout.rows), lambda: layout.patches_first(pos.coords.device)
+    )
+
+
+def packed_bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tensor | None]:
+    """Return the packed bias, and its differentiable runs and prefix biases if it needs a gradient, else None.
+
+    For a `GatedBias`, they are those of its profile, which kernels multiply by the gates: its constants per row cannot
+    be subtracted.
+    """
+    bias, heads, is_gated = _ungated(call.bias), call.q.shape[1], isinstance(call.bias, GatedBias)
+    if bias is None or bias.pos is None or bias.pos.grid is None:
+        raise ShapeError(
+            "The triton backend needs a bias with positions, got pos=None. Bind it to positions."
+        )
+    grid, (stored, both) = bias.pos.grid, _storage(call, bias.pos.grid)
+
+    def build_runs() -> tuple[Tensor, Tensor, Tensor | None]:
+        with no_autocast(call.q.device):
+            table, edge = _table(call, bias, grid)
+            if table.shape[0] not in (1, heads):
+                raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
+            if not is_gated:
+                # softmax ignores a constant per query; without it float16 copies would overflow
+                table, edge = shifted(table, edge, bool(grid.prefix))
+            table = table.float()
+            # small grids (row layout) have one or two tiles, so skipping is useless there
+            is_sparse = (bias.is_sparse or call.is_causal) and not is_gated
+            visible = visible_offsets(table, heads) if is_sparse and not layout.rows else None
+            return *build(table, edge, layout), visible
+
+    def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> Strip:
+        # torch.cat of float16 copies fails under bfloat16 autocast
+        with no_autocast(call.q.device):
+            if both:
+                packed = pack_with_copy(runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead)
+                return *packed, visible
+            # the table is shifted already
+            packed = pack(runs, prefix_runs, layout, call.factor, stored, shift=False, lead=layout.lead)
+            return *packed, None, visible
+
+    if bias.key is not None:
+        dtype = call.dtype if both else stored
+        # fixed biases are packed once per scale, dtype and layout
+        key = ("packed bias", bias.key, call.factor, dtype, layout.rows, call.is_causal, is_gated)
+        return bias.pos.remember(key, lambda: pack_runs(*build_runs())), None, None
+    runs, prefix_runs, differentiable = None, None, False
+
+    def make() -> Strip:
+        nonlocal runs, prefix_runs, differentiable
+        runs, prefix_runs, visible = build_runs()
+        differentiable = torch.is_grad_enabled() and (runs.requires_grad or prefix_runs.requires_grad)
+        return pack_runs(runs, prefix_runs, visible)
+
+    # not called if the strip is cached; the runs stay None then, as no gradient is needed
+    options = strip_options(call.dtype, call.factor, call.is_causal, heads) + ("gated",) * is_gated
+    packed = cached_strip(bias, options, make)
+    return packed, runs if differentiable else None, prefix_runs if differentiable else None
+
+
+def _ungated(bias: Bias | None) -> Bias | None:
+    return bias.profile if isinstance(bias, GatedBias) else bias
+
+
+def _storage(call: Call, grid: Grid) -> tuple[torch.dtype, bool]:
+    """Return the dtype of the strip, and whether it has a float16 copy."""
+    # distance biases: float16 only; tables: float32 and a float16 copy; gated ones, which are not shifted: float32
+    half = call.dtype != torch.float32 and not isinstance(call.bias, GatedBias)
+    narrow = half and call.bias is not None and fits_float16(call.bias, grid, call.factor)
+    return torch.float16 if narrow else torch.float32, half and not narrow and not exporting()
+
+
+def _table(call: Call, bias: Bias, grid: Grid) -> tuple[Tensor, Tensor | None]:
+    """Return the results of `lower_to_table` on the device of the queries, with causal masking."""
+    table, edge = lower_to_table(bias)
+    table = table.to(call.q.device)
+    return with_causal_mask(table, edge, grid) if call.is_causal else (table, edge)
+
+
+def row_constants(call: Call, layout: Layout) -> Tensor:
+    """Return the constants that were subtracted from the rows of the bias, (h or 1, n)."""
+    bias = call.bias
+    if bias is None or bias.pos is None or bias.pos.grid is None or isinstance(bias, GatedBias):
+        return call.q.new_zeros(1, 1, dtype=torch.float32)
+    grid = bias.pos.grid
+    with torch.no_grad(), no_autocast(call.q.device):
+        table, edge = _table(call, bias, grid)
+        # of patches and of prefix queries
+        constants = [t.float() for t in row_maxima(table, edge, bool(grid.prefix))]
+        if _storage(call, grid)[1]:
+            table, edge = shifted(table, edge, bool(grid.prefix))
+            # from the float16 copy, the middle of its range is subtracted as well
+            middle = copy_shift(*build(table.float(), edge, layout), call.factor, call.dtype)[1][:, 0]
+            constants = [t + middle for t in constants]
+        is_prefix = torch.arange(call.q.shape[2], device=call.q.device) < grid.prefix
+        patches, prefix = (t[:, None] for t in constants)
+        return torch.where(is_prefix, prefix, patches)
