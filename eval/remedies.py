@@ -5,7 +5,8 @@
 Every method of `vispe.debias` on the same images at one size: held-out R² within images (ridge, nearest neighbours)
 and across images (ridge, nearest neighbours, a network), effective rank, cosine to the model's own features, error of
 a rotation by 90 degrees, and mIoU of few scribbles: tokens alone, alongside filters, and lost with scribbles in one
-corner. RASA and blanked channels are fitted on other images of the same kind. Writes remedies.json, one row per image
+corner. RASA and blanked channels are fitted on other images of the same kind. `--students` adds models of `vispe
+retrofit` with this model as their teacher. Writes remedies.json, one row per image
 and method as it is finished, so that a run that was stopped goes on; then the table on standard output.
 """
 
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4, help="noise images, and textures")
     parser.add_argument("--each", type=int, default=2, help="micrographs of each set")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="kinds of images")
+    parser.add_argument("--students", nargs="+", default=[], help="folders of vispe retrofit, named by the folder")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     net = load_model(args.model, weights=args.weights, any_size=True).model
@@ -82,6 +84,8 @@ def main() -> None:
         images, fit = kinds[kind]
         for method in METHODS:
             measure(report, args.out, model, kind, method, images, fit, scored, settings)
+        for folder in args.students:
+            measure(report, args.out, model, kind, Path(folder).name, images, fit, scored, settings, folder)
     print(markdown(report))
 
 
@@ -109,12 +113,15 @@ def measure(
     fit: Any,
     frames: list[Frame],
     settings: Settings,
+    student: str | None = None,
 ) -> None:
-    """Add the rows of a method on the images of a kind, if they are missing."""
+    """Add the rows of a method, or of the student in a folder, on the images of a kind, if they are missing."""
     if f"{kind} {method}" in report["across"]:
         return
     start, features = time.process_time(), model
-    if method != "none":
+    if student is not None:
+        features = VisionModel(load_model(student, any_size=True).model)
+    elif method != "none":
         try:
             features = vispe.debias(model, method, list(fit) if method in FITTED else None, seed=1)
         except InputError as error:  # such as a model without outliers
@@ -226,7 +233,8 @@ def markdown(report: dict[str, Any]) -> str:
         "| method | R² | R² radial | kNN | across: ridge | kNN | network | rank | cosine | error of rot90 | CPU s |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    methods = [m for m in METHODS if all(f"{k} {m}" in report["across"] for k in kinds)]
+    known = dict.fromkeys((*METHODS, *(r["method"] for r in report["rows"])))
+    methods = [m for m in known if all(f"{k} {m}" in report["across"] for k in kinds)]
     for method in methods:
         cells = [method]
         for key in ("r2", "r2_radial", "knn"):

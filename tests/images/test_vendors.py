@@ -158,7 +158,7 @@ def test_lif_gives_planes_channels_and_sizes_back(tmp_path):
     assert actual.z_step == pytest.approx(3.0)
     assert actual.page_axes == (("Z", 3),)
     flat = write_lif(tmp_path / "b.lif", {"one": values[:1, :1], "two": values[1:2, :1]})
-    with pytest.raises(InputError, match=r"b.lif holds 2 scenes; .*: 0 'one', 1 'two'\."):
+    with pytest.raises(InputError, match=r"b.lif contains 2 scenes\. .* one of 0 'one', 1 'two'\."):
         read_image(flat)
     np.testing.assert_array_equal(read_image(flat, scene="two").pages[0, ..., 0], values[1, 0])
     with pytest.raises(InputError, match=r"scene must be one of .*, got 'tow'. Did you mean 'two'"):
