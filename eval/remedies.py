@@ -6,8 +6,8 @@ Every method of `vispe.debias` on the same images at one size: held-out R² with
 and across images (ridge, nearest neighbours, a network), effective rank, cosine to the model's own features, error of
 a rotation by 90 degrees, and mIoU of few scribbles: tokens alone, alongside filters, and lost with scribbles in one
 corner. RASA and blanked channels are fitted on other images of the same kind. `--students` adds models of `vispe
-retrofit` with this model as their teacher. Writes remedies.json, one row per image
-and method as it is finished, so that a run that was stopped goes on; then the table on standard output.
+retrofit` with this model as their teacher, also compared with its mean over poses and positions. Writes remedies.json,
+the rows of a method as it is finished, so that a run that was stopped goes on; then the table on standard output.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4, help="noise images, and textures")
     parser.add_argument("--each", type=int, default=2, help="micrographs of each set")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="kinds of images")
-    parser.add_argument("--students", nargs="+", default=[], help="folders of vispe retrofit, named by the folder")
+    parser.add_argument(
+        "--students", nargs="+", default=[], help="folders of vispe retrofit, named by the folder"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     net = load_model(args.model, weights=args.weights, any_size=True).model
@@ -84,9 +87,29 @@ def main() -> None:
         images, fit = kinds[kind]
         for method in METHODS:
             measure(report, args.out, model, kind, method, images, fit, scored, settings)
+        targets = symmetrised(model, images) if args.students else []
         for folder in args.students:
-            measure(report, args.out, model, kind, Path(folder).name, images, fit, scored, settings, folder)
+            measure(
+                report,
+                args.out,
+                model,
+                kind,
+                Path(folder).name,
+                images,
+                fit,
+                scored,
+                settings,
+                folder,
+                targets,
+            )
     print(markdown(report))
+
+
+@torch.no_grad()
+def symmetrised(model: VisionModel, images: Any) -> list[Tensor]:
+    """Return the features of the model averaged over poses and positions, the target of a student."""
+    features = vispe.debias(model, "poses+positions", seed=1)
+    return [features(image[None])[0].double() for image in images]
 
 
 def selected(frames: list[Frame], each: int) -> tuple[list[Frame], list[Frame]]:
@@ -114,6 +137,7 @@ def measure(
     frames: list[Frame],
     settings: Settings,
     student: str | None = None,
+    targets: Sequence[Tensor] = (),
 ) -> None:
     """Add the rows of a method, or of the student in a folder, on the images of a kind, if they are missing."""
     if f"{kind} {method}" in report["across"]:
@@ -140,6 +164,9 @@ def measure(
         with torch.no_grad():
             own = map_of if method == "none" else model(image[None])[0].double()
         row |= {"rank": effective_rank(map_of) / effective_rank(own), "cosine": mean_cosine(map_of, own)}
+        if targets:
+            row["cosine_symmetrised"] = mean_cosine(map_of, targets[number])
+            row["rank_symmetrised"] = effective_rank(map_of) / effective_rank(targets[number])
         row |= within(map_of, rng)
         if kind == "micrographs":
             row |= segmented(map_of, image, frames[number], number, frames, filters, settings)

@@ -54,7 +54,7 @@ def read(path, option="--config {}"):
 
 def test_every_recipe_is_of_a_known_kind():
     assert {p.stem for p in CONFIGS.glob("*.yaml")} == {p.stem for p in retrofits()} | OTHERS
-    assert len(retrofits()) == 8
+    assert len(retrofits()) == 9
 
 
 def test_recipes_are_resolved_by_name_and_files_here_come_first(tmp_path, monkeypatch, capsys):
