@@ -177,7 +177,7 @@ def test_a_connection_that_ends_during_the_run_is_reported(folder, memory_url, m
 
 def named_error(name):
     module, _, kind = name.rpartition(".")
-    return pytest.importorskip(module).__dict__[kind]
+    return pytest.importorskip(module, reason=f"{module} is not installed").__dict__[kind]
 
 
 @pytest.mark.parametrize(
