@@ -39,9 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
     for line in IGNORED_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
-    if hasattr(
-        config.option, "loadscopereorder"
-    ):  # xdist would take files with few tests last, however long those are
+    # xdist would take files with few tests last, however long those are
+    if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
 

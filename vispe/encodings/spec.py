@@ -83,7 +83,8 @@ def _value(text: str) -> Any:
         SyntaxError,
         RecursionError,
         MemoryError,
-    ):  # the last two: strings such as 1000 minus signs
+    ):
+        # the last two: strings such as 1000 minus signs
         if re.fullmatch(r"[\w./+-]+", text) or _is_spec(text):
             return text
         raise OptionError(f"The value {text!r} cannot be parsed. Quote strings.") from None

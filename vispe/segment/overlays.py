@@ -220,9 +220,8 @@ def _blended(
             out[..., channel] = tinted >> 8
         return out
 
-    for number, drawn in enumerate(
-        in_order(band, -(-height // rows), 2)
-    ):  # bands bound the memory of large images
+    # bands bound the memory of large images
+    for number, drawn in enumerate(in_order(band, -(-height // rows), 2)):
         yield number * rows * factor, drawn
 
 

@@ -16,9 +16,8 @@ from vispe.errors import OptionError, ShapeError
 def build(**options):
     torch.manual_seed(0)
     encoding = create_encoding("rope_sphere", **{"dim": 16, "num_heads": 2, **options}).double()
-    with (
-        torch.no_grad()
-    ):  # away from the start: frequencies differ between axes, vectors have other lengths than 1
+    # away from the start: frequencies differ between axes, vectors have other lengths than 1
+    with torch.no_grad():
         for parameter in encoding.parameters():
             parameter += 0.5 * torch.randn_like(parameter)
     return encoding

@@ -10,9 +10,8 @@ def run(case):
         case.ignore(key, "nothing is drawn")
     scheme = SCHEMES[variant](case)
     stream, padding, ends = stream_of(case), case.config("padding_position"), delta_of(case)
-    if (
-        variant == "tad_rope"
-    ):  # the sum of two counts that both have padding; the delta is that of the frames alone
+    # the sum of two counts that both have padding; the delta is that of the frames alone
+    if variant == "tad_rope":
         result = scheme.coordinates(stream, padding=2 * padding)
         delta = result.delta() - (~result.mask).sum(1, keepdim=True)
     else:

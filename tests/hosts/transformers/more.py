@@ -82,9 +82,8 @@ CLASSES = {
     "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinker",
     "hunyuan_vl": "HunYuanVL",
 }
-if Version(transformers.__version__) < Version(
-    "5.20"
-):  # no Molmo 2 yet, and no model inside of Omni's thinkers
+# no Molmo 2 yet, and no model inside of Omni's thinkers
+if Version(transformers.__version__) < Version("5.20"):
     LACKING = ("molmo2", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
     CLASSES = {family: name for family, name in CLASSES.items() if family not in LACKING}
 else:

@@ -72,9 +72,8 @@ def test_merging_in_stages_keeps_positions_and_means():
     want = tokens.unflatten(1, (2, 6)).mean(2)
     torch.testing.assert_close(second.tokens, want, rtol=1e-12, atol=1e-12)
     assert second.weight.tolist() == [[6, 6]]
-    for axis in range(
-        3
-    ):  # for each position that was stored, the last cluster of the stage before and the one before it
+    # for each position that was stored, the last cluster of the stage before and the one before it
+    for axis in range(3):
         rows = second.ids[4 * axis : 4 * axis + 4, 0, 1] - 12 * axis
         assert rows.tolist() == [11, 9, 10, 8]
     same = merge_tokens(first.tokens, torch.arange(6)[None] // 3, first.ids, members=2)

@@ -35,9 +35,8 @@ def is_language_model(model: object) -> bool:
         return False
     try:
         embedding = model.get_input_embeddings()
-    except (
-        NotImplementedError
-    ):  # vision models without `embeddings.patch_embeddings` in the layout of transformers
+    except NotImplementedError:
+        # vision models without `embeddings.patch_embeddings` in the layout of transformers
         return False
     if not isinstance(embedding, nn.Embedding):
         return False

@@ -170,9 +170,8 @@ def grid_of(model: Any, attention: Any) -> tuple[int, ...]:
     block: Any = next(b for b in model.modules() if attention in b._modules.values())
     if hasattr(block, "partition_size"):
         return (int(block.partition_size[0]), int(block.partition_size[1]))
-    if hasattr(
-        model, "stages"
-    ):  # global attention of CoAtNet: the stem and every stage halve the feature map
+    # global attention of CoAtNet: the stem and every stage halve the feature map
+    if hasattr(model, "stages"):
         stage = next(i for i, s in enumerate(model.stages, 1) if any(attention is m for m in s.modules()))
         sides = [size // model.stem.stride for size in model.img_size]
         return (-(-sides[0] // 2**stage), -(-sides[1] // 2**stage))

@@ -197,9 +197,8 @@ def overlapping(path: Path, drawn: Sequence[tuple[int, np.ndarray]]) -> Iterator
     size = 1 + max((int(p[-1]) for _, p in drawn if len(p)), default=-1)
     if len(classes) < 2:
         n_overlapping = 0
-    elif (
-        sum(len(p) for _, p in drawn) > size // 16
-    ):  # for many pixels, a map of the image needs less memory than a list of indices
+    elif sum(len(p) for _, p in drawn) > size // 16:
+        # for many pixels, a map of the image needs less memory than a list of indices
         count = np.zeros(size, np.uint8)
         for k in classes:
             mask = np.zeros(size, bool)

@@ -215,9 +215,8 @@ def smoothing(start: int, stop: int, sigma: float, axis: Axis) -> tuple[int, int
     """
     radius = _radius(sigma)
     first, last = _reach(start, stop, radius, axis.length)
-    if (
-        start >= radius and stop + radius <= axis.length
-    ):  # far from the border all positions share one cached matrix
+    # far from the border all positions share one cached matrix
+    if start >= radius and stop + radius <= axis.length:
         matrix = _matrix(radius, radius + stop - start, sigma, 2 * radius + stop - start)
     else:
         matrix = _matrix(start, stop, sigma, axis.length)

@@ -216,9 +216,8 @@ class TokenBasis:
             ]
         tokens = np.concatenate(flat)
         count = min(components, len(tokens), tokens.shape[1])
-        with np.errstate(
-            invalid="ignore", divide="ignore"
-        ):  # equal tokens, or a single one, have zero variance
+        # equal tokens, or a single one, have zero variance
+        with np.errstate(invalid="ignore", divide="ignore"):
             pca = PCA(count, svd_solver="full").fit(tokens.astype(np.float64))
         largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1)[:, None], 1)
         oriented = pca.components_ * np.where(largest < 0, -1, 1)

@@ -125,9 +125,8 @@ def resample(
     if rule != "bicubic":
         return extend_table(table, old, new, rule)
     exact = at_least_float32(table)
-    if (
-        torch.compiler.is_compiling()
-    ):  # the backward pass of interpolate fails for symbolic sizes (torch 2.15)
+    # the backward pass of interpolate fails for symbolic sizes (torch 2.15)
+    if torch.compiler.is_compiling():
         rows, columns = (_weights(o, n, exact, antialias) for o, n in zip(old, new, strict=True))
         exact = exact_product(rows, exact.reshape(old[0], -1)).reshape(new[0], old[1], -1)
         return exact_product(columns, exact).flatten(0, 1)[None].to(table.dtype)

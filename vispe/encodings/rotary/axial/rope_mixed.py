@@ -128,9 +128,8 @@ class RopeMixed(RopeBase):
         """Draw a random frame per head; magnitudes are ``temperature ** (-j / J)`` along each of its axes."""
         super().reset_parameters()
         heads, like = self.num_heads, self.freqs
-        if (
-            self.axes == 2
-        ):  # same order of draws as timm and the reference, for equal results with equal seeds
+        # same order of draws as timm and the reference, for equal results with equal seeds
+        if self.axes == 2:
             from timm.layers import pos_embed_sincos  # local import: `import vispe` must not import timm
 
             draw = cast("Callable[..., Tensor]", pos_embed_sincos.init_random_2d_freqs)

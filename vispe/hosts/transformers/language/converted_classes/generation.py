@@ -64,9 +64,8 @@ class PositionedGeneration:
             check_mask(mask, f"{type(self).__name__}.generate", PACKED)
         cached = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
         new = token_index.expand(len(inputs_tensor), -1)[:, cached:]
-        if state is None and (
-            virtual := virtual_tokens(self)
-        ):  # prompt tuning: text without input_ids precedes the prompt
+        # prompt tuning: text without input_ids precedes the prompt
+        if state is None and (virtual := virtual_tokens(self)):
             new = new + virtual
             state = text_state(len(new), new.device)
         call = self._call_of(inputs_tensor, model_kwargs, cached, new.shape[1])
