@@ -77,11 +77,12 @@ SETS = {
         "samvit_base_patch16_224",
     ),
 }
+# encodings of the larger sets: a bias, a rotation, content and values
 FEW = (
     "alibi2d",
     "rope_mixed",
     "irpe",
-)  # encodings of the larger sets: a bias, a rotation, content and values
+)
 WINDOWED = ("alibi2d", "rpb_cpb", "irpe")  # models of these tests have one head, which lookhere refuses
 REFUSED = {("families", "peg")}  # NaFlexVit cannot mix tokens between blocks
 LEFT_OUT = {

@@ -79,9 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:], left = _sampled(items, count)
         config.hook.pytest_deselected(items=left)
     long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(
-        key=lambda item: item.path not in long
-    )  # files with long tests first, so that no worker ends alone
+    # files with long tests first, so that no worker ends alone
+    items.sort(key=lambda item: item.path not in long)
     import torch
 
     if torch.cuda.is_available():

@@ -186,9 +186,8 @@ def test_names_of_encodings_exist():
 LONG = {"models/hosts.md", "explanation/attention.md"}
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.* is saved with .* load it with vispe.from_pretrained"
-)  # as the guide says
+# as the guide says
+@pytest.mark.filterwarnings("ignore:.* is saved with .* load it with vispe.from_pretrained")
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft
 @pytest.mark.parametrize(
     "path",

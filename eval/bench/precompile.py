@@ -26,12 +26,13 @@ from vispe.experimental.speed.contenders import contenders
 from vispe.experimental.speed.correctness import check, planned_checks, run_check
 from vispe.experimental.speed.timing import stepper
 
+# grad_q also launches the kernel of keys and values
 KERNELS = (
     "forward",
     "grad_q",
     "grad_once",
     "grad_bias",
-)  # grad_q also launches the kernel of keys and values
+)
 HEAD_DIMS = (64, 72, 128)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 TINY = tuple(product((Grid((3, 4), 1), Grid((9, 15), 5)), ("distance", "table"), (16, 72)))

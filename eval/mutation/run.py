@@ -5,7 +5,7 @@
 Samples faults of the syntax tree (faults.py) over seven packages, equally many in each. Each is applied to a copy of
 the repository, and the test files that run the changed line are run until the first failure, the most specific first.
 Needs the lines of a run of the fast tests (line_coverage.py), which this program makes first; they are stored next to
-the copy and used again. Faults in lines that no test file runs survive. Kernels of Triton are left out: they run in
+the copy and used again. Faults in lines that no test file runs survive. Kernels of Triton are not included: they run in
 an interpreter of their own, which `tests/attention/triton` compares with the formulas. Results are written after
 each fault, and a run that was stopped goes on.
 """

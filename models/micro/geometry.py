@@ -257,9 +257,8 @@ def _lamellae(random: Random, side: int):
     stripes = wave > random.uniform(-0.6, 0.6)
     plain = random.random(len(seeds))[colony] < random.uniform(0.2, 0.6)
     if random.random() < 0.5:
-        objects = np.where(
-            plain, colony + 1, 200 + stripes
-        )  # the colony is the phase, the lamellae its texture
+        # the colony is the phase, the lamellae its texture
+        objects = np.where(plain, colony + 1, 200 + stripes)
         return plain.astype(np.uint8), objects, np.zeros((side, side), np.float32)
     labels = np.where(plain, 0, stripes).astype(np.uint8)
     return labels, np.zeros((side, side), np.int32), np.zeros((side, side), np.float32)

@@ -149,9 +149,8 @@ def test_a_mask_over_keys_alone_is_key_padding(name, backend):
         four = mask[:, None, None]
         added = torch.zeros(four.shape).masked_fill(~four, float("-inf"))
         both = mask if padding is None else mask & padding
-        square = both[:, None, None].expand(
-            -1, 1, 10, 10
-        )  # the same pairs, which no kernel takes for padding
+        # the same pairs, which no kernel takes for padding
+        square = both[:, None, None].expand(-1, 1, 10, 10)
         expected = results(attn_mask=square)
         for same in (four, added, added.double()):
             for a, b in zip(results(attn_mask=same, key_padding_mask=padding), expected, strict=True):

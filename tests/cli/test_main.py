@@ -486,9 +486,8 @@ def test_doctor_reports_the_installation(capsys, monkeypatch):
     assert report["attention"]["alibi2d"].startswith("sdpa: ")
     assert report["extras"]["cli"] == "complete"
     assert "cpu" in report["devices"]
-    monkeypatch.setattr(
-        "vispe.cli.commands.models.doctor._backends", lambda: report["attention"]
-    )  # takes seconds
+    # takes seconds
+    monkeypatch.setattr("vispe.cli.commands.models.doctor._backends", lambda: report["attention"])
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert all(

@@ -295,9 +295,8 @@ def copies_are_equal_after_other_grids(spec, full):
     torch.save(encoding.state_dict(), buffer)
     buffer.seek(0)
     fresh.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
-    large = run(
-        fresh, positions(fresh, sizes[-1]), layers=layers
-    )  # before the small grid, the original after it
+    # before the small grid, the original after it
+    large = run(fresh, positions(fresh, sizes[-1]), layers=layers)
     assert torch.equal(run(encoding, positions(encoding, sizes[-1]), layers=layers), large)
     assert torch.equal(run(encoding, positions(encoding, sizes[0]), layers=layers), small)
     for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding)), fresh):

@@ -190,9 +190,8 @@ def test_released_mixed_frequencies_of_another_grid_load(tmp_path):
     kinds = {"img_size": 64, "dynamic_img_size": True}
     model = moved(vispe.convert(small("vit_tiny_patch16_224", **kinds), "rope_mixed"))
     state = model.state_dict()
-    layers = [
-        state.pop(f"blocks.{i}.attn.pos_enc.freqs").flatten(1) for i in range(2)
-    ]  # (axes, channels / 2)
+    # per axis and pair of channels
+    layers = [state.pop(f"blocks.{i}.attn.pos_enc.freqs").flatten(1) for i in range(2)]
     released = {**state, "freqs": torch.stack(layers, 1)}
     released |= {"freqs_t_x": torch.arange(16.0) % 4, "freqs_t_y": torch.arange(16.0) // 4}
     torch.save({"model": released}, tmp_path / "old.pth")

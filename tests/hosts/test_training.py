@@ -72,9 +72,8 @@ def test_checkpointing_with_equal_token_counts_gives_exact_gradients(spec, reent
         == set(expected)
         == {n for n, _ in model.named_parameters()} | {"crop 0", "crop 1", "crop 2"}
     )
-    exact = (
-        not reentrant or "learned)" not in spec
-    )  # else the first pass takes another kernel, as it needs no gradient
+    # else the first pass takes another kernel, as it needs no gradient
+    exact = not reentrant or "learned)" not in spec
     for name in expected:
         assert torch.equal(actual[name], expected[name]) or not exact, name
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)

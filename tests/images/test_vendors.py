@@ -223,9 +223,8 @@ def test_dm3_gives_planes_and_sizes_back(tmp_path):
     actual = read_image(write_dm3(tmp_path / "s.dm3", stack))
     np.testing.assert_array_equal(actual.pages[..., 0], stack)
     assert actual.z_step == pytest.approx(0.004)
-    assert (
-        read_image(write_dm3(tmp_path / "d.dm3", values, unit="1/nm")).pixel_size is None
-    )  # a diffraction pattern
+    # a diffraction pattern
+    assert read_image(write_dm3(tmp_path / "d.dm3", values, unit="1/nm")).pixel_size is None
     with pytest.raises(InputError, match=r"l.dm3: no axes Y and X, got an array of 19 along Q"):
         read_image(write_dm3(tmp_path / "l.dm3", values[0]))
 

@@ -95,10 +95,11 @@ def test_every_question_has_a_row_at_every_size(report):
     sets = [(r["set"], r["homogeneous"]) for r in report["rows"] if r["question"] == "scribbles"]
     assert sets == [("bright", True), ("dark", True), ("layers", False)]
     shown = {size: targets.look(report["rows"], "micrographs", size) for size in (32, 48)}
+    # 'layers' shows position, one frame is small
     assert [shown[size]["pictures"] for size in (32, 48)] == [
         4,
         3,
-    ]  # 'layers' shows position, one frame is small
+    ]
     assert shown[48]["grids"] == [[6, 6]]
     for kind in probe_images.PLACELESS:
         r2 = targets.look(report["rows"], kind, 32)["r2"]

@@ -113,9 +113,8 @@ def list_encodings(
         for n, invariances in full.items():
             if invariant and invariant not in invariances:
                 continue
-            preset_only = (
-                bool(invariant) and invariant not in cls.invariant
-            )  # the encoding with default options is not invariant
+            # the encoding with default options is not invariant
+            preset_only = bool(invariant) and invariant not in cls.invariant
             # presets match filters with a dot only, unless just the preset has the invariance
             names += [
                 n for f in included if ("." in f) >= ("." in n and not preset_only) and fnmatch.fnmatch(n, f)

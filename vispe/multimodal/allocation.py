@@ -99,8 +99,7 @@ def sub_bands(axis_of_pair: Tensor, members: int, interleaved: bool = False) -> 
     frequencies, are divided among its members in K parts, as equal as possible, or alternate if `interleaved`.
     """
     is_axis = axis_of_pair[:, None] == torch.arange(int(axis_of_pair.max()) + 1)  # (pairs, axes)
-    number = (
-        is_axis.long().cumsum(0).gather(1, axis_of_pair[:, None])[:, 0] - 1
-    )  # index among the pairs of its axis
+    # index among the pairs of its axis
+    number = is_axis.long().cumsum(0).gather(1, axis_of_pair[:, None])[:, 0] - 1
     member = number % members if interleaved else number * members // is_axis.sum(0)[axis_of_pair]
     return axis_of_pair * members + member

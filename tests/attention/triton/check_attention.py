@@ -14,11 +14,12 @@ from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
+# bfloat16 is cut, not rounded, here
 FORWARD = {
     torch.float32: 2e-6,
     torch.float16: 6e-4,
     torch.bfloat16: 8e-3,
-}  # bfloat16 is cut, not rounded, here
+}
 BACKWARD = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2.4e-2}
 HEADS = 2
 
@@ -82,9 +83,8 @@ def compare(tensors, params, make, dense, dtype, keep=None, edge_slack=1.0, **op
             slack = edge_slack if mine.shape[-1] == 3 and mine.ndim == 2 else 1.0
             rounding = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2 * mine.numel() ** 0.5
             error = (mine.double() - other).norm()
-            assert (
-                error <= BACKWARD[dtype] * slack * other.norm() + rounding
-            )  # gradients may be below what dtype holds
+            # gradients may be below what dtype holds
+            assert error <= BACKWARD[dtype] * slack * other.norm() + rounding
     return out
 
 

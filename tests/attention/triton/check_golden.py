@@ -70,9 +70,8 @@ def test_irpe_bias_mode():
     expected = torch.from_numpy(case.outputs["y"]).double().softmax(-1)
     torch.testing.assert_close(weight.double(), expected, rtol=1e-5, atol=1e-6)
     cotangent = case.input("cotangent")
-    weight.backward(
-        cotangent / weight.detach()
-    )  # gives the cotangent less its row sums, spread by the weights
+    # gives the cotangent less its row sums, spread by the weights
+    weight.backward(cotangent / weight.detach())
     spread = expected.float() * cotangent.sum(-1, keepdim=True)
     dense = encoding.bias(grid.positions(), 0).dense()
     rest = torch.autograd.grad(dense, list(encoding.parameters()), spread)

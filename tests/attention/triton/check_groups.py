@@ -13,6 +13,7 @@ from vispe.attention.bias.strip import Layout
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 LIMITS = {torch.float32: (2e-6, 1e-5), torch.float16: (6e-4, 2e-3)}
+# the last: 4 or 8 heads on a plane
 KINDS = [
     "none",
     "fixed",
@@ -22,7 +23,7 @@ KINDS = [
     "profile",
     "sum",
     "hides",
-]  # the last: 4 or 8 heads on a plane
+]
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,12 @@ from vispe.attention.backends.triton.rotary.op import rotate_pairs
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
+# bfloat16 is cut, not rounded, here
 TOLERANCE = {
     torch.float32: 2e-6,
     torch.float16: 6e-4,
     torch.bfloat16: 8e-3,
-}  # bfloat16 is cut, not rounded, here
+}
 B, N = 2, 11
 LAYOUTS = ["half", "interleaved"]
 
@@ -189,9 +190,8 @@ class Operators(TorchDispatchMode):
 
 def test_a_rotation_before_a_bias_is_one_operator(monkeypatch):
     half = sys.modules["vispe.attention.backends.triton.tiles"]
-    monkeypatch.setitem(
-        half.TABLES, (90, "float32"), half.TABLES[90, "half"]
-    )  # the interpreter needs as long for a small tile
+    # the interpreter needs as long for a small tile
+    monkeypatch.setitem(half.TABLES, (90, "float32"), half.TABLES[90, "half"])
     grid = Grid((3, 4), 1)
     q, k, v = slices(torch.float32, 4, 4, n=grid.tokens)
     pos = grid.positions()

@@ -87,9 +87,8 @@ def test_presets():
         made = create_encoding(f"fourier_learned.{name}", dim=12)
         assert made.std == pytest.approx(std)
         assert (made.vector is not None) == (name == "loope")
-    assert (
-        sum(p.numel() for p in lff(dim=768).parameters()) == 768 + 24608 + 25344
-    )  # as the method's table says
+    # as the method's table says
+    assert sum(p.numel() for p in lff(dim=768).parameters()) == 768 + 24608 + 25344
 
 
 def test_gamma_is_a_length():

@@ -127,11 +127,12 @@ def test_clipped_tables_do_not_depend_on_the_grid():
     assert not build((3, 4)).extrapolates
     made = create_encoding("shaw(clip=[2,1],axes=1)", dim=DIM, num_heads=HEADS)
     assert made.distance_embedding.weight.shape == (4, WIDTH)
+    # a row for tokens without a position
     assert made.bias(Grid((30,)).positions(), 0).weights.shape == (
         1,
         5,
         WIDTH,
-    )  # a row for tokens without a position
+    )
 
 
 def test_a_vit_stays_what_it_is_and_learns():

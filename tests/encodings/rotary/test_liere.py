@@ -94,9 +94,8 @@ def test_a_patch_keeps_its_coordinate_at_another_size():
     torch.testing.assert_close(large.reshape(6, 8, 2)[:3, :4], small.reshape(3, 4, 2))
     host = build()
     torch.testing.assert_close(host.coordinates(Grid((6, 8), reference=(3, 4)).positions())[0], large)
-    drifting = build(
-        reference=[3, 4], normalize="linspace"
-    )  # as in the reference: 2 / 5, not 1 / 2 of the step
+    # as in the reference: 2 / 5, not 1 / 2 of the step
+    drifting = build(reference=[3, 4], normalize="linspace")
     assert drifting.coordinates(Grid((6, 8)).positions())[0, 1, 1].item() == pytest.approx(2 / 7)
     assert drifting.coordinates(Grid((3, 4)).positions())[0, 1, 1].item() == pytest.approx(1 / 3)
 

@@ -142,9 +142,8 @@ def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_
     table = probe_baselines(f, noise(4, 48, 48), step=2, black=torch.zeros(3, 1, 1), directions=3, rounds=2)
     r2 = {row.key: dict(zip(table.targets, np.median(row.r2, axis=1), strict=True)) for row in table.rows}
     assert min(r2["none"].values()) > 0.8
-    assert (
-        r2["published_average"]["lr+ud"] > r2["none"]["lr+ud"] - 0.05
-    )  # position stays, content is mixed away
+    # position stays, content is mixed away
+    assert r2["published_average"]["lr+ud"] > r2["none"]["lr+ud"] - 0.05
     assert r2["d4_average"]["lr"] < 0.05
     assert r2["d4_average"]["ud"] < 0.05
     assert r2["d4_average"]["radial"] > 0.7  # what all poses have in common
@@ -283,9 +282,8 @@ def test_images_may_differ_in_size():
     for row, other in zip(table.rows, alone.rows, strict=True):
         if "rasa" not in row.key:  # RASA is fitted on other images
             np.testing.assert_array_equal(row.r2[:, :2], other.r2)
-    last = svd_debias(f(images[3][None]), f(torch.zeros_like(images[3])[None]), k=12)[
-        0
-    ]  # of its own size again
+    # of its own size again
+    last = svd_debias(f(images[3][None]), f(torch.zeros_like(images[3])[None]), k=12)[0]
     assert table.row("svd").rank[3] == pytest.approx(effective_rank(last))
 
 

@@ -176,9 +176,8 @@ def test_the_error_is_made_of_correlation_spread_and_mean(correlation, spread, m
 def test_parts_that_cancel_leave_less_than_one_of_them():
     rotated, kernel = torch.randn(2, 4, 6, 6, dtype=torch.float64)
     still = torch.randn(4, 6, 6, dtype=torch.float64)
-    whole = (
-        still + rotated - 0.8 * rotated + 0.1 * kernel
-    )  # what the kernel changes undoes what the code changed
+    # what the kernel changes undoes what the code changed
+    whole = still + rotated - 0.8 * rotated + 0.1 * kernel
     assert error(still, whole) < error(still, still + rotated)
 
 

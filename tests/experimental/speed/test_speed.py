@@ -125,9 +125,8 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     program(*words, folder=tmp_path)
     again = json.loads((tmp_path / "first.json").read_text())
     assert again["facts"] == actual["facts"]
-    assert (
-        len(again["kernels"]["result"]) == 8
-    )  # two strips of forward, grad_q and grad_once, one of grad_bias, clocks
+    # two strips of forward, grad_q and grad_once, one of grad_bias, clocks
+    assert len(again["kernels"]["result"]) == 8
     assert len(again["replay"]["result"]) == 4
     assert len(again["models"]["result"]) == 6
 

@@ -92,9 +92,8 @@ def test_the_global_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    "spec", ["learned", "alibi2d(jitter=0.1)", "rfs(reach=9)+alibi2d"]
-)  # drawn in each step
+# drawn in each step
+@pytest.mark.parametrize("spec", ["learned", "alibi2d(jitter=0.1)", "rfs(reach=9)+alibi2d"])
 @pytest.mark.parametrize("last", [2, 9])
 def test_a_killed_training_goes_on_bit_by_bit(tmp_path, spec, last):
     file = tmp_path / "state.pt"

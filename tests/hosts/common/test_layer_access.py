@@ -90,9 +90,8 @@ def test_wrapped_after_conversion(host, wrapper):
     shake(model, 5)
     model.load_state_dict(state)
     close(run(model), expected, 1e-6)
-    model.load_state_dict(
-        {name: value for name, value in state.items() if "pos_enc" not in name}
-    )  # stock weights
+    # stock weights
+    model.load_state_dict({name: value for name, value in state.items() if "pos_enc" not in name})
     close(run(model), expected, 1e-6)
     names = {name for name, _ in model.named_parameters() if "pos_enc" in name}
     assert names == {name for name in model.no_weight_decay() if "pos_enc" in name}

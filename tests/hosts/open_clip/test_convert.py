@@ -101,9 +101,8 @@ def test_a_stored_table_is_resampled_for_other_sizes_and_exact_for_its_own():
     stock = tiny_tower()
     tower = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
     assert torch.equal(tower(image()), stock(image()))
-    tower.positional_embedding.data[1:] = tower.positional_embedding.data[
-        1
-    ]  # a constant table stays constant
+    # a constant table stays constant
+    tower.positional_embedding.data[1:] = tower.positional_embedding.data[1]
     bigger = VisionTransformer(**{**TOWER, "image_size": (48, 32)}).eval()
     table = torch.cat(
         [tower.positional_embedding.data[:1], tower.positional_embedding.data[1:2].expand(24, -1)]

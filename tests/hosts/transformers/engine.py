@@ -73,9 +73,8 @@ class Engine(nn.Module):
     def serve(self, served: Any, ids: list[int], embeds: Tensor, tokens: list[int], **grids: Any) -> Tensor:
         """Return the logits (1 + n, vocabulary) after a prompt, and after each of n tokens that follow."""
         positions, delta = served.positions(ids, **grids)
-        names = [
-            (token, tuple(e.tolist())) for token, e in zip(ids, embeds, strict=True)
-        ]  # images count by value
+        # images count by value
+        names = [(token, tuple(e.tolist())) for token, e in zip(ids, embeds, strict=True)]
         retained: list[tuple[Tensor, Tensor]] = []
         while (
             result := self.pages.get(tuple(names[: (len(retained) + 1) * BLOCK]))

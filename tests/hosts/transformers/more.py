@@ -99,19 +99,21 @@ SIZED = ("mistral3", "lighton_ocr")
 CLASSES |= {family: tiny.name for family, tiny in TINY.items()}
 GRIDS = (*GRIDS, *(family for family, tiny in TINY.items() if tiny.axes == 3))
 BREAK = 296  # ends a row of an image; END ends the last
+# layers have frequencies by their kind
 KINDS = (
     "gemma3",
     "gemma3n",
     "gemma4",
     *(family for family, tiny in TINY.items() if tiny.kinds),
-)  # layers have frequencies by their kind
+)
 PACKED = ("gemma4", "minicpmv4_6", "molmo2")  # images come as patches in a row
+# some layers keep a window
 SLIDING = (
     "aya_vision",
     "cohere2_vision",
     *KINDS,
     *(family for family, tiny in TINY.items() if tiny.sliding),
-)  # some layers keep a window
+)
 SIDES = {"gemma3n": 2, "got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direction of a tile, 3 in the others
 
 

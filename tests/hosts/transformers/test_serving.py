@@ -23,6 +23,7 @@ REFUSED = {
 }
 ROUNDED = {"circlerope", "tmrope_i", "v2pe"}
 SCHEMES = [name for name in list_schemes() if name not in REFUSED]
+# no sections with the axis of a pair
 LAYERED = [
     "ernie_vl",
     "hope_vlm",
@@ -31,7 +32,7 @@ LAYERED = [
     "videorope",
     "vrope",
     "xdrope",
-]  # no sections with the axis of a pair
+]
 
 
 def row(family, *items, seed=1):

@@ -26,10 +26,11 @@ SECONDS = 0.75  # between the frames of a video, where a model is told
 TEXT = {"intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 300, "head_dim": 32}
 TEXT |= {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "tie_word_embeddings": False}
 TEXT |= {"pad_token_id": PAD, "bos_token_id": None, "eos_token_id": None}
+# so low that every pair of channels turns within a short prompt
 ROPE = {
     "rope_type": "default",
     "rope_theta": 100.0,
-}  # so low that every pair of channels turns within a short prompt
+}
 QWEN_VISION = {
     "depth": 2,
     "num_heads": 2,

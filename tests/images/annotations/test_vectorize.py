@@ -24,9 +24,8 @@ def check(instances):
         own = instances == number
         assert len(polygons) == label(own, connectivity=1).max()
         holes = label(own, connectivity=1).max() - euler_number(own, connectivity=1)
-        assert (
-            sum(len(p) - 1 for p in polygons) >= holes
-        )  # a hole that touches itself at a corner comes as two
+        # a hole that touches itself at a corner comes as two
+        assert sum(len(p) - 1 for p in polygons) >= holes
         for polygon in polygons:
             assert area(polygon[0]) > 0
             assert all(area(hole) < 0 for hole in polygon[1:])

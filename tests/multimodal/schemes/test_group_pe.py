@@ -118,9 +118,8 @@ def test_wait_k_against_a_walk_over_tokens(wait, padding):
         tokens = [*((SOURCE, w) for w in read), *((TARGET, w) for w in written)]
         shift = 22 - len(tokens) if padding == "left" else 0
         for q, (kind, word) in enumerate(tokens):
-            comes = (
-                tokens[q + 1][1] if kind == TARGET and q + 1 < len(tokens) else word
-            )  # the word it predicts
+            # the word it predicts
+            comes = tokens[q + 1][1] if kind == TARGET and q + 1 < len(tokens) else word
             for k, (other, key_word) in enumerate(tokens[: q + 1]):
                 known = key_word <= comes + wait - 1 if kind == TARGET else True
                 want[n, 0, shift + q, shift + k] = known if other == SOURCE else kind == TARGET

@@ -187,9 +187,8 @@ def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
     assert {share[name] for name in ("rot90", "rot270", "transpose", "antitranspose")} == {25}
     change = {q.name: q.change[1] for q in actual.poses}
     assert change["shift (-3, 5) px"] == pytest.approx(0)
-    assert change["shift (8, -7) px"] == pytest.approx(
-        -800 / 101
-    )  # rows of the band below the middle, of the frame's
+    # rows of the band below the middle, of the frame's
+    assert change["shift (8, -7) px"] == pytest.approx(-800 / 101)
     assert change["shift (16, 16) px"] == pytest.approx(-1600 / 101)
     for family, spread, pixels in (
         ("turned", 50, 19200),

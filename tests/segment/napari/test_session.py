@@ -97,9 +97,8 @@ def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
     learned = session.answer(WorkItem(setup(image, model=model), 0, model.names, labels[:, ::-1]))
     assert learned.error is None
     assert session.model is not model
-    assert setup(image, model=model).is_equivalent(
-        FeatureSettings(image, "vispe_micro", "forest", model)
-    )  # the model decides
+    # the model decides
+    assert setup(image, model=model).is_equivalent(FeatureSettings(image, "vispe_micro", "forest", model))
 
 
 def test_trust_is_reported_with_the_result():

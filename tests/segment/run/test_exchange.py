@@ -111,9 +111,8 @@ def test_a_saved_model_is_scored_by_the_names_of_its_classes(folder):
     run("apply out/model.vispe a.png --truth a.geojson -o more")
     scores = json.loads(Path("more/report.json").read_text())["images"][0]["scores"]
     assert scores["pixel_accuracy"] > 0.99
-    run(
-        "segment a.png --labels drawn.png --classes pore,matrix --features filters -o out2"
-    )  # the wrong way round
+    # the wrong way round
+    run("segment a.png --labels drawn.png --classes pore,matrix --features filters -o out2")
     run("apply out2/model.vispe a.png --truth a.geojson -o more2")
     scores = json.loads(Path("more2/report.json").read_text())["images"][0]["scores"]
     assert scores["pixel_accuracy"] < 0.01

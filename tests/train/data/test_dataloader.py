@@ -48,9 +48,8 @@ def test_a_step_is_the_same_from_wherever_one_starts(mixed):
         again = take(_batches(source).from_step(step), 9 - step)
         assert all(torch.equal(a, b) for a, b in zip(again, whole[step:], strict=True)), step
     shared = _batches(source)
-    assert all(
-        torch.equal(shared.load(step), whole[step]) for step in (8, 0, 5, 5, 2)
-    )  # one object, any order
+    # one object, any order
+    assert all(torch.equal(shared.load(step), whole[step]) for step in (8, 0, 5, 5, 2))
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(whole, 2))
     assert not torch.equal(_batches(source, seed=4).load(0), whole[0])
     assert torch.equal(pickle.loads(pickle.dumps(shared)).load(7), whole[7])

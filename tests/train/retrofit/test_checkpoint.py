@@ -68,9 +68,8 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_bits(whole, tmp_path):
     """At a random step, while a state is written, and again after going on; 7 is the end."""
     steps = sorted(random.Random().sample(range(1, 8), 2))
     positions = ["saving:4", "saving:7", *(f"after:{step}" for step in steps)]
-    positions.sort(
-        key=lambda position: (position[-1], position[0] == "a")
-    )  # a later run goes on from an earlier state
+    # a later run goes on from an earlier state
+    positions.sort(key=lambda position: (position[-1], position[0] == "a"))
     command = [
         sys.executable,
         "-W",

@@ -55,9 +55,8 @@ def test_losses_and_results_are_the_same(folders):
     weights = [load_file(folders / name / "student.safetensors") for name in ("one", "two")]
     assert weights[0].keys() == weights[1].keys()
     for name, value in weights[0].items():
-        assert (value - weights[1][name]).abs().max() <= 5e-4, (
-            name
-        )  # Adam moves what has no gradient either way
+        # Adam moves what has no gradient either way
+        assert (value - weights[1][name]).abs().max() <= 5e-4, name
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch, tmp_path):

@@ -228,9 +228,8 @@ def train(arguments):
     return model, optimizer, hits
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*unclosed file:ResourceWarning"
-)  # timm's data set leaves its images open
+# timm's data set leaves its images open
+@pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
 def test_supervised_training_goes_the_way_of_stock_train_py(tmp_path):
     folders(tmp_path / "data")
@@ -294,9 +293,8 @@ def test_stock_train_py_runs_from_the_recipe(tmp_path):
         "num_heads=2",
     ]
     recipe = yaml.safe_load((CONFIGS / "timm_train_alibi2d.yaml").read_text()) | {"pretrained": False}
-    (tmp_path / "recipe.yaml").write_text(
-        yaml.safe_dump(recipe)
-    )  # a switch cannot be taken back behind a file
+    # a switch cannot be taken back behind a file
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     command[3] = str(tmp_path / "recipe.yaml")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -17,9 +17,8 @@ from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.strip import Layout, build
 from vispe.attention.call import Call
 
-MAX_PRODUCTS = (
-    1 << 26
-)  # bytes of the products of all queries with a table; those of larger tables are recomputed
+# bytes of the products of all queries with a table; those of larger tables are recomputed
+MAX_PRODUCTS = 1 << 26
 
 
 def block_content(term: ContextBias, call: Call, layout: Layout) -> BlockBias:

@@ -45,9 +45,8 @@ MIN_QUERIES: float = 1024
 # irpe: 257 tokens: b 1 1.75 / 1.62, b 8 1.77 / 1.93; 1370 tokens: 2.1 / 2.6;
 # irpe(on=qk): 257 tokens: b 1 2.1 / 2.05, b 8 2.85 / 2.4; 1370 tokens: 3.6 / 4.0.
 MIN_CONTENT_TOKENS = 1024
-MIN_CONTENT_BYTES = (
-    1 << 26
-)  # bytes of a dense content-dependent bias from which blocks are used without a gradient
+# bytes of a dense content-dependent bias from which blocks are used without a gradient
+MIN_CONTENT_BYTES = 1 << 26
 SHORTEST_ROW = 4  # grid columns from which processing whole grid rows is faster
 _KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD_KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)

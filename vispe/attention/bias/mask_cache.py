@@ -35,9 +35,8 @@ from vispe.grid import Positions
 MAX_MASK_BYTES = 64 << 20  # bytes of one mask
 MAX_TOTAL_BYTES = 1 << 30  # bytes of all masks, whatever models and grids they belong to
 _Parameters = tuple[Tensor, ...]
-Strip = tuple[
-    Tensor, Tensor, Tensor | None, Tensor | None
-]  # runs, prefix biases, float16 copy, visible offsets
+# runs, prefix biases, float16 copy, visible offsets
+Strip = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 _training_steps = 0  # backward passes of fused attention
 
 

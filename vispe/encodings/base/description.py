@@ -13,12 +13,13 @@ from vispe.grid import Grid, Positions
 
 HOST_FACTS = ("dim", "num_heads", "head_dim", "depth", "grid")
 INFORMATION = ("distance", "direction", "position", "content")  # information that an encoding can provide
+# of the encoding's contribution to attention
 INVARIANCES = (
     "translation",
     "quarter_turns",
     "reflection",
     "rotation",
-)  # of the encoding's contribution to attention
+)
 
 
 class Described(nn.Module):

@@ -142,9 +142,8 @@ class Peg(Mixing):
             patches = x[:, prefix:]
             return torch.cat([x[:, :prefix], patches + self._conv(patches, shape, layer)], 1)
         cells = shape[0] * shape[1]
-        index = torch.where(pos.spatial, pos.numbers(), cells).expand(
-            x.shape[0], -1
-        )  # one bin for all tokens without a position
+        # one bin for all tokens without a position
+        index = torch.where(pos.spatial, pos.numbers(), cells).expand(x.shape[0], -1)
         index = index[..., None].expand_as(x)
         # tokens without a position are written to the extra bin, which is not convolved
         canvas = x.new_zeros(x.shape[0], cells + 1, x.shape[2]).scatter(1, index, x)

@@ -15,9 +15,8 @@ from vispe.utils.parameters import parameters_of
 T = TypeVar("T", Tensor, tuple[Tensor, Tensor])
 Entry = tuple[ref[Positions], list[Tensor], list[float], Any]
 LIMIT = 64 << 20  # bytes
-_wrapped = cast(
-    "Callable[[Tensor], bool]", torch._C._functorch.is_functorch_wrapped_tensor
-)  # by vmap, grad, jvp
+# by vmap, grad, jvp
+_wrapped = cast("Callable[[Tensor], bool]", torch._C._functorch.is_functorch_wrapped_tensor)
 
 
 class Kept:

@@ -47,9 +47,8 @@ def information(on: Tensor, count: Tensor) -> Tensor:
 def content(image: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return content features (h w, 17): 1, and means, deviations and slopes of each patch and its left neighbour."""
     h, w = grid
-    patch = (
-        image.unflatten(2, (w, -1)).unflatten(1, (h, -1)).permute(1, 3, 0, 2, 4).double()
-    )  # (h, w, c, y, x)
+    # rows and columns of patches, then channels and pixels
+    patch = image.unflatten(2, (w, -1)).unflatten(1, (h, -1)).permute(1, 3, 0, 2, 4).double()
     grey = patch.mean(2)
     ramps = [torch.linspace(-1, 1, n, dtype=torch.float64) for n in grey.shape[-2:]]
     slopes = [(grey * ramps[0][:, None]).mean((-2, -1)), (grey * ramps[1]).mean((-2, -1))]

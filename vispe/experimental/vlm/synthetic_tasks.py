@@ -15,9 +15,8 @@ from torch import Tensor
 from vispe.errors import OptionError
 from vispe.train.vlm.prompts import OrderedPrompt
 
-COLOURS = torch.tensor(
-    [[1.0, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]]
-)  # colours of patches; the background is 0
+# colours of patches; the background is 0
+COLOURS = torch.tensor([[1.0, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]])
 TASKS = {"picture": 2, "place": 4, "time": 2}
 """Number of answers by task: end of a sequence of images, corner of an image, end of a video."""
 

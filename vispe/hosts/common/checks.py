@@ -17,11 +17,12 @@ from vispe.encodings.parts.rotary.rope import BaseTooSmall, RopeBase
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
 
+# number of axes: an encoding supported by every host with this number
 EXAMPLES = {
     1: "alibi",
     2: "alibi2d",
     3: "alibi3d",
-}  # number of axes: an encoding supported by every host with this number
+}
 _PER_AXIS = ("split", "spacing", "reference")  # options with one number per axis
 
 

@@ -34,9 +34,8 @@ class LoadsWeights(nn.Module):
 
     vispe: HostState
     pos_enc: Encoding | None  # the encodings shared by all blocks
-    vispe_attentions: ClassVar[
-        Callable[[Any], Iterator[tuple[int, str, Any]]]
-    ]  # block, path, module of each layer
+    # block, path, module of each layer
+    vispe_attentions: ClassVar[Callable[[Any], Iterator[tuple[int, str, Any]]]]
     vispe_layers: ClassVar[tuple[type[nn.Module], ...]] = (nn.Module,)  # their classes when converted
 
     def _vispe_paths(self) -> Iterator[tuple[str, Encoding]]:

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 _TIMM_VALUES = ("", "none", "learn", None)
 _NAFLEX_VALUES = ("", "none", "learned", "factorized", None)
-_POSITION = (
-    list(inspect.signature(VisionTransformer.__init__).parameters).index("pos_embed") - 1
-)  # without self
+# without self
+_POSITION = list(inspect.signature(VisionTransformer.__init__).parameters).index("pos_embed") - 1
 
 _RELEASE = tuple(int(part) for part in timm.__version__.split(".")[:3] if part.isdigit())
 # before 1.0.31 the checkpoint filter reads the shape of the model's table, even when there is none

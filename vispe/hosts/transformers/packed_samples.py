@@ -18,11 +18,12 @@ from torch.nn.functional import pad
 from vispe.errors import InputError, UnsupportedHost
 
 SAMPLES = "vispe_samples"  # keyword that passes `Samples` from the model to its layers
+# layer types without a recurrent state
 ATTENTION = (
     "full_attention",
     "sliding_attention",
     "chunked_attention",
-)  # layer types without a recurrent state
+)
 PREFIX = "prefix_attention"
 """Type of layers in which all tokens of a prompt attend to each other (PaliGemma)."""
 

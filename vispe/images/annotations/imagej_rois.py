@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from roifile import ImagejRoi
 
 _LARGEST = 200_000_000  # bytes of regions in one file
-_AUTOMATIC = re.compile(
-    r"\d{4,}(-\d{4,}){1,2}(-\d+)?"
-)  # default names of ImageJ, from coordinates: 0012-0345, 0001-0012-0345-1
+# default names of ImageJ, from coordinates: 0012-0345, 0001-0012-0345-1
+_AUTOMATIC = re.compile(r"\d{4,}(-\d{4,}){1,2}(-\d+)?")
 _COUNTED = re.compile(r"(.*\S)\s*[-_]\d+")
 _LINES = ("LINE", "FREELINE", "POLYLINE")
 _UNMARKED = ("NOROI", "ANGLE", "UNKNOWN")

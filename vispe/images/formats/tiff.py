@@ -88,9 +88,8 @@ def _read(
         array, letters = _through_pillow(path, first, error, orientation)
         if isinstance(error, _NeedsPillow):
             notes.append("CMYK colours were converted to RGB.")
-    messages = [
-        text for text in messages if "invalid value offset" not in text
-    ]  # reported by check_page_list
+    # reported by check_page_list
+    messages = [text for text in messages if "invalid value offset" not in text]
     if messages:
         problems = "; ".join(dict.fromkeys(text.rstrip("')") for text in messages[:5]))
         notes.append(f"{path.name} is damaged or unusual: {problems}.")

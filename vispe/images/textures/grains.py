@@ -57,9 +57,8 @@ class Voronoi(Texture):
         """Return the grain (n,) of points (n, 2), and their distance (n,) to its boundary, exact up to `width`."""
         k = min(k, len(self.seeds))
         distances, order = self._tree.query(points, k)
-        offsets = shortest(
-            self.seeds[order] - points[:, None], self.period
-        )  # (n, k, 2), from each point to its nearest seeds
+        # (n, k, 2), from each point to its nearest seeds
+        offsets = shortest(self.seeds[order] - points[:, None], self.period)
         between = offsets[:, 1:] - offsets[:, :1]
         gap = np.square(distances[:, 1:]) - np.square(distances[:, :1])
         boundary = (gap / (2 * np.hypot(between[..., 0], between[..., 1]))).min(1)

@@ -115,9 +115,8 @@ class Texture(ABC):
         grey, label = np.empty((3, h, w), np.float32), np.empty((h, w), np.int64)
         rotation = -angle if mirror else angle
         quarters = math.floor((rotation + 45.0) / 90.0)
-        rest = math.radians(
-            rotation - 90.0 * quarters
-        )  # evaluated; quarter turns and mirroring permute pixels
+        # evaluated; quarter turns and mirroring permute pixels
+        rest = math.radians(rotation - 90.0 * quarters)
         image, classes = (np.rot90(a[..., ::-1] if mirror else a, -quarters, (-2, -1)) for a in (grey, label))
         cos, sin = math.cos(rest), math.sin(rest)
         matrix = self.unstretched() @ np.array([[cos, sin], [-sin, cos]]) / scale

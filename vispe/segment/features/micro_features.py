@@ -23,9 +23,8 @@ TILE = 576
 """Largest side of a tile in pixels by default."""
 
 _WHOLE = 1400  # pages with at most this number of patches are not tiled
-_OVERLAP = (
-    2 * PATCH
-)  # attention decays within a few patches: a larger overlap changes the class of no fewer pixels
+# attention decays within a few patches: a larger overlap changes the class of no fewer pixels
+_OVERLAP = 2 * PATCH
 
 
 class DenseModel:

@@ -188,6 +188,5 @@ def _bare(ax: Axes) -> None:
 def _wrapped(text: str, width: int) -> str:
     import textwrap
 
-    return "\n".join(
-        textwrap.wrap(text.replace(" %", "\u00a0%"), width)
-    )  # non-breaking space: no line starts with a %
+    # non-breaking space: no line starts with a %
+    return "\n".join(textwrap.wrap(text.replace(" %", "\u00a0%"), width))

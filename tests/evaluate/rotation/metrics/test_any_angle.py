@@ -111,9 +111,8 @@ def test_blur_takes_the_spectrum_of_the_other_image():
     got = match_spectrum(x, blurred)
     assert got.shape == x.shape
     np.testing.assert_allclose(got.var(), blurred.var(), rtol=0.1)
-    assert (
-        float((got - blurred).norm() / (x - blurred).norm()) < 0.5
-    )  # phases are those of x, so it is x low-passed
+    # phases are those of x, so it is x low-passed
+    assert float((got - blurred).norm() / (x - blurred).norm()) < 0.5
     torch.testing.assert_close(match_spectrum(x, x), x)
     torch.testing.assert_close(match_spectrum(x * 0 + 2, x * 0 + 2), x * 0 + 2)
 

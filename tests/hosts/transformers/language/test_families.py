@@ -88,9 +88,8 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     ids = {} if family in QWEN else {"position_ids": keys}  # without them the other families count padding
     actual, expected = model(**sample.inputs).logits, stock(family)(**sample.inputs, **ids).logits
     assert torch.equal(actual[sample.stream.mask], expected[sample.stream.mask])
-    prompt = batch(
-        family, [7], [3, "image", 4, "wide", 2]
-    )  # of images without frames all rules of decoding agree
+    # of images without frames all rules of decoding agree
+    prompt = batch(family, [7], [3, "image", 4, "wide", 2])
     actual, expected = (
         m.generate(**prompt.inputs, max_new_tokens=4, do_sample=False) for m in (model, stock(family))
     )

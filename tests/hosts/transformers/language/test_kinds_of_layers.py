@@ -180,9 +180,8 @@ def test_layers_share_keys_and_key_heads_of_their_own():
     assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), before[1])
     vispe.convert(model, "vrope")
     assert not torch.allclose(logits(model, inputs), before[0], atol=1e-4)
-    said = model.generate(
-        **inputs, max_new_tokens=4, do_sample=False
-    )  # takes the last token only where it can
+    # takes the last token only where it can
+    said = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     longer = inputs | {"input_ids": said[:, :-1], "attention_mask": torch.ones_like(said[:, :-1])}
     assert torch.equal(logits(model, longer)[:, -4:].argmax(-1), said[:, -4:])
 

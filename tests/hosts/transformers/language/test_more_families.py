@@ -129,9 +129,8 @@ def test_one_image(family):
 
 
 @partly(7)
-@cases(
-    "family", [f for f in TINY if f not in ("idefics2", "granite_docling")]
-)  # whose images are listed by row
+# whose images are listed by row
+@cases("family", [f for f in TINY if f not in ("idefics2", "granite_docling")])
 def test_a_batch_with_text_and_beams(family):
     inputs = dict(prompt(family).inputs)
     text = {"input_ids": [PAD, PAD, 5, 6, 7, 8], "attention_mask": [0, 0, 1, 1, 1, 1]}

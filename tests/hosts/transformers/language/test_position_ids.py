@@ -97,9 +97,8 @@ def test_ids_of_one_row_are_those_of_all(family, spec):
     ids = keys.expand(AXES[spec], 1, 6)
     expected = model(**sample.inputs, position_ids=keys.expand(2, 6)).logits
     requested = [keys, ids, torch.cat([keys[None], ids])]
-    requested = (
-        requested[:2] if spec == "v2pe" else requested
-    )  # (2, 1, s) of two rows and one axis has two meanings
+    # (2, 1, s) of two rows and one axis has two meanings
+    requested = requested[:2] if spec == "v2pe" else requested
     for said in requested:
         assert torch.equal(model(**sample.inputs, position_ids=said).logits, expected)
 

@@ -77,10 +77,11 @@ def test_the_stock_classes_stay_as_they_are(family):
 def test_copies_and_pickles_are_converted_too(family):
     sample = everything(family)
     model = vispe.convert(make(family), "v2pe")
+    # stock models cannot be pickled once they ran
     others = (
         copy.deepcopy(model),
         pickle.loads(pickle.dumps(model)),
-    )  # stock models cannot be pickled once they ran
+    )
     expected = model(**sample.inputs).logits
     for other in others:
         assert torch.equal(other(**sample.inputs).logits, expected)

@@ -15,12 +15,13 @@ from vispe.multimodal import create_scheme, list_schemes
 
 EXACT = [name for name in list_schemes() if create_scheme(name).text_exact]
 INEXACT = [name for name in list_schemes() if not create_scheme(name).text_exact]
+# one of every kind: integers, fractions, four axes, heads
 PAIRS = [
     "mrope_i",
     "v2pe",
     "vrope",
     "mhrope",
-]  # one of every kind: integers, fractions, four axes, heads
+]
 
 
 def prompts(family):

@@ -69,9 +69,8 @@ def test_subclasses_and_those_who_load_for_themselves(tmp_path):
         assert type(Mine.from_pretrained(tmp_path)) is Mine
     with pytest.raises(Exception, match="Mine"):  # its tower has a custom class
         vispe.from_pretrained(Mine, tmp_path)
-    same(
-        vispe.from_pretrained(transformers.CLIPVisionModel, tmp_path), model
-    )  # nothing is left of the failure
+    # nothing is left of the failure
+    same(vispe.from_pretrained(transformers.CLIPVisionModel, tmp_path), model)
 
 
 def test_wrappers_come_off_and_go_on_once(tmp_path):

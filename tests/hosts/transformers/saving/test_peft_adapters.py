@@ -18,12 +18,10 @@ peft = pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]
 FAST = ("qwen2_vl", "qwen3_vl", "llava", "internvl", "gemma3", "smolvlm", "mistral3")
 SLOTS = 5
-STOCK_FAILS = {
-    (family, "Prompt") for family in ("gemma4", "molmo2")
-}  # they take embeddings of their own tokens only
-STOCK_FAILS |= {
-    (family, "Prefix") for family in OMNI
-}  # with a mask: they expect that it is as long as the tokens
+# they take embeddings of their own tokens only
+STOCK_FAILS = {(family, "Prompt") for family in ("gemma4", "molmo2")}
+# with a mask: they expect that it is as long as the tokens
+STOCK_FAILS |= {(family, "Prefix") for family in OMNI}
 ROWS = torch.tensor([[0, 0, 0, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16, 17]])
 SEEN = (ROWS != 0).long()
 

@@ -113,9 +113,8 @@ def test_precision_shards_devices_and_other_files(family, tmp_path):
     for how in ({}, {"device_map": "cpu"}, {"low_cpu_mem_usage": True}, {"dtype": torch.float32}):
         same_model(vispe.from_pretrained(AUTO, tmp_path, **how), model, family)
     half = vispe.from_pretrained(AUTO, tmp_path, dtype=torch.bfloat16)
-    cls = getattr(
-        transformers, CLASSES[family]
-    )  # built in half precision: `.to` would round frequencies, too
+    # built in half precision: `.to` would round frequencies, too
+    cls = getattr(transformers, CLASSES[family])
     expected = cls._from_config(copy.deepcopy(stock(family).config), dtype=torch.bfloat16).eval()
     vispe.convert(vispe.convert(expected, "v2pe"), TOWERS[1])
     expected.load_state_dict(model.state_dict())

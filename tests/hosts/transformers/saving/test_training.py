@@ -26,9 +26,8 @@ from tests.hosts.transformers.saving.test_saving import (
 from tests.hosts.transformers.tiny import FAMILIES, batch
 from tests.products import partly
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated"
-)  # which peft asks for
+# which peft asks for
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 ADAPTED = "is saved without its base model, which has the position scheme"
 
 

@@ -189,11 +189,12 @@ def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch)
         assert bias.pos.extent.tolist() == [list(bias.pos.grid.shape)]
         assert torch.equal(bias.pos.cells().float(), bias.pos.coords)
     whole = [(q, b) for q, b in recorded if b.pos.tokens in (24, 8, 60)][-3:]
+    # equal frames are one batch
     assert [(q.shape[0], b.pos.tokens) for q, b in whole] == [
         (2, 24),
         (3, 8),
         (1, 60),
-    ]  # equal frames are one batch
+    ]
     last = [[list(t[2:4]) for t in tokens if t[0] == i and t[1] == 0] for i in (0, 1, 2)]
     assert [b.pos.coords[0].tolist() for _, b in whole] == last
 

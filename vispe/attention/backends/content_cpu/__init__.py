@@ -27,9 +27,8 @@ from vispe.attention.bias.mask_cache import MAX_TOTAL_BYTES
 from vispe.attention.call import Call
 from vispe.attention.precision import autocast_on, exporting, no_infinity, readable, rounded
 
-MIN_BIAS_BYTES = (
-    8 << 20
-)  # bytes of the bias of all heads in float32, below which a dense mask stays in the CPU cache
+# bytes of the bias of all heads in float32, below which a dense mask stays in the CPU cache
+MIN_BIAS_BYTES = 8 << 20
 ROWS = 256  # queries of a block
 SDPA_ROWS = 768  # queries of a block for SDPA
 SPLIT = 256  # queries per work item of an SDPA thread

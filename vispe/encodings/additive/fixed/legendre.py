@@ -138,9 +138,8 @@ class Legendre(FieldEncoder):
         exact = coords.to(exact_device(coords), torch.float64)
         if self.basis == "zernike":
             return zernike(exact, self.most, self.orthonormal)
-        line = LINE_FUNCTIONS[self.basis](
-            exact, self.most, self.orthonormal
-        )  # per degree (..., axes, functions)
+        # per degree (..., axes, functions)
+        line = LINE_FUNCTIONS[self.basis](exact, self.most, self.orthonormal)
         values: list[Tensor] = []
         for degrees in self._terms_of:
             value = line[degrees[0]][..., 0, :]

@@ -262,9 +262,8 @@ def with_coordinates(image: Tensor) -> Tensor:
 def _line(n: int, like: Tensor) -> Tensor:
     if fixed_size(n):
         return torch.linspace(-1, 1, n, dtype=like.dtype, device=like.device)
-    number = torch.arange(
-        n, dtype=like.dtype, device=like.device
-    )  # linspace would specialise a symbolic size
+    # linspace would specialise a symbolic size
+    number = torch.arange(n, dtype=like.dtype, device=like.device)
     return number / number[-1:].clamp(min=1) * 2 - 1
 
 

@@ -92,9 +92,8 @@ def _resampled(
     elif sampler.training or sampler.always:
         # one map per sample, or one for the batch
         rows = pos.coords.shape[0] if sampler.per == "sample" else 1
-        draw = (
-            (_APART or [_drawn_apart])[0] if sampler.steered else _drawn
-        )  # the list is empty in another process
+        # the list is empty in another process
+        draw = (_APART or [_drawn_apart])[0] if sampler.steered else _drawn
         maps = draw(sampler, rows, counts, generator, _exact(pos.coords.device))
     else:
         # fixed positions are cached with `pos`, and with them everything computed from them

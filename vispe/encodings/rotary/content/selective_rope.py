@@ -78,9 +78,8 @@ class SelectiveRope(ContextRotary):
         "form=scan,gate=true,drift=true",
         "form=scan,projection=full,filter=difference",
     )
-    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
-        "scan": ()
-    }  # sums depend on all previous tokens
+    # sums depend on all previous tokens
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"scan": ()}
 
     head_dim: PositiveEvenInt | None = None
     projection: Literal["low", "full"] = "low"

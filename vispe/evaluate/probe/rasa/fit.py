@@ -26,11 +26,12 @@ from vispe.evaluate.probe.rasa.rounds import (
 )
 from vispe.utils.options import NonNegativeFloat, NonNegativeInt, checked
 
+# value and slope of the activation
 _AT_ZERO = {
     "sigmoid": (0.5, 0.25),
     "tanh": (0.0, 1.0),
     "none": (0.0, 1.0),
-}  # value and slope of the activation
+}
 NULL = 1e-12  # variance relative to the largest one, below which a direction is rounding error
 _ITERATIONS, _MEMORY = 100, 10  # iterations of L-BFGS in each round; 5 to 30 are usually sufficient
 _TOLERANCE = 1e-9  # relative decrease of the loss at which a fit ends

@@ -148,9 +148,8 @@ class PositionedText:
     """The language model, which passes the rotation of the scheme to its layers."""
 
     vispe_text: TextConversion
-    vispe_cache_class: ClassVar[
-        type | None
-    ]  # class of the caches that the language model creates; None for unsupported classes
+    # class of the caches that the language model creates; None for unsupported classes
+    vispe_cache_class: ClassVar[type | None]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Copy the signature from the stock class."""

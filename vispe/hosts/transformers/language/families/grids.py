@@ -116,9 +116,8 @@ MERGED_GRIDS = ImageRule(
     _merged_grids, "grids and merge sizes of the call", "frames with text timestamps", NEEDED
 )
 ROW_END_GRIDS = ImageRule(_row_end_grids, "grids of the call, row ends", "one block for each frame", NEEDED)
-NEWLINE_GRIDS = ImageRule(
-    _newline_grids, "grids of the call, row ends", needed={"image": "image_grid_thw"}
-)  # a token after each row and at both ends of an image
+# a token after each row and at both ends of an image
+NEWLINE_GRIDS = ImageRule(_newline_grids, "grids of the call, row ends", needed={"image": "image_grid_thw"})
 
 
 def _of(name: str) -> Callable[[Any], Scheme]:
