@@ -39,6 +39,21 @@ def build(name, axes):
     return encoding
 
 
+SHARED = ("seqpe",)  # one encoder of positions for all layers, as in the paper
+
+
+@cases("name", NAMES)
+def test_parameters_belong_to_a_layer(name):
+    for axes in encoding_class(name.partition(".")[0]).ndim:
+        try:
+            encoding = build(name, axes)
+        except VispeError:  # the preset is for other axes
+            continue
+        break
+    learned = any(True for _ in encoding.parameters())
+    assert encoding.per_layer == (learned and name.partition(".")[0] not in SHARED)
+
+
 def logits(encoding, pos, content):
     """Return the logits of all softmaxes of two blocks, side by side."""
     x, q, k = content

@@ -145,6 +145,11 @@ def test_min_base_is_that_of_the_table(pairs):
         assert (fr.cosine_similarity_bound(smaller, side) < 0).any()
 
 
+def test_min_base_of_the_smallest_side():
+    # cos(1) + cos(1 / base) >= 0 already holds for base 1.01
+    assert fr.min_base(2, 1) == pytest.approx(1.01)
+
+
 def test_min_base_of_text_is_that_of_the_table():
     assert fr.min_base(64, 1024) == pytest.approx(4303, rel=0.025)
 

@@ -97,3 +97,13 @@ def test_columns_use_the_fast_kernel():
     with torch.no_grad(), Operators() as operators:
         attention(q, k, v, bias=bias, backend="lowrank")
     assert any(name.startswith(f"{FLASH}.default") for name in operators.called)
+
+
+def test_heads_of_a_shared_factor():
+    # the factors of one side are shared by all heads
+    for heads in ((1, 3), (3, 1)):
+        row, col = (torch.randn(1, h, 5, 2) for h in heads)
+        bias = LowRankBias(row, col)
+        torch.testing.assert_close(bias.dense(), row @ col.mT)
+        for chosen in (slice(1, 3), slice(2, 3)):
+            torch.testing.assert_close(bias.dense(heads=chosen), (row @ col.mT)[:, chosen])

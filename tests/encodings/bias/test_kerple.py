@@ -64,6 +64,14 @@ def test_both_ways_of_staying_positive_start_equally():
         assert (drawn[0] < torch.tensor([[2.0], [1.0]])).all()
 
 
+@cases("positive", ["softplus", "clamp"])
+def test_rates_start_uniformly_up_to_their_bounds(positive):
+    encoding = create_encoding("kerple", num_heads=500, positive=positive)
+    for rate, bound in zip(map(torch.tensor, rates(encoding)), (2.0, 1.0), strict=True):
+        assert 0 < rate.min() < 0.02 * bound
+        assert 0.98 * bound < rate.max() < bound
+
+
 def test_clamped_rates_learn_from_outside():
     made = offsets.made("kerple(positive=clamp,eps=0.5)")
     with torch.no_grad():
