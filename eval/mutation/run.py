@@ -127,13 +127,19 @@ def sampled(count: int, seed: int) -> list[Fault]:
 
 
 def ordered(fault: Fault, tests: dict[tuple[str, int], set[str]], seconds: dict[str, float]) -> list[str]:
-    """Return the test files that run a fault's lines: those of its package first, short ones before long ones."""
+    """Return the test files that run a fault's lines: those of its package first, short ones before long ones.
+
+    Lines without any, such as those that run while torch compiles, have the tests of their folder.
+    """
     names = {
         name
         for line in (fault.statement, *range(fault.line, fault.end[0] + 1))
         for name in tests.get((fault.path, line), ())
     }
     package = "/".join(Path(fault.path).parts[1:3])
+    if not names:
+        folder = Path("tests", *Path(fault.path).parts[1:-1])
+        names = {name for name in seconds if Path(name).is_relative_to(folder)}
 
     def order(name: str) -> tuple[bool, float]:
         return not name.startswith(f"tests/{package}"), seconds.get(name, 0.0)
