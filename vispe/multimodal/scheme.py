@@ -238,7 +238,7 @@ class Scheme:
         """Return the counter of each row (b) after `tokens` text tokens (b); negative numbers count backwards."""
         return counter + self.step * tokens
 
-    def moved(self, local: Tensor, at: Tensor) -> Tensor:
+    def moved(self, local: Tensor, at: Tensor, tokens: VisualTokens) -> Tensor:
         """Return the coordinates (axes, k) of visual tokens whose blocks start at counters (k)."""
         follows_text = torch.tensor(self.follows_text, dtype=torch.float64, device=at.device)[:, None]
         return torch.addcmul(local, follows_text, at)
@@ -305,7 +305,7 @@ class Scheme:
             local = self.local(tokens, draws)
             if blocks.scale is not None and not self.applies_scale:
                 local = local * tokens.of(blocks.scale)
-            ids.index_copy_(1, visual, self.moved(local, tokens.of(at)))
+            ids.index_copy_(1, visual, self.moved(local, tokens.of(at), tokens))
         if stream.coupled is not None:
             ids = couple(ids, stream.coupled)
         end = (

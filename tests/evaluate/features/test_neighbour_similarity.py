@@ -6,6 +6,7 @@ import timm
 import torch
 
 import vispe
+from tests.cases import cases
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError
 from vispe.evaluate.audit.runner import audit
@@ -26,6 +27,14 @@ def test_the_profile_is_that_of_a_loop():
     assert got.tolist() == pytest.approx([np.mean(want[k]) for k in sorted(want)])
     with pytest.raises(ShapeError, match="must have 15 tokens"):
         profile(x, (3, 5))
+
+
+@cases("largest", range(1, 9))
+def test_the_index_compares_with_distances_beyond_half_of_the_largest(largest):
+    curve = torch.randn(largest + 1, dtype=torch.float64)
+    distant = [float(curve[r]) for r in range(2, largest + 1) if r > largest / 2]
+    expected = float(curve[1]) - np.mean(distant) if distant else np.nan
+    assert index(curve) == pytest.approx(expected, nan_ok=True)
 
 
 def test_one_causal_average_makes_neighbours_similar_and_a_bidirectional_one_does_not():

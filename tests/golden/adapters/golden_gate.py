@@ -1,4 +1,7 @@
-"""Golden cases of Golden Gate RoPE: directions by the golden ratio, coordinates from -1 to 1 on each axis."""
+"""Golden cases of Golden Gate RoPE: directions by the golden ratio, coordinates from -1 to 1 on each axis.
+
+They run in float64, as the reference did: its fastest angles have a rounding in float32 that gradients show.
+"""
 
 import torch
 
@@ -17,10 +20,12 @@ def run(case):
         raise ValueError("the queries are not of the sizes of the case")
     encoding = vispe.create_encoding("rope_field.golden_gate", dim=width * heads, num_heads=heads, **options)
     free = torch.cartesian_prod(*(torch.arange(n).double() for n in grid))
-    routes = {"grid": vispe.Grid(grid).positions(), "coordinates": vispe.Positions(free)}
+    pos = vispe.Grid(grid).positions()
+    pos = pos.replace(coords=pos.coords.double(), extent=pos.extent.double(), cell=pos.cell.double())
+    routes = {"grid": pos, "coordinates": vispe.Positions(free)}
     for route, pos in routes.items():
         freqs = {"freqs": encoding.field(2).flip(-1)}  # x first, as in the reference
-        yield route, freqs | rotated(case, encoding.transform(pos, 0))
+        yield route, freqs | rotated(case, encoding.transform(pos, 0), torch.float64)
     inputs = encoding.field(2).tolist()
     own = vispe.create_encoding("rope_field", dim=width * heads, num_heads=heads, frequencies=inputs)
-    yield "given", rotated(case, own.transform(routes["coordinates"], 0))
+    yield "given", rotated(case, own.transform(routes["coordinates"], 0), torch.float64)

@@ -136,7 +136,7 @@ def test_text_goes_on_one_step_after_the_largest_coordinate(options):
 
 @cases("options", ["radius=10", "radius=3,blend=0.3,offset=0", "alpha=1,relative=true"])
 def test_points_in_the_precision_of_the_authors_code(options):
-    """About a millionth of the radius from the points in float64; coordinates of text stay in float64."""
+    """About a millionth of their size from those in float64; text before the first image is equal."""
     near, exact = (
         create_scheme(f"circlerope({options},precision={p})").coordinates(
             Stream.of([ROW]), start=torch.tensor([0.1])
@@ -147,6 +147,48 @@ def test_points_in_the_precision_of_the_authors_code(options):
     assert not torch.equal(near.ids, exact.ids)
     torch.testing.assert_close(near.ids, exact.ids, rtol=0, atol=2e-5)
     assert torch.equal(near.ids[..., :3], exact.ids[..., :3])
+
+
+# without trigonometric functions, whose last bit depends on the number of points
+@cases("options", ["", ",offset=0", ",move_to_origin=false"])
+def test_sums_in_the_precision_of_the_authors_code(options):
+    """Each sum of the counter is rounded to float32: points plus the text before them, plus where that text starts."""
+    options = f"blend=1{options}"
+    spec = f"circlerope({options},precision=float32)"
+    row = [
+        Text(3),
+        Image(3, 5),
+        Text(2),
+        Text(3),
+        Video(1, 4, 3),
+        Image(2, 2),
+        Text(11),
+        Image(6, 7),
+        Text(4),
+    ]
+    expected, start, text = [], torch.tensor(0.0), 0
+    for segment in row:
+        if isinstance(segment, Text):
+            expected.append((torch.arange(text, text + segment.tokens) + start).expand(3, -1))
+            text += segment.tokens
+        else:
+            expected.append(points(spec, segment.h, segment.w).float() + text + start)
+            start, text = expected[-1].max() + 1, 0
+    short = [Text(2), Image(3, 3), Text(1)]
+    result = create_scheme(spec).coordinates(Stream.of([short, row], "left"))
+    assert torch.equal(result.ids[:, 1].float(), torch.cat(expected, 1))
+    assert torch.equal(result.next[1].float(), (start + text).float())
+
+
+def test_a_counter_in_float32_goes_on_and_restarts():
+    """Packed samples and a continued row have the coordinates of each alone."""
+    scheme = create_scheme("circlerope(blend=1,precision=float32)")
+    alone = [scheme.coordinates(Stream.of([row])) for row in (ROW, OTHER)]
+    packed = scheme.coordinates(Stream.of([[ROW, OTHER]]))
+    assert torch.equal(packed.ids.float(), torch.cat([a.ids for a in alone], -1).float())
+    head = scheme.coordinates(Stream.of([ROW[:2]]))
+    tail = scheme.coordinates(Stream.of([ROW[2:]]), start=head.next)
+    assert torch.equal(torch.cat([head.ids, tail.ids], -1).float(), alone[0].ids.float())
 
 
 def test_frames_are_circles_behind_each_other():

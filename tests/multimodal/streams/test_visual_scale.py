@@ -7,6 +7,7 @@ from tests.cases import cases
 from vispe.errors import InputError, ShapeError, UnsupportedCombination
 from vispe.multimodal import Image, Stream, Text, Video, alternating, create_scheme, list_schemes, modix
 from vispe.multimodal.per_layer import ConcatenatedScheme
+from vispe.multimodal.scheme import VisualTokens
 
 ROWS = [[Text(3), Image(2, 3), Text(2), Video(3, 2, 2), Text(4)], [Image(4, 2), Text(1)]]
 NAMES = [name for name in list_schemes() if name != "bilevel"]
@@ -42,8 +43,9 @@ def test_the_layout_of_an_image_and_its_step_are_multiplied(name):
     scheme, stream = create_scheme(name), Stream.of([[Text(3), Image(4, 6), Text(2)]])
     plain, scaled = scheme.coordinates(stream), scheme.coordinates(stream.scaled(0.375))
     assert torch.equal(plain.ids[..., :3], scaled.ids[..., :3])
+    tokens = VisualTokens(stream.blocks, torch.ones(24, dtype=torch.long), torch.arange(24))
     start = scheme.moved(
-        torch.zeros(scheme.axes, 24, dtype=torch.float64), torch.full((24,), 3 * scheme.step).double()
+        torch.zeros(scheme.axes, 24, dtype=torch.float64), torch.full((24,), 3 * scheme.step).double(), tokens
     )
     image = slice(3, 27)
     torch.testing.assert_close(scaled.ids[:, 0, image] - start, 0.375 * (plain.ids[:, 0, image] - start))

@@ -45,8 +45,9 @@ def profile(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def index(curve: Tensor) -> float:
-    """Return the cosine of direct neighbours minus the mean beyond half of the largest distance."""
-    return float(curve[1] - curve[len(curve) // 2 + 1 :].nanmean())
+    """Return the cosine of direct neighbours minus the mean beyond half of the largest distance, NaN for none."""
+    # direct neighbours are never distant ones
+    return float(curve[1] - curve[max(2, (len(curve) + 1) // 2) :].nanmean())
 
 
 class NeighbourSimilarity(Measure):

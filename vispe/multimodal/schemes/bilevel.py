@@ -97,7 +97,7 @@ class Bilevel(Scheme):
         """Return frame, row and column (3, k)."""
         return torch.stack([tokens.frame, self._clipped(tokens.row), self._clipped(tokens.column)])
 
-    def moved(self, local: Tensor, at: Tensor) -> Tensor:
+    def moved(self, local: Tensor, at: Tensor, tokens: VisualTokens) -> Tensor:
         """Return the coordinates (3, k) of tokens of visual segments whose blocks start at counters (k)."""
         return local + self.text(at)
 

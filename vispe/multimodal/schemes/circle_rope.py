@@ -16,6 +16,7 @@ from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.torch_typing import listed
 from vispe.utils.options import FiniteFloat, PositiveFloat, UnitInterval
 
 
@@ -44,8 +45,8 @@ class CircleRoPE(Scheme):
         offset: if set, shift each image along (1, 1, 1) by the absolute value of its smallest coordinate plus
             `offset`.
         stride: counter steps from one frame to the next, on all axes.
-        precision: dtype in which the points of an image are computed. The authors' code has float32, which
-            changes the points by about one millionth of the radius.
+        precision: dtype of the points of an image and of the sums that give their coordinates and the counter. The
+            authors' code has float32, which changes coordinates by about one millionth of their size.
     """
 
     name: ClassVar[str] = "circlerope"
@@ -78,6 +79,35 @@ class CircleRoPE(Scheme):
         size = tokens.blocks.size
         patch = tokens.index % tokens.of(size[:, 1] * size[:, 2])
         return points.index_select(1, tokens.of(first[grid]) + patch) + tokens.frame * self.stride
+
+    def moved(self, local: Tensor, at: Tensor, tokens: VisualTokens) -> Tensor:
+        """Return the coordinates (3, k) of visual tokens whose blocks start at counters (k)."""
+        if self.precision == "float64":
+            return super().moved(local, at, tokens)
+        text = tokens.of(tokens.blocks.text_before)
+        # in the order of the authors' code: the text before the image first, then where that text starts
+        return ((local.float() + text) + (at - text).float()).double()
+
+    def counters(
+        self, blocks: Blocks, draws: Tensor | None, start: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the counters at the start and end of each block (m), rounded after each image in float32."""
+        at, after, extent = super().counters(blocks, draws, start)
+        if self.precision == "float64":
+            return at, after, extent
+        largest = (after - at - 1).float()
+        rounded_at, rounded_after = at.clone(), after.clone()
+        # what rounding has added to the counter of each document
+        added: dict[tuple[int, int], Tensor] = {}
+        for k, document in enumerate(zip(listed(blocks.sample), listed(blocks.document), strict=True)):
+            shift = added.get(document, at.new_zeros(()))
+            rounded_at[k] = at[k] + shift
+            if blocks.visual[k]:
+                text = blocks.text_before[k]
+                end = (largest[k] + text) + (rounded_at[k] - text).float() + 1
+                shift = added[document] = end.double() - after[k]
+            rounded_after[k] = after[k] + shift
+        return rounded_at, rounded_after, extent
 
     def _grids(self, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return grids of blocks (m), first patches of grids (g), all points (3, n), largest coordinates (g)."""

@@ -83,6 +83,16 @@ class Blocks:
         return ~self.visual | (before != self.picture)
 
     @cached_property
+    def text_before(self) -> Tensor:
+        """Number of text tokens between a block and the previous image, or the start of its document (m)."""
+        text = torch.where(self.visual, 0, self.tokens)
+        before = text.cumsum(0) - text
+        restarts = torch.ones_like(self.visual)
+        same = (self.document[1:] == self.document[:-1]) & (self.sample[1:] == self.sample[:-1])
+        restarts[1:] = self.visual[:-1] | ~same
+        return before - torch.where(restarts, before, 0).cummax(0).values
+
+    @cached_property
     def first(self) -> Tensor:
         """Index of the first token of a block among all non-padding tokens (m)."""
         return self.tokens.cumsum(0) - self.tokens
