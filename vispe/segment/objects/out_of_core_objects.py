@@ -198,19 +198,21 @@ def _patch(
     mask = np.stack(
         [np.isin(np.asarray(source.component_ids[(page, *region.slices)]), parts) for page in pages]
     )
-    classes = np.zeros((len(pages) + 1, region.shape[0] + 1, region.shape[1] + 1), np.uint8)
+    # one pixel more at each side, 0 beyond the page and the volume
+    classes = np.zeros((len(pages) + 2, region.shape[0] + 2, region.shape[1] + 2), np.uint8)
     height, width = source.shape[1:]
-    padded_region = Region(
-        region.top, min(region.bottom + 1, height), region.left, min(region.right + 1, width)
-    )
-    last = first + volumes if volumes is not None else box[1]
-    for index, page in enumerate(range(box[0], min(box[1] + 1, last))):
-        classes[index, : padded_region.shape[0], : padded_region.shape[1]] = source.labels(
-            page, padded_region
-        )
-    free, valid = ~np.isin(classes[:-1, :-1, :-1], numbers), classes > 0
+    around = Region(
+        max(region.top - 1, 0), min(region.bottom + 1, height),
+        max(region.left - 1, 0), min(region.right + 1, width),
+    )  # fmt: skip
+    y, x = around.top - region.top + 1, around.left - region.left + 1
+    ends = (box[0], box[1]) if volumes is None else (first, first + volumes)
+    for page in range(max(box[0] - 1, ends[0]), min(box[1] + 1, ends[1])):
+        target = classes[page - box[0] + 1, y : y + around.shape[0], x : x + around.shape[1]]
+        target[:] = source.labels(page, around)
+    free, valid = ~np.isin(classes[1:-1, 1:-1, 1:-1], numbers), classes > 0
     prob = np.stack([source.prob(page, region, number) for page in pages])
     grey = np.stack([source.grey(page, region) for page in pages])
     if volumes is None:
-        return Component((region.top, region.left), mask[0], number, free[0], valid[0], prob[0], grey[0])
+        return Component((region.top, region.left), mask[0], number, free[0], valid[1], prob[0], grey[0])
     return Component((depth, region.top, region.left), mask, number, free, valid, prob, grey)
