@@ -54,7 +54,7 @@ class ObjectList:
 
 def split_component(
     component: Component,
-    shape: Sequence[int],
+    field_shape: Sequence[int],
     options: ObjectOptions,
     spacing: Sequence[float] | None,
     objects: ObjectList,
@@ -71,7 +71,7 @@ def split_component(
 
     Args:
         component: component in its bounding box.
-        shape: shape of the complete page or volume.
+        field_shape: shape of the bounding box of the pixels with data of the page or volume.
         options: definition of objects.
         spacing: microns per pixel along each axis; None if unknown.
         objects: list of objects whose counts of excluded and framed objects are updated.
@@ -99,8 +99,10 @@ def split_component(
         framed = 0.0 if after else 1.0
         if framed and not at_border:
             # inverse probability that an object of this extent is inside the field
-            weight = math.prod(n / (n - e + o - 1) for n, o, e in zip(shape, origin, stops, strict=True))
-            framed -= weight * (1.0 if small else _counted_twice(object_mask) / math.prod(shape))
+            weight = math.prod(
+                n / (n - e + o - 1) for n, o, e in zip(field_shape, origin, stops, strict=True)
+            )
+            framed -= weight * (1.0 if small else _counted_twice(object_mask) / math.prod(field_shape))
         objects.in_frame[component.number] = objects.in_frame.get(component.number, 0.0) + framed
         if options.exclude_border and at_border:
             objects.border += 1
@@ -141,6 +143,13 @@ def _counted_twice(mask: np.ndarray) -> int:
     # positions from which the object extends into the lower right field
     reached = np.logical_or.accumulate(np.logical_or.accumulate(mask[:0:-1, :0:-1], 0), 1)
     return int(reached.size - np.count_nonzero(reached))
+
+
+def data_extent(labels: np.ndarray) -> tuple[int, ...]:
+    """Return the shape of the bounding box of the pixels with data: that of the field within a crop or mask."""
+    axes = range(labels.ndim)
+    ends = [np.flatnonzero(labels.any(tuple(a for a in axes if a != axis))) for axis in axes]
+    return tuple(int(np.ptp(positions)) + 1 if positions.size else 0 for positions in ends)
 
 
 def components(
@@ -203,9 +212,11 @@ def find(
     for first in range(0, len(labels), step):
         pages = first if volumes is None else slice(first, first + step)
         page_prob = prob[pages] if volumes is None else np.moveaxis(prob[pages], 1, 0)
-        page, shape = out[pages], labels[pages].shape
+        page, field_shape = out[pages], data_extent(labels[pages])
         for component in components(labels[pages], page_prob, grey[pages], numbers):
-            for object_box, object_mask, row in split_component(component, shape, options, spacing, objects):
+            for object_box, object_mask, row in split_component(
+                component, field_shape, options, spacing, objects
+            ):
                 count = len(objects.rows) + 1
                 page[object_box][object_mask] = count
                 head = {"page": first, "object": count, "class": names[component.number - 1]}

@@ -7,7 +7,7 @@ split objects.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -47,12 +47,34 @@ class RegionSource:
 
 @dataclass(eq=False)
 class BlockComponents:
-    """Components within blocks: numbers from 1, each with its class, box and first pixel; `pairs` are to be merged."""
+    """Components within blocks: numbers from 1, each with its class, box and first pixel; `pairs` are to be merged.
+
+    `fields` has the bounding box of the pixels with data by page or volume.
+    """
 
     classes: list[int]
     boxes: list[tuple[int, ...]]  # page, end, top, bottom, left, right
     firsts: list[int]
     pairs: list[np.ndarray]
+    fields: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def add_data(self, page: int, step: int, region: Region, data: np.ndarray) -> None:
+        """Extend the bounding box of the page, or of its volume of `step` pages, by a region of it."""
+        if not data.any():
+            return
+        rows, columns = np.flatnonzero(data.any(1)) + region.top, np.flatnonzero(data.any(0)) + region.left
+        box = (page, page + 1, int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)
+        first = page // step * step
+        known = self.fields.get(first, box)
+        self.fields[first] = tuple(
+            (max if n % 2 else min)(ends) for n, ends in enumerate(zip(known, box, strict=True))
+        )
+
+    def field_shape(self, first: int, volumes: int | None) -> tuple[int, ...]:
+        """Return the shape of the bounding box of the page, or of the volume, that starts at page `first`."""
+        starts, stops = self.fields[first][::2], self.fields[first][1::2]
+        shape = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+        return shape[1:] if volumes is None else shape
 
 
 def find_in_blocks(
@@ -82,7 +104,6 @@ def find_in_blocks(
     numbers, result = options.numbers(names), ObjectList()
     pieces = _label(source, regions, numbers, volumes)
     step = volumes or 1
-    shape = source.shape[1:] if volumes is None else (volumes, *source.shape[1:])
     for first, box, parts, number in _joined(pieces, step):
         page, end, region = box[0], box[1], Region(*box[2:])
         size = (end - page) * math.prod(region.shape)
@@ -93,7 +114,9 @@ def find_in_blocks(
                 f"{size * _BYTES / 2**20:.0f} MiB. Remove the class from objects, or increase memory."
             )
         component = _patch(source, page - first, first, box, parts, number, numbers, volumes)
-        for object_box, mask, row in split_component(component, shape, options, spacing, result):
+        for object_box, mask, row in split_component(
+            component, pieces.field_shape(first, volumes), options, spacing, result
+        ):
             count = len(result.rows) + 1
             object_region = Region(
                 object_box[-2].start, object_box[-2].stop, object_box[-1].start, object_box[-1].stop
@@ -121,6 +144,7 @@ def _label(
         joins = volumes is not None and page % volumes > 0
         for region in regions:
             classes = source.labels(page, region)
+            pieces.add_data(page, volumes or 1, region, classes > 0)
             requested = np.where(np.isin(classes, numbers), classes, 0)
             marked = label(requested, background=0, connectivity=2).astype(np.int64)
             base = len(pieces.classes) - 1
