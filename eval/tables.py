@@ -267,9 +267,10 @@ def cpu() -> str:
     lines = [
         "CPU seconds (user and system) of `vispe segment` on one thread, the least of "
         f"{len(result['rows'][0]['walls_s'])} runs on a shared machine (load average {result['load_average']:.0f}, "
-        f"which slows down each run): `eval/results/segment_cpu.json`. Importing PyTorch and scikit-learn takes "
-        f"{result['libraries_cpu_s']:.1f} s of each. The targets of 3.5 s for 1 Mpixel and 1.5 s for the smallest "
-        "image, which shows the start, are not reached: the imports alone exceed the second one.",
+        f"which slows down each run): `eval/results/segment_cpu.json`. A process that only imports PyTorch and "
+        f"scikit-learn took {result['libraries_cpu_s']:.1f} s; the command collects less garbage. The targets of 3.5 s "
+        "for 1 Mpixel and 1.5 s for the smallest image, which shows the start, are not reached: the imports alone "
+        "exceed the second one.",
         "",
         "| classifier | Mpixel | CPU seconds |",
         "|---|---|---|",

@@ -21,14 +21,14 @@ HEAVY = {
 }  # fmt: skip
 
 PROGRAM = """
-import json, random, sys, warnings
+import gc, json, random, sys, warnings
 import einops, numpy, timm, torch
 
 def state():
     return [
         torch.get_rng_state().tolist(), list(random.getstate()[1]), numpy.random.get_state()[1].tolist(),
         str(torch.get_default_dtype()), torch.get_num_threads(), torch.is_grad_enabled(), len(warnings.filters),
-        torch.cuda.is_initialized(),
+        torch.cuda.is_initialized(), gc.isenabled(), gc.get_threshold(),
     ]
 
 before, modules = state(), {m.partition(".")[0] for m in sys.modules}

@@ -6,6 +6,7 @@ import order of timm and vispe. timm itself is imported on first use.
 
 from typing import TYPE_CHECKING
 
+from vispe.utils import import_torch as import_torch  # isort: skip  # before any module that imports torch
 from vispe import encodings as encodings
 from vispe._lazy import lazy_exports, share_namespace
 from vispe.attention import attention, explain, use_backend

@@ -161,3 +161,38 @@ def test_damaged_files_raise_a_sentence(tmp_path, name):
     path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2])
     with pytest.raises(InputError, match=name):
         read_image(path)
+
+
+NRRD = b"NRRD0004\ntype: uint16\nendian: little\ndimension: 3\nsizes: 19 12 4\nencoding: raw\n"
+META = (
+    b"ObjectType = Image\nNDims = 3\nBinaryData = True\nBinaryDataByteOrderMSB = False\nDimSize = 19 12 4\n"
+)
+META_END = b"ElementSpacing = 0.5 0.25 2\nElementType = MET_USHORT\nElementDataFile = LOCAL\n"
+DIRECTIONS = b"space dimension: 3\nspace directions: (0.5,0,0) (0,0.25,0) (0,0,2)\n"
+
+
+@cases(
+    ("head", "microns"),
+    [
+        (NRRD + b'spacings: 0.5 0.25 2\nunits: "micron" "micron" "micron"\n\n', 1),  # Fiji
+        (NRRD + b'spacings: 0.5 0.25 2\nunits: "nm" "nm" "nm"\n\n', 1e-3),
+        (NRRD + b"spacings: 0.5 0.25 2\n\n", 1e3),
+        (NRRD + b'spacings: 0.5 0.25 2\nunits: "pixel" "pixel" "pixel"\n\n', None),
+        (NRRD + DIRECTIONS + b'space units: "um" "um" "um"\n\n', 1),
+        (NRRD + DIRECTIONS + b'Space Units: "\xc2\xb5m" "\xc2\xb5m" "\xc2\xb5m"\n\n', 1),
+        (META + b"DistanceUnits = um\n" + META_END, 1),
+        (META + b"DistanceUnits = cm\n" + META_END, 1e4),
+        (META + META_END, 1e3),
+    ],
+)
+def test_units_of_volumes_are_those_of_the_header(tmp_path, head, microns):
+    needs("SimpleITK")
+    path = tmp_path / ("a.nrrd" if head.startswith(b"NRRD") else "a.mha")
+    path.write_bytes(head + VOLUME.astype("<u2").tobytes())
+    image = read_image(path)
+    np.testing.assert_array_equal(image.pages[..., 0], VOLUME)
+    if microns is None:
+        assert (image.pixel_size, image.z_step) == (None, None)
+        assert "a.nrrd has a pixel size in 'pixel', which is interpreted as unknown." in image.notes
+    else:
+        np.testing.assert_allclose((*image.pixel_size, image.z_step), np.array([0.25, 0.5, 2]) * microns)

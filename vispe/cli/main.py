@@ -88,8 +88,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # objects of imported libraries live until the process ends: searching them for garbage takes half a second
         gc.freeze()
+        # the command imports further libraries: fewer collections
+        gc.set_threshold(100_000, 10, 10)
     with ignore_broken_pipe():
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        # the interpreter collects garbage before it exits, but the operating system frees the memory anyway
+        gc.freeze()
+    return code
 
 
 def _run(words: list[str]) -> int:

@@ -57,7 +57,7 @@ OBJECTS = {
     ),
     "object_min_area": "objects with fewer pixels are excluded; their number is in the report; default 10.",
     "fill_holes": "count holes as part of the object around them; the label map is unchanged.",
-    "exclude_border": "exclude objects that touch the border of the image.",
+    "exclude_border": "exclude objects that touch the border of the image or pixels without data (crop, mask, NaN).",
     "objects_as": (
         "object files for other programs: geojson (QuPath), rois (ImageJ), coco, separated by commas."
     ),

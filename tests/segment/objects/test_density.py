@@ -61,6 +61,17 @@ def test_density_has_no_bias_from_the_border(exclude, min_area):
     assert abs(np.mean([count for _, count in actual]) / COUNT - 1) > 0.05
 
 
+@cases("min_area", [0, 100])
+def test_density_in_a_crop_is_that_of_the_cropped_image(min_area):
+    mask, valid = discs(3), np.zeros((SIDE, SIDE), bool)
+    valid[50:110, 70:150] = True
+    expected = density(mask[50:110, 70:150], min_area=min_area)
+    assert density(mask, valid=valid, min_area=min_area) == expected
+    stack, valid = np.stack([mask] * 5), np.stack([np.zeros_like(valid), *[valid] * 3, np.zeros_like(valid)])
+    expected = density(stack[1:4, 50:110, 70:150], min_area=min_area, volumes=3)
+    assert density(stack, valid=valid, min_area=min_area, volumes=5) == expected
+
+
 def test_slanted_fibres_are_counted_once():
     """A fibre that passes a corner lies in two fields that count it; all fields of a torus with one fibre."""
     side, field = 110, 70

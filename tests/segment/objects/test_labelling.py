@@ -116,6 +116,23 @@ def test_small_and_border_objects_are_counted():
     assert np.array_equal(actual[0] > 0, np.pad(np.ones((3, 4), bool), ((3, 3), (12, 14))))
 
 
+@cases("axis", [0, 1, 2])
+@cases("end", [False, True])
+def test_objects_cut_by_missing_data_are_at_the_border(axis, end):
+    """A crop, a mask or NaN ends the sample as the border of the image does; a missing pixel in an object does not."""
+    labels = np.ones((11, 11, 11), np.uint8)
+    labels[2:5, 2:5, 2:5] = labels[7:10, 7:10, 7:10] = 2
+    labels[3, 3, 3] = 0
+    cut = labels.swapaxes(0, axis)
+    cut[9 if end else 2 :: 1 if end else -1] = 0
+    prob, grey = np.ones((11, 3, 11, 11)), np.ones((*labels.shape, 1))
+    for exclude in (False, True):
+        options = ObjectOptions("pore", "keep", 0, exclude_border=exclude)
+        actual, objects = find(labels, prob, grey, NAMES, options, volumes=11)
+        assert (objects.border, len(objects.rows)) == ((1, 1) if exclude else (0, 2))
+        assert actual.astype(bool)[8, 8, 8] == (not (exclude and end))
+
+
 @cases("radius", [6, 10, 25])
 def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
     y, x = np.mgrid[: 2 * radius + 7, : 4 * radius + 7]

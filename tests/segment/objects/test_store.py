@@ -12,7 +12,7 @@ from vispe.cli.main import main
 from vispe.errors import OptionError
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.out_of_core.store_run import check_request
+from vispe.segment.out_of_core.store_inputs import check_request
 from vispe.segment.run.request import Request
 
 

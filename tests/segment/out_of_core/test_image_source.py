@@ -5,7 +5,9 @@ import tifffile
 from tests.cases import cases
 from tests.segment.out_of_core.stores import write_store, zarr
 from vispe.errors import InputError, OptionError
+from vispe.images.read import read_image
 from vispe.segment.features.tiles import Region
+from vispe.segment.objects.object_files import pages_per_volume
 from vispe.segment.out_of_core import find_stores, is_store, out_of_core_images, output_stem
 from vispe.segment.out_of_core.source.open_image import open_image
 
@@ -54,9 +56,29 @@ def test_pages_can_be_chosen(tmp_path):
     path = write_store(tmp_path / "a.zarr", array, "tzyx")
     image = open_image(path, z="2:5")
     np.testing.assert_array_equal(pages_of(image)[..., 0], array.reshape(6, 41, 57)[2:5])
-    assert [(axis.name, axis.length) for axis in image.page_axes] == [("z", 3)]
+    assert [(axis.name, axis.length) for axis in image.page_axes] == [("page", 3)]
     with pytest.raises(InputError, match=r"z must select pages of the image \(0 to 5\), got 6"):
         open_image(path, z="6")
+
+
+@cases(
+    ("lengths", "z", "expected"),
+    [
+        ((1, 6), "1:4", {"Z": 3}),
+        ((6, 1), "1:4", {"T": 3}),  # frames are not slices of a volume
+        ((2, 6), "7:10", {"Z": 3}),
+        ((2, 6), "4:8", {"PAGE": 4}),
+        ((2, 6), "6:", {"Z": 6}),
+    ],
+)
+def test_selected_pages_have_the_axis_of_their_file(tmp_path, lengths, z, expected):
+    array = np.zeros((*lengths, 9, 9), np.uint8)
+    image = open_image(write_store(tmp_path / "a.zarr", array, "tzyx"), z=z)
+    assert image.axis_lengths == expected
+    # the same selection in memory
+    tifffile.imwrite(tmp_path / "a.ome.tif", array, metadata={"axes": "TZYX"})
+    in_memory = read_image(tmp_path / "a.ome.tif", z=z).axis_lengths
+    assert pages_per_volume(image.axis_lengths) == pages_per_volume(in_memory)
 
 
 def test_a_plain_array_needs_its_axes(tmp_path):

@@ -263,7 +263,7 @@ def test_a_model_of_an_earlier_run_is_not_taken_for_that_of_a_run_that_was_kille
     out = tmp_path / "out"
     task(out, features=FeatureConfig(sigmas=(2.0,), tile=48))
     with monkeypatch.context() as patched:
-        patched.setattr("vispe.segment.pipeline.train", None)
+        patched.setattr("vispe.segment.pipeline.segmenters.train", None)
         with pytest.raises(TypeError):  # ends while training
             task(out, force=True)
     task(out)

@@ -160,7 +160,7 @@ def test_training_and_finished_images_are_not_done_again(data, monkeypatch, caps
     assert json.loads(Path("out", NAME).read_text().splitlines()[-1])["image"] == "in/b.png"
     assert not Path("out", LOCK).exists()
     before = {path: path.stat().st_mtime_ns for path in Path("out").iterdir() if "report" not in path.name}
-    monkeypatch.setattr("vispe.segment.pipeline.train", None)
+    monkeypatch.setattr("vispe.segment.pipeline.segmenters.train", None)
     recorded = []
     original = batch_run.Batch._segment
     monkeypatch.setattr(

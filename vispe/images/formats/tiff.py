@@ -30,6 +30,10 @@ from vispe.images.formats.units import microns, seconds
 from vispe.images.orientation import as_stored, known_tag
 
 LOSSY = {"OJPEG", "JPEG", "JPEG_LOSSY", "JPEGXR", "JPEG_2000_LOSSY", "JPEG2000", "WEBP", "APERIO_JP2000_YCBC"}
+COLOUR_SPACES = {5: "CMYK", 6: "YCbCr", 8: "Lab", 9: "Lab", 10: "Lab"}
+"""Colour spaces by photometric interpretation, other than grey levels, palettes and RGB."""
+
+_UNCONVERTED = {"NONE", "LZW", "ADOBE_DEFLATE", "DEFLATE", "PACKBITS", "ZSTD", "LZMA"}
 UNITS = {1: "none", 2: "inch", 3: "cm"}
 
 
@@ -79,15 +83,15 @@ def _read(
     orientation = known_tag(tag_value(page, "Orientation", 1))
     min_is_white = page.bitspersample if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE else 0
     try:
-        if page.photometric == tifffile.PHOTOMETRIC.SEPARATED:
-            raise _NeedsPillow("CMYK")
+        if space := _other_colours(path, page):
+            raise _NeedsPillow(space)
         array, letters = first.asarray(), first.axes
     except (ValueError, ImportError, _NeedsPillow) as error:
         if isinstance(error, ValueError) and "imagecodecs" not in str(error):
             raise
         array, letters = _through_pillow(path, first, error, orientation)
         if isinstance(error, _NeedsPillow):
-            notes.append("CMYK colours were converted to RGB.")
+            notes.append(f"{error} colours were converted to RGB.")
     # reported by check_page_list
     messages = [text for text in messages if "invalid value offset" not in text]
     if messages:
@@ -131,6 +135,28 @@ def _read(
 
 class _NeedsPillow(Exception):
     """Raised for a colour space that tifffile does not convert."""
+
+
+def _other_colours(path: Path, page: tifffile.TiffPage) -> str | None:
+    """Return the colour space that Pillow converts to RGB; None if tifffile returns grey levels, indices or RGB.
+
+    Raises:
+        InputError: colours that Pillow does not convert either.
+    """
+    space = COLOUR_SPACES.get(page.photometric)
+    # decoders of JPEG convert its YCbCr
+    if space is None or (space == "YCbCr" and getattr(page.compression, "name", "") not in _UNCONVERTED):
+        return None
+    unsupported = {
+        f"subsampled {space}": page.is_subsampled,
+        space: space == "Lab",
+        f"{space} colours of {page.bitspersample} bits": page.bitspersample != 8,
+    }
+    for name, present in unsupported.items():
+        if present:
+            colours = name if "colours" in name else f"{name} colours"
+            raise InputError(f"{path} has {colours}, which are not supported. Save it as RGB.")
+    return space
 
 
 def _check_complete(
@@ -192,7 +218,7 @@ def _through_pillow(
         for each in series.pages:
             index = each.index[0] if isinstance(each.index, tuple) else each.index
             image.seek(index)
-            converted = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB") else image
+            converted = image.convert("RGB") if image.mode in ("CMYK", "YCbCr") else image
             planes.append(np.array(converted))
     # Pillow applies the orientation tag
     planes = [as_stored(plane[None], orientation)[0] for plane in planes]

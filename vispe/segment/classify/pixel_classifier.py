@@ -237,8 +237,14 @@ class PixelClassifier:
             InputError: not fitted.
         """
         if not self.is_linear:
-            return predict_in_chunks([features], self.n_classes, self.probabilities)
+            return self.of_parts([features])
         return self.probabilities_from_scores(self._fitted().scores(torch.from_numpy(features)))
+
+    def of_parts(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return probabilities (K, n) float32 of parts of the features, each (f', n)."""
+        # scikit-learn's predictors cost more per call than a chunk in the CPU cache saves
+        chunk = _CHUNK if self.trees is None else _CACHED
+        return predict_in_chunks(parts, self.n_classes, self.probabilities, chunk)
 
     def probabilities_from_scores(self, scores: Tensor) -> np.ndarray:
         """Convert scores (k, ...) of `linear` to probabilities (K, ...) float32."""
@@ -260,14 +266,17 @@ class PixelClassifier:
 
 
 def predict_in_chunks(
-    parts: Sequence[np.ndarray], n_classes: int, predict: Callable[[np.ndarray], np.ndarray]
+    parts: Sequence[np.ndarray],
+    n_classes: int,
+    predict: Callable[[np.ndarray], np.ndarray],
+    chunk_size: int = _CHUNK,
 ) -> np.ndarray:
     """Apply a function of features (n, f) to parts of the features, each (f', n); return (K, n) float32."""
     n = parts[0].shape[1]
     out = np.empty((n_classes, n), np.float32)
     ends = np.cumsum([len(part) for part in parts])
-    for start in range(0, n, _CHUNK):
-        chunk = slice(start, min(start + _CHUNK, n))
+    for start in range(0, n, chunk_size):
+        chunk = slice(start, min(start + chunk_size, n))
         features = np.empty((chunk.stop - start, ends[-1]), parts[0].dtype)
         for part, end in zip(parts, ends, strict=True):
             features[:, end - len(part) : end] = part[:, chunk].T

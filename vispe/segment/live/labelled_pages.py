@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment.features.feature_cache import CachedFeatures
 from vispe.segment.model.prediction import within_memory
+from vispe.segment.run.inputs import BatchImage, use_stored_features
 from vispe.segment.types import ReadOptions
 
 MAX_CLASSES = 20
@@ -52,6 +55,25 @@ class LabelledPages:
         self._fitted_to: tuple[int, ...] = ()
         self.page = -1
         self.select_page(page)
+
+    def use_stored_features(
+        self, folder: str | Path, images: BatchImage | Sequence[BatchImage], reading: ReadOptions
+    ) -> None:
+        """Read the model outputs of `vispe.segment.pipeline.store_features` instead of computing them.
+
+        Args:
+            folder: folder of the outputs.
+            images: the image file with its mask and axes, or those of all sessions that share the extractor.
+            reading: how it was read; normalisation is that of the session.
+
+        Raises:
+            OptionError: features without a model.
+            InputError: features are missing, or of another image, model, version or reading.
+        """
+        own = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
+        use_stored_features(
+            self._features, folder, [images] if isinstance(images, BatchImage) else images, own
+        )
 
     @property
     def nbytes(self) -> int:

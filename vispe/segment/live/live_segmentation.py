@@ -13,22 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.backbones.hub import downloads
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.read import Micrograph
-from vispe.segment.classify.pixel_classifier import FASTEST, KINDS, PixelClassifier
-from vispe.segment.features.feature_cache import MEMORY, CachedFeatures
+from vispe.segment.classify.pixel_classifier import FASTEST, PixelClassifier
+from vispe.segment.features.feature_cache import MEMORY
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.labelled_pages import LabelledPages
+from vispe.segment.live.live_settings import LiveSettings
 from vispe.segment.live.live_training import Domains, train_model
-from vispe.segment.model.model_file import Model, load_model, save_model
+from vispe.segment.model.model_file import Model, save_model
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.overlays import Color
-from vispe.segment.pipeline import DEFAULT, ReadOptions
-from vispe.segment.run.inputs import BatchImage, use_stored_features
 from vispe.segment.run.out_of_distribution import pixel_size_warning
 from vispe.segment.run.run_state import check_channels
-from vispe.segment.types import PostProcessing, Prediction
+from vispe.segment.types import PostProcessing, Prediction, ReadOptions
 
 
 class Live(LabelledPages):
@@ -91,36 +89,15 @@ class Live(LabelledPages):
         memory: int = MEMORY,
         watch: Callable[[str], None] | None = None,
     ) -> None:
-        self._loaded = load_model(model) if isinstance(model, str | Path) else model
-        if self._loaded is not None:
-            arguments = {"features": features, "classifier": classifier, "reading": reading, "seed": seed}
-            conflicts = [name for name, value in arguments.items() if value is not None]
-            if conflicts:
-                raise OptionError(
-                    f"{', '.join(conflicts)} cannot be combined with a model, which determines it."
-                )
-            features, seed = _pixel_features(self._loaded), self._loaded.seed
-            classifier = self._loaded.classifier.kind
-            classifier = classifier if classifier in KINDS else KINDS[0]
-            reading = ReadOptions(normalize=self._loaded.normalize, clip=self._loaded.clip)
-            names, colors = names or self._loaded.names, colors or self._loaded.colors
-            check_channels(image.path, image.channels, self._loaded)
-        self._watch = watch
-        self.kind, self.post, self._seed = classifier or KINDS[0], post or PostProcessing(), seed or 0
-        PixelClassifier(self.kind, 2)  # validates the name early
+        settings = LiveSettings.of(model, features, classifier, reading, seed)
+        self._watch, self._loaded = watch, settings.model
+        if settings.model is not None:
+            names, colors = names or settings.model.names, colors or settings.model.colors
+            check_channels(image.path, image.channels, settings.model)
+        self.kind, self.post, self._seed = settings.classifier, post or PostProcessing(), settings.seed
         self.names: tuple[str, ...] = tuple(names)
         self.colors = None if colors is None else tuple(colors)
-        if (features or DEFAULT).filters_3d:
-            raise OptionError(
-                "filters_3d needs neighbouring pages, but a live session uses a single page. Omit it, or use vispe "
-                "segment and vispe apply."
-            )
-        self._reading = reading or ReadOptions()
-        basis = self._loaded.basis if self._loaded is not None else None
-        config = features or DEFAULT
-        with downloads(self._loaded is None or config.model in (None, DEFAULT.model)):
-            self._features = CachedFeatures(config, seed=self._seed, device=device, basis=basis)
-        self._features.memory = memory
+        self._reading, self._features = settings.reading, settings.extractor(device, memory)
         self._model = self._loaded
         # sessions of several images share this dictionary of at most one entry
         self._domains: Domains = {}
@@ -150,24 +127,6 @@ class Live(LabelledPages):
         other = copy.copy(self)
         other._open(image, page)
         return other
-
-    def use_stored_features(
-        self, folder: str | Path, images: BatchImage | Sequence[BatchImage], reading: ReadOptions
-    ) -> None:
-        """Read the model outputs of `vispe.segment.pipeline.store_features` instead of computing them.
-
-        Args:
-            folder: folder of the outputs.
-            images: the image file with its mask and axes, or those of all sessions that share the extractor.
-            reading: how it was read; normalisation is that of the session.
-
-        Raises:
-            OptionError: features without a model.
-            InputError: features are missing, or of another image, model, version or reading.
-        """
-        own = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
-        files = [images] if isinstance(images, BatchImage) else images
-        use_stored_features(self._features, folder, files, own)
 
     @property
     def model(self) -> Model:
@@ -259,8 +218,7 @@ class Live(LabelledPages):
 
         def work() -> Prediction:
             is_linear = isinstance(classifier, PixelClassifier) and classifier.is_linear
-            linear = classifier.linear if is_linear else None
-            self._features.apply(page, valid, linear)
+            self._features.apply(page, valid, classifier.linear if is_linear else None)
             on_step = step or (lambda fraction: None)
             return predict_page(page, valid, self._features, classifier, self.post, on_step)
 
@@ -273,12 +231,3 @@ class Live(LabelledPages):
             InputError: no model yet, or `path` exists and not `force`.
         """
         return save_model(path, self.model, force)
-
-
-def _pixel_features(model: Model) -> FeatureConfig:
-    """Return the features of a model; InputError for a text model, which cannot learn from labels."""
-    if not isinstance(model.features, FeatureConfig):
-        raise InputError(
-            "the model classifies by text prompts and cannot learn from labels. Use vispe apply."
-        )
-    return model.features

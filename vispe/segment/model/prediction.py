@@ -268,8 +268,10 @@ def piece_probabilities(
 
 def _planes(parts: Sequence[np.ndarray], classifier: PixelClassifier | PixelClusters) -> np.ndarray:
     """Classify parts of the features, each (f', n) -> (K, n)."""
+    if isinstance(classifier, PixelClassifier):
+        return classifier.of_parts(parts)
     # classifiers of text have a single part
-    planes = None if isinstance(classifier, PixelClassifier) else getattr(classifier, "planes", None)
+    planes = getattr(classifier, "planes", None)
     if planes is not None:
         return planes(parts[0])
     return predict_in_chunks(parts, classifier.n_classes, classifier.probabilities)

@@ -20,7 +20,7 @@ class Component:
         mask: bool, the component.
         number: number of its class.
         free: bool, pixels that may be filled as holes: pixels of classes that are not requested.
-        valid: bool, pixels with data; the array is one pixel larger than the box at the end of each axis,
+        valid: bool, pixels with data; the array is one pixel larger than the box at both ends of each axis,
             with False beyond the page.
         prob: probability of the class.
         grey: (..., c) values of the file.
@@ -42,7 +42,7 @@ class ObjectList:
     Attributes:
         rows: rows of the table.
         small: number of objects excluded by size.
-        border: number of objects excluded because they touch the border.
+        border: number of objects excluded because they touch the border or pixels without data.
         framed: number of objects in the counting frame, by class number; see `split_component`.
     """
 
@@ -54,7 +54,7 @@ class ObjectList:
 
 def split_component(
     component: Component,
-    shape: Sequence[int],
+    field_shape: Sequence[int],
     options: ObjectOptions,
     spacing: Sequence[float] | None,
     objects: ObjectList,
@@ -71,7 +71,7 @@ def split_component(
 
     Args:
         component: component in its bounding box.
-        shape: shape of the complete page or volume.
+        field_shape: shape of the bounding box of the pixels with data of the page or volume.
         options: definition of objects.
         spacing: microns per pixel along each axis; None if unknown.
         objects: list of objects whose counts of excluded and framed objects are updated.
@@ -93,17 +93,16 @@ def split_component(
         object_mask = parts[box] == number
         origin = tuple(o + s.start for o, s in zip(component.origin, box, strict=True))
         stops = [o + n for o, n in zip(origin, object_mask.shape, strict=True)]
-        at_border = 0 in origin or any(e == n for e, n in zip(stops, shape, strict=True))
+        before, after = _ends(object_mask, component.valid[tuple(slice(s.start, s.stop + 2) for s in box)])
+        at_border = before or after
         small = object_mask.sum() < options.min_area
-        framed = (
-            0.0
-            if _excluded(object_mask, component.valid[tuple(slice(s.start, s.stop + 1) for s in box)])
-            else 1.0
-        )
+        framed = 0.0 if after else 1.0
         if framed and not at_border:
             # inverse probability that an object of this extent is inside the field
-            weight = math.prod(n / (n - e + o - 1) for n, o, e in zip(shape, origin, stops, strict=True))
-            framed -= weight * (1.0 if small else _counted_twice(object_mask) / math.prod(shape))
+            weight = math.prod(
+                n / (n - e + o - 1) for n, o, e in zip(field_shape, origin, stops, strict=True)
+            )
+            framed -= weight * (1.0 if small else _counted_twice(object_mask) / math.prod(field_shape))
         objects.in_frame[component.number] = objects.in_frame.get(component.number, 0.0) + framed
         if options.exclude_border and at_border:
             objects.border += 1
@@ -114,8 +113,8 @@ def split_component(
             yield object_box, object_mask, measure(object_mask, component.grey[box], origin, spacing)
 
 
-def _excluded(mask: np.ndarray, valid: np.ndarray) -> bool:
-    """Return whether an object touches an excluded side: the pixels after it along an axis have no data.
+def _ends(mask: np.ndarray, valid: np.ndarray) -> tuple[bool, bool]:
+    """Return whether the data end before an object, and whether they end after it, along any axis.
 
     Args:
         mask: bool, pixels of the object.
@@ -124,14 +123,14 @@ def _excluded(mask: np.ndarray, valid: np.ndarray) -> bool:
     from scipy.ndimage import binary_fill_holes
 
     if valid.all():
-        return False
-    # pixels without data inside an object do not count as an excluded side
-    filled = np.pad(binary_fill_holes(mask), [(0, 1)] * mask.ndim)
+        return False, False
+    # pixels without data inside an object do not end the data
+    filled, before, after = np.pad(binary_fill_holes(mask), 1), False, False
     for axis in range(mask.ndim):
         pixels, data = filled.swapaxes(0, axis), valid.swapaxes(0, axis)
-        if (pixels[:-1] & ~pixels[1:] & ~data[1:]).any():
-            return True
-    return False
+        before |= bool((pixels[1:] & ~pixels[:-1] & ~data[:-1]).any())
+        after |= bool((pixels[:-1] & ~pixels[1:] & ~data[1:]).any())
+    return before, after
 
 
 def _counted_twice(mask: np.ndarray) -> int:
@@ -144,6 +143,13 @@ def _counted_twice(mask: np.ndarray) -> int:
     # positions from which the object extends into the lower right field
     reached = np.logical_or.accumulate(np.logical_or.accumulate(mask[:0:-1, :0:-1], 0), 1)
     return int(reached.size - np.count_nonzero(reached))
+
+
+def data_extent(labels: np.ndarray) -> tuple[int, ...]:
+    """Return the shape of the bounding box of the pixels with data: that of the field within a crop or mask."""
+    axes = range(labels.ndim)
+    ends = [np.flatnonzero(labels.any(tuple(a for a in axes if a != axis))) for axis in axes]
+    return tuple(int(np.ptp(positions)) + 1 if positions.size else 0 for positions in ends)
 
 
 def components(
@@ -160,13 +166,13 @@ def components(
     from scipy.ndimage import find_objects
     from skimage.measure import label
 
-    requested, valid = np.isin(labels, numbers), np.pad(labels > 0, [(0, 1)] * labels.ndim)
+    requested, valid = np.isin(labels, numbers), np.pad(labels > 0, 1)
     marked = label(np.where(requested, labels, 0), background=0, connectivity=labels.ndim)
     for index, box in enumerate(find_objects(marked), start=1):
         mask = marked[box] == index
         number = int(labels[box][mask][0])
         origin = tuple(s.start for s in box)
-        data = valid[tuple(slice(s.start, s.stop + 1) for s in box)]
+        data = valid[tuple(slice(s.start, s.stop + 2) for s in box)]
         yield Component(origin, mask, number, ~requested[box], data, prob[(number - 1, *box)], grey[box])
 
 
@@ -206,9 +212,11 @@ def find(
     for first in range(0, len(labels), step):
         pages = first if volumes is None else slice(first, first + step)
         page_prob = prob[pages] if volumes is None else np.moveaxis(prob[pages], 1, 0)
-        page, shape = out[pages], labels[pages].shape
+        page, field_shape = out[pages], data_extent(labels[pages])
         for component in components(labels[pages], page_prob, grey[pages], numbers):
-            for object_box, object_mask, row in split_component(component, shape, options, spacing, objects):
+            for object_box, object_mask, row in split_component(
+                component, field_shape, options, spacing, objects
+            ):
                 count = len(objects.rows) + 1
                 page[object_box][object_mask] = count
                 head = {"page": first, "object": count, "class": names[component.number - 1]}

@@ -21,7 +21,7 @@ class ObjectOptions(Options):
         min_area: objects with fewer pixels (voxels) are excluded from map and table, and counted in the report.
         fill_holes: add holes to the surrounding object, except pixels of a requested class.
         exclude_border: exclude objects that touch the border of the image (of a volume: also its first and last
-            page), since their size is unknown.
+            page) or pixels without data, such as those outside of a crop or mask, since their size is unknown.
         kinds: exchange formats: any of `'geojson'`, `'rois'` and `'coco'`; single pages only.
 
     Raises:

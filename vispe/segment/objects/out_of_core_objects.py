@@ -7,7 +7,7 @@ split objects.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -47,12 +47,34 @@ class RegionSource:
 
 @dataclass(eq=False)
 class BlockComponents:
-    """Components within blocks: numbers from 1, each with its class, box and first pixel; `pairs` are to be merged."""
+    """Components within blocks: numbers from 1, each with its class, box and first pixel; `pairs` are to be merged.
+
+    `fields` has the bounding box of the pixels with data by page or volume.
+    """
 
     classes: list[int]
     boxes: list[tuple[int, ...]]  # page, end, top, bottom, left, right
     firsts: list[int]
     pairs: list[np.ndarray]
+    fields: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def add_data(self, page: int, step: int, region: Region, data: np.ndarray) -> None:
+        """Extend the bounding box of the page, or of its volume of `step` pages, by a region of it."""
+        if not data.any():
+            return
+        rows, columns = np.flatnonzero(data.any(1)) + region.top, np.flatnonzero(data.any(0)) + region.left
+        box = (page, page + 1, int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)
+        first = page // step * step
+        known = self.fields.get(first, box)
+        self.fields[first] = tuple(
+            (max if n % 2 else min)(ends) for n, ends in enumerate(zip(known, box, strict=True))
+        )
+
+    def field_shape(self, first: int, volumes: int | None) -> tuple[int, ...]:
+        """Return the shape of the bounding box of the page, or of the volume, that starts at page `first`."""
+        starts, stops = self.fields[first][::2], self.fields[first][1::2]
+        shape = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+        return shape[1:] if volumes is None else shape
 
 
 def find_in_blocks(
@@ -82,7 +104,6 @@ def find_in_blocks(
     numbers, result = options.numbers(names), ObjectList()
     pieces = _label(source, regions, numbers, volumes)
     step = volumes or 1
-    shape = source.shape[1:] if volumes is None else (volumes, *source.shape[1:])
     for first, box, parts, number in _joined(pieces, step):
         page, end, region = box[0], box[1], Region(*box[2:])
         size = (end - page) * math.prod(region.shape)
@@ -93,7 +114,9 @@ def find_in_blocks(
                 f"{size * _BYTES / 2**20:.0f} MiB. Remove the class from objects, or increase memory."
             )
         component = _patch(source, page - first, first, box, parts, number, numbers, volumes)
-        for object_box, mask, row in split_component(component, shape, options, spacing, result):
+        for object_box, mask, row in split_component(
+            component, pieces.field_shape(first, volumes), options, spacing, result
+        ):
             count = len(result.rows) + 1
             object_region = Region(
                 object_box[-2].start, object_box[-2].stop, object_box[-1].start, object_box[-1].stop
@@ -121,6 +144,7 @@ def _label(
         joins = volumes is not None and page % volumes > 0
         for region in regions:
             classes = source.labels(page, region)
+            pieces.add_data(page, volumes or 1, region, classes > 0)
             requested = np.where(np.isin(classes, numbers), classes, 0)
             marked = label(requested, background=0, connectivity=2).astype(np.int64)
             base = len(pieces.classes) - 1
@@ -198,19 +222,21 @@ def _patch(
     mask = np.stack(
         [np.isin(np.asarray(source.component_ids[(page, *region.slices)]), parts) for page in pages]
     )
-    classes = np.zeros((len(pages) + 1, region.shape[0] + 1, region.shape[1] + 1), np.uint8)
+    # one pixel more at each side, 0 beyond the page and the volume
+    classes = np.zeros((len(pages) + 2, region.shape[0] + 2, region.shape[1] + 2), np.uint8)
     height, width = source.shape[1:]
-    padded_region = Region(
-        region.top, min(region.bottom + 1, height), region.left, min(region.right + 1, width)
-    )
-    last = first + volumes if volumes is not None else box[1]
-    for index, page in enumerate(range(box[0], min(box[1] + 1, last))):
-        classes[index, : padded_region.shape[0], : padded_region.shape[1]] = source.labels(
-            page, padded_region
-        )
-    free, valid = ~np.isin(classes[:-1, :-1, :-1], numbers), classes > 0
+    around = Region(
+        max(region.top - 1, 0), min(region.bottom + 1, height),
+        max(region.left - 1, 0), min(region.right + 1, width),
+    )  # fmt: skip
+    y, x = around.top - region.top + 1, around.left - region.left + 1
+    ends = (box[0], box[1]) if volumes is None else (first, first + volumes)
+    for page in range(max(box[0] - 1, ends[0]), min(box[1] + 1, ends[1])):
+        target = classes[page - box[0] + 1, y : y + around.shape[0], x : x + around.shape[1]]
+        target[:] = source.labels(page, around)
+    free, valid = ~np.isin(classes[1:-1, 1:-1, 1:-1], numbers), classes > 0
     prob = np.stack([source.prob(page, region, number) for page in pages])
     grey = np.stack([source.grey(page, region) for page in pages])
     if volumes is None:
-        return Component((region.top, region.left), mask[0], number, free[0], valid[0], prob[0], grey[0])
+        return Component((region.top, region.left), mask[0], number, free[0], valid[1], prob[0], grey[0])
     return Component((depth, region.top, region.left), mask, number, free, valid, prob, grey)

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vispe.backbones.device import choose_device
-from vispe.segment.classify.clustering import Method, Number
-from vispe.segment.classify.pixel_classifier import Kind
+from vispe.errors import OptionError
+from vispe.segment.classify.clustering import METHODS, Method, Number
+from vispe.segment.classify.pixel_classifier import KINDS, Kind
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.options import ObjectOptions
@@ -89,6 +90,52 @@ class Request(Options):
     def of(cls, command: str, arguments: dict[str, Any]) -> "Request":
         """Create a request from the arguments of a function; None is replaced by the default."""
         return cls(command, **{name: value for name, value in arguments.items() if value is not None})
+
+    def check_sources(self) -> None:
+        """Check that `segment` has one source of classes, and that all options apply to it.
+
+        Raises:
+            OptionError: not exactly one of labels, cluster and text, or an option without effect.
+        """
+        sources = {
+            "labels": bool(self.labels),
+            "cluster": self.cluster is not None,
+            "text": self.text is not None,
+        }
+        if sum(sources.values()) != 1:
+            passed = " and ".join(name for name, present in sources.items() if present) or "none of them"
+            raise OptionError(
+                f"segment: exactly one of labels, cluster and text is required, got {passed}. Pass labels=FILE, "
+                "cluster=K or text=WORDS."
+            )
+        classifier, method = self.classifier, self.cluster_method
+        if not sources["cluster"] and method != METHODS[0]:
+            raise OptionError(f"cluster_method={method!r} has no effect on labels. Use it with cluster.")
+        if sources["cluster"] and classifier != KINDS[0]:
+            raise OptionError(f"classifier={classifier!r} has no effect on clusters. Use cluster_method.")
+        changed = [
+            name for name, value in vars(self.labelling).items() if value != getattr(LabelOptions(), name)
+        ]
+        if changed and not sources["labels"]:
+            raise OptionError(f"{changed[0]} has no effect without labels. Omit it.")
+        if sources["text"] and classifier != KINDS[0]:
+            raise OptionError(
+                f"classifier={classifier!r} has no effect on text prompts, which need no training. Omit it."
+            )
+        features = self.features
+        if features is not None and sources["text"] != isinstance(features, TextConfig):
+            expected = "a TextConfig" if sources["text"] else "a FeatureConfig"
+            raise OptionError(
+                f"features is a {type(features).__name__}, but this segmentation needs {expected}."
+            )
+        if not sources["labels"]:
+            self.post.resolve_prior(None)
+        if self.object_classes and self.objects is None:
+            raise OptionError("object_classes has no effect without objects. Pass class names as objects.")
+        if self.objects is not None and (
+            names := self.labelling.classes or getattr(self.text, "names", None)
+        ):
+            self.objects.numbers(names)
 
     def decisive(self) -> dict[str, Any]:
         """Return the arguments that determine the results, with fingerprints of the files they name.

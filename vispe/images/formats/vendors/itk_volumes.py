@@ -1,18 +1,24 @@
 """Decoder of volumes of medical and tomographic programs with SimpleITK: NRRD, MetaImage (MHA) and NIfTI."""
 
 import math
+import re
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vispe.errors import InputError
 from vispe.images.formats.size_limits import check_size
+from vispe.images.formats.units import micron_factor, microns
 from vispe.images.formats.vendors.scenes import Planes, both, choose_scene
+
+if TYPE_CHECKING:
+    import SimpleITK
 
 _HEADER = 1 << 16  # bytes in which a header must end
 _DETACHED = (b"data file:", b"datafile:")
-_MILLIMETRE = 1e3  # in microns; the unit of these formats
+_DEFAULT_UNIT = "mm"  # of these formats
 
 
 def read_volume(path: Path, scene: str | None) -> Planes:
@@ -39,14 +45,36 @@ def read_volume(path: Path, scene: str | None) -> Planes:
     _check_complete(path, math.prod(shape) * n_channels * bits // 8)
     array = SimpleITK.GetArrayFromImage(reader.Execute())
     letters = {2: "YX", 3: "ZYX", 4: "TZYX"}.get(len(shape), "") + ("C" if n_channels > 1 else "")
-    spacing = [abs(float(s)) * _MILLIMETRE for s in reversed(reader.GetSpacing())]
+    units, sizes = _units(path, reader), [abs(float(s)) for s in reader.GetSpacing()]
+    spacing = [microns(size, unit or _DEFAULT_UNIT) for size, unit in zip(sizes, units, strict=True)]
     notes: tuple[str, ...] = ()
-    if all(s == _MILLIMETRE for s in spacing):
+    if all(size == 1 for size in sizes) and not any(units):
         # the default of all three formats
         notes = (f"{path.name} has a pixel size of exactly 1 mm, which is interpreted as unknown.",)
-        spacing = [0.0] * len(spacing)
-    z = spacing[-3] if "Z" in letters else None
-    return Planes(np.asarray(array), letters, both(spacing[-2], spacing[-1]), z or None, notes=notes)
+        spacing = [None] * len(spacing)
+    elif unknown := [unit for unit in units[:3] if unit and micron_factor(unit) is None]:
+        notes = (f"{path.name} has a pixel size in {unknown[0]!r}, which is interpreted as unknown.",)
+    z = spacing[2] if "Z" in letters else None
+    return Planes(np.asarray(array), letters, both(spacing[1], spacing[0]), z, notes=notes)
+
+
+def _units(path: Path, reader: "SimpleITK.ImageFileReader") -> list[str]:
+    """Return the unit of each axis, x first; '' if the header names none. SimpleITK converts those of NIfTI."""
+    keys, count = reader.GetMetaDataKeys(), reader.GetDimension()
+    if "ITK_VoxelUnits" in keys:
+        return [reader.GetMetaData("ITK_VoxelUnits")] * count
+    names = [f"NRRD_units[{axis}]" for axis in range(count)]
+    if any(name in keys for name in names):
+        return [reader.GetMetaData(name) if name in keys else "" for name in names]
+    with path.open("rb") as stream:
+        head = stream.read(_HEADER).replace(b"\r", b"").partition(b"\n\n")[0]
+    line = (
+        re.search(rb"^space units:(.*)$", head, re.IGNORECASE | re.MULTILINE)
+        if head.startswith(b"NRRD")
+        else None
+    )
+    units = [] if line is None else re.findall(r'"([^"]*)"', line[1].decode(errors="replace"))
+    return units if len(units) == count else [""] * count
 
 
 def _check_complete(path: Path, size: int) -> None:

@@ -1,6 +1,7 @@
 """Opening of out-of-core images: OME-Zarr 0.1 to 0.5, plain Zarr arrays, and TIFF."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ LARGEST_CHUNK = 1 << 29  # bytes
 LARGEST = 1 << 37
 """Upper bound of the pixels of a page."""
 
-
-_MIXED = PageAxis("z", "space", None, 1.0, 0)  # a selection of pages across several axes
+_MIXED = PageAxis("page", None, None, 1.0, 0)  # a selection of pages across several axes
 
 
 def open_image(
@@ -68,8 +68,7 @@ def open_image(
     _check_counts(path, array, array_axes, count, channels)
     chosen = tuple(int(i) for i in pick_pages(path, np.arange(count), z))
     if len(chosen) != count:
-        single_axis = len(page_axes) == 1
-        page_axes = (replace(page_axes[0] if single_axis else _MIXED, length=len(chosen)),)
+        page_axes = (_selected_axis(page_axes, chosen),)
     names = tuple(facts.get("names", ()))
     names = names if len(names) == channels else ()
     channel_indices = tuple(
@@ -93,6 +92,13 @@ def open_image(
         tuple(notes),
         frame,
     )
+
+
+def _selected_axis(axes: Sequence[PageAxis], chosen: Sequence[int]) -> PageAxis:
+    """Return the axis of a range of pages: a part of the last axis with several pages, or a mixed one."""
+    last = next((axis for axis in reversed(axes) if axis.length > 1), axes[-1])
+    one_block = chosen[0] // last.length == chosen[-1] // last.length
+    return replace(last if one_block else _MIXED, length=len(chosen))
 
 
 def _check_counts(path: Path, array: Any, axes: str, pages: int, channels: int) -> None:

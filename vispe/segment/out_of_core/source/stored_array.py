@@ -121,6 +121,7 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
 
     from vispe.images.formats.metadata import check_metadata, check_page_list
     from vispe.images.formats.tiff import (
+        COLOUR_SPACES,
         has_alpha,
         largest_series,
         separate_colours,
@@ -142,7 +143,7 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
                 "a palette": tag_value(page, "ColorMap", None) is not None,
                 "white as 0": page.photometric == 0,
                 "an alpha channel": has_alpha(page),
-                "JPEG colours": page.photometric == 6,
+                f"{COLOUR_SPACES.get(page.photometric)} colours": page.photometric in COLOUR_SPACES,
             }
             if any(unsupported.values()):
                 first = next(name for name, present in unsupported.items() if present)

@@ -1,4 +1,4 @@
-"""Segmentation of micrographs from scribbles, without labels, or with the model of an earlier run.
+"""Runs of `segment` and `apply`.
 
 `segment` trains one classifier on all labelled images together (or finds clusters), then predicts image by
 image; `apply` runs the prediction with a saved model. Each file is written under a temporary name and
@@ -11,41 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vispe.errors import InputError, OptionError, VispeError, is_out_of_memory
 from vispe.images import remote
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
-from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.features.stored_features import page_digest, page_file, save_page
-from vispe.segment.model.model_file import Model, load_model, open_features
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.model.model_file import load_model, open_features
 from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.out_of_core import out_of_core_images
+from vispe.segment.pipeline.segmenters import resumed_segmenter, trained_segmenter
 from vispe.segment.run.batch_run import Batch
-from vispe.segment.run.disk_space import disk_space_guard
-from vispe.segment.run.inputs import BatchImage, expected_facts, use_stored_features
-from vispe.segment.run.request import DEFAULT, Request
+from vispe.segment.run.inputs import use_stored_features
+from vispe.segment.run.request import Request
 from vispe.segment.run.run_report import ProgressCallbacks, Report
-from vispe.segment.run.run_state import MODEL_NAME, Run, requested_features
+from vispe.segment.run.run_state import Run, requested_features
 from vispe.segment.run.scoring import ScoreOptions
-from vispe.segment.run.train import train, train_clusters, train_objects
+from vispe.segment.run.train import train_objects
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
-from vispe.utils.files import check_writable
-
-__all__ = [
-    "DEFAULT",
-    "MODEL_NAME",
-    "LabelOptions",
-    "ObjectOptions",
-    "PostProcessing",
-    "ReadOptions",
-    "ScoreOptions",
-    "apply",
-    "segment",
-    "store_features",
-]
 
 
 def segment(
@@ -134,7 +118,7 @@ def segment(
         {'cluster 1': 0.5, 'cluster 2': 0.5}
     """
     request = Request.of("segment", locals())
-    _check(request)
+    request.check_sources()
     with remote.storage_options(request.storage_options):
         return _segment(request)
 
@@ -143,7 +127,7 @@ def _segment(request: Request) -> Report:
     run = _open(request)
     with run.locked_results():
         saved_model = run.resumed_model()
-        segmenter = _trained_segmenter(run) if saved_model is None else _resumed_segmenter(run, saved_model)
+        segmenter = trained_segmenter(run) if saved_model is None else resumed_segmenter(run, saved_model)
         if saved_model is None:
             if request.object_classes:
                 segmenter = train_objects(run, segmenter)
@@ -159,75 +143,6 @@ def _open(request: Request) -> Run:
     from vispe.segment.out_of_core.store_run import OutOfCoreRun
 
     return OutOfCoreRun(request, stores)
-
-
-def _check(request: Request) -> None:
-    sources = {
-        "labels": bool(request.labels),
-        "cluster": request.cluster is not None,
-        "text": request.text is not None,
-    }
-    if sum(sources.values()) != 1:
-        passed = " and ".join(name for name, present in sources.items() if present) or "none of them"
-        raise OptionError(
-            f"segment: exactly one of labels, cluster and text is required, got {passed}. Pass labels=FILE, cluster=K "
-            "or text=WORDS."
-        )
-    classifier, method = request.classifier, request.cluster_method
-    if not sources["cluster"] and method != METHODS[0]:
-        raise OptionError(f"cluster_method={method!r} has no effect on labels. Use it with cluster.")
-    if sources["cluster"] and classifier != KINDS[0]:
-        raise OptionError(f"classifier={classifier!r} has no effect on clusters. Use cluster_method.")
-    changed = [
-        name for name, value in vars(request.labelling).items() if value != getattr(LabelOptions(), name)
-    ]
-    if changed and not sources["labels"]:
-        raise OptionError(f"{changed[0]} has no effect without labels. Omit it.")
-    if sources["text"] and classifier != KINDS[0]:
-        raise OptionError(
-            f"classifier={classifier!r} has no effect on text prompts, which need no training. Omit it."
-        )
-    features = request.features
-    if features is not None and sources["text"] != isinstance(features, TextConfig):
-        expected = "a TextConfig" if sources["text"] else "a FeatureConfig"
-        raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {expected}.")
-    if not sources["labels"]:
-        request.post.resolve_prior(None)
-    if request.object_classes and request.objects is None:
-        raise OptionError("object_classes has no effect without objects. Pass class names as objects.")
-    if request.objects is not None and (
-        names := request.labelling.classes or getattr(request.text, "names", None)
-    ):
-        request.objects.numbers(names)
-
-
-def _resumed_segmenter(run: Run, model: Model) -> Segmenter:
-    features = open_features(model, run.request.device, allow_download=True)
-    features = use_stored_features(features, run.request.stored_features, run.images, run.reading)
-    if run.request.labels and run.request.scoring.truth:
-        run.training_labels()  # labelled pixels are excluded from the scores
-    run.check_truth(None if run.request.cluster is not None else model.names)
-    return Segmenter(model, features, run.post)
-
-
-def _trained_segmenter(run: Run) -> Segmenter:
-    """Train on labels, find clusters, or encode text prompts."""
-    request = run.request
-    if request.text is not None:
-        run.check_truth(request.text.names)
-        from vispe.segment.run.zero_shot import text_model  # imports open_clip
-
-        if request.stored_features is not None:
-            raise OptionError("stored_features has no effect on text prompts. Omit it.")
-        config = request.features or TextConfig()
-        features, model = text_model(run, request.text, config, request.seed, request.device)
-        return Segmenter(model, features, run.post)
-    features = Features(request.features or DEFAULT, seed=request.seed, device=request.device)
-    features = use_stored_features(features, request.stored_features, run.images, run.reading)
-    if request.cluster is not None:
-        clusters = PixelClusters(request.cluster, request.cluster_method, seed=request.seed)
-        return Segmenter(train_clusters(run, features, clusters), features, run.post)
-    return Segmenter(train(run, features), features, run.post)
 
 
 def apply(
@@ -314,93 +229,3 @@ def _apply(request: Request) -> Report:
         features = open_features(loaded, request.device, config, allow_download=request.allow_download)
         features = use_stored_features(features, request.stored_features, run.images, run.reading)
         return run.predict(Segmenter(loaded, features, run.post))
-
-
-def store_features(
-    images: Paths,
-    out: str | Path,
-    *,
-    features: FeatureConfig | None = None,
-    reading: ReadOptions | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    force: bool = False,
-    watch: ProgressCallbacks | None = None,
-) -> Report:
-    """Run the model of the features on images, and write its outputs for `stored_features` of `segment`.
-
-    Args:
-        images: files, folders or globs.
-        out: folder for `<stem>_features_0000.safetensors` of each page: 32 to 40 bytes per pixel of a grey image for
-            vispe_micro, and 4 bytes per value of each token of a timm model.
-        features: features of a pixel; None: `DEFAULT`.
-        reading: options of image reading and normalisation, which must be those of the segmentation.
-        seed: seed of random weights.
-        device: `'auto'`, `'cpu'`, `'cuda'` ...
-        force: overwrite existing files.
-        watch: callbacks for progress.
-
-    Returns:
-        The report: 'image', 'pages', 'files' and 'bytes' of each image, and the failures.
-
-    Raises:
-        OptionError: features without a model, or with filters of volumes.
-        InputError: there is no input, files exist, two images have the same name, no image can be used, or memory
-            runs out.
-    """
-    request = Request.of("features", locals())
-    if out_of_core_images(request.images, None, None):
-        raise OptionError(
-            "features are stored for images in memory, but the images include a store or a file that is processed in "
-            "blocks. Crop a part and save it as a TIFF file."
-        )
-    run, folder = Batch(request), Path(out)
-    extractor = Features(request.features or DEFAULT, seed=seed, device=device)
-    if extractor.config.kind == "filters":
-        raise OptionError(
-            "features=filters has no model whose outputs could be stored. Use features=both or tokens."
-        )
-    # the pages of two images of one name would be stored in the same files
-    check_writable([page_file(folder, image.path.stem, 0) for image in run.images], True)
-    run.watch.start("computing features", len(run.images))
-    for image in list(run.images):
-        try:
-            run.report.images.append(_store(run, image, extractor, folder))
-        except (VispeError, OSError) as error:
-            run.fail(image, error)
-    return run.report
-
-
-def _store(run: Batch, image: BatchImage, extractor: Features, folder: Path) -> dict[str, Any]:
-    """Write the files of one image, and return its record."""
-    grey = run.pages(image, None)
-    files = [page_file(folder, image.path.stem, number) for number in range(len(grey.pages))]
-    check_writable(files, run.force, protect=[image.path])
-    folder.mkdir(parents=True, exist_ok=True)
-    facts, size = {**expected_facts(image, run.reading, extractor), "pages": len(files)}, 0
-    for note in grey.notes:
-        run.note(note)
-    for number, path in enumerate(files):
-        page, valid = grey.page(number)
-        try:
-            maps, model_input = extractor.model_maps(page, valid)
-            page_facts = {**facts, "page": number, "page_sha256": page_digest(model_input)}
-            with disk_space_guard(folder, path.name):
-                size += save_page(path, maps, page_facts, run.force)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            # smaller tiles, as in `segment`, would be other features than those that a segmentation expects
-            raise InputError(
-                f"out of memory while the model ran on page {number} of {image.path}. Use a smaller tile, such as "
-                "tile=256, here and in the segmentation."
-            ) from error
-        run.watch.step(1 / len(files))
-    record = {
-        "image": str(image.path),
-        "pages": len(files),
-        "files": [str(path) for path in files],
-        "bytes": size,
-    }
-    run.watch.done(record)
-    return record
