@@ -10,9 +10,10 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.mask_cache import mask
 from vispe.attention.bias.value_term import ValueTerm
-from vispe.attention.precision import autocast_on, check_floating, compute_dtype, no_autocast, readable
+from vispe.attention.precision import check_floating, compute_dtype, readable
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
+from vispe.utils.autocast import autocast_on, no_autocast
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of queries, keys and values
 

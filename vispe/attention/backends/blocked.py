@@ -30,7 +30,8 @@ from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupporte
 from vispe.attention.bias.mask_cache import exceeds_cache, is_cacheable
 from vispe.attention.bias.strip import Layout, build
 from vispe.attention.call import Call
-from vispe.attention.precision import exporting, no_autocast, rounded
+from vispe.attention.precision import exporting, rounded
+from vispe.utils.autocast import no_autocast
 
 FORWARD_BLOCK = 1 << 24  # bytes of a mask
 # bytes of a block of scores, per thread (measured: 1.0 and 4 MB equal, 0.5 MB slower)

@@ -29,11 +29,13 @@ from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupporte
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
-from vispe.attention.precision import every_row_open, is_eager, no_autocast, readable, rounded
+from vispe.attention.precision import every_row_open, is_eager, readable, rounded
 from vispe.grid import Positions
+from vispe.utils.autocast import no_autocast
 
 MAX_MASK_BYTES = 64 << 20  # bytes of one mask
 MAX_TOTAL_BYTES = 1 << 30  # bytes of all masks, whatever models and grids they belong to
+MAX_ENTRIES = 128  # biases on one grid; more than any model has layers
 _Parameters = tuple[Tensor, ...]
 Strip = tuple[
     Tensor, Tensor, Tensor | None, Tensor | None
@@ -102,7 +104,11 @@ class _MaskCache:
         """Add an entry for new parameters, and drop entries that were not requested recently."""
         # entries that were not requested in two rounds of all layers
         oldest = self.clock - 2 * len(self.entries) - 16
-        self.entries = [e for e in self.entries if e.used >= oldest] + [CachedMask(rule, numbers, self.clock)]
+        entries = [e for e in self.entries if e.used >= oldest]
+        # parameters that are new in each call would never become old, as the number of entries grows with the clock
+        if len(entries) == MAX_ENTRIES:
+            entries.remove(min(entries, key=lambda e: e.used))
+        self.entries = [*entries, CachedMask(rule, numbers, self.clock)]
         self.last = len(self.entries) - 1
 
 

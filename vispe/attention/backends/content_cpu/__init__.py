@@ -25,7 +25,8 @@ from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.mask_cache import MAX_TOTAL_BYTES
 from vispe.attention.call import Call
-from vispe.attention.precision import autocast_on, exporting, no_infinity, readable, rounded
+from vispe.attention.precision import exporting, no_infinity, readable, rounded
+from vispe.utils.autocast import autocast_on
 
 MIN_BIAS_BYTES = (
     8 << 20

@@ -12,7 +12,7 @@ from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.lower_to_table import table_unsupported_reason
 from vispe.attention.call import Call
-from vispe.attention.precision import no_autocast
+from vispe.utils.autocast import no_autocast
 
 
 def reads_content(bias: Bias | None) -> bool:

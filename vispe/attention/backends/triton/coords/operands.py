@@ -20,10 +20,10 @@ from vispe.attention.bias.lower_to_table import lower_to_table, row_maxima, shif
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
-from vispe.attention.precision import no_autocast
 from vispe.attention.score_terms import cell_numbers, extended
 from vispe.errors import ShapeError
 from vispe.grid import Positions
+from vispe.utils.autocast import no_autocast
 
 SEVERAL = "a sum of several distances is not fused"
 METRICS = {"euclidean": 1, "manhattan": 2, "chebyshev": 3, "squared": 4}  # as in `forward`

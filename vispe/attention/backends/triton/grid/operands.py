@@ -17,9 +17,10 @@ from vispe.attention.bias.lower_to_table import lower_to_table, row_maxima, shif
 from vispe.attention.bias.mask_cache import Strip, cached_strip
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
 from vispe.attention.call import Call
-from vispe.attention.precision import exporting, no_autocast
+from vispe.attention.precision import exporting
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
+from vispe.utils.autocast import no_autocast
 
 
 def strip_options(dtype: torch.dtype, factor: float, is_causal: bool, heads: int) -> tuple[Hashable, ...]:
