@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.cases import cases
 from vispe import Grid, attention
-from vispe.attention import OffsetBias, RadialBias, TableBias
+from vispe.attention import DenseBias, OffsetBias, RadialBias, TableBias
 from vispe.attention.bias import mask_cache
 
 GRID = Grid((5, 6))
@@ -68,3 +68,10 @@ def test_checkpointed_blocks_with_a_frozen_table(arguments, qkv):
         (grad,) = torch.autograd.grad(out.square().sum(), q)
     exact = attention(q, qkv[1], qkv[2], bias=bias, backend="reference", **arguments)
     torch.testing.assert_close(grad, torch.autograd.grad(exact.square().sum(), q)[0], rtol=1e-4, atol=1e-5)
+
+
+@cases("queries", [0, 4])
+def test_no_keys(queries):
+    q, k = torch.randn(2, 3, queries, 8), torch.randn(2, 3, 0, 8)
+    for _ in range(2):
+        assert not attention(q, k, k, bias=DenseBias(torch.zeros(1, 3, queries, 0))).any()

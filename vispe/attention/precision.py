@@ -113,7 +113,7 @@ def every_row_open(mask: Tensor) -> bool:
 
     SDPA gives NaN in rows that are -inf throughout, and in rows that contain +inf or NaN.
     """
-    return readable(mask) and bool(mask.detach().amax(-1).isfinite().all())
+    return readable(mask) and mask.shape[-1] > 0 and bool(mask.detach().amax(-1).isfinite().all())
 
 
 def rounded(mask: Tensor, dtype: torch.dtype) -> Tensor:
