@@ -21,8 +21,6 @@ from vispe.attention.score_terms import ScoreMod, ScoreTerm, cell_numbers, exten
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 
-ROUNDED_ROWS = 512  # rows of a mask that are rounded at a time
-
 
 class DenseRequest(NamedTuple):
     """The arguments of `Bias.dense`.
@@ -245,24 +243,19 @@ class Bias:
             )
         return self.pos
 
-    def mask(self, dtype: torch.dtype, heads: slice | None = None) -> Tensor:
+    def mask(self, dtype: torch.dtype) -> Tensor:
         """Return a fixed bias as a dense mask in `dtype`, cached with its positions.
 
         In half precision a constant is subtracted from each row, which softmax ignores (see `precision.rounded`).
 
-        Args:
-            dtype: of the mask.
-            heads: heads to return; all by default.
-
         Raises:
             ShapeError: the bias is learned or not bound to positions, so its mask cannot be cached.
         """
-        key = self.key
-        if key is None or self.pos is None:
+        key, pos = self.key, self.pos
+        if key is None or pos is None:
             raise ShapeError(
                 f"{type(self).__name__} is learned or has no positions, so its mask cannot be cached. Use dense()."
             )
-        pos, request = self.pos, DenseRequest(None, None, None, None, None, heads, cacheable=False)
 
         def make() -> Tensor:
             grid = pos.grid
@@ -271,22 +264,16 @@ class Bias:
                 or grid is None
                 or not (self.invariant and pos.regular and pos.static)
             ):
-                return rounded(self._dense(request), dtype)
+                return rounded(self._dense(DenseRequest(None, None, None, None, None, None, False)), dtype)
             # a copy of windows of the table needs no further tensors of this size, unlike distances of all pairs
-            table = at_least_float32(request.pick(self.table(grid)))
+            table = at_least_float32(self.table(grid))
             mask = table.new_empty(len(table), pos.tokens, pos.tokens, dtype=dtype)
-            for head in range(len(table)):
-                out, one = mask[head], table[head : head + 1]
-                if dtype.itemsize >= table.dtype.itemsize:
-                    fill_dense(out[None], one, grid.shape, grid.prefix)
-                    continue
-                dense = torch.empty_like(out, dtype=table.dtype)
+            for out, one in zip(mask, table.split(1), strict=True):
+                is_exact = dtype.itemsize >= table.dtype.itemsize
+                dense = out if is_exact else torch.empty_like(out, dtype=table.dtype)
                 fill_dense(dense[None], one, grid.shape, grid.prefix)
-                for start in range(0, len(out), ROUNDED_ROWS):
-                    rows = slice(start, start + ROUNDED_ROWS)
-                    out[rows] = rounded(dense[rows], dtype)
+                if not is_exact:
+                    out.copy_(rounded(dense, dtype))
             return mask[None]
 
-        # slices are not hashable
-        span = (None, None) if heads is None else (heads.start, heads.stop)
-        return pos.remember(("mask", key, dtype, span), make)
+        return pos.remember(("mask", key, dtype), make)
