@@ -14,7 +14,8 @@ from torch import Tensor
 from vispe.attention.backends.block_bias import BiasBlock, BlockBias, Memory, StripBias
 from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
-from vispe.attention.bias.strip import Layout, build
+from vispe.attention.bias.strip.layout import Layout
+from vispe.attention.bias.strip.runs import build
 from vispe.attention.call import Call
 
 MAX_PRODUCTS = (

@@ -28,7 +28,8 @@ from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
 from vispe.attention.bias.mask_cache import exceeds_cache, is_cacheable
-from vispe.attention.bias.strip import Layout, build
+from vispe.attention.bias.strip.layout import Layout
+from vispe.attention.bias.strip.runs import build
 from vispe.attention.call import Call
 from vispe.attention.precision import exporting, rounded
 from vispe.utils.autocast import no_autocast

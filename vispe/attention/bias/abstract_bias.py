@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.strip import fill_dense
+from vispe.attention.bias.strip.runs import fill_dense
 from vispe.attention.precision import at_least_float32, rounded
 from vispe.attention.score_terms import ScoreMod, ScoreTerm, cell_numbers, extended, lookup_term
 from vispe.errors import ShapeError, UnsupportedCombination

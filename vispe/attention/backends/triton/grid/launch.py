@@ -32,14 +32,14 @@ def run_forward(
         q: (b, h, n, d), last stride 1; float16, bfloat16 or float32.
         k: (b, h_kv, n, d), likewise; h is a multiple of h_kv, and each key head is shared by consecutive query heads.
         v: (b, h_kv, n, d_v).
-        packed: (h or 1, length) from `strip.pack`, or None for no bias.
+        packed: (h or 1, length) from `runs.pack`, or None for no bias.
         address: (n,) int32 from `Layout.patches_first`.
-        edge: (h or 1, 2) from `strip.pack`.
+        edge: (h or 1, 2) from `runs.pack`.
         keep: (b, n) bool, True for real keys.
         prefix: number of keys whose bias is in `edge`.
         scale: factor of the logits, positive.
-        visible: (h, 2) int32 from `strip.visible_offsets`, for a bias that masks many keys.
-        copy: float16 copy of `packed` from `narrow.pack_both`; `edge` is then (h or 1, 3).
+        visible: (h, 2) int32 from `lower_to_table.visible_offsets`, for a bias that masks many keys.
+        copy: float16 copy of `packed` from `float16_runs.pack_with_copy`; `edge` is then (h or 1, 3).
         seed: (1,) int64 seed of dropout, or None.
         dropout: dropout probability, in [0, 1).
         row: gates of queries (b, h, n), float32, contiguous; the bias is ``(row_i + col_j) packed``. None without

@@ -101,7 +101,7 @@ def run_bias(
     deterministic: bool, seed: Tensor | None = None, dropout: float = 0.0, row: Tensor | None = None,
     col: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients (h or 1, length) and (h or 1, 2) of the results of `strip.build`, float32.
+    """Return the gradients (h or 1, length) and (h or 1, 2) of the results of `runs.build`, float32.
 
     Args:
         grad: of the output, with last stride 1.

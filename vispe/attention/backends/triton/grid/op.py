@@ -30,8 +30,8 @@ def _forward(
     """Return the output (b, h, n, d_v) and the row sums of `sums_of`, with a gradient for the bias.
 
     `runs` and `prefix_runs` are the tensors that `packed` and `edge` were computed from; they are not read, but get the
-    gradient. `visible` is from `strip.visible_offsets`, `copy` from `narrow.pack_both`; `once` is for the backward
-    pass; `seed`, `dropout`, `row` and `col` as in `run_forward`.
+    gradient. `visible` is from `lower_to_table.visible_offsets`, `copy` from `float16_runs.pack_with_copy`; `once` is
+    for the backward pass; `seed`, `dropout`, `row` and `col` as in `run_forward`.
     """
     del base, runs, prefix_runs, sharers, deterministic, once
     run = _run_forward if row is None else _run_gated_forward
