@@ -9,9 +9,9 @@ from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.mask_cache import mask
-from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import check_floating, compute_dtype, readable
 from vispe.attention.transform.abstract_transform import Transform
+from vispe.attention.value_term import ValueTerm
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
 from vispe.utils.autocast import autocast_on, no_autocast
 

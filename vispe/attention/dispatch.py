@@ -16,10 +16,10 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import LowRankBias, SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.mask_cache import is_cached
-from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
 from vispe.attention.transform.abstract_transform import Transform
+from vispe.attention.value_term import ValueTerm
 from vispe.errors import BackendUnavailable
 
 _Entry = tuple[Callable[[Call], str | None], Callable[[Call], Tensor]]

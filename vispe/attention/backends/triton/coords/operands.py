@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.dense import CrossAttentionBias, SumBias
+from vispe.attention.bias.cross import CrossAttentionBias
+from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.lower_to_table import lower_to_table, row_maxima, shifted
 from vispe.attention.bias.table import ProfileBias, TableBias
