@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.block_bias import BiasBlock, BlockBias, Memory, StripBias
-from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.strip.layout import Layout
 from vispe.attention.bias.strip.runs import build
 from vispe.attention.call import Call

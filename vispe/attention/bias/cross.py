@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.score_terms import ScoreTerm
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions

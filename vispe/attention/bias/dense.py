@@ -6,7 +6,8 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import at_least_float32, check_floating, exact_product, no_infinity
 from vispe.attention.score_terms import ScoreTerm, entry_term, product_term
 from vispe.errors import ShapeError, UnsupportedCombination

@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import check_floating, no_infinity, readable
 from vispe.errors import ShapeError, counted

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vispe.attention.backends.block_bias import BiasBlock
 from vispe.attention.backends.block_content import PairBuckets, ProductBias
-from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.grid import Grid
 
 

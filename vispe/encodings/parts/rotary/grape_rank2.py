@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import at_least_float32
 from vispe.errors import ShapeError
 from vispe.grid import Positions

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.content.axis_tables import Slots, lay_out
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.lower_to_table import table_unsupported_reason
 from vispe.attention.call import Call
 from vispe.utils.autocast import no_autocast
