@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.cases import cases
 from vispe import Grid, attention
 from vispe.attention import DenseBias, OffsetBias, RadialBias, TableBias
-from vispe.attention.bias import mask_cache
+from vispe.attention.bias.cache import entries
 
 GRID = Grid((5, 6))
 
@@ -41,10 +41,10 @@ def test_masks_computed_under_autocast_are_exact(cls, masked, qkv):
 def test_new_parameters_in_each_call_do_not_fill_the_cache(arguments, qkv):
     pos = GRID.positions()
     with torch.no_grad():
-        for _ in range(3 * mask_cache.MAX_ENTRIES):
+        for _ in range(3 * entries.MAX_ENTRIES):
             attention(*qkv, bias=TableBias(torch.randn(3, 9, 11), pos), **arguments)
     (cache,) = (m for key, m in pos.memo.items() if key[0] == "learned masks")
-    assert len(cache.entries) <= mask_cache.MAX_ENTRIES
+    assert len(cache.entries) <= entries.MAX_ENTRIES
     # parameters that are requested again are still cached
     bias = TableBias(torch.randn(3, 9, 11), pos)
     with torch.no_grad():

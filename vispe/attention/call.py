@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.mask_cache import mask
+from vispe.attention.bias.cache.masks import mask
 from vispe.attention.precision import check_floating, compute_dtype, readable
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.value_term import ValueTerm

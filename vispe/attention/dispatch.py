@@ -13,9 +13,9 @@ from vispe.attention.backend_selection import Backend, Selected, selected
 from vispe.attention.backends import blocked, flex, lowrank, reference, sdpa, triton
 from vispe.attention.backends.triton.device import KernelsFailed, warn_once
 from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.cache.masks import is_cached
 from vispe.attention.bias.dense import LowRankBias, SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
-from vispe.attention.bias.mask_cache import is_cached
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
 from vispe.attention.transform.abstract_transform import Transform

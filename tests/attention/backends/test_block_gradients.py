@@ -8,7 +8,7 @@ from tests.cases import cases, pairwise
 from vispe import Grid, attention, create_encoding
 from vispe.attention import ContextBias, DistanceBias, RadialBias, SumBias, TableBias, explain
 from vispe.attention.backends import block_content, blocked, content_cpu, sdpa
-from vispe.attention.bias import mask_cache
+from vispe.attention.bias.cache import masks
 
 HEADS, WIDTH = 3, 8
 GRIDS = [((5, 7), 0), ((7, 5), 1), ((4, 9), 3)]
@@ -56,7 +56,7 @@ def calls(monkeypatch):
         monkeypatch.setattr(blocked, name, 0)
     monkeypatch.setattr(blocked, "FORWARD_BLOCK", 2800)
     monkeypatch.setattr(blocked, "BACKWARD_BLOCK", 1500)
-    monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 0)
+    monkeypatch.setattr(masks, "MAX_MASK_BYTES", 0)
     monkeypatch.setattr(sdpa, "_masked", None)
     torch.manual_seed(0)
     return calls
@@ -287,5 +287,5 @@ def test_explain(monkeypatch):
     pos, q = Grid((8, 8)).positions(), torch.randn(1, HEADS, 64, 8, requires_grad=True)
     bias = DistanceBias((0.5, 0.25, 0.1), pos)
     assert explain(q, q, q, bias=bias).reason.startswith("the mask is computed in blocks")
-    monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 1 << 26)
+    monkeypatch.setattr(masks, "MAX_MASK_BYTES", 1 << 26)
     assert explain(q, q, q, bias=bias).reason == "one dense mask, cached with its positions"

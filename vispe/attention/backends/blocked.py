@@ -24,10 +24,10 @@ from vispe.attention.backends import content_cpu
 from vispe.attention.backends.block_bias import BiasBlock, BlockBias, StripBias, SumOfBlocks, blocks
 from vispe.attention.backends.block_content import block_content
 from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.cache.masks import exceeds_cache, is_cacheable
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
-from vispe.attention.bias.mask_cache import exceeds_cache, is_cacheable
 from vispe.attention.bias.strip.layout import Layout
 from vispe.attention.bias.strip.runs import build
 from vispe.attention.call import Call

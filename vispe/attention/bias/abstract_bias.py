@@ -234,7 +234,8 @@ class Bias:
             # a copy of windows of the table needs no further tensors of this size, unlike distances of all pairs
             table = at_least_float32(self.table(grid))
             mask = table.new_empty(len(table), pos.tokens, pos.tokens, dtype=dtype)
-            for out, one in zip(mask, table.split(1), strict=True):
+            for head in range(len(table)):
+                out, one = mask[head], table[head : head + 1]
                 is_exact = dtype.itemsize >= table.dtype.itemsize
                 dense = out if is_exact else torch.empty_like(out, dtype=table.dtype)
                 fill_dense(dense[None], one, grid.shape, grid.prefix)

@@ -11,7 +11,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from vispe.attention.backend_selection import selected
-from vispe.attention.bias.mask_cache import is_open
+from vispe.attention.bias.cache.masks import is_open
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.dispatch import MIN_LOWRANK_KEYS
 from vispe.attention.precision import compute_dtype, exporting, forward_mode

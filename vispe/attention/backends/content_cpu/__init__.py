@@ -21,10 +21,10 @@ from vispe.attention.backends.content_cpu.lookup import Lookup, SampleBias
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
 from vispe.attention.backends.content_cpu.windows import WindowTable, windows_of
 from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.cache.entries import MAX_TOTAL_BYTES
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.dense_request import DenseRequest
-from vispe.attention.bias.mask_cache import MAX_TOTAL_BYTES
 from vispe.attention.call import Call
 from vispe.attention.precision import exporting, no_infinity, readable, rounded
 from vispe.utils.autocast import autocast_on

@@ -29,10 +29,10 @@ from vispe.attention.backends.triton.grid.operands import (
     strip_options,
 )
 from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.cache.strips import find_strip
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.cross import CrossAttentionBias
 from vispe.attention.bias.lower_to_table import causal_unsupported_reason, table_unsupported_reason
-from vispe.attention.bias.mask_cache import find_strip
 from vispe.attention.call import Call
 from vispe.attention.precision import (
     compute_dtype,

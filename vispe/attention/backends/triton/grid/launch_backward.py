@@ -25,7 +25,7 @@ from vispe.attention.backends.triton.grid.launch import (
     tiles_of,
 )
 from vispe.attention.backends.triton.tiles import cdiv
-from vispe.attention.bias.mask_cache import training_step
+from vispe.attention.bias.cache.strips import training_step
 
 FIXED_BITS = 61  # bits of the largest bias gradient in fixed point (int64)
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.cache.entries import Strip
+from vispe.attention.bias.cache.strips import cached_strip
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.lower_to_table import (
     lower_to_table,
@@ -19,7 +21,6 @@ from vispe.attention.bias.lower_to_table import (
     visible_offsets,
     with_causal_mask,
 )
-from vispe.attention.bias.mask_cache import Strip, cached_strip
 from vispe.attention.bias.strip.float16_runs import copy_shift, fits_float16, pack_with_copy
 from vispe.attention.bias.strip.layout import Layout, layout_of
 from vispe.attention.bias.strip.runs import build, pack
