@@ -5,6 +5,7 @@ and k), `triton` (fused kernels, on CUDA) and `flex` (torch's FlexAttention). Ea
 returns why it does not support a call or None, and `run(call)`.
 """
 
+from vispe.attention.automatic_backend import Explanation
 from vispe.attention.backend_selection import use_backend
 from vispe.attention.backends.lowrank import low_rank_approximation
 from vispe.attention.bias.abstract_bias import Bias
@@ -16,7 +17,7 @@ from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
-from vispe.attention.dispatch import Explanation, attention, explain
+from vispe.attention.dispatch import attention, explain
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.blocks import BlockTransform
