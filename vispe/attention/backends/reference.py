@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.call import Call, combine_masks
+from vispe.attention.call import Call
+from vispe.attention.masks import combine_masks
 from vispe.utils.autocast import no_autocast
 
 

@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from vispe.attention.backends import blocked, content_cpu
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.cache.masks import is_open, lookup
-from vispe.attention.call import Call, combine_masks
+from vispe.attention.call import Call
+from vispe.attention.masks import combine_masks
 from vispe.attention.precision import every_row_open, exporting, forward_mode, readable, rounded
 from vispe.utils.autocast import autocast_on
 
