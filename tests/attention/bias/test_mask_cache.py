@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias, SumBias, TableBias
-from vispe.attention.backends import content_cpu, sdpa
+from vispe.attention.backends import blocks, content_cpu, sdpa
 from vispe.attention.bias.cache import entries, masks
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.precision import rounded
@@ -217,7 +217,7 @@ def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
     pos = Grid((9, 5), prefix).positions()
     monkeypatch.setattr(masks, "MAX_MASK_BYTES", 100)
     monkeypatch.setattr(sdpa.blocked, "MIN_QUERIES", 0)
-    monkeypatch.setattr(sdpa.blocked, "FORWARD_BLOCK", 900)
+    monkeypatch.setattr(blocks.attention, "FORWARD_BLOCK", 900)
     monkeypatch.setattr(sdpa, "_masked", None)
     table, edge = torch.randn(3, 17, 9, requires_grad=True), torch.randn(3, 3)
     q, k, v = inputs(pos, dtype=dtype)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.backends.block_bias import BiasBlock, sum_of_masks
+from vispe.attention.backends.blocks.bias import BiasBlock, sum_of_masks
 from vispe.attention.backends.content_cpu.lookup import Lookup, SampleBias
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
 from vispe.attention.backends.content_cpu.windows import WindowTable, windows_of

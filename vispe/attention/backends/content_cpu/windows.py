@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.block_bias import BiasBlock
+from vispe.attention.backends.blocks.bias import BiasBlock
 from vispe.attention.backends.content_cpu.lookup import SampleBias, on_grid
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense_request import DenseRequest

@@ -1,4 +1,4 @@
-"""Content-dependent biases computed for a block of heads and query rows at a time, see `block_bias`.
+"""Content-dependent biases computed for a block of heads and query rows at a time, see `blocks.bias`.
 
 Each block gathers from the products of its queries, or of all keys, with the table.
 """
@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.block_bias import BiasBlock, BlockBias, Memory, StripBias
+from vispe.attention.backends.blocks.bias import BiasBlock, BlockBias, Memory, StripBias
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.strip.layout import Layout
