@@ -113,8 +113,8 @@ def run_with_lse(call: Call) -> tuple[Tensor, Tensor]:
 
 def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
     """Return attention before the output part of the transform, and a function that returns the log-sum-exp."""
-    from vispe.attention.backends.triton.grid.launch import log_sum_exp
     from vispe.attention.backends.triton.grid.op import attend
+    from vispe.attention.backends.triton.grid.row_sums import log_sum_exp
 
     content_dependent, is_gated = reads_content(call.bias), isinstance(call.bias, GatedBias)
     scattered = not content_dependent and _scattered(call)

@@ -8,7 +8,6 @@ from torch import Tensor
 from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q, row_sums
 from vispe.attention.backends.triton.grid.bias_gradient import grad_bias
 from vispe.attention.backends.triton.grid.launch import (
-    LOG2E,
     Constants,
     bias_of,
     bias_strides,
@@ -18,12 +17,12 @@ from vispe.attention.backends.triton.grid.launch import (
     launch,
     mask_of,
     missing,
-    numbers_of_rows,
     seed_of,
     strides,
     tile_of,
     tiles_of,
 )
+from vispe.attention.backends.triton.grid.row_sums import LOG2E, numbers_of_rows
 from vispe.attention.backends.triton.tiles import cdiv
 from vispe.attention.bias.cache.strips import training_step
 
