@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q, row_sums
 from vispe.attention.backends.triton.grid.bias_gradient import grad_bias
+from vispe.attention.backends.triton.grid.key_gradient import grad_kv
 from vispe.attention.backends.triton.grid.launch import (
     Constants,
     bias_of,
@@ -22,6 +22,7 @@ from vispe.attention.backends.triton.grid.launch import (
     tile_of,
     tiles_of,
 )
+from vispe.attention.backends.triton.grid.query_gradient import grad_q, row_sums
 from vispe.attention.backends.triton.grid.row_sums import LOG2E, numbers_of_rows
 from vispe.attention.backends.triton.tiles import cdiv
 from vispe.attention.bias.cache.strips import training_step
