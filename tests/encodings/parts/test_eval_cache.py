@@ -79,6 +79,18 @@ def test_loaded_buffers_are_read(spec: str) -> None:
         assert torch.equal(second, read(copy.deepcopy(encoding), pos))
 
 
+@cases("spec", [*SPECS, "fope"])
+def test_autocast_does_not_round_tables(spec: str) -> None:
+    encoding, pos = made(spec), GRID.positions()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        read(encoding.train(), pos)  # computed, not cached
+        first = read(encoding.eval(), pos).float()
+    expected = read(made(spec), GRID.positions()).detach()
+    torch.testing.assert_close(first, expected, rtol=2e-2, atol=2e-2)
+    with torch.no_grad():
+        torch.testing.assert_close(read(encoding, pos), expected)
+
+
 @cases("spec", SPECS)
 def test_training_and_gradients_after_prediction(spec: str) -> None:
     encoding, pos = made(spec), GRID.positions()
