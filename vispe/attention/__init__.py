@@ -13,8 +13,7 @@ from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.cross import CrossAttentionBias
 from vispe.attention.bias.dense import DenseBias, LowRankBias, SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
-from vispe.attention.bias.offset import OffsetBias
-from vispe.attention.bias.radial import RadialBias
+from vispe.attention.bias.functions import OffsetBias, RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.dispatch import attention, explain

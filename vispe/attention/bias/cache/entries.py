@@ -16,8 +16,7 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
-from vispe.attention.bias.offset import OffsetBias
-from vispe.attention.bias.radial import RadialBias
+from vispe.attention.bias.functions import FunctionBias
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.grid import Positions
 
@@ -140,7 +139,7 @@ def sources_of(bias: Bias) -> tuple[Hashable, Parameters] | None:
         return "profile", (bias.slopes, bias.profile.values)
     if type(bias) is DistanceBias and isinstance(bias.slopes, Tensor):
         return (bias.spacing, *bias.rule), (bias.slopes,)
-    if isinstance(bias, OffsetBias | RadialBias) and bias.depends_on is not None:
+    if isinstance(bias, FunctionBias) and bias.depends_on is not None:
         options, tensors = bias.depends_on
-        return (bias.spacing, bias.wrap if isinstance(bias, OffsetBias) else bias.rule, options), tensors
+        return (bias.unit, bias.spacing, bias.rule, options), tensors
     return None
