@@ -10,6 +10,7 @@ from torch import Tensor
 from vispe.attention.arguments import check_broadcast, check_masks, check_sinks, check_tensors
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.cache.masks import mask
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.masks import as_4d, as_key_padding
 from vispe.attention.precision import compute_dtype
 from vispe.attention.transform.abstract_transform import Transform
@@ -157,6 +158,12 @@ class Call:
             out, lse = (out * share[..., None]).to(out.dtype), torch.logaddexp(lse, sinks)
         return self.finish(out), lse
 
+    def request(self) -> DenseRequest:
+        """Return the request of a dense bias: queries and keys before the transform, keys for each query head."""
+        groups, keys = self.q.shape[1] // self.k.shape[1], self.zero_padding(self.k)
+        keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
+        return DenseRequest(None, None, self.q, keys, self.factor, None)
+
     def dense_bias(self, heads: slice | None = None, cache_dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the dense bias (b or 1, h or 1, n, m) in float32 or better, or None without a bias.
 
@@ -177,10 +184,8 @@ class Call:
                 mask(self.bias, cache_dtype, self.q.shape[1]) if is_learned else self.bias.mask(cache_dtype)
             )
         if dense is None:
-            groups = self.q.shape[1] // self.k.shape[1]
-            # content-dependent biases read the keys before rotation
-            k = self.zero_padding(self.k) if self.bias.per_sample else self.k
-            k = k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else k
+            # only content-dependent biases read the keys
+            k = self.request().k if self.bias.per_sample else self.k
             with no_autocast(self.q.device):
                 dense = self.bias.dense(q=self.q, k=k, scale=self.factor, heads=heads)
         count = self.q.shape[1] if heads is None else len(range(self.q.shape[1])[heads])

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vispe.attention.backends.blocks.bias import BiasBlock, BlockBias, Memory, StripBias
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
-from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.strip.layout import Layout
 from vispe.attention.bias.strip.runs import build
 from vispe.attention.call import Call
@@ -25,10 +24,7 @@ MAX_PRODUCTS = (
 
 def block_content(term: ContextBias, call: Call, layout: Layout) -> BlockBias:
     """Return the bias of a content-dependent table for blocks of `layout`."""
-    q, keys = call.q, call.zero_padding(call.k)
-    (b, h, n), groups = q.shape[:3], q.shape[1] // keys.shape[1]
-    keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
-    request = DenseRequest(None, None, q, keys, call.factor, None)
+    (b, h, n), request = call.q.shape[:3], call.request()
     # weights (h or 1, buckets, d): one vector per bucket
     weights, buckets = term.weights, _rows_of(term, layout)
     # keys are read by every block, so their products are computed once

@@ -45,8 +45,7 @@ def attend(call: Call) -> Tensor | None:
     q, k, v = call.transformed()
     heads, explicit = q.shape[1], prefers_explicit(call.dtype)
     wide = torch.promote_types(call.dtype, torch.float32)
-    all_keys = call.k.repeat_interleave(heads // call.k.shape[1], 1) if heads > call.k.shape[1] else call.k
-    biases = _biases(terms, DenseRequest(None, None, call.q, all_keys, call.factor, None), wide)
+    biases = _biases(terms, call.request(), wide)
     blocks = _blocks(biases, q.shape[2], ROWS if explicit else SDPA_ROWS)
     heads_per_group = (
         1 if explicit else min(heads, max(1, torch.get_num_threads() * SPLIT // blocks[0].tokens.stop))
