@@ -20,7 +20,8 @@ from PIL import Image
 
 import vispe
 from vispe.attention import DistanceBias
-from vispe.attention.bias.strip import Layout, build
+from vispe.attention.bias.strip.layout import Layout
+from vispe.attention.bias.strip.runs import build
 from vispe.evaluate.evaluated import load_evaluated_model
 from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE, PALE, SHADE, SOFT
 

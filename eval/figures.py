@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import vispe
-from vispe.attention.bias.strip import Layout, layout_of
+from vispe.attention.bias.strip.layout import Layout, layout_of
 from vispe.images.file_search import find_images
 from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE
 

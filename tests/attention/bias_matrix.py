@@ -11,8 +11,8 @@ from tests.attention.cases import HEADS, WIDTH, Case, doubles, leaf, tensors
 from tests.encodings.test_conformance import DEPTH, DIM, NAMES, build, positions, shapes
 from vispe import attention
 from vispe.attention import DistanceBias
+from vispe.attention.automatic_backend import BACKENDS
 from vispe.attention.call import Call
-from vispe.attention.dispatch import BACKENDS
 from vispe.encodings.compose import bias_of, value_term_of
 from vispe.encodings.metadata import encoding_info
 from vispe.encodings.registry import encoding_class

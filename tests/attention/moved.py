@@ -7,8 +7,8 @@ from tests.attention.cases import CASES, HEADS, WIDTH, close, leaf, tensors
 from tests.encodings.test_conformance import DEPTH, DIM, build, positions, shapes
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
+from vispe.attention.automatic_backend import BACKENDS
 from vispe.attention.call import Call
-from vispe.attention.dispatch import BACKENDS
 from vispe.encodings.compose import bias_of
 from vispe.errors import VispeError
 

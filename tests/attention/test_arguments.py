@@ -250,6 +250,19 @@ def test_value_term(layout):
         attention(q, k, v, value_term=ValueTerm(table, buckets), backend="sdpa")
 
 
+def test_value_terms_are_not_rotated_back():
+    """With rotated values the result does not change if all tokens move by the same offset."""
+    v, w, angle = torch.randn(1, 1, 4, 6), torch.randn(1, 7, 6), torch.rand(1, 1, 1, 3)
+    q, buckets = torch.randn(1, 1, 4, 6), torch.arange(4)[:, None] - torch.arange(4) + 3
+
+    def out(first):
+        angles = (torch.arange(4)[:, None] + first) * angle
+        rotation = PairRotation(angles.cos(), angles.sin(), "half", values=True)
+        return attention(q, q, v, transform=rotation, value_term=ValueTerm(w, buckets))
+
+    torch.testing.assert_close(out(0), out(5))
+
+
 @cases("backend", BACKENDS)
 def test_transforms_act_before_scores_and_after_values(backend):
     pos = Grid((2, 3)).positions()

@@ -17,7 +17,7 @@ from tests.cases import cases
 from tests.hosts.open_clip import common as open_clip_common
 from vispe import Grid, attention, explain, use_backend
 from vispe.attention import DistanceBias, backend_selection
-from vispe.attention.dispatch import BACKENDS
+from vispe.attention.automatic_backend import BACKENDS
 from vispe.cli.main import main
 from vispe.errors import BackendUnavailable, UnknownName
 from vispe.hosts.attention_paths import STOCK, attention_paths

@@ -23,7 +23,7 @@ from tests.attention.bias_matrix import (
 from tests.attention.cases import CASES, tensors
 from tests.cases import cases, pairwise
 from vispe import Grid, attention
-from vispe.attention.dispatch import BACKENDS
+from vispe.attention.automatic_backend import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -7,7 +7,7 @@ from tests.cases import cases, pairwise
 from vispe import Grid, attention
 from vispe.attention import ContextBias, DenseBias, DistanceBias, OffsetBias, SumBias, TableBias
 from vispe.attention.backends import blocked, content_cpu
-from vispe.attention.bias import mask_cache
+from vispe.attention.bias.cache import masks
 from vispe.attention.precision import rounded
 
 GRID = Grid((12, 13), prefix=1)
@@ -97,7 +97,7 @@ def test_error_is_that_of_no_bias(name, mask, dtype):
 @cases("name", ["offset 50", "offset -1000", "wide", "negative slopes"])
 def test_masks_in_blocks(name, mask, dtype, monkeypatch):
     monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
-    monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 0)
+    monkeypatch.setattr(masks, "MAX_MASK_BYTES", 0)
     _check(BIASES[name](), dtype, **MASKS[mask])
 
 

@@ -5,18 +5,18 @@ and k), `triton` (fused kernels, on CUDA) and `flex` (torch's FlexAttention). Ea
 returns why it does not support a call or None, and `run(call)`.
 """
 
+from vispe.attention.automatic_backend import Explanation
 from vispe.attention.backend_selection import use_backend
 from vispe.attention.backends.lowrank import low_rank_approximation
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
-from vispe.attention.bias.dense import CrossAttentionBias, DenseBias, LowRankBias, SumBias
+from vispe.attention.bias.cross import CrossAttentionBias
+from vispe.attention.bias.dense import DenseBias, LowRankBias, SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
-from vispe.attention.bias.offset import OffsetBias
-from vispe.attention.bias.radial import RadialBias
+from vispe.attention.bias.functions import OffsetBias, RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
-from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.bias.windows import WindowMask
-from vispe.attention.dispatch import Explanation, attention, explain
+from vispe.attention.dispatch import attention, explain
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.blocks import BlockTransform
@@ -24,6 +24,7 @@ from vispe.attention.transform.chain import Calibrate, Chain
 from vispe.attention.transform.channel_tables import ChannelTables
 from vispe.attention.transform.expand import Expand
 from vispe.attention.transform.pairs import PairRotation
+from vispe.attention.value_term import ValueTerm
 
 __all__ = [
     "Affine",

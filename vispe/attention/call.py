@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vispe.attention.arguments import check_broadcast, check_masks, check_sinks, check_tensors
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.mask_cache import mask
-from vispe.attention.bias.value_term import ValueTerm
-from vispe.attention.precision import autocast_on, check_floating, compute_dtype, no_autocast, readable
+from vispe.attention.bias.cache.masks import mask
+from vispe.attention.bias.dense_request import DenseRequest
+from vispe.attention.masks import as_4d, as_key_padding
+from vispe.attention.precision import compute_dtype
 from vispe.attention.transform.abstract_transform import Transform
+from vispe.attention.value_term import ValueTerm
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of queries, keys and values
+from vispe.utils.autocast import no_autocast
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,48 +49,8 @@ class Call:
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        q, k, v = self.q, self.k, self.v
-        if not (q.ndim == k.ndim == v.ndim == 4):
-            raise ShapeError(
-                "attention needs q, k, v of shape (b, h, n, d), got "
-                f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}."
-            )
-        if any(t.dtype not in DTYPES for t in (q, k, v)):
-            raise ShapeError(
-                "attention: q, k, v must be float16, bfloat16, float32 or float64, got "
-                f"q={q.dtype}, k={k.dtype}, v={v.dtype}. Convert them first."
-            )
-        if not (q.shape[1] and k.shape[1] and v.shape[1]):
-            raise ShapeError(
-                "attention: q, k, v must have at least one head, got "
-                f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}. Pass tensors (b, h, n, d) with h >= 1."
-            )
-        # under autocast a norm returns q and k in float32
-        same_dtype = q.dtype == k.dtype == v.dtype or autocast_on(q.device)
-        if not (same_dtype and q.device == k.device == v.device):
-            raise ShapeError(
-                "attention needs q, k, v with one dtype on one device, got "
-                f"q={q.dtype}/{q.device}, k={k.dtype}/{k.device}, v={v.dtype}/{v.device}."
-            )
-        if not (
-            q.shape[0] == k.shape[0] == v.shape[0]
-            and k.shape[1:3] == v.shape[1:3]
-            and q.shape[3] == k.shape[3]
-        ):
-            raise ShapeError(
-                "attention needs equal batch sizes, as many keys as values, and q and k of equal head_dim, got "
-                f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}."
-            )
-        if q.shape[1] != k.shape[1] and not (self.enable_gqa and q.shape[1] % k.shape[1] == 0):
-            raise ShapeError(
-                f"attention got {counted(q.shape[1], 'query head')} and {counted(k.shape[1], 'key head')}. Pass "
-                "enable_gqa=True, which requires the number of query heads to be a multiple of the number of key heads."
-            )
-        if self.scale is None and not q.shape[3]:
-            raise ShapeError(
-                "attention: the default scale head_dim ** -0.5 needs head_dim >= 1, got "
-                f"q={tuple(q.shape)}, k={tuple(k.shape)}. Pass scale, or queries and keys with channels."
-            )
+        q, k = self.q, self.k
+        check_tensors(q, k, self.v, self.enable_gqa, self.scale)
         if not 0.0 <= self.dropout_p < 1.0:
             raise OptionError(f"dropout_p must be in [0, 1), got {self.dropout_p}.")
         # a bias of other positions would broadcast silently if its shape fits
@@ -98,15 +60,15 @@ class Call:
                 f"The bias is defined for {counted(pos.tokens, 'token')} ({pos}), got {counted(q.shape[2], 'query')} "
                 f"and {counted(k.shape[2], 'key')}. Create the bias from the positions of this input."
             )
-        transform = self.transform or Transform()
-        if self.whole and type(transform) is not Transform and not transform.changes_values:
-            raise UnsupportedCombination(
-                f"The bias {type(self.bias).__name__} replaces the product of queries and keys, so "
-                f"{type(transform).__name__} would have no effect. Omit one of them."
+        if self.whole:
+            self._check_replaced_product()
+        check_sinks(self.sinks, q)
+        if self.softcap is not None and not 0.0 < self.softcap < float("inf"):
+            raise OptionError(
+                f"attention: softcap must be positive and finite, got {self.softcap}. Use None for none."
             )
-        self._check_sinks_and_softcap()
-        self._check_masks()
-        padding = None if self.attn_mask is None else _as_key_padding(self.attn_mask, q.shape[0], k.shape[2])
+        check_masks(q, k, self.attn_mask, self.key_padding_mask, self.cu_seqlens)
+        padding = None if self.attn_mask is None else as_key_padding(self.attn_mask, q.shape[0], k.shape[2])
         # all backends support key padding, few support additive masks
         if padding is not None:
             key_padding = self.key_padding_mask
@@ -115,76 +77,16 @@ class Call:
                 self, "key_padding_mask", padding if key_padding is None else key_padding & padding
             )
 
-    def _check_sinks_and_softcap(self) -> None:
-        sinks, softcap, heads = self.sinks, self.softcap, self.q.shape[1]
-        if sinks is not None:
-            if sinks.shape != (heads,) or sinks.device != self.q.device:
-                raise ShapeError(
-                    f"attention: sinks must have shape ({heads},), one logit per query head, on {self.q.device}, got "
-                    f"{tuple(sinks.shape)} on {sinks.device}."
-                )
-            check_floating("attention", sinks=sinks)
-        if softcap is not None and not 0.0 < softcap < float("inf"):
-            raise OptionError(
-                f"attention: softcap must be positive and finite, got {softcap}. Use None for none."
-            )
-        # softcap acts on the product of queries and keys, which such a bias replaces
-        if softcap is not None and self.whole:
+    def _check_replaced_product(self) -> None:
+        """Raise if an argument acts only on the product of queries and keys, which the bias replaces."""
+        bias, transform = type(self.bias).__name__, self.transform or Transform()
+        without_effect = None if self.softcap is None else f"softcap={self.softcap}"
+        if type(transform) is not Transform and not transform.changes_values:
+            without_effect = type(transform).__name__
+        if without_effect is not None:
             raise UnsupportedCombination(
-                f"The bias {type(self.bias).__name__} replaces the product of queries and keys, so softcap={softcap} "
-                "would have no effect. Omit one of them."
-            )
-
-    def _check_masks(self) -> None:
-        q, k, mask, key_padding, cu_seqlens = (
-            self.q,
-            self.k,
-            self.attn_mask,
-            self.key_padding_mask,
-            self.cu_seqlens,
-        )
-        if mask is not None:
-            if mask.dtype != torch.bool and not mask.is_floating_point():
-                raise ShapeError(
-                    f"attn_mask must be bool (True = attend) or floating point (added), got {mask.dtype}."
-                )
-            self._check_shape("attn_mask", _as_4d(mask).shape, q.shape[1])
-        if key_padding is not None and (
-            key_padding.dtype != torch.bool or key_padding.shape != (k.shape[0], k.shape[2])
-        ):
-            raise ShapeError(
-                f"key_padding_mask must be bool (True = real key) of shape {(k.shape[0], k.shape[2])}, got "
-                f"{key_padding.dtype} {tuple(key_padding.shape)}."
-            )
-        # lengths are cumulative over one axis of tokens
-        if cu_seqlens is not None and (q.shape[0] != 1 or q.shape[2] != k.shape[2]):
-            raise ShapeError(
-                "cu_seqlens packs sequences along one token axis, so it needs batch size 1 and as many queries as "
-                f"keys, got q={tuple(q.shape)}, k={tuple(k.shape)}."
-            )
-        if cu_seqlens is not None and (
-            cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64)
-        ):
-            raise ShapeError(
-                "cu_seqlens must be int32 or int64 of shape (sequences + 1,), got "
-                f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
-            )
-        values = (
-            [int(length) for length in cu_seqlens]
-            if cu_seqlens is not None and readable(cu_seqlens)
-            else None
-        )
-        if values is not None and not _is_cumulative(values, q.shape[2]):
-            raise ShapeError(f"cu_seqlens must increase from 0 to {q.shape[2]} tokens, got {values}.")
-        for name, tensor in (("attn_mask", mask), ("key_padding_mask", key_padding)):
-            if tensor is not None and tensor.device != q.device:
-                raise ShapeError(f"{name} must be on the device of q, {q.device}, got {tensor.device}.")
-
-    def _check_shape(self, name: str, shape: torch.Size, heads: int) -> None:
-        expected = (self.q.shape[0], heads, self.q.shape[2], self.k.shape[2])
-        if any(size not in (1, full) for size, full in zip(shape, expected, strict=True)):
-            raise ShapeError(
-                f"{name} has shape {tuple(shape)}, which does not broadcast to (b, h, n, m) = {expected}."
+                f"The bias {bias} replaces the product of queries and keys, so {without_effect} would have no effect. "
+                "Omit one of them."
             )
 
     @property
@@ -256,6 +158,12 @@ class Call:
             out, lse = (out * share[..., None]).to(out.dtype), torch.logaddexp(lse, sinks)
         return self.finish(out), lse
 
+    def request(self) -> DenseRequest:
+        """Return the request of a dense bias: queries and keys before the transform, keys for each query head."""
+        groups, keys = self.q.shape[1] // self.k.shape[1], self.zero_padding(self.k)
+        keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
+        return DenseRequest(None, None, self.q, keys, self.factor, None)
+
     def dense_bias(self, heads: slice | None = None, cache_dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the dense bias (b or 1, h or 1, n, m) in float32 or better, or None without a bias.
 
@@ -276,14 +184,12 @@ class Call:
                 mask(self.bias, cache_dtype, self.q.shape[1]) if is_learned else self.bias.mask(cache_dtype)
             )
         if dense is None:
-            groups = self.q.shape[1] // self.k.shape[1]
-            # content-dependent biases read the keys before rotation
-            k = self.zero_padding(self.k) if self.bias.per_sample else self.k
-            k = k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else k
+            # only content-dependent biases read the keys
+            k = self.request().k if self.bias.per_sample else self.k
             with no_autocast(self.q.device):
                 dense = self.bias.dense(q=self.q, k=k, scale=self.factor, heads=heads)
-        count = self.q.shape[1]
-        self._check_shape("The bias", dense.shape, count if heads is None else len(range(count)[heads]))
+        count = self.q.shape[1] if heads is None else len(range(self.q.shape[1])[heads])
+        check_broadcast("The bias", dense, (self.q.shape[0], count, self.q.shape[2], self.k.shape[2]))
         return dense
 
     def allowed(self) -> Tensor | None:
@@ -291,7 +197,7 @@ class Call:
         n, m, device = self.q.shape[2], self.k.shape[2], self.q.device
         masks: list[Tensor] = []
         if self.attn_mask is not None and self.attn_mask.dtype == torch.bool:
-            masks.append(_as_4d(self.attn_mask))
+            masks.append(as_4d(self.attn_mask))
         if self.key_padding_mask is not None:
             # (b or 1, m) -> (b or 1, 1, 1, m)
             keys = self.key_padding_mask
@@ -326,64 +232,4 @@ class Call:
     def added(self) -> Tensor | None:
         """Return the user's additive mask as (b or 1, h or 1, n, m), or None."""
         mask = self.attn_mask
-        return None if mask is None or mask.dtype == torch.bool else _as_4d(mask)
-
-
-def combine_masks(
-    bias: Tensor | None, added: Tensor | None, keep: Tensor | None, finite: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return one additive mask, and the rows without any key (bool, (b, h, n, 1)) or None.
-
-    Rows without any key get a mask of zeros, so that softmax gives no NaN; the caller sets their output to 0.
-
-    Args:
-        bias: (b or 1, h or 1, n, m), or None.
-        added: additive mask, likewise.
-        keep: bool mask, likewise, True for pairs that may attend.
-        finite: whether neither `bias` nor `added` can contain -inf.
-    """
-    # sizes of 1 broadcast, as in (b or 1, h or 1, n, m)
-    total = bias if added is None else added if bias is None else bias + added
-    if not finite and total is not None:
-        attended = total != float("-inf")
-        keep = attended if keep is None else keep & attended
-    if keep is None:
-        return total, None
-    # rows (b or 1, h or 1, n, 1) without any key
-    dead = ~keep.any(-1, keepdim=True)
-    if total is None:
-        total = torch.zeros((), device=keep.device)
-    elif not finite:
-        total = total.masked_fill(dead, 0.0)
-    return total.masked_fill(~(keep | dead), float("-inf")), dead
-
-
-def _is_cumulative(lengths: list[int], tokens: int) -> bool:
-    return len(lengths) > 1 and lengths[0] == 0 and lengths[-1] == tokens and lengths == sorted(lengths)
-
-
-def _as_key_padding(mask: Tensor, batch: int, keys: int) -> Tensor | None:
-    """Return a mask that is equal for all heads and queries as key padding (b, m), True for real keys, or None.
-
-    A mask shared by all samples is expanded. Additive masks are converted only if their values can be read without a
-    device sync, have no gradient, and are all 0 or -inf.
-    """
-    mask_4d = _as_4d(mask)
-    # different for heads or queries
-    if mask_4d.shape[1] != 1 or mask_4d.shape[2] != 1:
-        return None
-    # (b or 1, 1, 1, m) -> (b, m)
-    if mask.dtype != torch.bool:
-        if mask.requires_grad or not readable(mask):
-            return None
-        attended = mask == 0
-        if not bool((attended | (mask == float("-inf"))).all()):
-            return None
-        mask_4d = _as_4d(attended)
-    return mask_4d[:, 0, 0].expand(batch, keys)
-
-
-def _as_4d(mask: Tensor) -> Tensor:
-    if mask.ndim > 4:
-        raise ShapeError(f"attn_mask must broadcast to (b, h, n, m), got {tuple(mask.shape)}.")
-    return mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
+        return None if mask is None or mask.dtype == torch.bool else as_4d(mask)

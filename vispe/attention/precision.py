@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -11,14 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from vispe.errors import ShapeError
+from vispe.utils.autocast import autocast_on, no_autocast
 
 ROUNDED_BLOCK = 1 << 17  # elements of a mask that are rounded at once
 SAMPLED_KEYS = 128  # keys per row from which the constant that is subtracted from a row is estimated
-
-
-def autocast_on(device: torch.device) -> bool:
-    """Whether autocast is active for tensors on `device`."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -26,11 +21,6 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and autocast_on(x.device):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that disables autocast on `device`."""
-    return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
 
 
 def forward_mode() -> bool:
@@ -123,7 +113,7 @@ def every_row_open(mask: Tensor) -> bool:
 
     SDPA gives NaN in rows that are -inf throughout, and in rows that contain +inf or NaN.
     """
-    return readable(mask) and bool(mask.detach().amax(-1).isfinite().all())
+    return readable(mask) and mask.shape[-1] > 0 and bool(mask.detach().amax(-1).isfinite().all())
 
 
 def rounded(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.chain import Chain
+from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.preparation import prepare
 from vispe.errors import UnsupportedCombination, counted

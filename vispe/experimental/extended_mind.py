@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from vispe.attention.backends.reference import logits, weighted
 from vispe.attention.call import Call
-from vispe.attention.precision import at_least_float32, no_autocast
+from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted, is_integer
+from vispe.utils.autocast import no_autocast
 from vispe.utils.options import Options
 
 MemoryPosition = Literal["origin", "far", "own"]

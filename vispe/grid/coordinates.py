@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -14,6 +15,7 @@ from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid.per_token import PerToken
 from vispe.grid.position_fields import extent_of, joined_fields
 from vispe.grid.validation import as_offset, as_shape, as_spacing, is_size
+from vispe.utils.autocast import no_autocast
 
 T = TypeVar("T")
 Origin = Literal["start", "end", "centre"]
@@ -376,12 +378,10 @@ class Positions:
             # torch.func transforms wrap new tensors, and the wrappers are only valid within the transform
             if torch._C._are_functorch_transforms_active():  # pyright: ignore
                 return make()
-            if torch.compiler.is_compiling():
+            # values cached in inference mode or under autocast must also be exact and usable outside of it
+            in_inference = nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
+            with in_inference, no_autocast(self.coords.device):
                 self.memo[key] = make()
-            else:
-                # values cached in inference mode must also be usable in training
-                with torch.inference_mode(False):
-                    self.memo[key] = make()
         return self.memo[key]
 
 

@@ -7,8 +7,9 @@ from tests.attention.cases import close
 from tests.cases import cases, pairwise
 from vispe import Grid, attention, create_encoding
 from vispe.attention import ContextBias, DistanceBias, RadialBias, SumBias, TableBias, explain
-from vispe.attention.backends import block_content, blocked, content_cpu, sdpa
-from vispe.attention.bias import mask_cache
+from vispe.attention.backends import blocked, blocks, content_cpu, sdpa
+from vispe.attention.backends.blocks.attention import BlockAttention
+from vispe.attention.bias.cache import masks
 
 HEADS, WIDTH = 3, 8
 GRIDS = [((5, 7), 0), ((7, 5), 1), ((4, 9), 3)]
@@ -50,13 +51,13 @@ CONTENT = [
 def calls(monkeypatch):
     """All sizes are computed in blocks, of several heads or few rows; dense masks are errors."""
     calls = []
-    original = blocked._StripAttention.apply
-    monkeypatch.setattr(blocked._StripAttention, "apply", lambda *a: calls.append(a[0].shape) or original(*a))
+    original = BlockAttention.apply
+    monkeypatch.setattr(BlockAttention, "apply", lambda *a: calls.append(a[0].shape) or original(*a))
     for name in ("MIN_QUERIES", "MIN_CONTENT_BYTES", "MIN_CONTENT_TOKENS"):
         monkeypatch.setattr(blocked, name, 0)
-    monkeypatch.setattr(blocked, "FORWARD_BLOCK", 2800)
-    monkeypatch.setattr(blocked, "BACKWARD_BLOCK", 1500)
-    monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 0)
+    monkeypatch.setattr(blocks.attention, "FORWARD_BLOCK", 2800)
+    monkeypatch.setattr(blocks.attention, "BACKWARD_BLOCK", 1500)
+    monkeypatch.setattr(masks, "MAX_MASK_BYTES", 0)
     monkeypatch.setattr(sdpa, "_masked", None)
     torch.manual_seed(0)
     return calls
@@ -104,7 +105,7 @@ def padding(pos, b=2):
 def test_encodings(spec, shape, prefix, padded, calls, monkeypatch):
     calls.clear()
     if spec.startswith("shaw"):
-        monkeypatch.setattr(block_content, "MAX_PRODUCTS", 0)
+        monkeypatch.setattr(blocks.content, "MAX_PRODUCTS", 0)
     encoding = made(spec, (5, 7))  # the other grids are new resolutions
     pos, (b, layer) = Grid(shape, prefix).positions(), (2, 0)
     leaves, cotangent = inputs(pos)
@@ -264,7 +265,7 @@ def test_nothing_of_the_size_of_scores_is_saved_or_cached(spec, monkeypatch, cal
     calls.clear()
     # in evaluation, irpe and shaw use buckets of all pairs up to this size
     monkeypatch.setattr(content_cpu, "MAX_TOTAL_BYTES", 0)
-    monkeypatch.setattr(block_content, "MAX_PRODUCTS", 0)
+    monkeypatch.setattr(blocks.content, "MAX_PRODUCTS", 0)
     pos, encoding = Grid((12, 11)).positions(), made(spec, (12, 11))
     leaves, cotangent = inputs(pos, b=1)
     sizes = []
@@ -287,5 +288,5 @@ def test_explain(monkeypatch):
     pos, q = Grid((8, 8)).positions(), torch.randn(1, HEADS, 64, 8, requires_grad=True)
     bias = DistanceBias((0.5, 0.25, 0.1), pos)
     assert explain(q, q, q, bias=bias).reason.startswith("the mask is computed in blocks")
-    monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 1 << 26)
+    monkeypatch.setattr(masks, "MAX_MASK_BYTES", 1 << 26)
     assert explain(q, q, q, bias=bias).reason == "one dense mask, cached with its positions"

@@ -8,7 +8,8 @@ from tests.attention.cases import close
 from tests.cases import cases, pairwise
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, SumBias, TableBias, explain
-from vispe.attention.backends import blocked
+from vispe.attention.backends import blocked, blocks
+from vispe.attention.backends.blocks.attention import BlockAttention
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 HEADS = 3
@@ -18,20 +19,20 @@ HEADS = 3
 def calls(monkeypatch):
     """Strips serve short inputs too; how often they did is counted."""
     served = []
-    original = blocked._StripAttention.apply
+    original = BlockAttention.apply
 
     def apply(*args):
         served.append(args[0].shape)
         return original(*args)
 
     monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
-    monkeypatch.setattr(blocked._StripAttention, "apply", apply)
+    monkeypatch.setattr(BlockAttention, "apply", apply)
     return served
 
 
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocked, "FORWARD_BLOCK", 900)
-    monkeypatch.setattr(blocked, "BACKWARD_BLOCK", 700)
+    monkeypatch.setattr(blocks.attention, "FORWARD_BLOCK", 900)
+    monkeypatch.setattr(blocks.attention, "BACKWARD_BLOCK", 700)
 
 
 def inputs(pos, b=2, table_heads=HEADS, dtype=torch.float32):
@@ -186,7 +187,7 @@ def test_dense_masks_serve_the_rest(calls, monkeypatch):
     monkeypatch.setattr(blocked, "MIN_QUERIES", 40)
     assert not calls
     attention(q, k, v, bias=bias)
-    monkeypatch.setattr(blocked, "_KERNEL", None)
+    monkeypatch.setattr(blocked, "KERNEL", None)
     attention(q, k, v, bias=bias)
     assert len(calls) == 1
 

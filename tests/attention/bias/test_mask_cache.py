@@ -11,8 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias, SumBias, TableBias
-from vispe.attention.backends import content_cpu, sdpa
-from vispe.attention.bias import mask_cache
+from vispe.attention.backends import blocks, content_cpu, sdpa
+from vispe.attention.bias.cache import entries, masks
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.precision import rounded
 
@@ -32,7 +32,7 @@ GRID = (5, 7)
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(mask_cache, "_ALL_CACHES", type(mask_cache._ALL_CACHES)())
+    monkeypatch.setattr(entries, "ALL_CACHES", type(entries.ALL_CACHES)())
 
 
 def made(spec):
@@ -47,7 +47,7 @@ def inputs(pos, b=2, dtype=torch.float32):
     return torch.randn(3, b, 3, pos.tokens, 8, dtype=dtype)
 
 
-def masks(pos):
+def entries_at(pos):
     return [e for key, m in pos.memo.items() if key[0] == "learned masks" for e in m.entries]
 
 
@@ -60,8 +60,8 @@ def test_every_call_has_the_same_bits(spec, dtype):
         outs = [attention(q, k, v, bias=encoding.bias(pos, 0)) for _ in range(4)]
         mask = rounded(encoding.bias(pos, 0).dense(), dtype)
         expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    assert [e.mask is not None for e in masks(pos)] == [True]
-    assert masks(pos)[0].checked, "the shortest way was not taken"
+    assert [e.mask is not None for e in entries_at(pos)] == [True]
+    assert entries_at(pos)[0].checked, "the shortest way was not taken"
     for out in outs:
         assert torch.equal(out, expected)
 
@@ -114,8 +114,8 @@ def test_layers_in_turn_have_a_mask_each():
                     attention(q, k, v, bias=bias, backend="reference"),
                 )
                 torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6)
-    assert len(masks(pos)) == 4
-    assert all(e.mask is not None and not e.mask.is_inference() for e in masks(pos))
+    assert len(entries_at(pos)) == 4
+    assert all(e.mask is not None and not e.mask.is_inference() for e in entries_at(pos))
 
 
 def test_old_tables_go():
@@ -126,7 +126,7 @@ def test_old_tables_go():
             encoding.relative_position_bias_table.add_(0.01)
             for _ in range(3):
                 attention(q, k, v, bias=encoding.bias(pos, 0))
-    assert len(masks(pos)) < 30
+    assert len(entries_at(pos)) < 30
 
 
 def test_gradients_flow_as_before():
@@ -155,7 +155,7 @@ def test_frozen_tables_serve_gradients_of_queries():
     bias = encoding.bias(pos, 0)
     expected = torch.autograd.grad(attention(q, k, v, bias=bias, backend="reference").square().sum(), q)[0]
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    assert [e.mask is not None for e in masks(pos)] == [True]
+    assert [e.mask is not None for e in entries_at(pos)] == [True]
 
 
 def test_sums_and_shapes_of_calls():
@@ -191,33 +191,33 @@ def test_hidden_keys_and_nan():
 def test_memory_is_bounded_and_given_back(monkeypatch):
     pos, other = Grid(GRID).positions(), Grid((6, 6)).positions()
     one = 3 * pos.tokens**2 * 4
-    monkeypatch.setattr(mask_cache, "MAX_TOTAL_BYTES", int(2.5 * one))
+    monkeypatch.setattr(entries, "MAX_TOTAL_BYTES", int(2.5 * one))
     tables = [torch.randn(3, 9, 13) for _ in range(4)]
     q, k, v = inputs(pos)
     for _ in range(3):
         for table in tables:
             attention(q, k, v, bias=TableBias(table, pos))
-    assert sum(e.mask is not None for e in masks(pos)) == 2
+    assert sum(e.mask is not None for e in entries_at(pos)) == 2
     # another grid takes the room of the first
     q, k, v = inputs(other)
     for _ in range(3):
         attention(q, k, v, bias=TableBias(torch.ones(3, 11, 11), other))
-    assert sum(e.mask is not None for e in masks(other)) == 1
-    assert not masks(pos) or sum(e.mask is not None for e in masks(pos)) + 1 <= 2
-    held = sum(m.bytes for m in mask_cache._ALL_CACHES)
-    assert 0 < held <= mask_cache.MAX_TOTAL_BYTES
+    assert sum(e.mask is not None for e in entries_at(other)) == 1
+    assert not entries_at(pos) or sum(e.mask is not None for e in entries_at(pos)) + 1 <= 2
+    held = sum(m.bytes for m in entries.ALL_CACHES)
+    assert 0 < held <= entries.MAX_TOTAL_BYTES
     del pos, other, q, k, v
     gc.collect()
-    assert not list(mask_cache._ALL_CACHES)
+    assert not list(entries.ALL_CACHES)
 
 
 @pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
     pos = Grid((9, 5), prefix).positions()
-    monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 100)
+    monkeypatch.setattr(masks, "MAX_MASK_BYTES", 100)
     monkeypatch.setattr(sdpa.blocked, "MIN_QUERIES", 0)
-    monkeypatch.setattr(sdpa.blocked, "FORWARD_BLOCK", 900)
+    monkeypatch.setattr(blocks.attention, "FORWARD_BLOCK", 900)
     monkeypatch.setattr(sdpa, "_masked", None)
     table, edge = torch.randn(3, 17, 9, requires_grad=True), torch.randn(3, 3)
     q, k, v = inputs(pos, dtype=dtype)
@@ -229,7 +229,7 @@ def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
             expected = attention(*(t.double() for t in (q, k, v)), bias=bias, backend="reference", **more)
         assert actual.dtype == dtype
         assert (actual - expected).abs().max() < {torch.float32: 3e-6, torch.bfloat16: 4e-2}[dtype]
-    assert not masks(pos)
+    assert not entries_at(pos)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -289,10 +289,10 @@ def test_copies_of_positions_begin_without_masks():
     q, k, v = inputs(pos)
     for _ in range(3):
         attention(q, k, v, bias=TableBias(table, pos))
-    before = sum(m.bytes for m in mask_cache._ALL_CACHES)
+    before = sum(m.bytes for m in entries.ALL_CACHES)
     again = copy.deepcopy(pos)
-    assert not masks(again)
-    assert sum(m.bytes for m in mask_cache._ALL_CACHES) == before > 0
+    assert not entries_at(again)
+    assert sum(m.bytes for m in entries.ALL_CACHES) == before > 0
     assert len(pickle.dumps(pos)) < before + 60_000
 
 

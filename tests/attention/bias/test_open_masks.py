@@ -5,7 +5,7 @@ import torch
 
 from tests.cases import cases, pairwise
 from vispe import Grid, attention, create_encoding
-from vispe.attention import DistanceBias, RadialBias, SumBias, TableBias, call
+from vispe.attention import DistanceBias, RadialBias, SumBias, TableBias, masks
 from vispe.attention.backends import sdpa
 from vispe.attention.transform.pairs import PairRotation
 
@@ -94,7 +94,7 @@ def test_open_masks_are_used_directly(name, prefix, dtype, monkeypatch):
     angles = torch.rand(1, 1, pos.tokens, 4)
     rotation = PairRotation(angles.cos(), angles.sin(), "half")
     searched = []
-    monkeypatch.setattr(sdpa, "combine_masks", lambda *a: searched.append(a) or call.combine_masks(*a))
+    monkeypatch.setattr(sdpa, "combine_masks", lambda *a: searched.append(a) or masks.combine_masks(*a))
     with torch.no_grad():
         actual = attention(q, k, v, bias=bias, transform=rotation)
         exact = (t.double() for t in (q, k, v))

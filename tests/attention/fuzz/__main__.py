@@ -20,9 +20,9 @@ import torch
 
 from tests.attention.fuzz.judge import Judge
 from tests.attention.fuzz.random_calls import RandomCall
-from vispe.attention.backends import blocked, content_cpu
+from vispe.attention.backends import blocked, blocks, content_cpu
 from vispe.attention.backends.triton import tiles as sizes
-from vispe.attention.bias import mask_cache
+from vispe.attention.bias.cache import masks
 from vispe.errors import BackendUnavailable
 
 TILES = sizes.Tiles(32, 16, 4, 1)
@@ -32,9 +32,9 @@ def use_blocks(patch: pytest.MonkeyPatch) -> None:
     """Compute biases of all sizes in small blocks, until `patch` is undone."""
     for name in ("MIN_QUERIES", "MIN_CONTENT_TOKENS", "MIN_CONTENT_BYTES", "SHORTEST_ROW"):
         patch.setattr(blocked, name, 0)
-    patch.setattr(blocked, "FORWARD_BLOCK", 2800)
-    patch.setattr(blocked, "BACKWARD_BLOCK", 1500)
-    patch.setattr(mask_cache, "MAX_MASK_BYTES", 0)
+    patch.setattr(blocks.attention, "FORWARD_BLOCK", 2800)
+    patch.setattr(blocks.attention, "BACKWARD_BLOCK", 1500)
+    patch.setattr(masks, "MAX_MASK_BYTES", 0)
     patch.setattr(content_cpu, "MIN_BIAS_BYTES", 0)
     patch.setattr(content_cpu, "ROWS", 16)
     patch.setattr(content_cpu, "SDPA_ROWS", 16)

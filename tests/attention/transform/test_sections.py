@@ -48,3 +48,9 @@ def test_sections_wider_than_the_head():
         ShapeError, match=r"Sections covers 6 channels, but head_dim is 4\. Use fewer or smaller"
     ):
         Sections((4, Transform()), (2, Transform())).query(torch.zeros(1, 1, 2, 4))
+
+
+def test_a_named_backend_reaches_the_sections():
+    sections = Sections((4, Sections((4, rotation(False)))), (4, rotation(True))).with_backend("reference")
+    (_, inner), (_, outer) = sections.sections
+    assert [inner.sections[0][1].backend, outer.backend, outer.of_keys.backend] == ["reference"] * 3

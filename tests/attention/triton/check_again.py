@@ -9,7 +9,7 @@ import torch
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias, SumBias, TableBias
 from vispe.attention.backends import triton
-from vispe.attention.bias import mask_cache
+from vispe.attention.bias.cache import strips
 from vispe.errors import ShapeError
 
 GRID, HEADS, HEAD_DIM = Grid((3, 5), 1), 2, 16
@@ -116,7 +116,7 @@ def test_repeated_calls_are_still_validated_where_they_differ():
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(out).tangent, expected)
 
 
-def strips(pos):
+def cached_strips(pos):
     return [entry for entry in pos.memo["learned strips"].entries if entry.strip is not None]
 
 
@@ -160,7 +160,7 @@ def test_strips_of_learned_biases_are_reused(spec, validated):
     assert all(torch.equal(out, outs[0]) for out in outs)
     # the second call computes the strip and is the last that is validated
     assert len(validated) == 2
-    assert len(strips(pos)) == 1
+    assert len(cached_strips(pos)) == 1
 
 
 CHANGES = {
@@ -238,14 +238,14 @@ def test_terms_and_layers_have_a_strip_each():
             for layer in layers:
                 check(qkv, layer.bias(pos, 0))
                 check(qkv, SumBias([layer.bias(pos, 0), fixed(pos)]))
-    assert len(strips(pos)) == 6
-    assert not any(t.is_inference() for entry in strips(pos) for t in entry.strip if t is not None)
+    assert len(cached_strips(pos)) == 6
+    assert not any(t.is_inference() for entry in cached_strips(pos) for t in entry.strip if t is not None)
 
 
 def test_large_strips_are_not_cached(monkeypatch):
-    monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 100)
+    monkeypatch.setattr(strips, "MAX_MASK_BYTES", 100)
     encoding, pos, qkv = made("rpb.swin"), GRID.positions(), inputs()
     with torch.no_grad():
         for _ in range(3):
             check(qkv, encoding.bias(pos, 0))
-    assert not strips(pos)
+    assert not cached_strips(pos)

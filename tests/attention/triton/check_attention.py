@@ -9,8 +9,8 @@ from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid import operands
 from vispe.attention.backends.triton.grid.launch import product_of
-from vispe.attention.bias.float16_strip import fits_float16
-from vispe.attention.bias.strip import Layout
+from vispe.attention.bias.strip.float16_runs import fits_float16
+from vispe.attention.bias.strip.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

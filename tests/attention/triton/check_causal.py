@@ -7,7 +7,7 @@ from tests.attention.triton.check_attention import BACKWARD, FORWARD, inputs, re
 from vispe import Grid, attention, explain
 from vispe.attention import DistanceBias, SumBias, TableBias
 from vispe.attention.backends.triton.grid import operands
-from vispe.attention.bias.strip import Layout
+from vispe.attention.bias.strip.layout import Layout
 from vispe.errors import BackendUnavailable
 
 pytestmark = pytest.mark.usefixtures("poisoned")

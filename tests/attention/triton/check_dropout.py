@@ -8,7 +8,7 @@ from vispe import Grid, attention, explain
 from vispe.attention import TableBias
 from vispe.attention.backends.triton.grid import operands
 from vispe.attention.backends.triton.grid.launch import run_forward
-from vispe.attention.bias.strip import Layout
+from vispe.attention.bias.strip.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 BITS = 2**32

@@ -8,7 +8,7 @@ from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
 from vispe.attention.backends.triton.grid import operands
 from vispe.attention.bias.decomposed import DecomposedBias
-from vispe.attention.bias.strip import Layout
+from vispe.attention.bias.strip.layout import Layout
 
 GRID = Grid((5, 4), 2)
 

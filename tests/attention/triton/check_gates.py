@@ -19,7 +19,8 @@ from vispe.attention import DistanceBias, GatedBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid import operands
 from vispe.attention.backends.triton.grid.op import table_attention
-from vispe.attention.bias.strip import Layout, build, layout_of, pack
+from vispe.attention.bias.strip.layout import Layout, layout_of
+from vispe.attention.bias.strip.runs import build, pack
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

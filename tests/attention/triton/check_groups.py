@@ -8,7 +8,7 @@ from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid import operands
-from vispe.attention.bias.strip import Layout
+from vispe.attention.bias.strip.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -18,7 +18,7 @@ from tests.attention.bias_matrix import (
 from tests.attention.cases import CASES
 from vispe import Grid
 from vispe.attention.backends.triton.grid import operands
-from vispe.attention.bias.strip import Layout
+from vispe.attention.bias.strip.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 LIMITS = EXACT | {torch.bfloat16: (8e-3, 2.4e-2)}

@@ -14,8 +14,9 @@ from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid import operands
 from vispe.attention.backends.triton.grid.launch import run_forward
 from vispe.attention.backends.triton.grid.launch_backward import run_backward
-from vispe.attention.bias.float16_strip import pack_with_copy
-from vispe.attention.bias.strip import Layout, build
+from vispe.attention.bias.strip.float16_runs import pack_with_copy
+from vispe.attention.bias.strip.layout import Layout
+from vispe.attention.bias.strip.runs import build
 
 HEADS = 4
 FITS = torch.tensor([True, False, True, True])

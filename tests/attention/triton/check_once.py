@@ -7,7 +7,7 @@ from tests.attention.triton.check_attention import BACKWARD, compare, compare_ta
 from vispe import Grid, attention
 from vispe.attention import TableBias
 from vispe.attention.backends.triton.grid import launch_backward, operands
-from vispe.attention.bias.strip import Layout
+from vispe.attention.bias.strip.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

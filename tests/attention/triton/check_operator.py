@@ -13,7 +13,8 @@ from tests.attention.triton import ranks
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, TableBias
 from vispe.attention.backends.triton.grid.op import table_attention
-from vispe.attention.bias.strip import build, layout_of, pack
+from vispe.attention.bias.strip.layout import layout_of
+from vispe.attention.bias.strip.runs import build, pack
 
 HEADS, WIDTH = 2, 16
 GRID = Grid((4, 5), 1)

@@ -14,9 +14,9 @@ from torch._subclasses import FakeTensorMode
 import vispe
 from vispe import Grid, attention, explain, use_backend
 from vispe.attention import DistanceBias, PairRotation, backend_selection
+from vispe.attention.automatic_backend import BACKENDS
 from vispe.attention.backends import flex
 from vispe.attention.backends.triton import device
-from vispe.attention.dispatch import BACKENDS
 from vispe.attention.transform import pairs as rotation
 from vispe.errors import BackendUnavailable, ShapeError
 

@@ -5,7 +5,9 @@ import torch
 from tests.attention import oracle
 from tests.cases import cases, pairwise
 from vispe import Grid
-from vispe.attention.bias.strip import WORD, Layout, build, layout_of, pack, visible_offsets
+from vispe.attention.bias.lower_to_table import visible_offsets
+from vispe.attention.bias.strip.layout import WORD, Layout, layout_of
+from vispe.attention.bias.strip.runs import build, pack
 
 GRIDS = [(1, 1), (1, 6), (5, 1), (5, 7), (4, 8), (3, 5), (14, 14), (9,), (2, 3, 4), (3, 2, 5)]
 

@@ -65,6 +65,32 @@ def test_any_change_of_parameters_is_seen(spec: str) -> None:
     assert torch.equal(read(fresh, pos).detach(), second)
 
 
+@cases(
+    "spec", ["fope", "rope_mixed(trainable=false)", "rope_muvit(trainable=false)", "rose(trainable=false)"]
+)
+def test_loaded_buffers_are_read(spec: str) -> None:
+    """Frequencies and matrices that are not trained are buffers, which a checkpoint replaces as well."""
+    encoding, pos = made(spec), GRID.positions()
+    with torch.no_grad():
+        first = read(encoding, pos)
+        encoding.load_state_dict({name: value * 0.9 for name, value in encoding.state_dict().items()})
+        second = read(encoding, pos)
+        assert not torch.equal(first, second)
+        assert torch.equal(second, read(copy.deepcopy(encoding), pos))
+
+
+@cases("spec", [*SPECS, "fope"])
+def test_autocast_does_not_round_tables(spec: str) -> None:
+    encoding, pos = made(spec), GRID.positions()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        read(encoding.train(), pos)  # computed, not cached
+        first = read(encoding.eval(), pos).float()
+    expected = read(made(spec), GRID.positions()).detach()
+    torch.testing.assert_close(first, expected, rtol=2e-2, atol=2e-2)
+    with torch.no_grad():
+        torch.testing.assert_close(read(encoding, pos), expected)
+
+
 @cases("spec", SPECS)
 def test_training_and_gradients_after_prediction(spec: str) -> None:
     encoding, pos = made(spec), GRID.positions()

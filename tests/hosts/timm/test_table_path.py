@@ -25,13 +25,13 @@ HOSTS = {
 def reasons(monkeypatch):
     """Why each call of attention was not one of a table, None where it was."""
     actual = []
-    choose = dispatch._select_backend
+    choose = dispatch.select_backend
 
     def chosen(call, backend):
         actual.append(table_unsupported_reason(call.bias))
         return choose(call, backend)
 
-    monkeypatch.setattr(dispatch, "_select_backend", chosen)
+    monkeypatch.setattr(dispatch, "select_backend", chosen)
     monkeypatch.setattr(dispatch.sdpa, "cached_mask", lambda *_: None)
     monkeypatch.setattr("vispe.hosts.common.context.Context.plain_mask", lambda *_: None)
     return actual

@@ -20,9 +20,10 @@ from vispe.attention.backends.triton.coords.operands import segments
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason, record_failures
 from vispe.attention.bias.lower_to_table import lower_to_table, shifted, table_unsupported_reason
 from vispe.attention.call import Call
-from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
+from vispe.attention.precision import differentiation_unsupported_reason, exporting
 from vispe.attention.score_terms import cell_numbers, extended
 from vispe.errors import BackendUnavailable, ShapeError
+from vispe.utils.autocast import no_autocast
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256  # bounds of head_dim
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.call import Call, combine_masks
-from vispe.attention.precision import no_autocast
+from vispe.attention.call import Call
+from vispe.attention.masks import combine_masks
+from vispe.utils.autocast import no_autocast
 
 
 def unsupported_reason(call: Call) -> str | None:
@@ -83,7 +84,8 @@ def weighted(call: Call, attn: Tensor) -> Tensor:
         # each key head is shared by consecutive query heads
         if groups > 1:
             v = v.repeat_interleave(groups, 1)
-        out = attn @ v.to(attn.dtype)
+        out = call.finish(attn @ v.to(attn.dtype))
+        # relative already: rotated back like the values, it would depend on absolute positions
         if call.value_term is not None:
             out = out + call.value_term.apply(attn)
-        return call.finish(out.to(dtype))
+        return out.to(dtype)

@@ -22,9 +22,11 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from vispe.attention.backends import blocked, content_cpu
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.mask_cache import is_open, lookup
-from vispe.attention.call import Call, combine_masks
-from vispe.attention.precision import autocast_on, exporting, forward_mode, rounded
+from vispe.attention.bias.cache.masks import is_open, lookup
+from vispe.attention.call import Call
+from vispe.attention.masks import combine_masks
+from vispe.attention.precision import every_row_open, exporting, forward_mode, readable, rounded
+from vispe.utils.autocast import autocast_on
 
 MASK_LIMIT = 1 << 30  # bytes of the mask of one group of heads
 # Keys from which swapping axes is faster. Forward time relative to SDPA without mask, one thread, b 2 and 8, d 64,
@@ -137,8 +139,8 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) ->
     alone = added is None and allowed is None
     wide = torch.promote_types(call.dtype, torch.float32)
     dense = call.dense_bias(heads, cache_dtype=call.dtype if alone else wide)
-    # a cached mask with a key in each row needs no search for rows without any
-    if alone and heads is None and _is_open(call):
+    # a mask with a key in each row needs no search for rows without any
+    if alone and dense is not None and _is_open(call, dense, heads):
         mask, dead = dense, None
     else:
         mask, dead = combine_masks(dense, added, allowed, call.finite)
@@ -153,11 +155,15 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) ->
     return out if dead is None else out.masked_fill(dead, 0.0)
 
 
-def _is_open(call: Call) -> bool:
-    """Whether the mask of the bias of a call is cached and has a key in each row."""
-    if call.bias is None or call.q.device.type != "cpu" or torch.compiler.is_compiling() or exporting():
+def _is_open(call: Call, dense: Tensor, heads: slice | None) -> bool:
+    """Whether the mask of the bias of a call has a key in each row, whether it is cached or not.
+
+    If that depended on the cache, the recomputation in a checkpointed block would save other tensors than its forward.
+    """
+    if call.bias is None or call.finite or not readable(dense):
         return False
-    return not call.finite and is_open(call.bias, call.dtype, call.q.shape[1])
+    cached = heads is None and is_open(call.bias, call.dtype, call.q.shape[1])
+    return cached or every_row_open(dense)
 
 
 def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:

@@ -10,53 +10,17 @@ every translation-invariant bias is one table ``T[h, 2 gh - 1, 2 gw - 1]`` (any 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.strip import fill_dense
+from vispe.attention.bias.dense_request import DenseRequest
+from vispe.attention.bias.strip.runs import fill_dense
 from vispe.attention.precision import at_least_float32, rounded
 from vispe.attention.score_terms import ScoreMod, ScoreTerm, cell_numbers, extended, lookup_term
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
-
-ROUNDED_ROWS = 512  # rows of a mask that are rounded at a time
-
-
-class DenseRequest(NamedTuple):
-    """The arguments of `Bias.dense`.
-
-    `heads` is None for all heads, since the compiler of torch 2.11 cannot build a slice that indexes no tensor.
-    `keep`: whether tensors that depend only on positions may be cached with them.
-    """
-
-    pos_q: Positions | None
-    pos_k: Positions | None
-    q: Tensor | None
-    k: Tensor | None
-    scale: float | None
-    heads: slice | None
-    cacheable: bool = True
-
-    def pick(self, per_head: Tensor, axis: int = 0) -> Tensor:
-        """Return the requested heads of a tensor with h or 1 heads on `axis`."""
-        if per_head.shape[axis] == 1 or self.heads is None:
-            return per_head
-        return per_head[self.heads] if axis == 0 else per_head[:, self.heads]
-
-    def where(self, own: Positions | None) -> tuple[Positions, Positions]:
-        """Return the positions of queries and keys for a bias that is bound to the positions `own`.
-
-        Raises:
-            ShapeError: neither the request nor the bias has positions.
-        """
-        # explicit positions override those that the bias is bound to
-        pos_q = own if self.pos_q is None else self.pos_q
-        pos_k = pos_q if self.pos_k is None else self.pos_k
-        if pos_q is None or pos_k is None:
-            raise ShapeError("The bias is not bound to positions. Pass pos_q (and pos_k) to dense().")
-        return pos_q, pos_k
 
 
 class Bias:
@@ -245,24 +209,19 @@ class Bias:
             )
         return self.pos
 
-    def mask(self, dtype: torch.dtype, heads: slice | None = None) -> Tensor:
+    def mask(self, dtype: torch.dtype) -> Tensor:
         """Return a fixed bias as a dense mask in `dtype`, cached with its positions.
 
         In half precision a constant is subtracted from each row, which softmax ignores (see `precision.rounded`).
 
-        Args:
-            dtype: of the mask.
-            heads: heads to return; all by default.
-
         Raises:
             ShapeError: the bias is learned or not bound to positions, so its mask cannot be cached.
         """
-        key = self.key
-        if key is None or self.pos is None:
+        key, pos = self.key, self.pos
+        if key is None or pos is None:
             raise ShapeError(
                 f"{type(self).__name__} is learned or has no positions, so its mask cannot be cached. Use dense()."
             )
-        pos, request = self.pos, DenseRequest(None, None, None, None, None, heads, cacheable=False)
 
         def make() -> Tensor:
             grid = pos.grid
@@ -271,22 +230,17 @@ class Bias:
                 or grid is None
                 or not (self.invariant and pos.regular and pos.static)
             ):
-                return rounded(self._dense(request), dtype)
+                return rounded(self._dense(DenseRequest(None, None, None, None, None, None, False)), dtype)
             # a copy of windows of the table needs no further tensors of this size, unlike distances of all pairs
-            table = at_least_float32(request.pick(self.table(grid)))
+            table = at_least_float32(self.table(grid))
             mask = table.new_empty(len(table), pos.tokens, pos.tokens, dtype=dtype)
             for head in range(len(table)):
                 out, one = mask[head], table[head : head + 1]
-                if dtype.itemsize >= table.dtype.itemsize:
-                    fill_dense(out[None], one, grid.shape, grid.prefix)
-                    continue
-                dense = torch.empty_like(out, dtype=table.dtype)
+                is_exact = dtype.itemsize >= table.dtype.itemsize
+                dense = out if is_exact else torch.empty_like(out, dtype=table.dtype)
                 fill_dense(dense[None], one, grid.shape, grid.prefix)
-                for start in range(0, len(out), ROUNDED_ROWS):
-                    rows = slice(start, start + ROUNDED_ROWS)
-                    out[rows] = rounded(dense[rows], dtype)
+                if not is_exact:
+                    out.copy_(rounded(dense, dtype))
             return mask[None]
 
-        # slices are not hashable
-        span = (None, None) if heads is None else (heads.start, heads.stop)
-        return pos.remember(("mask", key, dtype, span), make)
+        return pos.remember(("mask", key, dtype), make)

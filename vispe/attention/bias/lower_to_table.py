@@ -107,6 +107,25 @@ def with_causal_mask(table: Tensor, edge: Tensor | None, grid: Grid) -> tuple[Te
     return table, edge
 
 
+def visible_offsets(table: Tensor, heads: int) -> Tensor:
+    """Return the range of unmasked offsets from query to key, in tokens of raster order, (heads, 2) int32.
+
+    Args:
+        table: (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...), -inf for masked offsets.
+        heads: h.
+    """
+    shape = [(side + 1) // 2 for side in table.shape[1:]]
+    step = torch.zeros(1, dtype=torch.int32, device=table.device)
+    for n in shape:
+        # tables are indexed by query minus key; one cell along an axis skips all tokens of the faster axes
+        step = (step[:, None] * n + torch.arange(n - 1, -n, -1, device=table.device)).flatten()
+    unmasked = table.detach().flatten(1) != -torch.inf
+    # masked offsets count as 0, the offset of a token to itself
+    lowest = torch.where(unmasked, step, 0).amin(1)
+    highest = torch.where(unmasked, step, 0).amax(1)
+    return torch.stack([lowest, highest], 1).to(torch.int32).expand(heads, 2).contiguous()
+
+
 def _grid(bias: Bias) -> Grid:
     if bias.pos is None or bias.pos.grid is None:
         return Grid((1,))  # unreachable: `table_unsupported_reason` excludes such a bias

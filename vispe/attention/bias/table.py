@@ -7,8 +7,9 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import at_least_float32, check_floating, no_infinity
 from vispe.attention.score_terms import ScoreTerm, cell_numbers, extended, lookup_term
 from vispe.errors import ShapeError

@@ -36,6 +36,10 @@ class Sections(Transform):
         """Whether any section transforms values or the output."""
         return any(transform.changes_values for _, transform in self.sections)
 
+    def with_backend(self, backend: str) -> Sections:
+        """Return the same sections for a call with the selected backend."""
+        return Sections(*((size, transform.with_backend(backend)) for size, transform in self.sections))
+
     def query(self, q: Tensor) -> Tensor:
         """Transform the sections of queries."""
         parts = [transform.query(part) for transform, part in self._split(q)]

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.call import Call, combine_masks
-from vispe.attention.precision import no_autocast
+from vispe.attention.call import Call
+from vispe.attention.masks import combine_masks
 from vispe.attention.transform.pairs import PairRotation
 from vispe.backbones.local.transformers_model import of_transformers
 from vispe.errors import ShapeError, UnsupportedHost, counted
 from vispe.grid import Grid
+from vispe.utils.autocast import no_autocast
 
 T = TypeVar("T")
 

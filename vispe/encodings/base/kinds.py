@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.transform.abstract_transform import Transform
+from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base.encoding import Encoding
 from vispe.grid import Positions
 from vispe.utils.parameters import parameters_of

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32, no_autocast
+from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Mixing
 from vispe.encodings.parts.layers import PreciseConv
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, is_integer
 from vispe.grid import Grid, Positions
+from vispe.utils.autocast import no_autocast
 from vispe.utils.options import Integer, Interval, PositiveInt
 
 Padding = Literal["zeros", "circular", "reflect"]

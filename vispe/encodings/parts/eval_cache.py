@@ -1,4 +1,4 @@
-"""Cache of parameter-only tensors in eval mode."""
+"""Cache of tensors that depend on parameters, buffers and positions only, in eval mode."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _wrapped = cast("Callable[[Tensor], bool]", torch._C._functorch.is_functorch_wra
 class Kept:
     """Caches the last tensors that a module computed from its parameters and positions.
 
-    Active only on CPU, in eval mode, without gradients. Parameters and training progress are compared by value, so
-    any change invalidates the cache. Copies, pickles and state dicts exclude it.
+    Active only on CPU, in eval mode, without gradients. Parameters, buffers and training progress are compared by
+    value, so any change invalidates the cache. Copies, pickles and state dicts exclude it.
     """
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
 
     def __call__(self, owner: nn.Module, pos: Positions, make: Callable[[], T], trust: bool = False) -> T:
-        """Return `make()`, or its last result for the same positions and equal parameters of `owner`.
+        """Return `make()`, or its last result for the same positions and equal parameters and buffers of `owner`.
 
-        With `trust`, parameters are not compared: they were compared earlier in this forward pass.
+        With `trust`, these are not compared: they were compared earlier in this forward pass.
         """
-        parameters = parameters_of(owner)
+        parameters = [*parameters_of(owner), *owner.buffers()]
         if (
             owner.training
             or torch.is_grad_enabled()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32, exact_product, no_autocast
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.utils.autocast import no_autocast
 
 
 class PreciseLinear(nn.Module):

@@ -19,9 +19,15 @@ SHAPES = (
 
 def new_grid(plan: BenchmarkPlan, device: str) -> dict[str, Any]:
     """Return the seconds of the first call on each of several grids, and the number of compiled kernels."""
-    from vispe.attention.backends.triton.grid import backward, bias_gradient, forward
+    from vispe.attention.backends.triton.grid import bias_gradient, forward, key_gradient, query_gradient
 
-    kernels = [forward.forward, backward.row_sums, backward.grad_q, backward.grad_kv, bias_gradient.grad_bias]
+    kernels = [
+        forward.forward,
+        query_gradient.row_sums,
+        query_gradient.grad_q,
+        key_gradient.grad_kv,
+        bias_gradient.grad_bias,
+    ]
     first = plan.cases[0]
     rows: dict[str, Any] = {"grids": [], "seconds": [], "compiled": []}
     for shape, prefix in (((3, 4), 1), ((3, 5), 1)) if plan.dry else SHAPES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from vispe.attention.bias.strip import layout_of
+from vispe.attention.bias.strip.layout import layout_of
 
 LONG = 1025  # tokens
 SDPA = ("sdpa flash, no bias", "sdpa cudnn, no bias", "sdpa efficient, no bias")

@@ -10,10 +10,10 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+from vispe.attention.automatic_backend import MIN_LOWRANK_KEYS
 from vispe.attention.backend_selection import selected
-from vispe.attention.bias.mask_cache import is_open
+from vispe.attention.bias.cache.masks import is_open
 from vispe.attention.bias.windows import WindowMask
-from vispe.attention.dispatch import MIN_LOWRANK_KEYS
 from vispe.attention.precision import compute_dtype, exporting, forward_mode
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import bias_of, value_term_of

@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.backends.block_bias import BiasBlock, sum_of_masks
+from vispe.attention.backends.blocks.bias import BiasBlock, sum_of_masks
 from vispe.attention.backends.content_cpu.lookup import Lookup, SampleBias
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
 from vispe.attention.backends.content_cpu.windows import WindowTable, windows_of
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.cache.entries import MAX_TOTAL_BYTES
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.bias.mask_cache import MAX_TOTAL_BYTES
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.call import Call
-from vispe.attention.precision import autocast_on, exporting, no_infinity, readable, rounded
+from vispe.attention.precision import exporting, no_infinity, readable, rounded
+from vispe.utils.autocast import autocast_on
 
 # bytes of the bias of all heads in float32, below which a dense mask stays in the CPU cache
 MIN_BIAS_BYTES = 8 << 20
@@ -42,8 +44,7 @@ def attend(call: Call) -> Tensor | None:
     q, k, v = call.transformed()
     heads, explicit = q.shape[1], prefers_explicit(call.dtype)
     wide = torch.promote_types(call.dtype, torch.float32)
-    all_keys = call.k.repeat_interleave(heads // call.k.shape[1], 1) if heads > call.k.shape[1] else call.k
-    biases = _biases(terms, DenseRequest(None, None, call.q, all_keys, call.factor, None), wide)
+    biases = _biases(terms, call.request(), wide)
     blocks = _blocks(biases, q.shape[2], ROWS if explicit else SDPA_ROWS)
     heads_per_group = (
         1 if explicit else min(heads, max(1, torch.get_num_threads() * SPLIT // blocks[0].tokens.stop))

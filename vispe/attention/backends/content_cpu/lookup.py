@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.block_bias import BiasBlock
-from vispe.attention.backends.block_content import PairBuckets, ProductBias
-from vispe.attention.bias.abstract_bias import DenseRequest
+from vispe.attention.backends.blocks.bias import BiasBlock
+from vispe.attention.backends.blocks.content import PairBuckets, ProductBias
 from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.grid import Grid
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.backends.block_bias import BiasBlock, Memory
+from vispe.attention.backends.blocks.bias import BiasBlock, Memory
 from vispe.attention.backends.content_cpu.lookup import SampleBias, on_grid
-from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.grid import Grid
 
 MIN_RUN_LENGTH = 16  # keys per run, below which copying is slower than lookup

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.block_bias import BiasBlock
+from vispe.attention.backends.blocks.bias import BiasBlock
 from vispe.attention.backends.content_cpu.lookup import SampleBias, on_grid
-from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.grid import Grid
 
 QUERIES_PER_PRODUCT = 76  # queries per matrix product

@@ -29,10 +29,10 @@ from vispe.attention.backends.triton.grid.operands import (
     strip_options,
 )
 from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.cache.strips import find_strip
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.dense import CrossAttentionBias
+from vispe.attention.bias.cross import CrossAttentionBias
 from vispe.attention.bias.lower_to_table import causal_unsupported_reason, table_unsupported_reason
-from vispe.attention.bias.mask_cache import find_strip
 from vispe.attention.call import Call
 from vispe.attention.precision import (
     compute_dtype,
@@ -113,8 +113,8 @@ def run_with_lse(call: Call) -> tuple[Tensor, Tensor]:
 
 def _attend(call: Call) -> tuple[Tensor, Callable[[], Tensor]]:
     """Return attention before the output part of the transform, and a function that returns the log-sum-exp."""
-    from vispe.attention.backends.triton.grid.launch import log_sum_exp
     from vispe.attention.backends.triton.grid.op import attend
+    from vispe.attention.backends.triton.grid.row_sums import log_sum_exp
 
     content_dependent, is_gated = reads_content(call.bias), isinstance(call.bias, GatedBias)
     scattered = not content_dependent and _scattered(call)

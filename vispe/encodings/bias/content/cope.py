@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.nearer_key_count import count_nearer

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.bias.value_term import ValueTerm
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import exact_product
+from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 from vispe.encodings.registry import create_encoding, parse_spec, register

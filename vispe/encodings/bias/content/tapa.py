@@ -8,7 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.distance_metrics import distances
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.scores import ScoreBias

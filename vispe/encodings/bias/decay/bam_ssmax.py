@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.offset import OffsetBias
+from vispe.attention.bias.functions import OffsetBias
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.encodings.base import Rotary

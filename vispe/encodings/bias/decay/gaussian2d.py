@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.distance_metrics import Metric, distances, offsets
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.precision import at_least_float32, exact_product, no_autocast
+from vispe.attention.precision import at_least_float32, exact_product
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.encodings.base import Biased, Rotary
@@ -21,6 +21,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination, counted
 from vispe.grid import Positions
+from vispe.utils.autocast import no_autocast
 from vispe.utils.options import Axes, Interval, NonNegativeFloat, PositiveInt
 
 

@@ -13,7 +13,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.table import TableBias
-from vispe.attention.bias.value_term import ValueTerm
+from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias import buckets
 from vispe.encodings.parts.bias.buckets import RATIOS, CrossBias, CrossValue, Method, piecewise_index

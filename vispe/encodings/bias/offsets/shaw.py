@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import same_grid
+from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.relative import FactorBias, grid_rows, offset_rows, with_none
 from vispe.encodings.parts.bias.table_interpolation import Resample, resample_table, take

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.offset import OffsetBias
+from vispe.attention.bias.functions import OffsetBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register

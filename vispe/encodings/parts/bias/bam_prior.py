@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.offset import OffsetBias
+from vispe.attention.bias.functions import OffsetBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.radial import straight_through_clamp

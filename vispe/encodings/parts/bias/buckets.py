@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import OffsetBuckets
 from vispe.attention.bias.decomposed import DecomposedBias, grid_line_index
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.table import table_index
-from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import at_least_float32, exact_product, no_infinity
+from vispe.attention.value_term import ValueTerm
 from vispe.errors import ShapeError, counted
 from vispe.grid import Grid, Positions
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.distance_metrics import Metric, Normalize
-from vispe.attention.bias.radial import RadialBias
+from vispe.attention.bias.functions import RadialBias
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.resample import training_grid
 from vispe.errors import OptionError, counted

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, OffsetBuckets, with_head_axis
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.table import table_index
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.encodings.parts.bias.buckets import CrossBias, shifted

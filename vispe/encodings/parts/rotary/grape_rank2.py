@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.precision import at_least_float32
+from vispe.attention.bias.dense_request import DenseRequest
+from vispe.attention.precision import at_least_float32, exact_product
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -27,7 +28,7 @@ def rank2_rotation(a: Tensor, b: Tensor, angle: Tensor) -> Tensor:
     generator = generator - generator.transpose(-1, -2)
     # Rodrigues' formula, because L^3 = -s^2 L for the generator L with area s
     first, second = _coefficients(a, b, angle)
-    square = generator @ generator
+    square = exact_product(generator, generator)
     eye = torch.eye(a.shape[-1], dtype=square.dtype, device=square.device)
     return eye + first[..., None, None] * generator + second[..., None, None] * square
 
@@ -145,6 +146,6 @@ def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
     cos, sin = angle.cos(), angle.sin()
     rotated = torch.cat([x * cos + y * sin, y * cos - x * sin], -1)
     # penalties e[t, l] of every pair; path sums are differences of cumulative sums
-    steps = F.logsigmoid(p @ rotated.transpose(-1, -2) / p.shape[-1]) * slopes[:, None, None]
+    steps = F.logsigmoid(exact_product(p, rotated.transpose(-1, -2)) / p.shape[-1]) * slopes[:, None, None]
     upto = steps.tril().cumsum(-1)
     return (upto[..., -1:] - upto).tril(-1)

@@ -8,12 +8,13 @@ from typing import Annotated, cast
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.precision import at_least_float32, exact_product, no_autocast
+from vispe.attention.precision import at_least_float32, exact_product
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.base import Rotary
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
+from vispe.utils.autocast import no_autocast
 from vispe.utils.options import Axes, Interval, PositiveInt
 
 Block = Annotated[int, Interval(least=2)]

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32, no_autocast
+from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.layers import EmbeddingTable, PreciseLinear, PreciseNorm
+from vispe.utils.autocast import no_autocast
 
 Direction = Literal["causal", "bi"]
 

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.content.axis_tables import Slots, lay_out
-from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.bias.lower_to_table import table_unsupported_reason
 from vispe.attention.call import Call
-from vispe.attention.precision import no_autocast
+from vispe.utils.autocast import no_autocast
 
 
 def reads_content(bias: Bias | None) -> bool:
@@ -51,7 +52,7 @@ def attend_decomposed(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tens
     """
     from vispe.attention.backends.triton.content.decomposed_op import attend, slots_for
 
-    bias, request = call.bias, _request(call)
+    bias, request = call.bias, call.request()
     terms = bias.terms if isinstance(bias, SumBias) else (bias,)
     grid = None if bias is None or bias.pos is None else bias.pos.grid
     shape, prefix = (
@@ -84,7 +85,7 @@ def gates_of(call: Call) -> tuple[Tensor | None, Tensor | None]:
     if not isinstance(call.bias, GatedBias):
         return None, None
     with no_autocast(call.q.device):
-        row, col = (_gate(gate, call.q) for gate in call.bias.gates(_request(call)))
+        row, col = (_gate(gate, call.q) for gate in call.bias.gates(call.request()))
     return row, col
 
 
@@ -94,12 +95,3 @@ def _gate(gate: Tensor | None, q: Tensor) -> Tensor:
         # one kernel for both sides: a missing gate adds nothing
         return torch.zeros(q.shape[:3], dtype=torch.float32, device=q.device)
     return gate.float().expand(q.shape[:3]).contiguous()
-
-
-def _request(call: Call) -> DenseRequest:
-    """Return the request of the dense bias, so that both paths read equal vectors."""
-    groups = call.q.shape[1] // call.k.shape[1]
-    # biases read the untransformed keys, with padding set to 0
-    keys = call.zero_padding(call.k)
-    keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
-    return DenseRequest(None, None, call.q, keys, call.factor, None)

@@ -11,7 +11,6 @@ from vispe.attention.backends.triton.content.decomposed import (
     panel_tokens,
     prefix_biases,
 )
-from vispe.attention.backends.triton.grid.backward import grad_scores, update_dkv
 from vispe.attention.backends.triton.grid.column_tiles import (
     load_rows,
     matmul_nt,
@@ -20,6 +19,8 @@ from vispe.attention.backends.triton.grid.column_tiles import (
     weighted_sum,
     zeros,
 )
+from vispe.attention.backends.triton.grid.key_gradient import update_dkv
+from vispe.attention.backends.triton.grid.query_gradient import grad_scores
 from vispe.attention.backends.triton.grid.shared import load_sums, pitch_of
 
 

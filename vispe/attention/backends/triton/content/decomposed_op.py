@@ -14,7 +14,6 @@ from vispe.attention.backends.triton.derivatives import check_backward, refuse_s
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.eager import eager_call
 from vispe.attention.backends.triton.grid.launch import (
-    LOG2E,
     choose,
     constants,
     fake_output,
@@ -22,14 +21,17 @@ from vispe.attention.backends.triton.grid.launch import (
     launch,
     mask_of,
     missing,
-    row_gradient,
-    scaled_grad,
     strides,
-    sums_of,
     tokens_first,
-    with_row_pitch,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of
+from vispe.attention.backends.triton.grid.row_sums import (
+    LOG2E,
+    row_gradient,
+    scaled_grad,
+    sums_of,
+    with_row_pitch,
+)
 from vispe.attention.backends.triton.tiles import Tiles, cdiv
 
 

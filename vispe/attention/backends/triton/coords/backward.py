@@ -13,7 +13,6 @@ from vispe.attention.backends.triton.coords.forward import (
     scores,
     slope_factor,
 )
-from vispe.attention.backends.triton.grid.backward import grad_scores, update_dkv
 from vispe.attention.backends.triton.grid.column_tiles import (
     load_rows,
     masked_rows,
@@ -23,6 +22,8 @@ from vispe.attention.backends.triton.grid.column_tiles import (
     weighted_sum,
     zeros,
 )
+from vispe.attention.backends.triton.grid.key_gradient import update_dkv
+from vispe.attention.backends.triton.grid.query_gradient import grad_scores
 from vispe.attention.backends.triton.grid.shared import key_mask, load_sums, pitch_of, program_tile
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from vispe.attention.backends.triton.coords.backward import grad_kv_coords, grad_q_coords, grad_table
 from vispe.attention.backends.triton.coords.forward import forward_coords
 from vispe.attention.backends.triton.grid.launch import (
-    LOG2E,
     choose,
     constants,
     grads_like,
@@ -19,10 +18,10 @@ from vispe.attention.backends.triton.grid.launch import (
     mask_of,
     missing,
     strides,
-    sums_of,
     tokens_first,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of, unit_of
+from vispe.attention.backends.triton.grid.row_sums import LOG2E, sums_of
 from vispe.attention.backends.triton.tiles import Tiles, cdiv
 
 # of table, cells, coords, period, slopes and segment

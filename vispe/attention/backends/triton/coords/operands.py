@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.dense import CrossAttentionBias, SumBias
+from vispe.attention.bias.cross import CrossAttentionBias
+from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.lower_to_table import lower_to_table, row_maxima, shifted
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
-from vispe.attention.precision import no_autocast
 from vispe.attention.score_terms import cell_numbers, extended
 from vispe.errors import ShapeError
 from vispe.grid import Positions
+from vispe.utils.autocast import no_autocast
 
 SEVERAL = "a sum of several distances is not fused"
 METRICS = {"euclidean": 1, "manhattan": 2, "chebyshev": 3, "squared": 4}  # as in `forward`

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q, row_sums
 from vispe.attention.backends.triton.grid.bias_gradient import grad_bias
+from vispe.attention.backends.triton.grid.key_gradient import grad_kv
 from vispe.attention.backends.triton.grid.launch import (
-    LOG2E,
     Constants,
     bias_of,
     bias_strides,
@@ -18,14 +17,15 @@ from vispe.attention.backends.triton.grid.launch import (
     launch,
     mask_of,
     missing,
-    numbers_of_rows,
     seed_of,
     strides,
     tile_of,
     tiles_of,
 )
+from vispe.attention.backends.triton.grid.query_gradient import grad_q, row_sums
+from vispe.attention.backends.triton.grid.row_sums import LOG2E, numbers_of_rows
 from vispe.attention.backends.triton.tiles import cdiv
-from vispe.attention.bias.mask_cache import training_step
+from vispe.attention.bias.cache.strips import training_step
 
 FIXED_BITS = 61  # bits of the largest bias gradient in fixed point (int64)
 
@@ -101,7 +101,7 @@ def run_bias(
     deterministic: bool, seed: Tensor | None = None, dropout: float = 0.0, row: Tensor | None = None,
     col: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients (h or 1, length) and (h or 1, 2) of the results of `strip.build`, float32.
+    """Return the gradients (h or 1, length) and (h or 1, 2) of the results of `runs.build`, float32.
 
     Args:
         grad: of the output, with last stride 1.

@@ -10,15 +10,9 @@ from torch import Tensor
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.eager import eager_call
-from vispe.attention.backends.triton.grid.launch import (
-    fake_output,
-    grads_like,
-    row_gradient,
-    run_forward,
-    scaled_grad,
-    with_row_pitch,
-)
+from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, run_forward
 from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
+from vispe.attention.backends.triton.grid.row_sums import row_gradient, scaled_grad, with_row_pitch
 
 
 def _forward(
@@ -30,8 +24,8 @@ def _forward(
     """Return the output (b, h, n, d_v) and the row sums of `sums_of`, with a gradient for the bias.
 
     `runs` and `prefix_runs` are the tensors that `packed` and `edge` were computed from; they are not read, but get the
-    gradient. `visible` is from `strip.visible_offsets`, `copy` from `narrow.pack_both`; `once` is for the backward
-    pass; `seed`, `dropout`, `row` and `col` as in `run_forward`.
+    gradient. `visible` is from `lower_to_table.visible_offsets`, `copy` from `float16_runs.pack_with_copy`; `once` is
+    for the backward pass; `seed`, `dropout`, `row` and `col` as in `run_forward`.
     """
     del base, runs, prefix_runs, sharers, deterministic, once
     run = _run_forward if row is None else _run_gated_forward

@@ -11,15 +11,24 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.cache.entries import Strip
+from vispe.attention.bias.cache.strips import cached_strip
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.float16_strip import copy_shift, fits_float16, pack_with_copy
-from vispe.attention.bias.lower_to_table import lower_to_table, row_maxima, shifted, with_causal_mask
-from vispe.attention.bias.mask_cache import Strip, cached_strip
-from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
+from vispe.attention.bias.lower_to_table import (
+    lower_to_table,
+    row_maxima,
+    shifted,
+    visible_offsets,
+    with_causal_mask,
+)
+from vispe.attention.bias.strip.float16_runs import copy_shift, fits_float16, pack_with_copy
+from vispe.attention.bias.strip.layout import Layout, layout_of
+from vispe.attention.bias.strip.runs import build, pack
 from vispe.attention.call import Call
-from vispe.attention.precision import exporting, no_autocast
+from vispe.attention.precision import exporting
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
+from vispe.utils.autocast import no_autocast
 
 
 def strip_options(dtype: torch.dtype, factor: float, is_causal: bool, heads: int) -> tuple[Hashable, ...]:

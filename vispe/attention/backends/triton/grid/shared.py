@@ -83,7 +83,7 @@ def bias_pointers(S, EDGE, VISIBLE, h, sh, eh):
 
 @triton.jit
 def copy_is_exact(EDGE, eh, groups):
-    """Whether the float16 copies of the runs of `groups` heads are exact, by the flags of `pack_both` in EDGE."""
+    """Whether the float16 copies of the runs of `groups` heads are exact, by the flags of `pack_with_copy` in EDGE."""
     fits = tl.load(EDGE + 2) != 0.0
     for group in range(1, groups):
         fits = fits & (tl.load(EDGE + group * eh + 2) != 0.0)

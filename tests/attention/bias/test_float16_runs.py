@@ -5,8 +5,9 @@ import torch
 from tests.attention import oracle
 from tests.cases import cases
 from vispe import Grid
-from vispe.attention.bias.float16_strip import pack_with_copy, widest_range
-from vispe.attention.bias.strip import Layout, build, pack
+from vispe.attention.bias.strip.float16_runs import pack_with_copy, widest_range
+from vispe.attention.bias.strip.layout import Layout
+from vispe.attention.bias.strip.runs import build, pack
 
 HALVES = [torch.float16, torch.bfloat16]
 HEADS, WIDTH = 4, 64

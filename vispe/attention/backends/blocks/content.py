@@ -1,4 +1,4 @@
-"""Content-dependent biases computed for a block of heads and query rows at a time, see `block_bias`.
+"""Content-dependent biases computed for a block of heads and query rows at a time, see `blocks.bias`.
 
 Each block gathers from the products of its queries, or of all keys, with the table.
 """
@@ -11,10 +11,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.block_bias import BiasBlock, BlockBias, Memory, StripBias
-from vispe.attention.bias.abstract_bias import DenseRequest
+from vispe.attention.backends.blocks.bias import BiasBlock, BlockBias, Memory, StripBias
 from vispe.attention.bias.content import ContextBias, OffsetBuckets
-from vispe.attention.bias.strip import Layout, build
+from vispe.attention.bias.strip.layout import Layout
+from vispe.attention.bias.strip.runs import build
 from vispe.attention.call import Call
 
 # bytes of the products of all queries with a table; those of larger tables are recomputed
@@ -23,10 +23,7 @@ MAX_PRODUCTS = 1 << 26
 
 def block_content(term: ContextBias, call: Call, layout: Layout) -> BlockBias:
     """Return the bias of a content-dependent table for blocks of `layout`."""
-    q, keys = call.q, call.zero_padding(call.k)
-    (b, h, n), groups = q.shape[:3], q.shape[1] // keys.shape[1]
-    keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
-    request = DenseRequest(None, None, q, keys, call.factor, None)
+    (b, h, n), request = call.q.shape[:3], call.request()
     # weights (h or 1, buckets, d): one vector per bucket
     weights, buckets = term.weights, _rows_of(term, layout)
     # keys are read by every block, so their products are computed once

@@ -1,9 +1,9 @@
 """Biases computed for a block of heads and query rows at a time, and their gradients, for `blocked`.
 
 A `BlockBias` returns the bias of one block, and adds the gradient of one block to the gradients of its tensors. Table
-biases read windows of the strip of `vispe.attention.bias.strip`, where the queries of one grid row share one window per
-column; content-dependent tables gather from the products of the block's queries (or of all keys) with the table;
-decomposed biases add one entry per grid row and one per grid column. Nothing of size n x n is stored.
+biases read windows of their strip (`vispe.attention.bias.strip`), where the queries of one grid row share one window
+per column; content-dependent tables gather from the products of the block's queries (or of all keys) with the table.
+Nothing of size n x n is stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.strip import Layout
+from vispe.attention.bias.strip.layout import Layout
 
 
 class BiasBlock(NamedTuple):
@@ -91,7 +91,7 @@ class StripBias:
     """Runs and biases of prefix keys, accessed as windows of one grid row of queries.
 
     Args:
-        tensors: runs (h or 1, `Layout.length`) and biases of prefix keys (h or 1, 2), see `strip.build`.
+        tensors: runs (h or 1, `Layout.length`) and biases of prefix keys (h or 1, 2), see `runs.build`.
         layout: the memory layout, a strip.
     """
 

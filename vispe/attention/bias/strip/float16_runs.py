@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.distance_bias import DistanceBias
-from vispe.attention.bias.strip import Layout, aligned
+from vispe.attention.bias.strip.layout import Layout
+from vispe.attention.bias.strip.runs import aligned
 from vispe.attention.precision import exporting
 from vispe.grid import Grid
 
@@ -71,12 +72,12 @@ def pack_with_copy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return runs in float32, prefix biases with a flag (h, 3), and a float16 copy of the runs.
 
-    Like `strip.pack`, but with a copy. The third number of a head is 1 if its copy is exact: its runs are then rounded
+    Like `runs.pack`, but with a copy. The third number of a head is 1 if its copy is exact: its runs are then rounded
     to float16 in both. This is the case if the range of its finite values is at most `widest_range`.
 
     Args:
-        runs: (h, `Layout.length`) from `strip.build`.
-        edge: (h, 2) from `strip.build`.
+        runs: (h, `Layout.length`) from `runs.build`.
+        edge: (h, 2) from `runs.build`.
         layout: layout of the runs.
         scale: factor of the logits.
         dtype: dtype of the queries, float16 or bfloat16.

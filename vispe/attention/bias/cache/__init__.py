@@ -1,0 +1,1 @@
+"""Caches of masks and strips of learned biases."""
