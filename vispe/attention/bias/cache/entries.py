@@ -24,9 +24,8 @@ MAX_MASK_BYTES = 64 << 20  # bytes of one mask
 MAX_TOTAL_BYTES = 1 << 30  # bytes of all masks, whatever models and grids they belong to
 MAX_ENTRIES = 128  # biases on one grid; more than any model has layers
 Parameters = tuple[Tensor, ...]
-Strip = tuple[
-    Tensor, Tensor, Tensor | None, Tensor | None
-]  # runs, prefix biases, float16 copy, visible offsets
+# runs, prefix biases, float16 copy, visible offsets
+Strip = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 class CacheEntry:
