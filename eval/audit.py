@@ -4,6 +4,7 @@
     python eval/audit.py alarms [--seeds 20]                       # random weights without an encoding
     vispe audit vit_small_patch14_dinov2 IMAGES --weights FILE --img-size 518 --against RETROFIT -o OUT
     python eval/audit.py keep --report OUT/report.json             # the numbers of that, without details
+    python eval/audit.py draw                                      # the figure of the audit page, from these numbers
 
 Each writes a file to eval/results/audit. The first two resume after an interruption.
 """
@@ -22,9 +23,13 @@ import timm
 import torch
 
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.findings import Audit
-from vispe.evaluate.audit.runner import audit
+from vispe.errors import counted
+from vispe.evaluate.audit.findings import Audit, Finding
+from vispe.evaluate.audit.html_report import plot_audit
+from vispe.evaluate.audit.measures import all_measures
+from vispe.evaluate.audit.runner import VIEWS, audit
 from vispe.evaluate.measure.audited_model import AuditedModel
+from vispe.evaluate.measure.base import Outcome
 from vispe.experimental.measures.extrapolation import PATCH, ExtrapolationRecipe, train
 from vispe.hosts.convert import convert
 from vispe.images.textures import disc_packing, random_field, voronoi
@@ -114,12 +119,29 @@ def keep(report: Path) -> None:
     write_json(OUT / "dinov2.json", short(result) | {"environment": environment()}, force=True)
 
 
+def draw() -> None:
+    """Draw the stored audit of a DINOv2; curves of its controls are not stored."""
+    stored = json.loads((OUT / "dinov2.json").read_text())
+    findings = []
+    for row in stored["findings"]:
+        measure = all_measures()[row["name"]]
+        # values of models count as controls only for the measures that name them
+        compared = [v for k, v in row["control"].items() if k not in VIEWS or k in measure.controls]
+        known = {**row, "asks": measure.asks, "number": measure.number, "largest": max(compared, default=0.0)}
+        own = {key: known[key] for key in Finding.__dataclass_fields__ if key in known}
+        outcome = Outcome(row["value"], row["per_image"], row["per_layer"])
+        findings.append(Finding(**own, misleads="", outcome=outcome))
+    audited = Audit(stored["title"], tuple(findings), {}, stored["images"], {})
+    figure = plot_audit(audited, f"{stored['title']}, {counted(stored['images'], 'image')}")
+    figure.savefig(OUT.parents[2] / "docs" / "figures" / "audit-dinov2.png")
+
+
 def main() -> None:
-    """Run one of the three."""
+    """Run one of the four."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("small", "alarms", "keep"))
+    parser.add_argument("what", choices=("small", "alarms", "keep", "draw"))
     parser.add_argument("--report", type=Path)
     parser.add_argument("--encodings", nargs="+", default=list(ENCODINGS))
     parser.add_argument("--seeds", type=int, default=20)
@@ -128,6 +150,8 @@ def main() -> None:
     start = time.perf_counter()
     if args.what == "keep":
         keep(args.report)
+    elif args.what == "draw":
+        draw()
     elif args.what == "small":
         small(args.encodings)
     else:

@@ -71,6 +71,7 @@ def main() -> None:
     for name, folder in zip(names, args.students, strict=True):
         measured(name, folder, frames, extent, args)
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(args.out.glob("*.json"))]
+    reports = [report for report in reports if "rows" in report]  # layers.json is of another program
     text = markdown(reports)
     (args.out / "table.md").write_text(text, encoding="utf-8")
     figure.draw(reports).savefig(args.out / "dinov2.png", bbox_inches="tight")

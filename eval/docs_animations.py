@@ -177,7 +177,7 @@ def turn() -> None:
         film.still.append(text(cx, cy + r + 37, f"a step, {interval * degrees}° between", "s", "middle"))
     film.rules.append("@media(prefers-reduced-motion:reduce){.m,.r0,.r1,.r2{animation:none}}")
     film.write(
-        "rotary-rotation.svg", "Query and key turn as they move; the angle between them stays the same"
+        "rotary-rotation.svg", "Query and key rotate as they move; the angle between them stays the same"
     )
 
 
@@ -207,7 +207,7 @@ def waves() -> None:
                 f'<circle cx="{x + side * cell / 2:g}" cy="{32 + side * cell / 2:g}" r="4" fill="#fff" '
                 f'stroke="{INK}"/>',
             ]
-    film.still.append(text(10, 252, "dark: against each other; bright: in step", "s"))
+    film.still.append(text(10, 252, "dark: out of phase; bright: in phase", "s"))
     film.write(
         "rotary-waves.svg",
         "The sum of waves of an axial and of a mixed rotation, pair by pair",
@@ -269,7 +269,7 @@ def number(x: float, y: float, key: int, dark: bool) -> str:
 
 
 def position(weights: str) -> None:
-    """Draw what a DINOv2 makes of noise, of other noise, and with its table of positions pushed to the side."""
+    """Draw the features of a DINOv2 for noise, for other noise, and with its position table shifted."""
     subject = load_evaluated_model("vit_small_patch14_dinov2", weights=weights, device="cpu", img_size=224)
     model = subject.features.model
     rng = np.random.default_rng(0)
@@ -309,12 +309,12 @@ def position(weights: str) -> None:
         words, own, bare = "another image every time", None, None
         if i < 8:
             own, bare, image = first[i], without[i], noises[i]
-        else:  # the same image, with the table pushed to the right
+        else:  # the same image, with the table shifted to the right
             step = i - 7
             body = table[:, prefix:].unflatten(1, (side, side)).roll(round(step * side / 8), 2)
             model.pos_embed.data[:, prefix:] = body.flatten(1, 2)
             own, bare, image = maps([noises[7]])[0], without[7], noises[7]
-            words = "the same image; the table is pushed to the right"
+            words = "the same image; the table is shifted to the right"
         small = image[::7, ::7]
         film.frames.append(
             [
@@ -327,7 +327,7 @@ def position(weights: str) -> None:
     model.pos_embed.data.copy_(table)
     film.write(
         "position-shift.svg",
-        "What DINOv2 makes of noise is a map of positions, which moves with its table",
+        "On noise, features of DINOv2 form a map of position, which moves with the position table",
         0,
     )
 

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def position(weights: str, retrofit: str) -> None:
-    """Draw the features of images without positions, of a model before and after it forgot them."""
+    """Draw the features of noise and of gravel, of a DINOv2 and of its retrofit."""
     import skimage.data
 
     before = load_evaluated_model("vit_small_patch14_dinov2", weights=weights, device="cpu")
@@ -63,7 +63,7 @@ def position(weights: str, retrofit: str) -> None:
         axes[0].imshow(image)
         axes[1].imshow(colours(before, image), interpolation="nearest")
         axes[2].imshow(colours(after, image), interpolation="nearest")
-        for ax, title in zip(axes, (name, "what DINOv2 makes of it", "after vispe retrofit"), strict=True):
+        for ax, title in zip(axes, (name, "features of DINOv2", "after a retrofit"), strict=True):
             plain(ax, title)
     figure.savefig(FIGURES / "position-map.png")
 
@@ -82,10 +82,10 @@ def colours(subject: EvaluatedModel, image: np.ndarray) -> np.ndarray:
 
 
 def encodings() -> None:
-    """Draw what one query sees under many encodings, without scales."""
+    """Draw the bias or similarity of one query under many encodings, without scales."""
     figure = Figure(figsize=(12, 4.3), dpi=110, facecolor="white", layout="constrained")
     for ax, name in zip(figure.subplots(3, 7).flat, WALL, strict=True):
-        # heads of lookhere look in one direction each; their mean shows none
+        # each head of lookhere covers one direction; their mean shows none
         vispe.plot_bias(name, (18, 28), (8, 10), ax, head=0 if name == "lookhere" else None)
         ax.images[0].colorbar.remove()
         ax.set(xlabel="", ylabel="")

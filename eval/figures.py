@@ -1,12 +1,10 @@
-"""Draw figures of the guide: encodings on grids they were not trained on, how much memory the bias of fused kernels
-takes, and what `vispe rotate` draws.
+"""Draw figures of the guide: the memory of the bias of fused kernels, figures of `vispe rotate`, token orders.
 
-python eval/figures.py [extrapolation] [memory] [rotation] [orders]
+python eval/figures.py [memory] [rotation] [orders]
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -26,65 +24,6 @@ matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
-
-
-def extrapolation() -> None:
-    """Draw the accuracy on every grid as a table of colours, best encodings first."""
-    result = json.loads((ROOT / "eval" / "results" / "extrapolation.json").read_text())
-    shapes = result["shapes"]
-    samplers = tuple(vispe.list_encodings(kind="positions"))  # these have a table of their own
-    names = list(
-        dict.fromkeys(r["encoding"] for r in result["rows"] if not r["encoding"].startswith(samplers))
-    )
-    tables = {
-        question: np.array(
-            [
-                [
-                    np.mean([r["accuracy"][s][question] for r in result["rows"] if r["encoding"] == name])
-                    for s in shapes
-                ]
-                for name in names
-            ]
-        )
-        for question in ("distance", "direction")
-    }
-    unseen = [i for i, name in enumerate(shapes) if name != "1x"]
-    order = np.argsort([-sum(t[i, unseen].mean() for t in tables.values()) for i in range(len(names))])
-    figure = Figure(figsize=(11, 1.4 + 0.3 * len(names)), dpi=110, facecolor="white", layout="constrained")
-    titles = {
-        "distance": "Which colour has the nearest marker?",
-        "direction": "… the nearest marker above?",
-    }
-    for ax, (question, table) in zip(figure.subplots(1, 2, sharey=True), tables.items(), strict=True):
-        values = 100 * table[order]
-        ax.imshow(values, cmap="viridis", vmin=30, vmax=100, aspect="auto")
-        for (row, column), value in np.ndenumerate(values):
-            ax.text(
-                column,
-                row,
-                f"{value:.0f}",
-                ha="center",
-                va="center",
-                fontsize=9,
-                color="white" if value < 75 else "black",
-            )
-        ax.set_title(titles[question], fontsize=12, loc="left")
-        labels = [f"{n}\n{h} x {w}" for n, (h, w) in shapes.items()]
-        ax.set_xticks(range(len(shapes)), labels, fontsize=9)
-        ax.set_yticks(range(len(names)), [names[i] for i in order], fontsize=9)
-        ax.tick_params(length=0)
-        ax.spines[:].set_visible(False)
-        ax.axvline(list(shapes).index("1x") - 0.5, color="white", lw=2)
-        ax.axvline(list(shapes).index("1x") + 0.5, color="white", lw=2)
-    h, w = shapes["1x"]
-    counts = [sum(r["encoding"] == name for r in result["rows"]) for name in names]
-    seeds = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
-    figure.supxlabel(
-        f"patches; trained on {h} x {w} only. % of patches right, mean of {seeds} seed(s); "
-        "best on unseen grids first",
-        fontsize=10,
-    )
-    figure.savefig(ROOT / "docs" / "figures" / "extrapolation.png")
 
 
 def memory() -> None:
@@ -124,7 +63,7 @@ def memory() -> None:
     ax.set_xticks((100, 1000, 10_000), ("100", "1000", "10 000"))
     ax.set_yticks(list(units), list(units.values()))
     ax.minorticks_off()
-    ax.set_title(f"Bias of one layer, {heads} heads, half precision; dots are what the kernels keep for a grid",
+    ax.set_title(f"Bias of one layer, {heads} heads, half precision; dots: cached by the kernels for a grid",
                  fontsize=11, loc="left", color=INK)  # fmt: skip
     ax.set_xlabel("tokens", color=INK)
     ax.grid(color="#E3E6E8", lw=0.8)
@@ -193,7 +132,6 @@ def orders() -> None:
 
 if __name__ == "__main__":
     (ROOT / "docs").mkdir(exist_ok=True)
-    figures = {"extrapolation": extrapolation, "memory": memory}
-    figures |= {"rotation": rotation, "orders": orders}
+    figures = {"memory": memory, "rotation": rotation, "orders": orders}
     for chosen in sys.argv[1:] or figures:
         figures[chosen]()

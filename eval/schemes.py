@@ -148,7 +148,7 @@ def draw_figure(out: Path) -> None:
         values = [
             torch.tensor([[m[when][t] for t in TASKS] for m in retained["models"][n].values()]) for n in names
         ]
-        # chance differs by task, so colour is the share of the way from chance to all right
+        # chance differs by task, so colour is the share of the way from chance level to all correct
         chance = torch.tensor([retained["chance"][t] for t in TASKS])
         colour = ((torch.stack([v.mean(0) for v in values]) - chance) / (1 - chance)).clamp(0, 1)
         shown = ax.imshow(colour, cmap="Blues", vmin=0, vmax=1, aspect="auto")
@@ -164,9 +164,9 @@ def draw_figure(out: Path) -> None:
         ax.set_xticks(range(len(TASKS)), [heads[t] for t in TASKS], fontsize=10)
         ax.set_yticks(range(len(names)), marked, fontsize=11)
         ax.tick_params(length=0)
-        ax.set_title("lengths of training" if when == "training" else "longer than trained", fontsize=12)
+        ax.set_title("training sizes" if when == "training" else "larger than in training", fontsize=12)
     bar = figure.colorbar(shown, ax=axes, fraction=0.03, pad=0.02, ticks=[0, 1])
-    bar.ax.set_yticklabels(["chance", "all right"], fontsize=9)
+    bar.ax.set_yticklabels(["chance level", "all correct"], fontsize=9)
     figure.savefig(ROOT / "docs" / "figures" / "schemes-tasks.png", bbox_inches="tight", facecolor="white")
 
 

@@ -62,7 +62,7 @@ ALLOWED = (  # files, words, reason
     ("tests/multimodal/*.py", "picture", "v2pe(per=picture), Blocks.picture"),
     ("docs/explanation/samplers.md", "place kept", "loss.place, augment.place, spacing=kept"),
     ("docs/how-to/micrographs/materials.md", "picture", "argument of eval/segment/materials.py"),
-    ("docs/how-to/models/coordinates.md", "place", "option of extended_mind"),
+    ("docs/how-to/models/special-inputs.md", "place", "option of extended_mind"),
     ("docs/how-to/models/schemes.md", "picture", "v2pe(per=picture)"),
     ("docs/reference/upgrade.md", "kept picture pictures", "names of earlier versions"),
     ("docs/how-to/models/retrofit.md", "place", "loss.place, augment.place"),

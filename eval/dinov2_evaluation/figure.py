@@ -17,7 +17,7 @@ FLOOR = -1.0  # R² below is drawn here: negative values are not informative
 PANELS = (
     ("r2", "held-out R² of position"),
     ("cosine", "cosine to the blanked teacher"),
-    ("rank before", "effective rank,\nshare of the teacher's"),
+    ("rank before", "effective rank,\nrelative to the teacher"),
     ("corner", "mIoU lost with scribbles\nin one corner"),
     ("miou", "mIoU of few scribbles"),
 )

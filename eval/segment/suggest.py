@@ -209,9 +209,9 @@ def draw(rows: dict[str, list[float]]) -> None:
         for way, color in zip(WAYS, ("#999999", "#E69F00", "#0072B2"), strict=True):
             own = table(rows, task, way)
             x, mean, error = np.arange(own.shape[1]) * EACH, own.mean(0), own.std(0) / len(own) ** 0.5
-            axis.plot(x, mean, color=color, label={"unsure": "least sure"}.get(way, way))
+            axis.plot(x, mean, color=color, label={"unsure": "least certain"}.get(way, way))
             axis.fill_between(x, mean - error, mean + error, color=color, alpha=0.2, lw=0)
-        axis.set(title=task, xlabel="dots added")
+        axis.set(title=task, xlabel="added labels")
     axes[0].set_ylabel("mean IoU")
     axes[0].legend()
     figure.savefig(FIGURE, dpi=110)

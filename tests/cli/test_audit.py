@@ -102,6 +102,24 @@ def test_heads_of_two_models_are_compared(tmp_path):
     assert "Divergence between the heads of two layers" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_debiased_model_is_compared_at_the_requested_size(tmp_path, capsys):
+    folder = str(tmp_path / "symmetric")
+    assert main(["debias", "test_vit", "--weights", "random", "-o", folder]) == 0
+    words = ["--noise", "5", "--only", "probe", "--controls", "none", "--img-size", "96"]
+    assert main(["audit", "test_vit", "--weights", "random", *words, "--against", folder]) == 0
+    assert main(["audit", folder, *words]) == 0
+    assert "Can the position be decoded" in capsys.readouterr().out
+    refusal = failed(capsys, "audit", folder, *words, "--weights", "random")
+    assert f"--weights random has no effect on {folder}, which is loaded as a debiased model" in refusal
+
+
+def test_notes_of_a_measure_that_cannot_be_computed(capsys):
+    small = ["--noise", "5", "--only", "probe", "--img-size", "64", "--json"]
+    assert main([*MODEL[:4], *small]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verdict"], report["notes"]) == ("no measure could be computed", [])
+
+
 def test_refusals(capsys, images):
     assert "Pass paths, noise or textures" in failed(capsys, *MODEL)
     assert "unknown measure or family, got 'prove'" in failed(

@@ -39,7 +39,7 @@ def test_the_folder_is_a_model_for_other_commands(tmp_path, capsys):
         (["--method", "rasas"], "method must be names joined by +, got 'rasas'. Did you mean 'rasa'?"),
         (["--method", "rasa"], "images must be passed for registers, rasa"),
         (["--noise", "1"], "got method='poses' and images=generator"),
-        (["--rounds", "3"], "rounds=3 has no effect on method='poses'"),
+        (["--rounds", "3"], "--rounds 3 has no effect on --method poses"),
     ],
 )
 def test_refusals(words, message, tmp_path, capsys):

@@ -202,7 +202,7 @@ def test_weights_that_cannot_be_had_are_said_at_once(capsys, monkeypatch):
         "vit_tiny_patch16_224",
         "no route to host",
         "vit_small_patch14_dinov2.lvd142m",
-        "a checkpoint file as weights",
+        "a checkpoint file with --weights",
     )
 
 
@@ -262,7 +262,10 @@ def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
         ("-o out", "exactly one of labels, cluster and text is required, got none of them"),
         ("--labels a_labels.png --cluster 2 -o out", "got labels and cluster"),
         ("--cluster 1 -o out", "segment: --cluster needs an integer from 2 to 255, or auto, got --cluster 1"),
-        (f"{LEARN} --features filters --weights w.pth", "weights='w.pth' has no effect on features=filters"),
+        (
+            f"{LEARN} --features filters --weights w.pth",
+            "--weights w.pth has no effect on --features filters",
+        ),
         (f"{LEARN} --weights w.pth", "must be a file with weights of vispe_micro, got w.pth"),
         (f"{LEARN} --pos-embed rope_axial", "pos_embed='rope_axial' is not supported by vispe_micro"),
         (f"{LEARN} --device warp", "device='warp' is not available"),

@@ -92,7 +92,7 @@ def load_clip(
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(plain)[:4]) or "none"
         raise OptionError(
             f"open_clip:{name} needs one source of weights, got {'two' if tag else 'none'}. Use open_clip:{plain}/TAG "
-            f"(tags: {tags} ...), or pass a checkpoint file or 'random' as weights."
+            f"(tags: {tags} ...), or pass a checkpoint file or 'random' with `weights`."
         )
     checkpoint = find_weights(plain, tag or weights) if load else without_weights(plain, tag)
     with torch.random.fork_rng(devices=[]):
@@ -210,7 +210,7 @@ def _choose(model: str) -> str:
     names = local or open_clip.list_pretrained_tags_by_model(model)
     raise OptionError(
         f"The weights of {model} are ambiguous, got weights=None: it has {listed(names)}, and {count}. Pass a tag or a "
-        "file as weights."
+        "file with `weights`."
     )
 
 
@@ -236,7 +236,7 @@ def _in_folder(folder: Path, weights: str | None) -> Path:
     if not known and len(others) != 1:
         names = listed([p.name for p in others])
         raise InputError(
-            f"{folder} contains no {_FILES[0]}, got the checkpoints {names}. Pass a file as weights."
+            f"{folder} contains no {_FILES[0]}, got the checkpoints {names}. Pass a file with `weights`."
         )
     return (known or others)[0]
 

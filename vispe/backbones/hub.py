@@ -100,7 +100,7 @@ def check_download(what: str) -> None:
     if not _ALLOWED.get():
         raise InputError(
             f"{what} not on this disk, and a model file, card or recipe alone may not contact a server. Pass "
-            "`allow_download` if you trust the file, or pass a checkpoint file as weights."
+            "`allow_download` if you trust the file, or pass a checkpoint file with `weights`."
         )
 
 
@@ -142,9 +142,14 @@ def check_reach(what: str, on_disk: Callable[[], Sequence[str]]) -> None:
     check_download(what)
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
     if reason is not None:
+        names = on_disk()
+        others = (
+            f"the weights on this disk are: {listed(names)}" if names else "no other weights are on this disk"
+        )
+        advice = "Choose one of them, pass" if names else "Pass"
         raise InputError(
-            f"{what} not on this disk and {reason}; the weights on this disk are: {listed(on_disk())}. Choose one of "
-            "them, pass a checkpoint file as weights, or weights=random for a trial."
+            f"{what} not on this disk and {reason}; {others}. {advice} a checkpoint file with `weights`, or "
+            "use `weights=random` for a trial."
         )
 
 

@@ -39,6 +39,7 @@ _TIMM = ("hf-hub:", "hf_hub:", "local-dir:")
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "timm": ("pos_embed", "weights", "img_size", "options"),
     "open_clip": ("pos_embed", "weights", "img_size"),
+    "debiased": ("img_size",),
     "micro": ("weights",),
 }
 
@@ -191,7 +192,7 @@ def load_model(
     if kind in ("retrofit", "debiased"):
         from vispe.backbones.local.retrofitted import load_retrofitted
 
-        student = load_retrofitted(name) if kind == "retrofit" else load_debiased(name)
+        student = load_retrofitted(name) if kind == "retrofit" else load_debiased(name, img_size)
         settings = {key: getattr(student, key) for key in ("mean", "std", "exact")}
         return LoadedModel(kind, student.model, settings)
     if kind == "micro":
@@ -205,11 +206,16 @@ def load_model(
     return LoadedModel(kind, function.eval() if isinstance(function, nn.Module) else function)
 
 
-def load_debiased(folder: str | Path) -> VisionModel:
+def load_debiased(folder: str | Path, img_size: Any = None) -> VisionModel:
     """Return the model of a folder that `vispe debias` wrote, as a function of images; its weights are loaded by name.
+
+    Args:
+        folder: the folder.
+        img_size: image size in pixels; by default that of `vispe debias`.
 
     Raises:
         InputError: the folder is damaged, or the model or its weights are missing.
+        OptionError: the model is not built for an image size.
         UnknownName, UnsupportedHost: the model is unknown.
     """
     from vispe.backbones.hub import named_by_file
@@ -217,6 +223,7 @@ def load_debiased(folder: str | Path) -> VisionModel:
     from vispe.backbones.vision_model import VisionModel
 
     arguments, debiasing = read_debiased(folder)
+    arguments["img_size"] = arguments["img_size"] if img_size is None else img_size
     # a record is a foreign file, so it may name a network only, never Python code or another record
     kinds = tuple(kind for kind in NETWORKS if kind != "debiased")
     with named_by_file():
@@ -235,6 +242,20 @@ def refuse_options(name: str, options: dict[str, Any]) -> None:
             f"{key}={options[key]!r} has no effect on {name}, which is loaded as {SPELLINGS[kind_of(name)][0]}. Omit "
             "it."
         )
+
+
+def accepts_img_size(name: str) -> bool:
+    """Return whether a model can be built for an image size; other models have that of their weights.
+
+    >>> accepts_img_size("vit_small_patch14_dinov2"), accepts_img_size("hf:folder")
+    (True, False)
+    """
+    from vispe.backbones.local.debiased import read_debiased
+
+    kind = kind_of(name)
+    if kind == "debiased":
+        kind = kind_of(read_debiased(name)[0]["name"])
+    return "img_size" in _OPTIONS.get(kind, ())
 
 
 def has_weights(name: str) -> bool:

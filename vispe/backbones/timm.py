@@ -112,8 +112,8 @@ def _located(name: str, weights: str | None) -> str | None:
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
         raise InputError(
-            f"timm has no pretrained weights for {name}. Use another model, pass a checkpoint file as weights, or "
-            "weights=random for a trial."
+            f"timm has no pretrained weights for {name}. Use another model, pass a checkpoint file with `weights`, or "
+            "use `weights=random` for a trial."
         )
     path = weights_on_disk(name)
     if path is None:

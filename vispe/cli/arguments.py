@@ -129,13 +129,14 @@ _ADVICE = (
     "omit ",
     "add ",
 )
+_VALUE = r"'[^']*'|\[[^\]]*\]|\([^)]*\)|[^\s'\[(=,]*[^\s'\[(=,.]"
 
 
 def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
     """Replace parameters of a command in a library message by the options of the command line.
 
-    Parameters are in backticks, have a value in a clause of advice ("Use features=filters."), or are the
-    subject of a message of `vispe.utils.options`.
+    Parameters are in backticks, have a value in a clause of advice ("Use features=filters."), have no effect, or are
+    the subject of a message of `vispe.utils.options`.
 
     Names in backticks that are not parameters of the command remain unchanged, unless `LIBRARY_NAMES` of the module of
     the command maps this name of the library to a parameter.
@@ -152,6 +153,8 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
     'f: --pos-embed needs a string, got --pos-embed 1.'
     >>> name_options("no pos_embed. Use pos_embed='a' or dim=3.", command)
     'no pos_embed. Use --pos-embed a or dim=3.'
+    >>> name_options("pos_embed=['a', 'b'] has no effect on dim=c.", command)
+    "--pos-embed ['a', 'b'] has no effect on dim=c."
     """
     keys = {key.rstrip("_") for key in inspect.signature(function).parameters} | _PERMISSIONS
     renamed = getattr(inspect.getmodule(function), "LIBRARY_NAMES", {})
@@ -169,6 +172,11 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
             return _flag(f"no_{key}")
         return " ".join((_flag(key), value.strip("'")))
 
+    def without_effect(match: re.Match[str]) -> str:
+        key, value, words = match.groups()
+        key = renamed.get(key, key)
+        return f"{_flag(key)} {value.strip(chr(39))}{words}" if key in keys - set(positionals) else match[0]
+
     def checked_option(match: re.Match[str]) -> str:
         key, words = match.groups()
         named = key in keys and key not in positionals
@@ -181,6 +189,10 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
         else clause
         for clause in re.split(r"(?<=[.;]) ", text)
     )
+    text = re.sub(
+        rf"(?<![-\w`.(])([a-z]\w*)=({_VALUE})( has no effect on| is not a class)", without_effect, text
+    )
+    text = re.sub(rf"(?<=no effect on )([a-z]\w*)=({_VALUE})()(?=[., ])", without_effect, text)
     # messages of `vispe.utils.options`, such as "seed needs an integer, got seed='x'."
     return re.sub(r"(?<![-\w])([a-z]\w*)( (?:needs|is) .*?)got \1=", checked_option, text)
 

@@ -158,8 +158,8 @@ def summary() -> str:
     commands = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
     return (
         "usage: vispe COMMAND ...\n\n"
-        "Positional encodings for vision transformers: swap them by name, measure positional bias,\n"
-        "and segment micrographs.\n\n"
+        "Positional encodings for vision and multimodal transformers: swap them by name, measure\n"
+        "positional bias, and segment micrographs.\n\n"
         f"commands:\n{commands}\n\n"
         "options:\n"
         "  -h, --help  show this text; `vispe COMMAND --help` shows the options and examples of a command,\n"

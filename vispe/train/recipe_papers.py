@@ -70,9 +70,13 @@ RECIPE_PAPERS: dict[str, tuple[str, ...]] = {
     "unrotated_bands": ("DoPE (denoising rotary position embedding)",),
     # segmentation
     "segment": (
-        "Adjusting the Outputs of a Classifier to New a Priori Probabilities: A Simple Procedure",
-        "Extremely randomized trees",
+        "Adjusting the Outputs of a Classifier to New a Priori Probabilities: A Simple Procedure (Saerens, Latinne "
+        "and Decaestecker, Neural Computation 14, 2002)",
+        "Extremely randomized trees (Geurts, Ernst and Wehenkel, Machine Learning 63, 2006)",
     ),
-    "objects": ("Notes on the estimation of the numerical density of arbitrary profiles: the edge effect",),
+    "objects": (
+        "Notes on the estimation of the numerical density of arbitrary profiles: the edge effect (Gundersen, Journal "
+        "of Microscopy 111, 1977)",
+    ),
 }
 """Papers by the name of the recipe."""

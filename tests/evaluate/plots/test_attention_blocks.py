@@ -15,6 +15,6 @@ def test_colours_say_which_member_is_seen():
     assert actual.tolist() == expected
     plain = plot_blocks(Stream.of([[Text(3)]]))
     assert np.asarray(plain.images[0].get_array()).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert [t.get_text() for t in plain.get_legend().get_texts()] == ["sees"]
+    assert [t.get_text() for t in plain.get_legend().get_texts()] == ["attends"]
     with pytest.raises(ShapeError, match="one row"):
         plot_blocks(Stream.of([[Text(1)], [Text(2)]]))

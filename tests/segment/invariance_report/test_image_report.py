@@ -224,7 +224,10 @@ def test_any_report_can_be_drawn(size, count):
 
     names = [f"a $name$ that is rather long for a legend, {k}" for k in range(count)]
     actual = measure_invariance(page, valid, predict, names)
-    image = rendered(plot_trust(actual, page, title="_x_$y$.png"))
+    figure = plot_trust(actual, page, title="_x_$y$.png")
+    image = rendered(figure)
+    headline = figure.texts[0].get_window_extent()
+    assert all(ax.get_tightbbox().y1 <= headline.y0 for ax in figure.axes)
     assert image.dtype == np.uint8
     assert image.shape[2] == 3
     assert (image == 255).all(-1).mean() < 0.97

@@ -42,8 +42,8 @@ def test_the_default_names_what_is_missing_and_what_is_there(cache):
     assert on_disk() == []
     with pytest.raises(
         InputError,
-        match=rf"the checkpoint {MODEL}:{TAG} is not on this disk and https://\S+ cannot be reached \(gone\); the "
-        r"weights on this disk are: none. Choose one of them, pass a checkpoint file as weights",
+        match=rf"the checkpoint {MODEL}:{TAG} is not on this disk and https://\S+ cannot be reached \(gone\); no other "
+        r"weights are on this disk\. Pass a checkpoint file with `weights`, or use `weights=random`",
     ):
         find_weights(MODEL, None)
     put(cache, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors")

@@ -14,6 +14,7 @@ from vispe.evaluate.measure.base import Measure, Outcome
 from vispe.evaluate.measure.verdict import Judgement, Verdict, bounds, draws
 from vispe.utils.report.html_page import Tone
 from vispe.utils.report.result import Result
+from vispe.utils.report.statistics import MIN_IMAGES
 from vispe.utils.report.table import interval, json_entries, json_value, number
 
 
@@ -112,6 +113,8 @@ class Audit(Result):
         yes = [f.name.replace("_", " ") for f in self.findings if f.verdict == "yes"]
         open_ = sum(f.verdict == "not decided" for f in self.findings)
         rest = f"; {open_} not decided" if open_ else ""
+        if not self.findings:
+            return "no measure could be computed"
         if not yes:
             number = sum(f.verdict == "no" for f in self.findings)
             return f"{counted(number, 'measure')} found no effect of positions{rest}"
@@ -130,10 +133,11 @@ class Audit(Result):
         notes = [
             f"Control {view!r} was not run: {why.partition('. ')[0]}." for view, why in self.missing.items()
         ]
-        if all(f.interval is None for f in self.findings):
-            notes.append(
-                f"{self.images} image(s) are too few for an interval and a verdict; use at least 5 images."
-            )
+        if self.findings and all(f.interval is None for f in self.findings):
+            few = f"{counted(self.images, 'image')} {'is' if self.images == 1 else 'are'} too few"
+            # images without a value, such as those with constant features, do not count
+            few = few if self.images < MIN_IMAGES else "Fewer than 5 images have a value, too few"
+            notes.append(f"{few} for an interval and a verdict; use at least 5 images.")
         return tuple(notes)
 
     def table(self) -> list[list[str]]:

@@ -17,7 +17,7 @@ from vispe.utils.report.figure_style import GREY, INK
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KINDS = {"sees": "#B8C4CC", "in its own member": "#0072B2", "in another member": "#E69F00"}
+KINDS = {"attends": "#B8C4CC", "in its own member": "#0072B2", "in another member": "#E69F00"}
 """Legend entries and their colours, distinguishable by colour-blind readers."""
 
 

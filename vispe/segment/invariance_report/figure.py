@@ -8,6 +8,7 @@ import numpy as np
 
 from vispe.errors import counted
 from vispe.segment.invariance_report.result import MILD
+from vispe.segment.invariance_report.verdict_text import MOVES
 from vispe.segment.overlays import PALETTE, Color, boundaries
 from vispe.utils.report import figure_style
 from vispe.utils.report.figure_style import GREY, INK
@@ -24,7 +25,6 @@ _WIDTH = 11.0  # inches
 _LARGEST = 1200  # largest side of a map in pixels
 _MARKS = "osD^vPX*<>"
 _SOFT = "#5D6771"
-_WORDS = {"angles": "rotated by other angles"}
 
 
 def plot_trust(
@@ -56,10 +56,12 @@ def plot_trust(
     _classes(upper[0], trust, page, colors)
     _map(upper[1], trust, figure)
     _changes(lower, trust, colors)
-    headline = f"{title}\n" if title else ""
-    figure.suptitle(
-        headline + _wrapped(trust.verdict, 118), x=0.008, ha="left", size=11.5, color=INK, parse_math=False
-    )
+    headline = (f"{title}\n" if title else "") + _wrapped(trust.verdict, 118)
+    # the layout reserves too little height for a title of several lines
+    below = 1 - 0.21 * (headline.count("\n") + 2.5) / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, 0, 1, below))
+    look = {"size": 11.5, "color": INK, "parse_math": False}
+    figure.text(0.008, 0.992, headline, ha="left", va="top", **look)
     return figure
 
 
@@ -123,7 +125,7 @@ def _changes(ax: Axes, trust: InvarianceReport, colors: Sequence[Color]) -> None
             ax.plot(x, changes[:, k], _MARKS[k % len(_MARKS)], markersize=4 + 4 * scale,
                     color=np.array(colors[k]) / 255, markeredgecolor="white", markeredgewidth=0.6, zorder=3,
                     clip_on=False)  # fmt: skip
-        caption = _WORDS.get(family, family)
+        caption = MOVES.get(family, family)
         ax.text(np.mean(extent), 0.985, caption, transform=ax.get_xaxis_transform(), size=10, ha="center", va="top",
                 color=_SOFT)  # fmt: skip
         ax.axvline(extent[1], color=figure_style.FAINT, linewidth=0.8, zorder=0)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 _LEVELS = {"steady": "Steady", "mild": "Mild dependence", "strong": "Strong dependence"}
-_MOVES = {
+MOVES = {
     "turned": "rotated",
     "mirrored": "mirrored",
     "shifted": "shifted",
     "angles": "rotated by other angles",
 }
+"""Words for the families of poses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +76,12 @@ def verdict(case: VerdictData) -> str:
     """Return the summary in two or three sentences: the class that depends most, and the pixels."""
     if not case.compared:
         return "Nothing could be compared: the image has no data or is too small to be shifted."
-    moves = _listed([_MOVES[f] for f in case.families], "or")
+    moves = _listed([MOVES[f] for f in case.families], "or")
     if not case.spread.any() and case.agreement == 1:
         return f"Steady: no pixel changes its class when the image is {moves}."
     k = worst_class(case)
     parts = [
-        f"{format_points(spread)} when {_MOVES[f]} (floor {format_points(floor)})"
+        f"{format_points(spread)} when {MOVES[f]} (floor {format_points(floor)})"
         for f, spread, floor in zip(case.families, case.spread[:, k], case.floor[:, k], strict=True)
     ]
     parts[0] = "by " + parts[0].replace(" when ", " percentage points when the image is ", 1)

@@ -25,7 +25,7 @@ def cite(names: list[str] | None = None, json: bool = False) -> None:
         return
     print(
         "@software{vispe,\n"
-        "  title = {vispe: positional encodings for vision transformers},\n"
+        "  title = {vispe: positional encodings for vision and multimodal transformers},\n"
         f"  version = {{{vispe.__version__}}}\n"
         "}"
     )

@@ -48,7 +48,7 @@ def audit(
     from pathlib import Path
 
     from vispe.backbones.distributed import Processes
-    from vispe.backbones.load_model import kind_of
+    from vispe.backbones.load_model import accepts_img_size
     from vispe.cli.common import Output, find, progress_bar, section, versions
     from vispe.errors import OptionError, counted
     from vispe.evaluate.attention.divergence import compare_heads_or_reason
@@ -71,8 +71,7 @@ def audit(
     inputs, names, notes = load_images(subject, paths, noise=noise, textures=textures, seed=seed)
     other = None
     if against is not None:
-        # other models are built for the image size of their weights
-        size = {"img_size": img_size} if kind_of(against) in ("timm", "open_clip") else {}
+        size = {"img_size": img_size} if accepts_img_size(against) else {}
         other = load_evaluated_model(against, seed=seed, device=options["device"], **size)
     if other is not None and (other.size, other.channels) != (subject.size, subject.channels):
         raise OptionError(
