@@ -155,44 +155,39 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
     'no pos_embed. Use --pos-embed a or dim=3.'
     >>> name_options("pos_embed=['a', 'b'] has no effect on dim=c.", command)
     "--pos-embed ['a', 'b'] has no effect on dim=c."
+    >>> name_options("pos_embed=True has no effect on from=a.", command)
+    '--pos-embed has no effect on --from a.'
     """
     keys = {key.rstrip("_") for key in inspect.signature(function).parameters} | _PERMISSIONS
     renamed = getattr(inspect.getmodule(function), "LIBRARY_NAMES", {})
 
     def option(match: re.Match[str]) -> str:
-        key, value = match.groups()
+        key, value, words = match.groups()
         key = renamed.get(key, key)
         if key not in keys:
             return match[0]
         if key in positionals:
             return match[0] if value else key.upper()
         if value in (None, "True"):
-            return _flag(key)
+            return _flag(key) + words
         if value == "False":
-            return _flag(f"no_{key}")
-        return " ".join((_flag(key), value.strip("'")))
-
-    def without_effect(match: re.Match[str]) -> str:
-        key, value, words = match.groups()
-        key = renamed.get(key, key)
-        return f"{_flag(key)} {value.strip(chr(39))}{words}" if key in keys - set(positionals) else match[0]
+            return _flag(f"no_{key}") + words
+        return f"{_flag(key)} {value.strip(chr(39))}{words}"
 
     def checked_option(match: re.Match[str]) -> str:
         key, words = match.groups()
         named = key in keys and key not in positionals
         return f"{_flag(key)}{words}got {_flag(key)} " if named else match[0]
 
-    text = re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`", option, text)
+    text = re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`()", option, text)
     text = " ".join(
-        re.sub(r"(?<![-\w`.(])([a-z]\w*)=([^\s`=,]*[^\s`=,.;])", option, clause)
+        re.sub(r"(?<![-\w`.(])([a-z]\w*)=([^\s`=,]*[^\s`=,.;])()", option, clause)
         if clause.startswith(_ADVICE)
         else clause
         for clause in re.split(r"(?<=[.;]) ", text)
     )
-    text = re.sub(
-        rf"(?<![-\w`.(])([a-z]\w*)=({_VALUE})( has no effect on| is not a class)", without_effect, text
-    )
-    text = re.sub(rf"(?<=no effect on )([a-z]\w*)=({_VALUE})()(?=[., ])", without_effect, text)
+    text = re.sub(rf"(?<![-\w`.(])([a-z]\w*)=({_VALUE})( has no effect on| is not a class)", option, text)
+    text = re.sub(rf"(?<=no effect on )([a-z]\w*)=({_VALUE})()(?=[., ])", option, text)
     # messages of `vispe.utils.options`, such as "seed needs an integer, got seed='x'."
     return re.sub(r"(?<![-\w])([a-z]\w*)( (?:needs|is) .*?)got \1=", checked_option, text)
 

@@ -404,7 +404,7 @@ def test_missing_weights_without_network_end_quickly(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(
-        InputError, match=r"not on this disk and .* cannot be reached .no route to host.; .* weights=random"
+        InputError, match=r"not on this disk and .* cannot be reached .no route to host.; .*weights=random"
     ):
         load_backbone("vit_tiny_patch16_224")
 

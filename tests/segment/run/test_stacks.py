@@ -388,7 +388,7 @@ def test_3d_filters_are_refused_where_there_is_no_volume(tmp_path, folder, capsy
         )
     words = f"segment {folder}/s.tif --cluster 2 --filters-3d --features tokens -o {folder}/out"
     assert main(words.split()) == 2
-    assert "filters_3d has no effect on features=tokens" in capsys.readouterr().err
+    assert "--filters-3d has no effect on --features tokens" in capsys.readouterr().err
 
 
 def test_3d_filters_by_command(folder, capsys):

@@ -83,7 +83,9 @@ class FeatureConfig(Options):
                     f"{name}={value!r} has no effect on features=filters. Use features=both or tokens with a model."
                 )
         if self.filters_3d and self.kind == "tokens":
-            raise OptionError("filters_3d has no effect on features=tokens. Use features=both or filters.")
+            raise OptionError(
+                "filters_3d=True has no effect on features=tokens. Use features=both or filters."
+            )
         self._check_tokens()
         if self.model == micro_features.NAME:
             micro_features.check_options(self.pos_embed, self.token_options())
