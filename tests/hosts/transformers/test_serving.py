@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from tests.cases import cases
 from tests.hosts.transformers.engine import Engine
@@ -84,6 +85,17 @@ def test_rows_have_the_coordinates_of_the_converted_model(family, name):
         torch.arange(len(sample["input_ids"][0]), len(sample["input_ids"][0]) + 5) + delta
     ]
     torch.testing.assert_close(after.expand_as(coordinates), coordinates, rtol=0, atol=near)
+
+
+@cases("name", LAYERED[:1])
+def test_a_rotary_layer_with_two_names(name, tmp_path):
+    stock = make("qwen2_vl")
+    serve_positions(converted("qwen2_vl", name), positions=64, grid_thw=SMALL).save(tmp_path)
+    engine = Engine(stock.model.language_model, stock.lm_head, 64)
+    engine.inner = nn.Module()
+    engine.inner.rotary_emb = engine.rotary_emb
+    assert load_positions(tmp_path).install(engine) == ["rotary_emb", "inner.rotary_emb"]
+    assert {type(part.rotary_emb).__name__ for part in (engine, engine.inner)} == {"TableRotary"}
 
 
 @partly(0.5)

@@ -274,6 +274,7 @@ def test_discs_are_separate_and_cover_the_requested_fraction():
     texture = disc_packing(3, radius=5.0, spread=0.3, coverage=0.45, period=(200, 240), edge=1.5)
     assert texture.coverage == pytest.approx(0.45, abs=1e-12)
     assert texture.radii.std() / texture.radii.mean() == pytest.approx(0.3, rel=0.15)
+    assert texture.radii.mean() == pytest.approx(5.0, rel=0.05)
     centres = copies(texture.centres, texture.period)
     away = abs(centres[:, :, None] - centres[4][None, None])
     away[4][np.eye(len(texture.radii), dtype=bool)] = np.inf

@@ -93,6 +93,8 @@ def test_the_memory_is_that_of_the_machine_and_its_limits(monkeypatch):
     assert plain > 1 << 28
     monkeypatch.setattr(resource, "getrlimit", lambda _: (123_456_789, resource.RLIM_INFINITY))
     assert size_limits.machine_memory() == min(plain, 123_456_789)
+    monkeypatch.setattr("os.sysconf", lambda name: 1000)
+    assert size_limits.machine_memory() == 1000 * 1000
 
 
 def test_labels_may_compress_as_well_as_they_like(tmp_path, monkeypatch):
