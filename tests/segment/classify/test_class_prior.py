@@ -339,3 +339,18 @@ def test_a_class_that_weighing_takes_nearly_all_from_is_noted():
     assert (
         vanishing_class_notes(estimate_areas(count(np.stack([1 - apart, apart]))), ("matrix", "pores")) == []
     )
+
+
+def test_calibration_error_is_that_of_equal_bins():
+    rng = np.random.default_rng(0)
+    top = rng.uniform(0.5, 1, 3000).astype(np.float32)
+    prob, classes = np.stack([top, 1 - top], 1), rng.integers(1, 3, 3000)
+    # right above 14 / 15 of confidence, wrong in the bin below, so that joined bins would cancel
+    classes[top > 14 / 15], classes[(top > 13 / 15) & (top <= 14 / 15)] = 1, 2
+    weight = rng.uniform(size=3000)
+    weight /= weight.sum()
+    expected = 0.0
+    for k in range(15):
+        inside = (k / 15 <= top) & ((top < (k + 1) / 15) | (k == 14))
+        expected += abs((weight * (top - (classes == 1)))[inside].sum())
+    assert calibration_error(prob, classes, weight) == pytest.approx(expected, abs=2e-4)
