@@ -174,7 +174,7 @@ def test_a_page_without_its_stack_is_refused():
     page = volume(20, 20, 1)
     with pytest.raises(InputError, match=r"3D filters need the neighbouring slices"):
         features.prepare(page, np.ones((20, 20), bool)).compute(0)
-    with pytest.raises(OptionError, match=r"filters_3d has no effect on features=tokens"):
+    with pytest.raises(OptionError, match=r"filters_3d=True has no effect on features=tokens"):
         FeatureConfig("tokens", model="vispe_micro", filters_3d=True)
 
 
