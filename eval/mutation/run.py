@@ -1,6 +1,6 @@
 """Seeded faults in vispe: how many of them the fast tests notice.
 
-    python eval/mutation/run.py [--faults 200] [--seed 0] [--out eval/results/mutation.json]
+    python eval/mutation/run.py [--faults 203] [--seed 0] [--out eval/results/mutation.json]
 
 Samples faults of the syntax tree (faults.py) over seven packages, equally many in each. Each is applied to a copy of
 the repository, and the test files that run the changed line are run until the first failure, the most specific first.
