@@ -12,7 +12,7 @@ from torch import Tensor
 from vispe.attention.precision import float32_buffers, restore_buffers
 from vispe.encodings.base.checkpoint import Checkpointed
 from vispe.encodings.base.description import HOST_FACTS
-from vispe.encodings.parts.eval_cache import Kept
+from vispe.encodings.parts.eval_cache import EvalCache
 from vispe.grid import Positions
 from vispe.utils.options import check_options, option_signature
 
@@ -63,7 +63,7 @@ class Encoding(Checkpointed):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self._eval_cache = Kept()
+        self._eval_cache = EvalCache()
         # unknown and missing options raise TypeError, as in a function call
         bound = option_signature(type(self), Encoding, _FIRST).bind(**options)
         bound.apply_defaults()

@@ -19,7 +19,7 @@ LIMIT = 64 << 20  # bytes
 _wrapped = cast("Callable[[Tensor], bool]", torch._C._functorch.is_functorch_wrapped_tensor)
 
 
-class Kept:
+class EvalCache:
     """Caches the last tensors that a module computed from its parameters and positions.
 
     Active only on CPU, in eval mode, without gradients. Parameters, buffers and training progress are compared by
@@ -55,11 +55,11 @@ class Kept:
             self.entry = ref(pos), [p.detach().clone() for p in parameters], steps, value
         return value
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
-        return Kept()
+    def __deepcopy__(self, memo: dict[int, Any]) -> EvalCache:
+        return EvalCache()
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
-        return Kept, ()
+    def __reduce__(self) -> tuple[type[EvalCache], tuple[()]]:
+        return EvalCache, ()
 
 
 def _equal(known: list[Tensor], parameters: list[Tensor]) -> bool:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
 from vispe.attention.transform.head_linear import HeadLinear
-from vispe.encodings.parts.eval_cache import Kept
+from vispe.encodings.parts.eval_cache import EvalCache
 from vispe.encodings.parts.rotary.skew_symmetric import matrix_exponential, skew_matrix
 from vispe.grid import Positions
 
@@ -43,7 +43,7 @@ class HeadBasis(nn.Module):
         self.u = nn.Parameter(torch.empty(heads, width * (width - 1) // 2))
         self.v = nn.Parameter(torch.empty_like(self.u))
         self.sigma = nn.Parameter(torch.empty(heads, width))
-        self._eval_cache = Kept()
+        self._eval_cache = EvalCache()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
