@@ -147,15 +147,15 @@ def _other_colours(path: Path, page: tifffile.TiffPage) -> str | None:
     # decoders of JPEG convert its YCbCr
     if space is None or (space == "YCbCr" and getattr(page.compression, "name", "") not in _UNCONVERTED):
         return None
-    unsupported = {
-        f"subsampled {space}": page.is_subsampled,
-        space: space == "Lab",
-        f"{space} colours of {page.bitspersample} bits": page.bitspersample != 8,
-    }
-    for name, present in unsupported.items():
-        if present:
-            colours = name if "colours" in name else f"{name} colours"
-            raise InputError(f"{path} has {colours}, which are not supported. Save it as RGB.")
+    colours = None
+    if page.is_subsampled:
+        colours = f"subsampled {space} colours"
+    elif space == "Lab":
+        colours = "Lab colours"
+    elif page.bitspersample != 8:
+        colours = f"{space} colours of {page.bitspersample} bits"
+    if colours is not None:
+        raise InputError(f"{path} has {colours}, which are not supported. Save it as RGB.")
     return space
 
 
