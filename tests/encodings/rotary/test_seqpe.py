@@ -281,6 +281,8 @@ def test_positions_of_the_losses(axes, digits):
     side = 196 if axes == 1 else 14
     local = ((result - pivot[:, None]).abs() < side).all(-1).all(-1)
     assert 20 <= local.sum() <= 65  # a fifth
+    offset = (result - pivot[:, None])[local]  # the pivot is anywhere in its window
+    assert 0.35 < (offset < 0).float().mean() < 0.65
     index, cells = transfer_positions((3, 4, 5)[:axes], digits, 7, generator)
     assert len(index) == len(set(index.tolist())) == min(7, math.prod((3, 4, 5)[:axes]))
     assert (cells >= torch.tensor((3, 4, 5)[:axes])).all()
