@@ -55,7 +55,7 @@ def test_exit_status_and_log(stages, tmp_path):
 
 def test_a_timeout_ends_all_processes_of_a_stage(stages, tmp_path):
     pid, log = tmp_path / "pid", tmp_path / "log"
-    assert stages.run_limited([sys.executable, "-c", SLOW, pid], log, 2) is None
+    assert stages.run_limited([sys.executable, "-c", SLOW, pid], log, 5) is None
     assert log.read_text() == "started\n"
     child = int(pid.read_text())
     for _ in range(100):
