@@ -128,9 +128,9 @@ def draw() -> None:
         # values of models count as controls only for the measures that name them
         compared = [v for k, v in row["control"].items() if k not in VIEWS or k in measure.controls]
         known = {**row, "asks": measure.asks, "number": measure.number, "largest": max(compared, default=0.0)}
-        own = {key: known[key] for key in Finding.__dataclass_fields__ if key in known}
+        fields = {key: known[key] for key in Finding.__dataclass_fields__ if key in known}
         outcome = Outcome(row["value"], row["per_image"], row["per_layer"])
-        findings.append(Finding(**own, misleads="", outcome=outcome))
+        findings.append(Finding(**fields, misleads="", outcome=outcome))
     audited = Audit(stored["title"], tuple(findings), {}, stored["images"], {})
     figure = plot_audit(audited, f"{stored['title']}, {counted(stored['images'], 'image')}")
     figure.savefig(OUT.parents[2] / "docs" / "figures" / "audit-dinov2.png")
