@@ -3,7 +3,7 @@
     PYTHONPATH=eval/mutation VISPE_LINES=lines.json python -m pytest -p line_coverage -n 2 --dist loadfile
 
 Each process writes its part, `lines.json.NAME`; `merged` joins the parts. Lines that run while a module is imported
-count for no test file, nor do lines of subprocesses.
+count for no test file, nor do lines of subprocesses. Needs the package coverage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-import coverage
 import pytest
 
 
@@ -21,6 +20,8 @@ class LineCoverage:
     """Collects lines of vispe by test file."""
 
     def __init__(self, root: Path, out: Path) -> None:
+        import coverage  # needed here only, so that the program starts without it
+
         self.root, self.out = root, out
         self.context = ""
         self.collector = coverage.Coverage(
