@@ -49,10 +49,18 @@ def main() -> None:
     args = parser.parse_args()
     work = args.work.resolve()
     copies = [copied(work / f"copy{k}") for k in range(args.processes)]
+    commit = environment()["commit"]
     if not list(work.glob("lines.json.*")):
         record(copies[0], work)
+        (work / "commit.txt").write_text(commit)
+    if (recorded := (work / "commit.txt").read_text()) != commit:
+        parser.error(f"the lines in {work} are those of commit {recorded}, got {commit}. Use another --work.")
     tests, seconds = merged(work / "lines.json"), durations(work / "fast.xml")
     report = json.loads(args.out.read_text()) if args.out.exists() else {"faults": []}
+    if report["faults"] and report["environment"]["commit"] != commit:
+        parser.error(
+            f"{args.out} has faults of commit {report['environment']['commit']}, got {commit}. Use another --out."
+        )
     report["environment"] = environment()
     done = {key(fault) for fault in report["faults"]}
     todo = [f for f in sampled(args.faults, args.seed) if key(asdict(f)) not in done]
@@ -116,12 +124,12 @@ def sampled(count: int, seed: int) -> list[Fault]:
     """Return faults, equally many of each package, in a random order."""
     generator, chosen = random.Random(seed), []
     for package in PACKAGES:
-        own = [
+        candidates = [
             fault
             for path in sorted((ROOT / "vispe" / package).rglob("*.py"))
             for fault in faults(str(path.relative_to(ROOT)), ROOT)
         ]
-        chosen += generator.sample(own, count // len(PACKAGES))
+        chosen += generator.sample(candidates, count // len(PACKAGES))
     generator.shuffle(chosen)
     return chosen
 
@@ -225,10 +233,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the numbers of faults, of noticed ones and of those out of time, by package."""
     lines = ["| package | faults | noticed | out of time |", "|---|---|---|---|"]
     for package in (*PACKAGES, ""):
-        own = [row for row in rows if row["path"].startswith(f"vispe/{package}")]
-        late = sum(row["status"] in OUT_OF_TIME for row in own)
-        noticed = sum(row["status"] != 0 for row in own) - late
-        lines.append(f"| {package or 'all'} | {len(own)} | {noticed} | {late} |")
+        tried = [row for row in rows if row["path"].startswith(f"vispe/{package}")]
+        late = sum(row["status"] in OUT_OF_TIME for row in tried)
+        noticed = sum(row["status"] != 0 for row in tried) - late
+        lines.append(f"| {package or 'all'} | {len(tried)} | {noticed} | {late} |")
     return "\n".join(lines)
 
 
