@@ -173,7 +173,7 @@ OF_TOKENS = [
 @settings(max_examples=8)  # of every encoding
 @given(h=sides, w=sides, prefix=prefixes, dy=spacings, dx=spacings, data=st.data())
 def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, data):
-    encoding = create_encoding(name, dim=8, num_heads=2, depth=2, grid=(3, 4))
+    encoding = create_encoding(name, dim=16, num_heads=2, depth=2, grid=(3, 4))
     grid = {
         1: Grid((h * w,), prefix, (dy,)),
         2: Grid((h, w), prefix, (dy, dx)),
@@ -191,7 +191,7 @@ def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, 
                 encoding.table(retained, image)[i], encoding.table(pos, image)[0, keep[i]], rtol=0, atol=1e-6
             )
         if isinstance(encoding, Biased) and encoding.bias(pos, 0) is not None:
-            q, k = torch.randn(2, 1, 2, pos.tokens, 4, dtype=torch.float64)
+            q, k = torch.randn(2, 1, 2, pos.tokens, 8, dtype=torch.float64)
             dense = encoding.bias(pos, 0).dense(q=q, k=k, scale=1.0)[0]
             q, k = (t[0][:, keep].transpose(0, 1) for t in (q, k))
             # with wide spacings biases reach 100, of which 2e-6 is less than one ulp of float32

@@ -9,17 +9,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.rotary.rope import RopeBase
+from vispe.encodings.parts.rotary.mixed import MixedRope
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
-from vispe.grid import Positions
-from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.utils.options import Axes, PositiveFloat
 
 
 @register
-class RopeMixed(RopeBase):
+class RopeMixed(MixedRope):
     """Queries and keys turn with the coordinates of their patch along learned directions, per block and head.
 
     Pair i of head n turns by x * F[0, n, i] + y * F[1, n, i]          arXiv 2403.13298
@@ -96,7 +94,6 @@ class RopeMixed(RopeBase):
         "logit_scale=ssmax",
         "layout=half,basis=head",
     )
-    learned = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ropevit": {"temperature": 10.0}}
 
     axes: Axes = 2
@@ -106,10 +103,6 @@ class RopeMixed(RopeBase):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.schedule == "ntk":
-            raise OptionError(
-                "schedule='ntk' needs frequencies in order, but those of rope_mixed are learned. Choose 'yarn'."
-            )
         if self.pairs < self.axes:
             raise OptionError(
                 f"rope_mixed needs a pair of channels per axis, got {counted(self.pairs, 'pair')} for axes={self.axes}."
@@ -118,11 +111,6 @@ class RopeMixed(RopeBase):
         freqs = torch.empty(self.axes, self.num_heads, self.pairs)
         self.freqs = nn.Parameter(freqs) if self.trainable else nn.Buffer(freqs)
         self.reset_parameters()
-
-    @property
-    def per_layer(self) -> bool:
-        """Every block has its own frequencies."""
-        return True
 
     def reset_parameters(self) -> None:
         """Draw a random frame per head; magnitudes are ``temperature ** (-j / J)`` along each of its axes."""
@@ -172,29 +160,9 @@ class RopeMixed(RopeBase):
                 for done in (name, f"{root}freqs_t_x", f"{root}freqs_t_y"):
                     state_dict.pop(done, None)
 
-    def _angles(self, pos: Positions, layer: int) -> Tensor:
-        coords = pos.coords
-        if "rope" in pos.attrs:
-            coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
-        freqs = at_least_float32(self.freqs).flip(0)  # axes in the order of the positions
-        scaled = [freqs[i][None] for i in range(self.axes)]  # (1, h, pairs) each
-        if self.schedule != "none":
-            now, trained = self._sizes(pos)
-            scaled = [
-                grid_frequencies(
-                    f,
-                    self.schedule,
-                    (now[:, i] / trained[i])[:, None],
-                    (trained[i] * pos.cell[:, i])[:, None],
-                    cell=pos.cell[:, i, None],
-                )
-                for i, f in enumerate(scaled)
-            ]
-        # elementwise products: autocast would round a matrix product; the last axis comes first, as in the reference
-        angle = coords[:, None, :, -1, None] * scaled[-1][:, :, None]
-        for i in reversed(range(self.axes - 1)):
-            angle = angle + coords[:, None, :, i, None] * scaled[i][:, :, None]
-        return angle
+    def frequencies(self) -> Tensor:
+        """Return the learned frequencies (axes, h, pairs), last axis (x) first, in radians per patch."""
+        return self.freqs
 
 
 def _frames(heads: int, axes: int) -> Tensor:
