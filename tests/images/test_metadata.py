@@ -83,6 +83,13 @@ def test_the_largest_image_is_read(tmp_path, write):
         *((name, 1e4) for name in ("cm", "centimetre")),
         *((name, 1e6) for name in ("m", "meter", "metre")),
         *((name, 25_400.0) for name in ("inch", "in", "inches")),
+        ("thou", 25.4),
+        ("mil", 25.4),
+        ("pt", 25_400 / 72),
+        ("li", 25_400 / 12),
+        ("ft", 304_800.0),
+        ("yd", 914_400.0),
+        ("fm", 1e-9),
         *((name, None) for name in ("pixel", "px", "1/nm", "", "reference frame", "s", "None")),
     ],
 )

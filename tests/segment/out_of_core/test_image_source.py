@@ -143,6 +143,16 @@ def test_tiff_is_read_region_by_region(tmp_path):
         open_image(tmp_path / "white.tif")
 
 
+def test_further_images_of_a_file_are_noted_as_in_memory(tmp_path):
+    path = tmp_path / "a.tif"
+    with tifffile.TiffWriter(path) as out:
+        out.write(np.zeros((40, 50), np.uint8), metadata=None)
+        out.write(np.zeros((80, 90), np.uint8), metadata=None)
+    note = "a.tif contains 2 separate images (40 x 50, 80 x 90); only the largest (80 x 90) is used."
+    assert note in read_image(path).notes
+    assert note in open_image(path).notes
+
+
 def test_stores_are_distinguished_from_files(tmp_path):
     a = write_store(tmp_path / "a.ome.zarr", np.zeros((20, 30), np.uint8))
     b = write_store(tmp_path / "b.zarr", np.zeros((20, 30), np.uint8))

@@ -60,7 +60,7 @@ def stored_planes(path: Path) -> int:
         with path.open("rb") as stream:
             if stream.read(4) not in TIFF_MAGIC:
                 return 0
-        from vispe.images.formats.tiff import checked_tiff, largest_series, separate_colours
+        from vispe.images.formats.tiff_metadata import checked_tiff, largest_series, separate_colours
 
         with checked_tiff(path) as tif:
             series = tif.series[largest_series(tif.series)]
@@ -89,7 +89,7 @@ def _exif(path: Path, image: Image.Image) -> Image.Exif:
 
 
 def _tiff(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
-    from vispe.images.formats.tiff import checked_tiff, largest_series, tag_value
+    from vispe.images.formats.tiff_metadata import checked_tiff, largest_series, tag_value
 
     with checked_tiff(path) as tif:
         series = tif.series[largest_series(tif.series)]

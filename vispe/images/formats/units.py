@@ -37,6 +37,17 @@ MICRONS = {
         "in": 25_400.0,
         '"': 25_400.0,
     },
+    # the other units of length of OME that are not of astronomy
+    **{
+        "thou": 25.4,
+        "mil": 25.4,
+        "li": 25_400.0 / 12,
+        "pt": 25_400.0 / 72,
+        "ft": 304_800.0,
+        "yd": 914_400.0,
+        "mi": 1.609344e9,
+    },
+    **{"fm": 1e-9, "am": 1e-12, "dam": 1e7, "hm": 1e8},
 }
 """Microns per unit of length; keys are lower-case singular names with the Greek letter mu (U+03BC)."""
 

@@ -129,7 +129,7 @@ def count_pages(path: Path, label: str | None = None) -> int:
         return 1
     require("tifffile", "cli", f"reading {path.name} (TIFF)")
     from vispe.images.formats.decoded_image import BROKEN
-    from vispe.images.formats.tiff import checked_tiff
+    from vispe.images.formats.tiff_metadata import checked_tiff
 
     try:
         with checked_tiff(path) as stack:

@@ -120,11 +120,12 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     from tifffile import TiffFile, imread
 
     from vispe.images.formats.metadata import check_metadata, check_page_list
-    from vispe.images.formats.tiff import (
+    from vispe.images.formats.tiff_metadata import (
         COLOUR_SPACES,
         has_alpha,
         largest_series,
         separate_colours,
+        series_notes,
         tag_value,
         tiff_channel_names,
         tiff_frame_interval,
@@ -139,6 +140,7 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
             check_metadata(path, tif.pages.first.description)
             number = largest_series(tif.series)
             page, series = tif.series[number].keyframe, tif.series[number]
+            notes = series_notes(path, tif.series)
             unsupported = {
                 "a palette": tag_value(page, "ColorMap", None) is not None,
                 "white as 0": page.photometric == 0,
@@ -169,7 +171,6 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         details[axes.index("Z")] = ("z", "space", "micrometer", steps["Z"])
     if steps["T"] and "T" in axes:
         details[axes.index("T")] = ("t", "time", "second", steps["T"])
-    notes = []
     if planes:
         stack = axes.replace("S", "Z").replace("Q", "T")
         notes.append(
