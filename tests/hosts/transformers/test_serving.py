@@ -94,7 +94,10 @@ def test_a_rotary_layer_with_two_names(name, tmp_path):
     engine = Engine(stock.model.language_model, stock.lm_head, 64)
     engine.inner = nn.Module()
     engine.inner.rotary_emb = engine.rotary_emb
-    assert load_positions(tmp_path).install(engine) == ["rotary_emb", "inner.rotary_emb"]
+    # a module that holds the layer and has two names itself
+    engine.alias = engine.inner
+    names = ["rotary_emb", "inner.rotary_emb", "alias.rotary_emb"]
+    assert load_positions(tmp_path).install(engine) == names
     assert {type(part.rotary_emb).__name__ for part in (engine, engine.inner)} == {"TableRotary"}
 
 

@@ -114,6 +114,9 @@ def test_streams_by_hand_and_from_ids_agree():
         types, [Image(2, 2), Image(1, 2)], mask=mask, members=members, see="all", align="end"
     )
     assert torch.equal(hand.attention_mask(), ids.attention_mask())
+    # rows of tokens outside of sets; numbers of members need not be equal
+    rows = [s.blocks.parallel[s.block] for s in (hand, ids)]
+    assert torch.equal(*(r[r[:, 0] < 0] for r in rows))
     result = [create_scheme("mrope").coordinates(s) for s in (hand, ids)]
     assert torch.equal(result[0].ids, result[1].ids)
     assert torch.equal(result[0].next, result[1].next)

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import zipfile
 
@@ -9,7 +10,7 @@ from PIL import Image
 
 from tests.cases import cases
 from vispe.cli.main import main, parse
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, MissingExtra, OptionError
 from vispe.segment.classify import clustering
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.features.pixel_features import FeatureConfig
@@ -111,6 +112,12 @@ def test_wrong_requests():
             PixelClusters(value)
     with pytest.raises(InputError, match="the clusters are not fitted"):
         PixelClusters(2).probabilities(np.zeros((1, 2), np.float32))
+
+
+def test_the_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"segmentation needs the package 'sklearn'.*vispe\[cli\]"):
+        PixelClusters(2)
 
 
 # --- order and model file ---
