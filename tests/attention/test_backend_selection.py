@@ -340,11 +340,16 @@ def test_doctor_says_what_is_chosen_and_by_whom(capsys, environment):
     environment("reference")
     assert main(words) == 0
     assert "    reference: selected by VISPE_BACKEND\n" in capsys.readouterr().out
-    environment("flex")
-    assert main([*words, "--dtype", "bfloat16"]) == 0
     environment("lowrank")
     assert main(["doctor", "test_vit", "--encoding", "alibi2d", "--device", "cpu", "--img-size", "32"]) == 2
     assert "'lowrank', selected by VISPE_BACKEND, does not support this call" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_doctor_of_flex_attention_in_half_precision(environment):
+    environment("flex")
+    words = ["doctor", "test_vit", "--encoding", "rope_axial", "--device", "cpu", "--img-size", "32"]
+    assert main([*words, "--dtype", "bfloat16"]) == 0
 
 
 @pytest.mark.slow
