@@ -129,6 +129,45 @@ def test_the_tables_of_sam_are_those_of_its_encoding_at_any_size(name):
             close(run(model, wide), run(stock, wide))
 
 
+SAME_NAMES = [
+    ("timm_swin", "learn+rpb"),
+    ("timm_swin_v2", "learn+rpb_cpb"),
+    ("timm_sam", "learn+decomposed"),
+    ("hub_vitdet", "learn+decomposed"),
+    ("hub_sam", "learn+decomposed"),
+    ("torchvision_swin", "rpb"),
+    ("torchvision_swin", "learn+rpb"),
+    ("torchvision_swin_v2", "rpb_cpb"),
+    ("torchvision_swin_v2", "learn+rpb_cpb"),
+]
+
+
+@cases(("name", "spec"), SAME_NAMES)
+def test_tables_of_the_model_and_of_the_encoding_with_one_name_are_loaded_separately(name, spec):
+    model, x = shake(vispe.convert(build(name), spec), seed=1), image(name)
+    other, stock = shake(vispe.convert(build(name), spec), seed=2), shake(build(name), seed=3)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(run(other, x), run(model, x))
+    other.load_state_dict(stock.state_dict())
+    if "learn" in spec:  # the tables of the checkpoint are those of the model
+        for key, value in model.state_dict().items():
+            assert torch.equal(
+                other.state_dict()[key], value if "pos_enc" in key else stock.state_dict()[key]
+            )
+
+
+@cases("name", ["torchvision_vit", "torchvision_swin", "hub_sam", "hub_vitdet", "timm_sam"])
+def test_detached_tables_remain_zero_in_a_model_that_gets_its_memory_later(name):
+    model, x = vispe.convert(build(name), "alibi2d"), image(name)
+    later = copy.deepcopy(model).to("meta")
+    torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN
+    try:
+        later.to_empty(device="cpu").load_state_dict(model.state_dict())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(run(later, x), run(model, x))
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, in timm's resampling
 @cases("name", ["timm_swin", "timm_swin_v2"])
 def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
