@@ -16,7 +16,7 @@ from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.windows.common import MODELS, build, by_hand, image, inner, run
 from tests.products import partly
-from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.windows.model_table import attentions
 
 
@@ -180,6 +180,29 @@ def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
     assert "(3, 5)" in vispe.describe(model)
     vispe.restore(model)
     close(run(model, x), run(stock, x), 1e-12)
+
+
+def test_attention_of_torchvisions_vit_reads_all_arguments_of_torchs_attention():
+    stock, x = build("torchvision_vit"), torch.randn(2, 17, 32).double()
+    model = vispe.convert(copy.deepcopy(stock), "none")
+    ours, theirs = (m.encoder.layers[0].self_attention for m in (model, stock))
+    hidden = torch.rand(17, 17, generator=torch.Generator().manual_seed(1)) < 0.3
+    hidden.fill_diagonal_(False)
+    per_head = torch.randn(2 * ours.num_heads, 17, 17, generator=torch.Generator().manual_seed(2)).double()
+    for options in ({"average_attn_weights": False}, {"attn_mask": hidden}, {"attn_mask": per_head}):
+        for a, b in zip(ours(x, x, x, **options), theirs(x, x, x, **options), strict=True):
+            close(a, b, 1e-12)
+        close(
+            ours(x, x, x, need_weights=False, **options)[0],
+            theirs(x, x, x, need_weights=False, **options)[0],
+            1e-12,
+        )
+    with pytest.raises(InputError, match="self-attention"):
+        ours(x, x + 1, x + 1)
+    with pytest.raises(InputError, match="key_padding_mask"):
+        ours(x, x, x, key_padding_mask=torch.zeros(2, 17, dtype=torch.bool))
+    with pytest.raises(InputError, match="causal"):
+        ours(x, x, x, is_causal=True)
 
 
 @pytest.mark.slow
