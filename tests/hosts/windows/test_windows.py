@@ -205,6 +205,15 @@ def test_attention_of_torchvisions_vit_reads_all_arguments_of_torchs_attention()
         ours(x, x, x, is_causal=True)
 
 
+def test_the_training_grid_of_layers_does_not_change_when_the_encoding_does():
+    model, other = (vispe.convert(build("timm_swin"), spec) for spec in ("liere", "alibi2d"))
+    for m in (model, other):
+        m.set_input_size(img_size=(48, 80), window_size=(3, 5))
+    vispe.convert(other, "liere").load_state_dict(model.state_dict())
+    x = image("timm_swin", (48, 80))
+    assert torch.equal(run(other, x), run(model, x))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm_swin", "timm_sam", "torchvision_swin", "torchvision_vit"])
 def test_a_compiled_and_an_exported_model_say_the_same(name):

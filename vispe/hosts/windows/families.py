@@ -233,8 +233,11 @@ class _Windows(HostFamily):
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
     def after_convert(self, model: Any, old: HostState | None) -> None:
-        for _, _, module in attentions(model):
-            module.vispe_grid = LayerGrid(grid_of(model, module), prefix_of(model), model.vispe.keep_abs)
+        trained, state = old.layer_grids if old else {}, model.vispe
+        for _, path, module in attentions(model):
+            # windows may have changed since the first conversion
+            state.layer_grids[path] = trained.get(path, grid_of(model, module))
+            module.vispe_grid = LayerGrid(state.layer_grids[path], prefix_of(model), state.keep_abs)
         patches = getattr(model, "patch_embed", None)
         if known(type(model)) in LIKE_SAM and not _has(model, "pos_embed"):
             patches.__class__ = converted_subclass(stock_type(patches), AnySizePatches)
