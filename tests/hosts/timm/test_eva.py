@@ -30,7 +30,7 @@ FORMS = {
     "registers": {**ROPE, "num_reg_tokens": 2},
     "registers without entry": {**ROPE, "num_reg_tokens": 2, "no_embed_class": True},
     "post-norm": {**ROPE, "use_post_norm": True},
-    "separate bias": {**ROPE, "qkv_bias_separate": True},
+    "separate bias": ROPE,
     "inner norm": {**ROPE, "scale_attn_inner": True},
     "gated, qk norm": {**ROPE, "gated_attn": True, "qk_norm": True, "attn_type": "rope"},
     "grouped heads": {**ROPE, "num_kv_heads": 2, "attn_type": "rope", "qkv_fused": False},
@@ -47,7 +47,16 @@ def build(name: str, **options) -> Eva:
         if k in Eva.__init__.__wrapped__.__code__.co_varnames
     }
     torch.manual_seed(0)
-    return shake(Eva(**{**SHAPE, **options})).eval()
+    model = shake(Eva(**{**SHAPE, **options})).eval()
+    for block in model.blocks if name == "separate bias" else ():
+        block.attn.qkv_bias_separate = True
+        block.attn.qkv.register_forward_hook(scaled)
+    return model
+
+
+def scaled(module: torch.nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+    """A hook that changes a projection before its separate bias is added."""
+    return 0.7 * output
 
 
 def blind(model: Eva) -> Eva:

@@ -16,7 +16,7 @@ from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.windows.common import MODELS, build, by_hand, image, inner, run
 from tests.products import partly
-from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.windows.model_table import attentions
 
 
@@ -129,6 +129,45 @@ def test_the_tables_of_sam_are_those_of_its_encoding_at_any_size(name):
             close(run(model, wide), run(stock, wide))
 
 
+SAME_NAMES = [
+    ("timm_swin", "learn+rpb"),
+    ("timm_swin_v2", "learn+rpb_cpb"),
+    ("timm_sam", "learn+decomposed"),
+    ("hub_vitdet", "learn+decomposed"),
+    ("hub_sam", "learn+decomposed"),
+    ("torchvision_swin", "rpb"),
+    ("torchvision_swin", "learn+rpb"),
+    ("torchvision_swin_v2", "rpb_cpb"),
+    ("torchvision_swin_v2", "learn+rpb_cpb"),
+]
+
+
+@cases(("name", "spec"), SAME_NAMES)
+def test_tables_of_the_model_and_of_the_encoding_with_one_name_are_loaded_separately(name, spec):
+    model, x = shake(vispe.convert(build(name), spec), seed=1), image(name)
+    other, stock = shake(vispe.convert(build(name), spec), seed=2), shake(build(name), seed=3)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(run(other, x), run(model, x))
+    other.load_state_dict(stock.state_dict())
+    if "learn" in spec:  # the tables of the checkpoint are those of the model
+        for key, value in model.state_dict().items():
+            assert torch.equal(
+                other.state_dict()[key], value if "pos_enc" in key else stock.state_dict()[key]
+            )
+
+
+@cases("name", ["torchvision_vit", "torchvision_swin", "hub_sam", "hub_vitdet", "timm_sam"])
+def test_detached_tables_remain_zero_in_a_model_that_gets_its_memory_later(name):
+    model, x = vispe.convert(build(name), "alibi2d"), image(name)
+    later = copy.deepcopy(model).to("meta")
+    torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN
+    try:
+        later.to_empty(device="cpu").load_state_dict(model.state_dict())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(run(later, x), run(model, x))
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, in timm's resampling
 @cases("name", ["timm_swin", "timm_swin_v2"])
 def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
@@ -141,6 +180,38 @@ def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
     assert "(3, 5)" in vispe.describe(model)
     vispe.restore(model)
     close(run(model, x), run(stock, x), 1e-12)
+
+
+def test_attention_of_torchvisions_vit_reads_all_arguments_of_torchs_attention():
+    stock, x = build("torchvision_vit"), torch.randn(2, 17, 32).double()
+    model = vispe.convert(copy.deepcopy(stock), "none")
+    ours, theirs = (m.encoder.layers[0].self_attention for m in (model, stock))
+    hidden = torch.rand(17, 17, generator=torch.Generator().manual_seed(1)) < 0.3
+    hidden.fill_diagonal_(False)
+    per_head = torch.randn(2 * ours.num_heads, 17, 17, generator=torch.Generator().manual_seed(2)).double()
+    for options in ({"average_attn_weights": False}, {"attn_mask": hidden}, {"attn_mask": per_head}):
+        for a, b in zip(ours(x, x, x, **options), theirs(x, x, x, **options), strict=True):
+            close(a, b, 1e-12)
+        close(
+            ours(x, x, x, need_weights=False, **options)[0],
+            theirs(x, x, x, need_weights=False, **options)[0],
+            1e-12,
+        )
+    with pytest.raises(InputError, match="self-attention"):
+        ours(x, x + 1, x + 1)
+    with pytest.raises(InputError, match="key_padding_mask"):
+        ours(x, x, x, key_padding_mask=torch.zeros(2, 17, dtype=torch.bool))
+    with pytest.raises(InputError, match="causal"):
+        ours(x, x, x, is_causal=True)
+
+
+def test_the_training_grid_of_layers_does_not_change_when_the_encoding_does():
+    model, other = (vispe.convert(build("timm_swin"), spec) for spec in ("liere", "alibi2d"))
+    for m in (model, other):
+        m.set_input_size(img_size=(48, 80), window_size=(3, 5))
+    vispe.convert(other, "liere").load_state_dict(model.state_dict())
+    x = image("timm_swin", (48, 80))
+    assert torch.equal(run(other, x), run(model, x))
 
 
 @pytest.mark.slow

@@ -247,6 +247,7 @@ class HostState:
         resolved: the spec for building an equal model, with the training grid for encodings that use it.
         cache: positions of recent grids.
         fixed: paths of parameters of the encodings that are saved but never trained, for hosts that freeze groups.
+        layer_grids: by path, the grid of the training resolution of layers that have their own.
     """
 
     spec: list[dict[str, Any]]
@@ -263,6 +264,7 @@ class HostState:
     rope: tuple[nn.Module, torch.dtype] | None = None
     cache: PositionCache = field(default_factory=PositionCache)
     fixed: tuple[str, ...] = ()
+    layer_grids: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def saved(self) -> list[dict[str, Any]]:

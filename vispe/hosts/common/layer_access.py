@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 
-from vispe.errors import UnsupportedHost
+from vispe.errors import InputError, UnsupportedHost
 
 # names under which wrappers register the wrapped module; those of the second group are absent from state dicts
 _NAMED = ("base_layer", "_orig_mod", "module")
@@ -86,3 +86,15 @@ def check_layers(
                 f"{path}: its class was replaced after vispe.convert, which drops the encoding, got "
                 f"{type(layer).__name__}. Use an additive encoding such as sincos2d, or do not patch the layer."
             )
+
+
+def check_self_attention(
+    layer: int, tokens: tuple[Tensor, Tensor, Tensor], key_padding_mask: Tensor | None
+) -> None:
+    """Raise `InputError` if torch's attention of block `layer` gets different queries, keys and values, or padding."""
+    query, key, value = tokens
+    if key_padding_mask is not None or key is not query or value is not query:
+        raise InputError(
+            f"Attention of block {layer}: an encoding needs self-attention without a key_padding_mask, got other "
+            "arguments. Pass the tokens three times, and a mask as attn_mask."
+        )

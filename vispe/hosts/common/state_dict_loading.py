@@ -22,7 +22,7 @@ from vispe.errors import EncodingMismatch, UnsupportedCombination, UnsupportedHo
 from vispe.grid import Grid
 from vispe.hosts.common.checks import uses_reference
 from vispe.hosts.common.context import HostState
-from vispe.hosts.common.layer_access import check_layers
+from vispe.hosts.common.layer_access import check_layers, state_path
 from vispe.hosts.common.position_cache import PositionCache
 
 _logger = logging.getLogger("vispe.hosts")
@@ -143,10 +143,7 @@ class LoadsWeights(nn.Module):
         if saved_terms(local_metadata) is not None:
             _compare_grids(self, saved_grid(local_metadata))
         paths = list(self._vispe_paths())
-        for path, encoding in paths:
-            encoding.rename_checkpoint_keys(
-                state_dict, prefix + path.removesuffix(_ENCODING), f"{prefix}{path}."
-            )
+        self._vispe_rename(state_dict, prefix)
         theirs = any(
             name.startswith(prefix) and _of_encoding(name.removeprefix(prefix)) for name in state_dict
         )
@@ -162,6 +159,23 @@ class LoadsWeights(nn.Module):
         unexpected += (
             [name for name in state_dict if name.startswith(detached)] if strict and detached else []
         )
+
+    def _vispe_rename(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Rename entries of released checkpoints to weights of the encodings, except those of the model itself."""
+        # a table that stays in use may have the name of the encoding's in released checkpoints
+        own = {
+            prefix + state_path(f"{path}.{name}".removeprefix("."))
+            for path, module in self.named_modules()
+            for name in module._parameters.keys()
+            | (module._buffers.keys() - module._non_persistent_buffers_set)
+            if not _of_encoding(f"{path}.{name}") and getattr(module, name) is not None
+        }
+        entries = {name: state_dict.pop(name) for name in own & state_dict.keys()}
+        for path, encoding in self._vispe_paths():
+            encoding.rename_checkpoint_keys(
+                state_dict, prefix + path.removesuffix(_ENCODING), f"{prefix}{path}."
+            )
+        state_dict.update(entries)
 
     def _vispe_fill(
         self, state_dict: dict[str, Any], prefix: str, paths: Iterable[tuple[str, Encoding]]

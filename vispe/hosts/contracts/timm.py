@@ -60,7 +60,7 @@ _ATTENTION = (
         "attention with encodings can be computed from these attributes",
         attributes=(
             "qkv q_proj k_proj v_proj q_norm k_norm norm proj proj_drop attn_drop num_heads "
-            "head_dim num_prefix_tokens rotate_half fused_attn q_bias k_bias v_bias"
+            "head_dim num_prefix_tokens rotate_half fused_attn q_bias k_bias v_bias qkv_bias_separate"
         ),
     ),
     Contract(

@@ -14,10 +14,9 @@ from open_clip.transformer import Attention, CustomResidualAttentionBlock, Resid
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.errors import InputError
 from vispe.hosts.common.block_loops import context_for, mask_of_torch
 from vispe.hosts.common.context import Context
-from vispe.hosts.common.layer_access import converted_in, layer_in, plain_class
+from vispe.hosts.common.layer_access import check_self_attention, converted_in, layer_in, plain_class
 
 CALLS = "the tower, encode_image or forward_intermediates"  # the calls that supply positions, for messages
 
@@ -44,11 +43,7 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
             InputError: there are no positions, or the call is not self-attention.
         """
         if not isinstance(attn_mask, Context):
-            if key_padding_mask is not None or key is not query or value is not query:
-                raise InputError(
-                    f"Attention of block {self.vispe_layer}: an encoding needs self-attention without a "
-                    "key_padding_mask, got other arguments. Pass the tokens three times, and a mask as attn_mask."
-                )
+            check_self_attention(self.vispe_layer, (query, key, value), key_padding_mask)
             attn_mask = mask_of_torch(attn_mask, self.num_heads)
         context = context_for(self, query, attn_mask, CALLS, is_causal and attn_mask is None)
         # torch.fx cannot trace torch's own forward pass, in which boolean masks are also inverted

@@ -93,7 +93,9 @@ class _Rotated(nn.Module):
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
             bias = torch.cat([bias, self.k_bias, self.v_bias])
-            q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
+            # a separate bias, as in timm, so that hooks and adapters of the projection act
+            qkv = self.qkv(x) + bias if self.qkv_bias_separate else F.linear(x, self.qkv.weight, bias)
+            q, k, v = qkv.chunk(3, dim=-1)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
         q, k = self.q_norm(q), self.k_norm(k)
         # the model's own RoPE does not rotate prefix tokens

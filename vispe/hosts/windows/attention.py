@@ -29,7 +29,7 @@ class LayerGrid:
     """Grid of an attention layer.
 
     Attributes:
-        grid: the grid that the layer was built for.
+        grid: the grid that the layer had when the model was first converted.
         prefix: number of tokens without a position.
         keep: whether the library's own relative table is in use.
         cache: positions of recent grids.

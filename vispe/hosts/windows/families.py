@@ -7,7 +7,7 @@ layers. Every attention layer gets its own encodings, for its heads and its wind
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,14 +73,20 @@ class ConvertedWindows(LoadsWeights):
     ) -> None:
         if not any(".pos_enc." in name for name in state_dict):
             # encodings may adopt tables of the stock model; all other tables would be unexpected entries
-            for path, encoding in self._vispe_paths():
-                encoding.rename_checkpoint_keys(
-                    state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}."
-                )
+            self._vispe_rename(state_dict, prefix)
             if any(".pos_enc." in name for name in state_dict):
                 for name in self._vispe_unused(state_dict, prefix):
                     del state_dict[name]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Move or cast the model; `to_empty` would leave the zeros of detached tables without values."""
+        parent: Any = super()
+        moved = parent._apply(fn, recurse)
+        for _, holder, name in _tables(self):
+            if (zeros := holder._buffers.get(name)) is not None:
+                holder._buffers[name] = torch.zeros_like(zeros)
+        return moved
 
 
 class AnySizePatches(nn.Module):
@@ -227,8 +233,11 @@ class _Windows(HostFamily):
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
     def after_convert(self, model: Any, old: HostState | None) -> None:
-        for _, _, module in attentions(model):
-            module.vispe_grid = LayerGrid(grid_of(model, module), prefix_of(model), model.vispe.keep_abs)
+        trained, state = old.layer_grids if old else {}, model.vispe
+        for _, path, module in attentions(model):
+            # windows may have changed since the first conversion
+            state.layer_grids[path] = trained.get(path, grid_of(model, module))
+            module.vispe_grid = LayerGrid(state.layer_grids[path], prefix_of(model), state.keep_abs)
         patches = getattr(model, "patch_embed", None)
         if known(type(model)) in LIKE_SAM and not _has(model, "pos_embed"):
             patches.__class__ = converted_subclass(stock_type(patches), AnySizePatches)

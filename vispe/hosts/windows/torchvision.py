@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.fx
 from torch import Tensor
 from torch.nn import functional as F
 
+from vispe.errors import InputError
+from vispe.hosts.common.block_loops import mask_of_torch
+from vispe.hosts.common.layer_access import check_self_attention
 from vispe.hosts.windows.attention import SiteAttention, cosine, split
 
 Pair = tuple[int, int]
@@ -92,16 +93,34 @@ class GlobalAttention(SiteAttention):
     """torch's attention in torchvision's ViT, on the fixed grid of the model."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = True, **kwargs: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and its weights if `need_weights`, as in torch."""
-        del key, value, kwargs  # the block passes the same tokens three times
-        qkv = split(F.linear(query, self.in_proj_weight, self.in_proj_bias), self.num_heads)
-        context = self.vispe_context(query, self.vispe_grid.grid, None)
-        scores = context.scores(self, qkv[:1], qkv[1:2], qkv[2], query) if need_weights else None
-        if scores is None:
-            out = context.attend(self, *qkv, query, self.dropout if self.training else 0.0)
+        """Return the tokens (b, n, d) after attention, and its weights if `need_weights`, as in torch.
+
+        Raises:
+            InputError: the call is not self-attention, or is causal without a mask.
+        """
+        check_self_attention(self.vispe_layer, (query, key, value), key_padding_mask)
+        if is_causal and attn_mask is None:
+            raise InputError(
+                f"Attention of block {self.vispe_layer}: causal attention needs a mask, got is_causal=True without "
+                "one. Pass the mask as attn_mask."
+            )
+        q, k, v = split(F.linear(query, self.in_proj_weight, self.in_proj_bias), self.num_heads)
+        context = self.vispe_context(query, self.vispe_grid.grid, mask_of_torch(attn_mask, self.num_heads))
+        if not need_weights:
+            out = context.attend(self, q, k, v, query, self.dropout if self.training else 0.0)
             return self.out_proj(out.transpose(1, 2).flatten(2)), None
+        scores = context.scores(self, (q,), (k,), v, query)
         weights = F.dropout(scores.softmax(), self.dropout, self.training)
         (out,) = scores.weigh(weights)
-        return self.out_proj(out.transpose(1, 2).flatten(2)), weights.mean(1).to(out.dtype)
+        weights = weights.mean(1) if average_attn_weights else weights
+        return self.out_proj(out.transpose(1, 2).flatten(2)), weights.to(out.dtype)

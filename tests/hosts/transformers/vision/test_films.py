@@ -235,6 +235,23 @@ def test_masked_cells_are_where_they_were():
     close(ours(**sample).last_hidden_state, stock(**sample).last_hidden_state, 1e-6)
 
 
+def test_the_rotation_of_v_jepa_follows_the_cells_that_a_loop_over_its_blocks_keeps():
+    stock = build("VJEPA2Model")
+    model = vispe.convert(copy.deepcopy(stock), "rope+alibi3d(slopes=learned)")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "pos_enc" in name:
+                p.zero_()
+        tokens = stock.encoder.embeddings(inputs("VJEPA2Model")["pixel_values_videos"])
+        cells = torch.arange(1, tokens.shape[1], 2).expand(len(tokens), -1)
+        x = tokens[:, 1::2]
+        side = model.config.crop_size // model.config.patch_size
+        grid = (tokens.shape[1] // side**2, side, side)
+        with vispe.positions_for(model, grid, index=cells):
+            actual = model.encoder.layer[0](x, cells)[0]
+        torch.testing.assert_close(actual, stock.encoder.layer[0](x, cells)[0], rtol=0, atol=1e-9)
+
+
 def test_the_predictor_of_v_jepa_stays_as_it_is():
     model = vispe.convert(build("VJEPA2Model"), "alibi3d")
     sample = inputs("VJEPA2Model") | {"skip_predictor": False}

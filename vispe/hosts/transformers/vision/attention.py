@@ -153,7 +153,7 @@ class JepaAttention(ConvertedAttention):
         x, rotate = hidden_states, None
         context = context_for(self, x, vispe_context, CALLS)
         if context.rope:
-            ids = self.get_position_ids(x)
+            ids = self.get_position_ids(x, position_mask)
             rotate = lambda q, k: tuple(self.apply_rotary_embeddings(t, ids) for t in (q, k))  # noqa: E731
         qkv = self.query(x), self.key(x), self.value(x)
         out, weights = attended(self, context, x, *qkv, None, self.dropout_prob, rotate)
