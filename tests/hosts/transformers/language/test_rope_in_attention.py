@@ -8,7 +8,7 @@ from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of, generated, recomputed, same
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, batch
 from tests.products import partly
-from vispe.errors import ShapeError, UnsupportedHost
+from vispe.errors import InputError, ShapeError, UnsupportedHost
 from vispe.hosts.transformers.language.rope_in_attention import reposition
 from vispe.multimodal import create_scheme
 
@@ -98,6 +98,8 @@ def test_cached_tokens_get_other_positions(family):
         cache.crop(-1)
         reposition(cache, create_scheme("v2pe(stride=4)").coordinates(sample.stream))
         moved = step(old, cache)
+        with pytest.raises(InputError, match="the last image in it"):
+            cache.crop(-8)
     torch.testing.assert_close(moved, expected, atol=1e-5, rtol=1e-5)
     assert (unmoved - expected).abs().max() > 1e-3
 

@@ -11,9 +11,12 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.converted_classes.generation import PositionedGeneration
 from vispe.hosts.transformers.language.converted_classes.model import PositionedModel
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.positions.call import LanguageCall
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
+    check_conversion,
+    check_end,
     check_filled_here,
     text_coordinates,
 )
@@ -117,6 +120,8 @@ class PositionedIndex(PositionedModel):
         # past_key_values is the name before transformers 5.24
         past = past_key_values if cache is None else cache
         state: SequenceState | None = getattr(past, "vispe_state", None)
+        check_conversion(state, language_model_of(self).vispe_text.of_keys)
+        check_end(state)
         if state is None:
             check_filled_here(past)
             if input_ids is None or (image_grid_thw is None and video_grid_thw is None):
