@@ -150,3 +150,20 @@ def test_a_step_may_be_padding_in_some_rows(family):
     first = model(input_ids=words, attention_mask=mask, **{CACHE: cache}).logits[:1]
     whole = sample.with_tokens(torch.tensor([[5, 6, 7, 8, 11, 12]]).expand(2, 6))
     torch.testing.assert_close(first, model(**whole).logits[:1, -2:], rtol=1e-5, atol=1e-5)
+
+
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_padding_before_the_first_image_of_a_conversation(family):
+    """Text without images counts padding, as the stock model does; from the first image on, no padding is counted."""
+    model, first = converted(family, "mrope_i"), batch(family, [4], [4])
+    turn, words = batch(family, [2, "image", 1], [3]), torch.tensor([[5, 6], [7, 8]])
+    ids = torch.cat([first["input_ids"], turn["input_ids"], words], 1)
+    mask = torch.cat([first["attention_mask"], turn["attention_mask"], torch.ones_like(words)], 1)
+    whole = turn.inputs | {"input_ids": ids, "attention_mask": mask}
+    whole.pop("mm_token_type_ids", None)
+    expected = model(**whole).logits[:, -2:]
+    cache = model(**first.inputs)[CACHE]
+    model(**turn.inputs | {"attention_mask": mask[:, :-2]}, **{CACHE: cache})
+    actual = model(input_ids=words, attention_mask=mask, **{CACHE: cache}).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)

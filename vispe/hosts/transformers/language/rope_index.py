@@ -136,7 +136,8 @@ class PositionedIndex(PositionedModel):
                 use_audio_in_video=bool(use_audio_in_video),
             )[0]
         tokens = inputs_embeds if input_ids is None else input_ids
-        token_index = next_token_index(tokens.shape[1], past, state, attention_mask)  # type: ignore[union-attr]
+        mask = attention_mask if state.by_mask else None
+        token_index = next_token_index(tokens.shape[1], past, state, mask)  # type: ignore[union-attr]
         return text_coordinates(self.vispe_scheme, token_index, state)
 
     @property

@@ -54,7 +54,7 @@ def of_text(call: LanguageCall, index: TokenIndex, state: SequenceState | None) 
         offset = torch.zeros_like(padding, dtype=torch.float64)
         after = SequenceState(offset, padding, by_mask=index.without_padding)
     elif index.without_padding:  # a further turn of a dialogue
-        after = replace(after, padding=after.padding + (~valid_tokens(index.ids, call.mask)).sum(1))
+        after = _with_padding(after, index, valid_tokens(index.ids, call.mask))
     return Assigned(text_coordinates(call.model.vispe_scheme, index.ids, after), after)
 
 
@@ -81,16 +81,14 @@ def of_table(
         scheme.text(index.ids.double()),
         scheme.continue_text(index.ids, offset),
     )
-    padding = (~valid_tokens(index.ids, call.mask)).sum(1)
+    valid = valid_tokens(index.ids, call.mask)
     if state is None or state.prefix:
-        after = SequenceState(offset, padding)
+        after = SequenceState(offset, (~valid).sum(1))
     else:
-        padding = state.padding + padding * index.without_padding
-        after = replace(state, offset=offset, padding=padding, settled=None)
+        after = replace(_with_padding(state, index, valid), offset=offset, settled=None)
     ids, of_prompt = look_up(index.ids, prompt.table, span, beyond), prompt.token_attributes
     if of_prompt is None:
         return Assigned(ids, after)
-    valid = valid_tokens(index.ids, call.mask)
     plain = text_attributes(scheme.axes, valid)
     # padding has the index of the first token
     token_attributes = torch.where(valid, look_up(index.ids, of_prompt, span, plain), plain)
@@ -173,8 +171,9 @@ def _same_text(scheme: Scheme, index: TokenIndex, ids: Tensor, valid: Tensor, st
 
 
 def _with_padding(state: SequenceState, index: TokenIndex, valid: Tensor) -> SequenceState:
-    """Return the state after text that continues cached tokens."""
-    return replace(state, padding=state.padding + (~valid).sum(1) * index.without_padding)
+    """Return the state of a cache with the padding of a call, if its indices exclude it."""
+    padding = state.padding + (~valid).sum(1) * index.without_padding
+    return replace(state, padding=padding, by_mask=state.by_mask or index.without_padding)
 
 
 def _state_after_images(
@@ -184,9 +183,8 @@ def _state_after_images(
     after = state_after(coordinates, index.ids, valid)
     if state is None:
         return after
-    # indices that include padding need no correction
-    padding = after.padding * index.without_padding + state.padding
-    return replace(after, padding=padding, by_mask=state.by_mask)
+    padded = _with_padding(state, index, valid)
+    return replace(after, padding=padded.padding, by_mask=padded.by_mask)
 
 
 def _state_after_ids(
