@@ -143,7 +143,9 @@ def call_of(model: Any, named: dict[str, Any]) -> LanguageCall:
     masked = mask is not None
     if ids is None and _types_of_text_only(types, embeds):
         types = None
-    mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    # generate with a static cache passes a mask for each type of layers; those of linear attention are padding masks
+    masks = mask.values() if isinstance(mask, dict) else (mask,)
+    mask = next((m for m in masks if isinstance(m, Tensor) and m.ndim == 2), None)
     others = {
         n: v for n, v in named.items() if n not in READ and n not in CACHE_NAMES and n != "position_ids"
     }
