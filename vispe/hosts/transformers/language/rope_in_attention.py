@@ -171,12 +171,11 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
             f"{tuple(state.ids.shape)}, got {tuple(coordinates.ids.shape)}."
         )
     ids, mask = coordinates.ids.to(state.ids), coordinates.mask.to(state.ids.device)
-    valid = mask.sum(1)
-    offset = coordinates.next.to(state.offset) - coordinates.scheme.step * valid.to(state.offset)
+    offset = coordinates.scheme.counter_after(coordinates.next.to(state.offset), -mask.sum(1))
     if state.token_attributes is not None:
         raise UnsupportedHost("reposition: tokens of parallel sets cannot be moved. Fill the cache again.")
     conversion = None if state.conversion is None else (None, *state.conversion[1:])
-    after = SequenceState(offset, (~mask).sum(1), ids, conversion=conversion)
+    after = SequenceState(offset, (~mask).sum(1), ids, packed=state.packed, conversion=conversion)
     index = prompt_token_index(ids.shape[2], len(mask), mask, ids.device)
     after.settled = settled_length(after, None, cache, index, ids, coordinates.scheme)
     cache.vispe_state = after
