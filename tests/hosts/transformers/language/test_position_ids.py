@@ -285,3 +285,18 @@ def test_coordinates_of_text_with_padding_are_continued(family):
     keys = (longer["attention_mask"].cumsum(1) - 1).clamp(min=0)
     expected = model(**longer, position_ids=keys).logits[:, -2:]
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_coordinates_that_end_with_an_image_and_no_cache(family):
+    model, sample = converted(family, "mrope_i"), batch(family, [3, "bare" if family in QWEN else "image"])
+    ids, _ = coordinates(model, sample, sample["attention_mask"])
+    options = {"max_new_tokens": 3, "do_sample": False}
+    with pytest.raises(InputError, match="must end with text"):
+        model.generate(**sample.inputs, position_ids=ids, use_cache=False, **options)
+    longer = sample.with_tokens(torch.tensor([[5]]))
+    text = model.model.vispe_scheme.coordinates(sample.stream).next.expand(3, 1, 1)
+    ids = torch.cat([ids, text], 2)
+    expected = model.generate(**longer, **options)
+    assert torch.equal(model.generate(**longer, position_ids=ids, use_cache=False, **options), expected)

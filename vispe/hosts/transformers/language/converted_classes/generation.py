@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.errors import InputError
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS
 from vispe.hosts.transformers.language.positions.call import GRIDS, PACKED, PIXELS, LanguageCall, passed
@@ -106,7 +107,15 @@ class PositionedGeneration:
             steps = (length - 1 - state.padding)[:, None] + steps
             following = scheme.continue_text(steps, state.offset)
         else:
-            following = scheme.continue_text(steps, scheme.counter(axes[..., length - 1].double()))
+            last = axes[..., length - 1].double()
+            counter = scheme.counter(last)
+            text = scheme.continue_text(torch.zeros_like(steps[:1]), counter)[..., 0]
+            if not torch.allclose(text, last, rtol=1e-6, atol=1e-6):
+                raise InputError(
+                    "generate: without a cache, position_ids that are coordinates (axes, b, s) must end with text, as "
+                    "otherwise the next position is unknown, got an image. Add the text after it."
+                )
+            following = scheme.continue_text(steps, counter)
         axes[..., length:] = following.to(ids)
         return {**updated, "position_ids": ids}
 
