@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
+import vispe
 from tests.cases import cases
-from tests.hosts.transformers.reference import converted, generated, looped, recomputed, same, stock
+from tests.hosts.transformers.reference import (
+    converted,
+    copy_of,
+    generated,
+    looped,
+    recomputed,
+    same,
+    stock,
+)
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, batch
 from tests.products import partly
 from vispe.errors import InputError
@@ -276,6 +285,29 @@ def test_a_cache_of_another_model_is_refused(family):
     cache = stock(family)(**sample.inputs, use_cache=True)[CACHE]
     with pytest.raises(InputError, match="The cache must be filled by a model with"):
         converted(family, "mrope_i")(input_ids=torch.tensor([[4]]), **{CACHE: cache})
+
+
+@cases("words", [1, 2])
+@cases(
+    ("options", "others"),
+    [
+        ({}, {"spec": "vrope"}),
+        ({}, {"late_rotation": True}),
+        ({"late_rotation": True}, {}),
+        ({"late_rotation": True}, {"spec": "mrope_i", "late_rotation": True}),
+        ({"parallel": "graph_kv"}, {"late_rotation": True}),
+    ],
+)
+def test_a_cache_of_another_conversion_is_refused(options, others, words):
+    sample, tokens = batch("qwen2_vl", [3, "image", 4]), torch.full((1, words), 4)
+    cache = prefilled(vispe.convert(copy_of("qwen2_vl"), "mrope", **options), sample)[CACHE]
+    model = vispe.convert(copy_of("qwen2_vl"), **{"spec": "mrope", **others})
+    for call in (model, model.model):
+        with pytest.raises(InputError, match="with this position scheme and these options"):
+            call(input_ids=tokens, **{CACHE: copy.deepcopy(cache)})
+    longer = sample.with_tokens(tokens)
+    with pytest.raises(InputError, match="with this position scheme and these options"):
+        model.generate(**longer, **{CACHE: cache}, max_new_tokens=2)
 
 
 @cases("family", FAMILIES)

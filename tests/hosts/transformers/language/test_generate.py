@@ -1,8 +1,11 @@
 """Decoding: generate, a loop by hand and recomputation from nothing say the same, token by token."""
 
+import copy
 import threading
 
+import pytest
 import torch
+from transformers import DynamicCache
 
 from tests.cases import cases
 from tests.hosts.transformers.reference import (
@@ -16,6 +19,7 @@ from tests.hosts.transformers.reference import (
 )
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, WITH_VIDEO, batch
 from tests.products import partly
+from vispe.errors import InputError
 from vispe.multimodal import list_schemes
 
 STEPS = 3
@@ -191,3 +195,44 @@ def test_calls_leave_nothing_on_the_modules(family):
     generated(model, prompt(family, "mixed"), 2)
     looped(model, prompt(family, "several"), 2)
     assert remaining(model) == before
+
+
+@cases(("family", "chunk"), [("qwen2_vl", None), ("llava", None), ("qwen2_vl", 4)])
+def test_every_turn_of_a_conversation_may_have_an_image(family, chunk):
+    """The cache of `generate` continues in further turns, and in calls of the model, as from nothing."""
+    model = converted(family, "mrope_i")
+    turns = [3, "image", 2], [2, "wide", 3], [4], [1, "image", 2]
+    cache = DynamicCache(config=model.config.get_text_config())
+    for n in range(len(turns)):
+        whole = batch(family, [item for turn in turns[: n + 1] for item in turn])
+        new = batch(family, turns[n])
+        inputs = {k: new.inputs.get(k, v) if k == "image_grid_thw" else v for k, v in whole.inputs.items()}
+        inputs.pop("pixel_values", None)
+        if "pixel_values" in new.inputs:
+            inputs["pixel_values"] = whole["pixel_values"][-len(new["pixel_values"]) :]
+        if "image" not in turns[n] and "wide" not in turns[n]:
+            inputs.pop("image_grid_thw", None)
+        options = {"prefill_chunk_size": chunk} if chunk else {}
+        said = model.generate(**inputs, **{CACHE: cache}, max_new_tokens=1, do_sample=False, **options)
+        expected = recomputed(model, whole, 2)
+        length = whole["input_ids"].shape[1]
+        assert torch.equal(said[:, length:], expected[0][:, :1])
+        with torch.no_grad():
+            step = model(input_ids=said[:, -1:], **{CACHE: copy.deepcopy(cache)})
+        torch.testing.assert_close(step.logits[:, -1], expected[1][:, 1], rtol=1e-5, atol=1e-5)
+
+
+@cases("family", ["qwen2_vl", "llava"])
+def test_padding_and_images_in_later_chunks_of_a_prompt(family):
+    model, sample = converted(family, "mrope_i"), batch(family, [7, "image", 4], [6])
+    out = model.generate(
+        **sample.inputs, max_new_tokens=1, prefill_chunk_size=4, return_dict_in_generate=True, do_sample=False
+    )
+    cache, word = out[CACHE], out.sequences[:, -1:]
+    longer = sample.with_tokens(word)
+    with torch.no_grad():
+        step = model(input_ids=word, attention_mask=longer["attention_mask"], **{CACHE: copy.deepcopy(cache)})
+        expected = model(**longer).logits[:, -1]
+    torch.testing.assert_close(step.logits[:, -1], expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="the last image in it"):
+        cache.crop(-8)

@@ -471,3 +471,14 @@ def test_the_model_inside_alone_generates_equally_or_is_refused(family):
         assert "call vispe.convert with the complete model" in said
     else:
         assert torch.equal(actual, converted(family, "videorope").generate(**sample, **settings))
+
+
+@torch.no_grad()
+def test_padding_with_linear_attention_and_a_static_cache():
+    """Padding is not a packed sample, also where `generate` passes a mask for each type of layers."""
+    model = converted("qwen3_5", "vrope")
+    ids = torch.tensor([[0, 0, 0, 5, 6, 7], [3, 4, 5, 6, 7, 8]])
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0).long(), "max_new_tokens": 3, "do_sample": False}
+    expected = model.generate(**inputs)
+    actual = model.generate(**inputs, cache_implementation="static", disable_compile=True)
+    assert torch.equal(actual, expected)

@@ -216,3 +216,87 @@ def test_the_type_that_travels():
     assert "TokenPositions" in dict(
         inspect.getmembers(vispe.hosts.transformers.language.positions.position_ids)
     )
+
+
+@partly(1)
+@cases("family", ["qwen2_vl", "llava"])
+@cases("spec", ["mrope_i", "v2pe", "bilevel"])
+@cases("padding", ["left", "right"])
+@torch.no_grad()
+def test_coordinates_of_the_caller_are_continued(family, spec, padding):
+    """Rows may be padded on either side, and end with an image; a second turn may have an image as well."""
+    model = converted(family, spec)
+    first = batch(family, [3, "image", 4], [2], [4, "bare" if family in QWEN else "image"], padding=padding)
+    word = torch.tensor([[5, 6], [7, 8], [9, 10]])
+    recorded = torch.cat([first["attention_mask"], torch.ones_like(word)], 1)
+    ids, _ = coordinates(model, first, first["attention_mask"])
+    results = []
+    for said in ({}, {"position_ids": ids}):
+        cache = model(**first.inputs, **said)[CACHE]
+        results.append(model(input_ids=word, attention_mask=recorded, **{CACHE: cache}).logits)
+    assert torch.equal(*results)
+
+
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_coordinates_of_the_caller_for_a_second_image(family):
+    model, first, turn = converted(family, "mrope_i"), batch(family, [3]), batch(family, [2, "image", 3])
+    scheme, words = model.model.vispe_scheme, torch.tensor([[5, 6]])
+    ids = scheme.coordinates(turn.stream, start=torch.tensor([3.0])).ids
+    inputs, results = turn.without("attention_mask"), []
+    for said in ({}, {"position_ids": ids}, {"position_ids": ids + 0.5}):
+        cache = model(**first.inputs)[CACHE]
+        model(**inputs, **said, **{CACHE: cache})
+        results.append(model(input_ids=words, **{CACHE: cache}).logits)
+    assert torch.equal(*results[:2])
+    text = scheme.coordinates(turn.stream, start=torch.tensor([3.0])).next + torch.arange(2) + 0.5
+    cache = model(**first.inputs)[CACHE]
+    model(**inputs, position_ids=ids + 0.5, **{CACHE: cache})
+    expected = model(input_ids=words, position_ids=text.expand(3, 1, 2), **{CACHE: cache}).logits
+    assert torch.equal(results[2], expected)
+
+
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_text_after_other_coordinates_of_an_image_is_refused(family):
+    """The position after an image is that of the scheme; for other coordinates it is unknown."""
+    model, sample = converted(family, "mrope_i"), batch(family, [3, "bare" if family in QWEN else "image"])
+    ids, _ = coordinates(model, sample, sample["attention_mask"])
+    for ids_of_image in (ids * 1.5, ids / 2):
+        cache = model(**sample.inputs, position_ids=ids_of_image)[CACHE]
+        for tokens in (torch.tensor([[5]]), torch.tensor([[5, 6]])):
+            with pytest.raises(InputError, match="The position after the cached tokens is unknown"):
+                model(input_ids=tokens, **{CACHE: cache})
+        with pytest.raises(InputError, match="The position after the cached tokens is unknown"):
+            model.generate(**sample.inputs, position_ids=ids_of_image, max_new_tokens=2, do_sample=False)
+        model(input_ids=torch.tensor([[5]]), position_ids=torch.full((3, 1, 1), 9.0), **{CACHE: cache})
+        model(input_ids=torch.tensor([[5]]), **{CACHE: cache})
+
+
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_coordinates_of_text_with_padding_are_continued(family):
+    model, sample = converted(family, "mrope_i"), batch(family, [3], [7])
+    ids, _ = coordinates(model, sample, sample["attention_mask"])
+    words = torch.tensor([[5, 6], [7, 8]])
+    longer = sample.with_tokens(words)
+    cache = model(**sample.inputs, position_ids=ids)[CACHE]
+    actual = model(input_ids=words, attention_mask=longer["attention_mask"], **{CACHE: cache}).logits
+    keys = (longer["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    expected = model(**longer, position_ids=keys).logits[:, -2:]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_coordinates_that_end_with_an_image_and_no_cache(family):
+    model, sample = converted(family, "mrope_i"), batch(family, [3, "bare" if family in QWEN else "image"])
+    ids, _ = coordinates(model, sample, sample["attention_mask"])
+    options = {"max_new_tokens": 3, "do_sample": False}
+    with pytest.raises(InputError, match="must end with text"):
+        model.generate(**sample.inputs, position_ids=ids, use_cache=False, **options)
+    longer = sample.with_tokens(torch.tensor([[5]]))
+    text = model.model.vispe_scheme.coordinates(sample.stream).next.expand(3, 1, 1)
+    ids = torch.cat([ids, text], 2)
+    expected = model.generate(**longer, **options)
+    assert torch.equal(model.generate(**longer, position_ids=ids, use_cache=False, **options), expected)

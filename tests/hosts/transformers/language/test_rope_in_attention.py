@@ -8,9 +8,9 @@ from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of, generated, recomputed, same
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, batch
 from tests.products import partly
-from vispe.errors import ShapeError, UnsupportedHost
+from vispe.errors import InputError, ShapeError, UnsupportedHost
 from vispe.hosts.transformers.language.rope_in_attention import reposition
-from vispe.multimodal import create_scheme
+from vispe.multimodal import Stream, Text, alternating, create_scheme
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 ROWS = ([7], [3, "image", 4], [1, "wide", 1, "image", 2])
@@ -98,6 +98,8 @@ def test_cached_tokens_get_other_positions(family):
         cache.crop(-1)
         reposition(cache, create_scheme("v2pe(stride=4)").coordinates(sample.stream))
         moved = step(old, cache)
+        with pytest.raises(InputError, match="the last image in it"):
+            cache.crop(-8)
     torch.testing.assert_close(moved, expected, atol=1e-5, rtol=1e-5)
     assert (unmoved - expected).abs().max() > 1e-3
 
@@ -125,3 +127,30 @@ def test_what_cannot_be_moved_is_refused():
     model.model.language_model.config.layer_types = ["sliding_attention"] * 2
     with pytest.raises(UnsupportedHost, match="sliding window"):
         vispe.convert(model, "mrope_i", late_rotation=True)
+
+
+@cases("spec", ["vrope", "bilevel", "tad_rope", alternating(["v2pe", "mrope"], 2)])
+@torch.no_grad()
+def test_the_same_positions_again(spec):
+    """Counters of several numbers, and of several schemes, continue as before."""
+    model, sample = late("qwen2_vl", spec), batch("qwen2_vl", [2, "image", 3], [1, "wide", 1, "image", 2])
+    longer = sample.with_tokens(torch.tensor([[5, 6], [7, 8]]))
+    inputs = {"input_ids": longer["input_ids"][:, -2:], "attention_mask": longer["attention_mask"]}
+    results = []
+    for again in (False, True):
+        cache = _again(model, sample)
+        if again:
+            reposition(cache, model.model.vispe_scheme.coordinates(sample.stream))
+        results.append(model(**inputs, **{CACHE: cache}).logits)
+    assert torch.equal(*results)
+
+
+@torch.no_grad()
+def test_packed_samples_stay_packed():
+    model = late("qwen2_vl", "mrope_i")
+    tokens, ids = torch.arange(1, 7)[None], torch.tensor([[0, 1, 2, 0, 1, 2]])
+    cache = model(input_ids=tokens, position_ids=ids)[CACHE]
+    stream = Stream.of([[[Text(3)], [Text(3)]]])
+    reposition(cache, create_scheme("mrope_i").coordinates(stream))
+    with pytest.raises(InputError, match="packed samples"):
+        model(input_ids=tokens[:, :1], **{CACHE: cache})

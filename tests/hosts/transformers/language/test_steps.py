@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted as more
 from tests.hosts.transformers.more import CLASSES, prompt
 from tests.hosts.transformers.reference import converted
@@ -123,3 +124,46 @@ def test_a_cache_made_in_inference_mode_can_be_trained_on(steps):
         model(input_ids=torch.tensor([[5]]), **{CACHE: cache})
     known = cache.vispe_state.upcoming
     assert not any(t.is_inference() for pair in known.rotation.values() for t in pair)
+
+
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_a_step_may_be_padding_in_some_rows(family):
+    """Padding is counted for nothing, whether it comes alone or with a turn in which a row has no token."""
+    model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [6])
+    turn = batch(family, [3], [1, "image", 2])
+    tokens = torch.tensor([[5, 6, 7, 8], [0, 9, 0, 10]])
+    mask = sample["attention_mask"]
+    cache = model(**sample.inputs)[CACHE]
+    for n in range(4):
+        mask = torch.cat([mask, (tokens[:, n : n + 1] > 0).long()], 1)
+        actual = model(input_ids=tokens[:, n : n + 1], attention_mask=mask, **{CACHE: cache}).logits[:, -1]
+    longer = sample.with_tokens(tokens) | {"attention_mask": mask}
+    torch.testing.assert_close(actual, model(**longer).logits[:, -1], rtol=1e-5, atol=1e-5)
+    # a turn with an image, in which the first row has no token
+    mask = torch.cat([mask, torch.zeros_like(turn["attention_mask"])], 1)
+    mask[1, -turn["input_ids"].shape[1] :] = 1
+    inputs = turn.without("attention_mask")
+    model(**inputs, attention_mask=mask, **{CACHE: cache})
+    mask = torch.cat([mask, torch.ones(2, 2, dtype=torch.long)], 1)
+    words = torch.tensor([[11, 12], [11, 12]])
+    first = model(input_ids=words, attention_mask=mask, **{CACHE: cache}).logits[:1]
+    whole = sample.with_tokens(torch.tensor([[5, 6, 7, 8, 11, 12]]).expand(2, 6))
+    torch.testing.assert_close(first, model(**whole).logits[:1, -2:], rtol=1e-5, atol=1e-5)
+
+
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_padding_before_the_first_image_of_a_conversation(family):
+    """Text without images counts padding, as the stock model does; from the first image on, no padding is counted."""
+    model, first = converted(family, "mrope_i"), batch(family, [4], [4])
+    turn, words = batch(family, [2, "image", 1], [3]), torch.tensor([[5, 6], [7, 8]])
+    ids = torch.cat([first["input_ids"], turn["input_ids"], words], 1)
+    mask = torch.cat([first["attention_mask"], turn["attention_mask"], torch.ones_like(words)], 1)
+    whole = turn.inputs | {"input_ids": ids, "attention_mask": mask}
+    whole.pop("mm_token_type_ids", None)
+    expected = model(**whole).logits[:, -2:]
+    cache = model(**first.inputs)[CACHE]
+    model(**turn.inputs | {"attention_mask": mask[:, :-2]}, **{CACHE: cache})
+    actual = model(input_ids=words, attention_mask=mask, **{CACHE: cache}).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)

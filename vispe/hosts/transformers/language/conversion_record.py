@@ -47,6 +47,11 @@ class TextConversion:
         """Whether the coordinates of cached tokens are stored with the cache."""
         return self.late_rotation or self.all_positions
 
+    @property
+    def of_keys(self) -> tuple[Any, ...]:
+        """Settings that determine the keys in a KV cache, and how they are read."""
+        return self.scheme, self.late_rotation, self.parallel
+
 
 def schemes_of(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:
     """Return (index, scheme, first axis) of each scheme of layers; the index is None for one scheme of all layers."""

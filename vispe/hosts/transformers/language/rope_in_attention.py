@@ -18,7 +18,8 @@ from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, attend_pairwise
-from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
+from vispe.hosts.transformers.language.positions.kv_cache import SequenceState, settled_length
+from vispe.hosts.transformers.language.positions.token_index import prompt_token_index
 from vispe.multimodal import Coordinates
 
 PREFIX = "vispe_"
@@ -169,10 +170,12 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
             f"reposition: coordinates must have the shape (axes, rows, tokens) of the cache, "
             f"{tuple(state.ids.shape)}, got {tuple(coordinates.ids.shape)}."
         )
-    valid = coordinates.mask.sum(1)
-    ids = coordinates.ids.to(state.ids)
-    offset = coordinates.next.to(state.offset) - coordinates.scheme.step * valid.to(state.offset)
-    padding = torch.as_tensor(state.ids.shape[2], device=ids.device) - valid.to(ids.device)
+    ids, mask = coordinates.ids.to(state.ids), coordinates.mask.to(state.ids.device)
+    offset = coordinates.scheme.counter_after(coordinates.next.to(state.offset), -mask.sum(1))
     if state.token_attributes is not None:
         raise UnsupportedHost("reposition: tokens of parallel sets cannot be moved. Fill the cache again.")
-    cache.vispe_state = SequenceState(offset, padding, ids)
+    conversion = None if state.conversion is None else (None, *state.conversion[1:])
+    after = SequenceState(offset, (~mask).sum(1), ids, packed=state.packed, conversion=conversion)
+    index = prompt_token_index(ids.shape[2], len(mask), mask, ids.device)
+    after.settled = settled_length(after, None, cache, index, ids, coordinates.scheme)
+    cache.vispe_state = after

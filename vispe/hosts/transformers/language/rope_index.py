@@ -11,9 +11,12 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.converted_classes.generation import PositionedGeneration
 from vispe.hosts.transformers.language.converted_classes.model import PositionedModel
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.positions.call import LanguageCall
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
+    check_conversion,
+    check_end,
     check_filled_here,
     text_coordinates,
 )
@@ -117,6 +120,8 @@ class PositionedIndex(PositionedModel):
         # past_key_values is the name before transformers 5.24
         past = past_key_values if cache is None else cache
         state: SequenceState | None = getattr(past, "vispe_state", None)
+        check_conversion(state, language_model_of(self).vispe_text.of_keys)
+        check_end(state)
         if state is None:
             check_filled_here(past)
             if input_ids is None or (image_grid_thw is None and video_grid_thw is None):
@@ -131,7 +136,8 @@ class PositionedIndex(PositionedModel):
                 use_audio_in_video=bool(use_audio_in_video),
             )[0]
         tokens = inputs_embeds if input_ids is None else input_ids
-        token_index = next_token_index(tokens.shape[1], past, state, attention_mask)  # type: ignore[union-attr]
+        mask = attention_mask if state.by_mask else None
+        token_index = next_token_index(tokens.shape[1], past, state, mask)  # type: ignore[union-attr]
         return text_coordinates(self.vispe_scheme, token_index, state)
 
     @property

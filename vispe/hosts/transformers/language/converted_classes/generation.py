@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.errors import InputError
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS
 from vispe.hosts.transformers.language.positions.call import GRIDS, PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import table_by_index
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
+    check_conversion,
+    check_end,
     check_filled_here,
     state_after,
     text_state,
@@ -60,6 +64,8 @@ class PositionedGeneration:
         state: SequenceState | None = getattr(cache, "vispe_state", None)
         if state is None:
             check_filled_here(cache)
+        check_conversion(state, language_model_of(self.model).vispe_text.of_keys)  # type: ignore[attr-defined]
+        check_end(state)
         if mask is not None and mask.ndim == 2:
             check_mask(mask, f"{type(self).__name__}.generate", PACKED)
         cached = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
@@ -93,9 +99,24 @@ class PositionedGeneration:
         ids, length = updated["position_ids"].clone(), position_ids.shape[-1]
         axes = ids[-scheme.axes :]
         steps = torch.arange(1, ids.shape[-1] - length + 1, device=ids.device)
-        axes[..., length:] = scheme.continue_text(steps, scheme.counter(axes[..., length - 1].double())).to(
-            ids
-        )
+        cache = cache_of(updated)
+        state: SequenceState | None = getattr(cache, "vispe_state", None)
+        check_end(state)
+        if state is not None and int(cache.get_seq_length()) == length:
+            # the last token may be padding, or part of an image
+            steps = (length - 1 - state.padding)[:, None] + steps
+            following = scheme.continue_text(steps, state.offset)
+        else:
+            last = axes[..., length - 1].double()
+            counter = scheme.counter(last)
+            text = scheme.continue_text(torch.zeros_like(steps[:1]), counter)[..., 0]
+            if not torch.allclose(text, last, rtol=1e-6, atol=1e-6):
+                raise InputError(
+                    "generate: without a cache, position_ids that are coordinates (axes, b, s) must end with text, as "
+                    "otherwise the next position is unknown, got an image. Add the text after it."
+                )
+            following = scheme.continue_text(steps, counter)
+        axes[..., length:] = following.to(ids)
         return {**updated, "position_ids": ids}
 
     def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:

@@ -128,6 +128,7 @@ class LanguageCall:
         if state is None:
             return None
         first = torch.where(valid, token_index, token_index.max()).amin(1)
+        first = torch.where(valid.any(1), first, 0)  # rows without new tokens continue from the offset itself
         return self.model.vispe_scheme.counter_after(state.offset, first)
 
     def coordinates(

@@ -16,9 +16,16 @@ from vispe.errors import VispeError
 from vispe.hosts.transformers.language.parallel_sets import check_complete_sets, text_attributes
 from vispe.hosts.transformers.language.positions.call import GRIDS, LanguageCall
 from vispe.hosts.transformers.language.positions.kv_cache import SequenceState, state_after, text_coordinates
-from vispe.hosts.transformers.language.positions.position_ids import check_given, check_layout, stock_scheme
+from vispe.hosts.transformers.language.positions.position_ids import (
+    check_given,
+    check_layout,
+    readable,
+    same_ids,
+    stock_scheme,
+)
 from vispe.hosts.transformers.language.positions.prompt import PromptPositions
 from vispe.hosts.transformers.language.positions.token_index import TokenIndex, valid_tokens
+from vispe.multimodal import Coordinates, Scheme
 
 
 class Assigned(NamedTuple):
@@ -46,8 +53,8 @@ def of_text(call: LanguageCall, index: TokenIndex, state: SequenceState | None) 
         )
         offset = torch.zeros_like(padding, dtype=torch.float64)
         after = SequenceState(offset, padding, by_mask=index.without_padding)
-    elif index.without_padding and index.ids.shape[1] > 1:  # a further turn of a dialogue
-        after = replace(after, padding=after.padding + (~valid_tokens(index.ids, call.mask)).sum(1))
+    elif index.without_padding:  # a further turn of a dialogue
+        after = _with_padding(after, index, valid_tokens(index.ids, call.mask))
     return Assigned(text_coordinates(call.model.vispe_scheme, index.ids, after), after)
 
 
@@ -55,11 +62,7 @@ def of_images(call: LanguageCall, index: TokenIndex, state: SequenceState | None
     """Return the coordinates of tokens that contain images or videos."""
     valid = valid_tokens(index.ids, call.mask)
     coordinates, token_attributes = call.coordinates(index.ids, valid, state)
-    after = state_after(coordinates, index.ids, valid)
-    if state is not None:
-        # indices that include padding need no correction
-        padding = after.padding * index.without_padding + state.padding
-        after = replace(after, padding=padding, by_mask=state.by_mask)
+    after = _state_after_images(coordinates, index, valid, state)
     return Assigned(coordinates.ids, after, token_attributes)
 
 
@@ -78,14 +81,14 @@ def of_table(
         scheme.text(index.ids.double()),
         scheme.continue_text(index.ids, offset),
     )
+    valid = valid_tokens(index.ids, call.mask)
     if state is None or state.prefix:
-        after = SequenceState(offset, (~valid_tokens(index.ids, call.mask)).sum(1))
+        after = SequenceState(offset, (~valid).sum(1))
     else:
-        after = state
+        after = replace(_with_padding(state, index, valid), offset=offset, settled=None)
     ids, of_prompt = look_up(index.ids, prompt.table, span, beyond), prompt.token_attributes
     if of_prompt is None:
         return Assigned(ids, after)
-    valid = valid_tokens(index.ids, call.mask)
     plain = text_attributes(scheme.axes, valid)
     # padding has the index of the first token
     token_attributes = torch.where(valid, look_up(index.ids, of_prompt, span, plain), plain)
@@ -112,19 +115,34 @@ def of_caller(
         except VispeError:
             return None
 
-    def expected(token_index: Tensor) -> Tensor | None:
+    def of_scheme(token_index: Tensor) -> Coordinates | None:
         start = call.start(token_index, valid, state)
         try:
-            return scheme.coordinates(call.stream(token_index, valid), start=start).ids
+            return scheme.coordinates(call.stream(token_index, valid), start=start)
         except VispeError:
             return None
+
+    def expected(token_index: Tensor) -> Tensor | None:
+        coordinates = of_scheme(token_index)
+        return None if coordinates is None else coordinates.ids
 
     check_layout(scheme, position_ids, index.ids, text, expected, valid)
     if state is None and (stock := stock_scheme(call.model.config)) is not None:
         grids = any(call.kwargs.get(name) is not None for name in GRIDS[:2])
         stream = partial(call.stream, index.ids, valid) if grids else None
         check_given(scheme, stock, len(position_ids), ids, valid, stream)
-    return Assigned(ids, _state_after_ids(call, index, ids, state))
+    if not readable(ids):
+        return Assigned(ids, _state_after_ids(scheme, index, ids, valid, state))
+    if state is not None and _same_text(scheme, index, ids, valid, state):
+        return Assigned(ids, _with_padding(state, index, valid))
+    coordinates = of_scheme(index.ids)
+    if coordinates is not None and same_ids(ids, coordinates.ids, valid):
+        return Assigned(ids, _state_after_images(coordinates, index, valid, state))
+    after = _state_after_ids(scheme, index, ids, valid, state)
+    is_text = text()
+    if is_text is not None and not bool(_last(is_text, valid)[valid.any(1)].all()):
+        after = replace(after, ends_unknown=True)
+    return Assigned(ids, after)
 
 
 def of_caller_alone(
@@ -142,18 +160,52 @@ def of_caller_alone(
 
     valid = valid_tokens(index.ids, call.mask)
     check_layout(scheme, position_ids, index.ids, lambda: None, expected, valid)
-    return Assigned(ids, _state_after_ids(call, index, ids, state))
+    if state is not None and readable(ids) and _same_text(scheme, index, ids, valid, state):
+        return Assigned(ids, _with_padding(state, index, valid))
+    return Assigned(ids, _state_after_ids(scheme, index, ids, valid, state))
+
+
+def _same_text(scheme: Scheme, index: TokenIndex, ids: Tensor, valid: Tensor, state: SequenceState) -> bool:
+    """Return whether coordinates of the caller are those of text after cached tokens."""
+    return not state.ends_unknown and same_ids(ids, text_coordinates(scheme, index.ids, state), valid)
+
+
+def _with_padding(state: SequenceState, index: TokenIndex, valid: Tensor) -> SequenceState:
+    """Return the state of a cache with the padding of a call, if its indices exclude it."""
+    padding = state.padding + (~valid).sum(1) * index.without_padding
+    return replace(state, padding=padding, by_mask=state.by_mask or index.without_padding)
+
+
+def _state_after_images(
+    coordinates: Coordinates, index: TokenIndex, valid: Tensor, state: SequenceState | None
+) -> SequenceState:
+    """Return the state after coordinates of the scheme."""
+    after = state_after(coordinates, index.ids, valid)
+    if state is None:
+        return after
+    padded = _with_padding(state, index, valid)
+    return replace(after, padding=padded.padding, by_mask=padded.by_mask)
 
 
 def _state_after_ids(
-    call: LanguageCall, index: TokenIndex, ids: Tensor, state: SequenceState | None
+    scheme: Scheme, index: TokenIndex, ids: Tensor, valid: Tensor, state: SequenceState | None
 ) -> SequenceState:
-    """Return the state after coordinates of the caller."""
-    if state is not None:
-        return state
-    scheme = call.model.vispe_scheme
-    offset = scheme.counter_after(scheme.counter(ids[..., -1]), -index.ids[:, -1])
-    return SequenceState(offset, (~valid_tokens(index.ids, call.mask)).sum(1))
+    """Return the state after coordinates of the caller, whose last valid token in each row is text."""
+    last_index = _last(index.ids, valid)
+    offset = scheme.counter_after(scheme.counter(_last(ids, valid)), -last_index)
+    if state is None:
+        return SequenceState(offset, (~valid).sum(1))
+    has_tokens = valid.any(1) if offset.ndim == 1 else valid.any(1)[:, None]
+    before = state.offset if state.offset.ndim == offset.ndim else state.offset[:, None]
+    offset = torch.where(has_tokens, offset, before)
+    return replace(_with_padding(state, index, valid), offset=offset, settled=None, ends_unknown=False)
+
+
+def _last(values: Tensor, valid: Tensor) -> Tensor:
+    """Return the values (..., b) of the last valid token of each row, for values (..., b, s)."""
+    index = torch.arange(valid.shape[1], device=valid.device)
+    last = torch.where(valid, index, 0).amax(1)[:, None].expand(*values.shape[:-1], 1)
+    return values.gather(-1, last)[..., 0]
 
 
 def table_by_index(ids: Tensor, token_index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

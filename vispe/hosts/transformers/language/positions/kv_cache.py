@@ -60,6 +60,10 @@ class SequenceState:
         prefix: whether the cache contains only virtual tokens of prefix tuning.
         rotated: whether cached keys are rotated although `ids` is stored, for indexers that rotate cached keys.
         upcoming: rotation of the next text tokens during decoding of single tokens; otherwise None.
+        ends_unknown: whether the offset is unknown: the caller passed other coordinates than those of the scheme,
+            and the last token is part of an image.
+        conversion: identity of the conversion that rotated the cached keys, `TextConversion.of_keys`; None if
+            there are no such keys. The scheme in it is None after `reposition`, which accepts any.
     """
 
     offset: Tensor
@@ -72,6 +76,8 @@ class SequenceState:
     prefix: bool = False
     rotated: bool = False
     upcoming: NextTokens | None = None
+    ends_unknown: bool = False
+    conversion: tuple[Any, ...] | None = None
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of some rows of the batch."""
@@ -180,11 +186,30 @@ def state_after(coordinates: Coordinates, token_index: Tensor, valid: Tensor) ->
 
 
 def settled_length(
-    state: SequenceState, cache: Any, token_index: Tensor, ids: Tensor, scheme: Scheme
+    state: SequenceState,
+    before: SequenceState | None,
+    cache: Any,
+    token_index: Tensor,
+    ids: Tensor,
+    scheme: Scheme,
 ) -> int | Tensor:
-    """Return the number of cached tokens up to the last one, in all rows, that is not text with this offset."""
+    """Return the number of cached tokens up to the last one, in all rows, that is not text with this offset.
+
+    Args:
+        state: state after the call.
+        before: state before the call, or None.
+        cache: KV cache after the call.
+        token_index: token indices of the call (b, s).
+        ids: coordinates of the call (axes, b, s).
+        scheme: scheme of the model.
+    """
     text = ((ids - text_coordinates(scheme, token_index, state)).abs() < 1e-6).all(0)
-    return cache.get_seq_length() - text.flip(1).long().cumprod(1).sum(1).amin()
+    text_at_end = text.flip(1).long().cumprod(1).sum(1).amin()
+    settled = cache.get_seq_length() - text_at_end
+    if before is None or before.settled is None or before.offset.shape != state.offset.shape:
+        return settled
+    continued = (text_at_end == ids.shape[2]) & (before.offset == state.offset).all()
+    return torch.where(continued, before.settled, settled)
 
 
 def text_coordinates(scheme: Scheme, token_index: Tensor, state: SequenceState) -> Tensor:
@@ -199,6 +224,43 @@ def check_filled_here(cache: Any) -> None:
             "The cache must be filled by a model with this position scheme, got one filled by another model. Fill a "
             "new cache with this model, from input_ids and the grids of the images."
         )
+
+
+def check_conversion(state: SequenceState | None, conversion: tuple[Any, ...]) -> None:
+    """Raise `InputError` if the keys in a cache were rotated by another conversion.
+
+    Args:
+        state: state of the cache, or None.
+        conversion: identity of the conversion of the model, `TextConversion.of_keys`.
+    """
+    if torch.compiler.is_compiling() or state is None or state.conversion is None:
+        return
+    if state.conversion == conversion or (
+        state.conversion[0] is None and state.conversion[1:] == conversion[1:]
+    ):
+        return
+    raise InputError(
+        f"The cache must be filled by a model with this position scheme and these options of vispe.convert, "
+        f"{_conversion_text(conversion)}, got a cache of {_conversion_text(state.conversion)}. Fill a new cache with "
+        "this model."
+    )
+
+
+def check_end(state: SequenceState | None) -> None:
+    """Raise `InputError` if the position of the token after a cache is unknown."""
+    if state is not None and state.ends_unknown:
+        raise InputError(
+            "The position after the cached tokens is unknown: position_ids of an earlier call were not the coordinates "
+            "of the scheme and ended with an image, got a call without position_ids. Pass the coordinates of its "
+            "tokens, (axes, b, s)."
+        )
+
+
+def _conversion_text(conversion: tuple[Any, ...]) -> str:
+    scheme, late_rotation, parallel = conversion
+    options = {"late_rotation": late_rotation or None, "parallel": parallel}
+    named = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    return " with ".join([str(scheme or "any scheme"), *([", ".join(named)] if named else [])])
 
 
 def state_of_prefix(

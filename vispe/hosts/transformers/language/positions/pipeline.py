@@ -15,6 +15,8 @@ from vispe.hosts.transformers.language.positions.call import PACKED, LanguageCal
 from vispe.hosts.transformers.language.positions.coordinates import Assigned
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
+    check_conversion,
+    check_end,
     check_filled_here,
     state_of_prefix,
 )
@@ -60,6 +62,7 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     text, images = language_model_of(call.model), call.has_images
     parallel = text.vispe_text.parallel
     check_cache(call.state)
+    check_conversion(call.state, text.vispe_text.of_keys)
     _check_members(call, parallel)
     if (call.state is None or call.tokens.shape[1] > 1) and not torch.compiler.is_compiling():
         check_mask(call.mask, type(call.model).__name__, PACKED)
@@ -70,6 +73,8 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
         before = state_of_prefix(call.cache, call.tokens, axes, late=late, by_mask=images)
     index, ids = _split(call, position_ids, before, images)
     packed = _packed(call, text, index, before)
+    if ids is None:
+        check_end(before)
     if ids is not None:
         assigned = coordinates.of_caller(call, index, ids, position_ids, before)  # type: ignore[arg-type]
         if parallel is not None and images:  # for the attributes of parallel sets
@@ -96,9 +101,11 @@ def text_call_positions(call: LanguageCall, position_ids: Tensor | None) -> Call
     if before is None:
         check_filled_here(call.cache)
     check_cache(before)
+    check_conversion(before, call.model.vispe_text.of_keys)
     index, ids = _split(call, position_ids, before, images=False)
     packed = _packed(call, call.model, index, before)
     if ids is None:
+        check_end(before)
         assigned = coordinates.of_text(call, index, before)
     else:
         assigned = coordinates.of_caller_alone(call, index, ids, position_ids, before)  # type: ignore[arg-type]
@@ -113,6 +120,8 @@ def _split(
     if position_ids is not None:
         rows, length = call.tokens.shape[:2]
         token_index, ids = split_ids(position_ids, call.model.vispe_scheme.axes, (rows, length))
+    # indices of coordinates exclude padding, as those of images
+    images = images or ids is not None
     index = index_tokens(
         call.tokens, token_index, cache=call.cache, state=before, mask=call.mask, images=images
     )

@@ -21,6 +21,7 @@ from vispe.hosts.transformers.language.positions.kv_cache import (
     NextTokens,
     PositionedCache,
     SequenceState,
+    check_conversion,
     set_state,
     settled_length,
 )
@@ -104,8 +105,10 @@ def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | N
         or call.input_ids.shape[1] != 1
         or state.packed
         or state.prefix
+        or state.ends_unknown
     ):
         return None
+    check_conversion(state, language_model_of(call.model).vispe_text.of_keys)
     shape = tuple(call.input_ids.shape)  # other shapes are checked in `positions_of_call`
     ordinary = position_ids is None or (
         isinstance(position_ids, Tensor)
@@ -127,6 +130,9 @@ def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | N
         after_prompt = prompt is None or bool((token_index >= prompt.span.sum(1, keepdim=True)).all())
         if not after_prompt or step.length < int(state.settled):
             return None
+        # padding is counted in the state
+        if call.mask is not None and not bool(call.mask[:, -1].all()):
+            return None
         state.upcoming = None
     return step
 
@@ -137,7 +143,9 @@ def call_of(model: Any, named: dict[str, Any]) -> LanguageCall:
     masked = mask is not None
     if ids is None and _types_of_text_only(types, embeds):
         types = None
-    mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    # generate with a static cache passes a mask for each type of layers; those of linear attention are padding masks
+    masks = mask.values() if isinstance(mask, dict) else (mask,)
+    mask = next((m for m in masks if isinstance(m, Tensor) and m.ndim == 2), None)
     others = {
         n: v for n, v in named.items() if n not in READ and n not in CACHE_NAMES and n != "position_ids"
     }
@@ -206,6 +214,8 @@ def store_state(text: Any, cache: Any, outputs: Any, positions: CallPositions) -
             after = replace(after, token_attributes=append_attributes(past, positions.token_attributes))
     if cache is None or after is positions.before:
         return
+    after.conversion = text.vispe_text.of_keys
     if after.settled is None:
-        after.settled = settled_length(after, cache, positions.token_index, positions.ids, text.vispe_scheme)
+        of_call = positions.token_index, positions.ids, text.vispe_scheme
+        after.settled = settled_length(after, positions.before, cache, *of_call)
     set_state(cache, after)

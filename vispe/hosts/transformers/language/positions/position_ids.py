@@ -94,7 +94,7 @@ def _check_dtype(position_ids: Any) -> None:
         raise InputError(
             f"position_ids must be integers, float32 or float64, got {dtype}. Number the tokens from 0."
         )
-    if dtype in FLOATS and _readable(position_ids) and not bool(position_ids.isfinite().all()):
+    if dtype in FLOATS and readable(position_ids) and not bool(position_ids.isfinite().all()):
         raise InputError(
             "position_ids must be finite, got NaN or infinity. Pass one number per token, 0 for padding."
         )
@@ -104,7 +104,7 @@ def _as_integers(token_index: Tensor) -> Tensor:
     """Return ordinary ids (b, s) as int64; raise `InputError` for fractions."""
     if (
         token_index.dtype in FLOATS
-        and _readable(token_index)
+        and readable(token_index)
         and not bool((token_index == token_index.round()).all())
     ):
         fraction = float(token_index[token_index != token_index.round()][0])
@@ -115,7 +115,7 @@ def _as_integers(token_index: Tensor) -> Tensor:
     return token_index.long()
 
 
-def _readable(x: Tensor) -> bool:
+def readable(x: Tensor) -> bool:
     """Return whether Python code may branch on the values of a tensor."""
     return not (x.is_meta or torch.compiler.is_compiling() or isinstance(x, FakeTensor))
 
@@ -176,7 +176,7 @@ def check_layout(
     if rows == 1 or shape[0] != rows or not _transposed(shape, scheme.axes, rows, length):
         return
     moved = position_ids.movedim(1, 0)
-    if not _readable(position_ids) or (shape[0] == shape[1] and torch.equal(position_ids, moved)):
+    if not readable(position_ids) or (shape[0] == shape[1] and torch.equal(position_ids, moved)):
         return
     own, direct = split_ids(position_ids, scheme.axes, (rows, length))
     try:
@@ -184,10 +184,10 @@ def check_layout(
     except InputError:  # transposed, the ordinary ids would have fractions
         return
     own, other = (token_index if x is None else x for x in (own, other))
-    if (scheme_ids := expected(own)) is not None and _same(direct, scheme_ids, valid):  # type: ignore[arg-type]
+    if (scheme_ids := expected(own)) is not None and same_ids(direct, scheme_ids, valid):  # type: ignore[arg-type]
         return
     scheme_ids = expected(other)
-    wrong = scheme_ids is not None and _same(across, scheme_ids, valid)  # type: ignore[arg-type]
+    wrong = scheme_ids is not None and same_ids(across, scheme_ids, valid)  # type: ignore[arg-type]
     if not wrong:
         of_text = text()
         likely = of_text is not None or _numbered(scheme, across, valid)  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def _as_text(scheme: Scheme, ids: Tensor, tokens: Tensor) -> bool:
     parts = scheme.parts if isinstance(scheme, ConcatenatedScheme) else ((scheme, 0),)
     for part, first in parts:
         of_part = ids[first : first + part.axes]
-        if part.levels == 1 and not _same(of_part, part.text(part.counter(of_part)), tokens):
+        if part.levels == 1 and not same_ids(of_part, part.text(part.counter(of_part)), tokens):
             return False
     return True
 
@@ -254,9 +254,9 @@ def check_given(
         return
     if stream is not None:
         content = stream()
-        if _same(ids, scheme.coordinates(content).ids, valid):
+        if same_ids(ids, scheme.coordinates(content).ids, valid):
             return
-        if not four and not _same(ids, stock.coordinates(content).ids[-scheme.axes :], valid):
+        if not four and not same_ids(ids, stock.coordinates(content).ids[-scheme.axes :], valid):
             return
     if four:
         raise InputError(
@@ -269,7 +269,7 @@ def check_given(
     )
 
 
-def _same(ids: Tensor, others: Tensor, valid: Tensor) -> bool:
+def same_ids(ids: Tensor, others: Tensor, valid: Tensor) -> bool:
     """Return whether coordinates (axes, b, s) are equal up to rounding to float32."""
     return bool(torch.isclose(ids, others.to(ids), rtol=1e-6, atol=1e-6)[:, valid].all())
 

@@ -52,8 +52,10 @@ def index_tokens(
     if of_caller is not None:
         return TokenIndex(of_caller.expand(rows, length), True, True)
     if state is not None:
-        following = next_token_index(length, cache, state, mask)
-        return TokenIndex(following.expand(rows, length), mask is not None and state.by_mask, False)
+        # the first images after text end the count of padding
+        by_mask = mask is not None and (state.by_mask or images)
+        following = next_token_index(length, cache, state, mask if by_mask else None)
+        return TokenIndex(following.expand(rows, length), by_mask, False)
     prompt = prompt_token_index(length, rows, mask if images else None, tokens.device)
     return TokenIndex(prompt.expand(rows, length), False, False)
 
@@ -84,9 +86,9 @@ def prompt_token_index(length: int, rows: int, mask: Tensor | None, device: torc
 
 
 def next_token_index(length: int, cache: Any, state: SequenceState, mask: Tensor | None) -> Tensor:
-    """Return the token indices (b, length) of tokens after a cache; padding repeats the previous index."""
+    """Return the token indices (b, length) of tokens after a cache; with a mask, padding repeats the previous index."""
     cached_tokens = cache.get_seq_length() - state.padding
-    if mask is not None and state.by_mask:
+    if mask is not None:
         return cached_tokens[:, None] + mask[:, -length:].long().cumsum(1) - 1
     return cached_tokens[:, None] + torch.arange(length, device=cached_tokens.device)
 
