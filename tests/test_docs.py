@@ -194,11 +194,12 @@ LONG = {"models/hosts.md", "explanation/attention.md"}
     slow_except(GUIDE, [p for p in GUIDE if "/".join(p.parts[-2:]) not in LONG]),
     ids=lambda p: p.stem,
 )
-def test_code_runs(path):
+def test_code_runs(path, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from vispe.encodings.registry import _REGISTRY
 
     before, space = dict(_REGISTRY), {"__name__": "guide"}
+    monkeypatch.chdir(tmp_path)
     try:
         for code in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
             exec(compile(code, path.name, "exec"), space)

@@ -47,7 +47,7 @@ def test_what_a_batch_says_of_files_without_an_image():
     match(images, "labels", paths("a_x.png c.png d.png"), notes.append)
     assert images[0].labels == Path("a_x.png")
     assert images[1].labels is None
-    assert notes == ["2 labels file(s) match no image and are ignored: c.png, d.png."]
+    assert notes == ["Ignored 2 labels files without an image: c.png, d.png."]
     with pytest.raises(
         InputError, match=r"^no truth file matches an image by name: got c.png for images such "
     ):
@@ -76,7 +76,7 @@ def test_what_masks_of_a_sequence_say(tmp_path):
     images = FileImages([tmp_path / "a.png", tmp_path / "b.png"], lambda page: page)
     files = {name: tmp_path / f"{name}.png" for name in ("a_mask", "b", "c", "d")}
     assert FileMasks(images, [files["b"], files["a_mask"], files["c"]]).notes == [
-        "1 mask(s) match no image and are not used: c.png."
+        "Skipped 1 mask without an image: c.png."
     ]
     assert FileMasks(images, [files["c"], files["d"]]).notes == [
         "No mask has the name of an image; masks were matched to images by order."

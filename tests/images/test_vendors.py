@@ -295,9 +295,9 @@ WRITERS = {
 @cases("name", WRITERS)
 def test_damaged_files_give_one_sentence(tmp_path, name):
     path = tmp_path / name
-    needs(next(v.module for v in VENDORS if v.name.lower().endswith(name[-3:])))
     WRITERS[name](path)
     data = path.read_bytes()
+    needs(vendor_of(data[:352]).module)
     read_image(path)
     for share in (0.02, 0.2, 0.5, 0.8):
         path.write_bytes(data[: max(int(share * len(data)), 12)])
@@ -310,14 +310,13 @@ def test_damaged_files_give_one_sentence(tmp_path, name):
 
 def test_damaged_bytes_raise_nothing_else(tmp_path):
     for name, write in WRITERS.items():
-        if (
-            importlib.util.find_spec(next(v.module for v in VENDORS if v.name.lower().endswith(name[-3:])))
-            is None
-        ):
-            continue
         path = tmp_path / name
-        write(path)
-        data = path.read_bytes()
+        try:
+            write(path)
+            data = path.read_bytes()
+            needs(vendor_of(data[:352]).module)
+        except pytest.skip.Exception:
+            continue
         rng = np.random.default_rng(0)
         for _ in range(40):
             broken = bytearray(data)

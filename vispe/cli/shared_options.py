@@ -4,7 +4,7 @@ IMAGE = {
     "channel": "channels to use, by number (from 0) or name, separated by commas.",
     "z": "page (from 0) or range a:b of a stack.",
     "axes": "order of the stored axes, such as ZYX; overrides the metadata of the file.",
-    "scene": "scene to read from CZI, LIF, ND2, DM3 and DM4 files, by name or number (from 0).",
+    "scene": "scene to read from CZI, LIF, ND2, DM3, DM4 and HDF5 files, by name or number (from 0).",
     "orientation": (
         "stored (default) reads the pixels as Fiji, napari and ilastik do; tag applies the orientation tag of "
         "the file, as web browsers and labelme do."

@@ -162,7 +162,7 @@ class FileMasks(Sequence[np.ndarray]):
             )
         if strays:
             names = ", ".join(path.name for path in strays[:5])
-            self.notes.append(f"{len(strays)} mask(s) match no image and are not used: {names}.")
+            self.notes.append(f"Skipped {counted(len(strays), 'mask')} without an image: {names}.")
         return matched
 
 

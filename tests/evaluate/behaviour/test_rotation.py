@@ -65,4 +65,4 @@ def test_rectangles_are_rotated_by_half_so_that_sizes_stay():
 def test_features_that_are_the_same_everywhere_have_no_error():
     outcome = actual(lambda x: x * 0 + 1, torch.randn(2, 3, 8, 8))
     assert math.isnan(outcome.value)
-    assert "2 image(s) with constant features" in outcome.note
+    assert "Excluded 2 images with constant features" in outcome.note

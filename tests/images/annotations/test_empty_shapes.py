@@ -52,7 +52,7 @@ def test_empty_geometries(tmp_path, geometry):
     path = geojson(tmp_path, [FULL[0], feature(geometry), FULL[1]])
     actual = read_labels(path, (1, H, W))
     np.testing.assert_array_equal(actual.values, EXPECTED)
-    assert "1 shape(s) of a.geojson have an empty geometry and are not used." in actual.notes
+    assert "a.geojson: skipped 1 shape with an empty geometry." in actual.notes
     said = []
     np.testing.assert_array_equal(read_truth(path, (1, H, W), names=["bg", "ob"], note=said.append), EXPECTED)
     assert any("empty geometry" in text for text in said)
@@ -89,7 +89,7 @@ def test_empty_segmentations_of_coco(tmp_path, segmentation):
     (tmp_path / "a.json").write_text(json.dumps(content))
     actual = read_labels(tmp_path / "a.json", (1, H, W))
     np.testing.assert_array_equal(actual.values, EXPECTED)
-    assert "1 shape(s) of a.json have an empty geometry and are not used." in actual.notes
+    assert "a.json: skipped 1 shape with an empty geometry." in actual.notes
 
 
 def test_empty_regions_of_imagej(tmp_path):
@@ -104,4 +104,4 @@ def test_empty_regions_of_imagej(tmp_path):
     roifile.roiwrite(tmp_path / "a_RoiSet.zip", regions)
     actual = read_labels(tmp_path / "a_RoiSet.zip", (1, H, W))
     np.testing.assert_array_equal(actual.values, EXPECTED)
-    assert "1 shape(s) of a_RoiSet.zip have an empty geometry and are not used." in actual.notes
+    assert "a_RoiSet.zip: skipped 1 shape with an empty geometry." in actual.notes

@@ -130,8 +130,8 @@ def test_shapes_without_a_class_and_ignored_ones_are_left_out_with_a_note(tmp_pa
     other = feature("Polygon", [box(0, 0, 30, 20)], "Ignore*")
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN, feature("Point", [5, 5]), other)
     notes = read_labels(path, (1, H, W)).notes
-    assert "1 shape(s) of a.geojson of the class Ignore*, which QuPath ignores, are not used." in notes
-    assert "1 shape(s) of a.geojson have no class and are not used." in notes
+    assert "a.geojson: skipped 1 shape of the class Ignore*, which QuPath ignores." in notes
+    assert "a.geojson: skipped 1 shape without a class." in notes
     with pytest.raises(InputError, match=r"1 shape, none with a class. Assign a classification"):
         read_labels(geojson(path, feature("Point", [5, 5])), (1, H, W))
 
@@ -142,7 +142,7 @@ def test_what_reaches_beyond_the_image_is_cut_and_what_lies_outside_is_refused(t
     np.testing.assert_array_equal(
         actual.values, blocks((2, np.s_[:4], np.s_[:4]), (1, np.s_[15:], np.s_[:3]))
     )
-    assert "1 shape(s) of a.geojson extend beyond the image and are clipped." in actual.notes
+    assert "a.geojson: clipped 1 shape at the border of the image." in actual.notes
     path = geojson(path, PORE, feature("Polygon", [box(31, 0, 40, 9)], "grain"))
     with pytest.raises(
         InputError, match=r"feature 1 is outside the image of 30 x 20 pixels, got x 31 to 40, y 0 to 9"
@@ -312,7 +312,7 @@ def test_the_class_of_a_region_is_its_group_or_its_name(tmp_path):
     actual = read_labels(path, (1, H, W))
     assert actual.names == ("grain", "pore")
     assert actual.values[0, 0, :4].tolist() == [2, 2, 1, 0]
-    assert "1 shape(s) of RoiSet.zip have no class and are not used." in actual.notes
+    assert "RoiSet.zip: skipped 1 shape without a class." in actual.notes
     grouped = [roi("RECT", None, f"any-{i}", (i, 0, i + 1, 5), group=g) for i, g in enumerate([3, 1, 3])]
     path.unlink()
     roifile.roiwrite(path, grouped)

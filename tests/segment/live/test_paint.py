@@ -307,6 +307,19 @@ def test_folders_and_pages_that_are_not_there(tmp_path, image):
         open_paint(image[0], page=3, features="filters")
 
 
+def test_a_photo_with_an_orientation_tag_has_a_note(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (40, 30)).save(tmp_path / "phone.jpg", exif=exif)
+    notes = []
+    paint = open_paint(tmp_path / "phone.jpg", features="filters", watch=notes.append)
+    assert paint.images[0].image.pages.shape[1:3] == (30, 40)
+    assert notes == [
+        "phone.jpg has the orientation tag 6 (rotated by 90 degrees clockwise), which is not applied: the window shows "
+        "the pixels as stored, so scribbles fit `vispe segment`."
+    ]
+
+
 def test_only_this_machine_and_only_with_the_token(server):
     assert server.server_address[0] == "127.0.0.1"
     assert ask(server, "/state")[0] == 200
@@ -448,4 +461,4 @@ def test_the_command_ends_with_control_c(image, tmp_path):
         process.kill()
         process.wait()
     assert process.returncode == 0
-    assert f"1 stroke(s) were not saved to {tmp_path / 'p'}" in said
+    assert f"not saved to {tmp_path / 'p'}: 1 stroke" in said

@@ -246,7 +246,7 @@ def test_folders_wildcards_and_masks(files, tmp_path):
     paint = open_paint([tmp_path], features="filters", mask=str(tmp_path / "masks"), watch=notes.append)
     assert [item.image.path.name for item in paint.images] == ["a.png", "b.png", "c.png"]
     assert any("a_labels.png" in note for note in notes)
-    assert any("1 image(s) have no mask" in note for note in notes)
+    assert any("No mask for 1 image" in note for note in notes)
     paint.update(content(0, [BACKGROUND]))
     paint.update(content(1, [scribbles[1]]))
     assert not paint.prediction.labels[:, -9:].any()

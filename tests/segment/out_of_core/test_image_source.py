@@ -180,7 +180,8 @@ def test_results_next_to_stores_are_not_images(tmp_path):
     for name in ("a.zarr", "a_seg.ome.zarr", "b.zarr", "c_seg.zarr"):
         write_store(tmp_path / name, values)
     with pytest.warns(
-        UserWarning, match=r"1 store\(s\) next to the images .*: a_seg\.ome\.zarr. Pass such a store"
+        UserWarning,
+        match=r"Skipped 1 store with the name of labels or results .*: a_seg\.ome\.zarr. Pass such a store",
     ):
         actual = out_of_core_images([tmp_path], None, None)
     assert [path.name for path in actual] == ["a.zarr", "b.zarr", "c_seg.zarr"]

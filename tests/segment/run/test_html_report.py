@@ -118,7 +118,7 @@ def test_it_says_what_the_report_says(run):
     left_out = report["training"]["calibration"]["left_out"]
     assert f"{100 * left_out['balanced_accuracy']:.0f} %" in page
     assert "other.png" in page
-    assert "1 image(s) were skipped" in page
+    assert "1 image skipped" in page
     assert "mean intercept" in page
     assert report["versions"]["torch"] in page
 

@@ -78,13 +78,13 @@ def test_labels_next_to_the_images_are_not_images(data, capsys, images, labels):
     assert vispe(f"segment {images} --labels {labels} {FAST} -o out") == 0
     assert segmented() == ["a.png", "b.png"]
     said = capsys.readouterr().err
-    assert ("2 file(s) next to the images" in said) == (images != "data/a.png data/b.png"), said
+    assert ("Skipped 2 files" in said) == (images != "data/a.png data/b.png"), said
 
 
 def test_what_is_set_aside_is_named_and_can_be_segmented_by_name(data, capsys):
     assert vispe("segment data --cluster 2 --features filters -o out") == 0
     said = capsys.readouterr().err
-    assert "3 file(s) next to the images are labels, masks or results" in said
+    assert "Skipped 3 files with the name of labels, masks or results" in said
     assert "a_labels.png, a_mask.png, b_labels.png. Pass such a file by its name" in said
     assert vispe("segment data/a.png data/a_mask.png --cluster 2 --features filters -o more") == 0
     assert segmented("more") == ["a.png", "a_mask.png"]

@@ -288,6 +288,7 @@ def test_stock_train_py_runs_from_the_recipe(tmp_path):
     command += [
         "--model-kwargs",
         "pos_embed=alibi2d(slopes=learned)",
+        "img_size=32",
         "depth=1",
         "embed_dim=32",
         "num_heads=2",

@@ -265,3 +265,5 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     assert "contains a finished run" in capsys.readouterr().err
     with pytest.raises(InputError, match="data must be a file with one prompt per line"):
         fine_tune(LoraTask(model="m", data="none.jsonl", out=str(tmp_path / "new")))
+    with pytest.raises(InputError, match="has no processor that transformers can load"):
+        fine_tune(LoraTask(model=str(tmp_path / "none"), data=str(where["data"]), out=str(tmp_path / "new")))

@@ -118,7 +118,9 @@ class Audit(Result):
         if not yes:
             number = sum(f.verdict == "no" for f in self.findings)
             return f"{counted(number, 'measure')} found no effect of positions{rest}"
-        return f"{len(yes)} of {counted(len(self.findings), 'question')} are answered yes ({', '.join(yes)}){rest}"
+        return (
+            f"{len(yes)} of {counted(len(self.findings), 'question')} answered yes ({', '.join(yes)}){rest}"
+        )
 
     @property
     def tone(self) -> Tone:

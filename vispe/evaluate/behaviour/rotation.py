@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vispe.backbones.vision_model import VisionModel
+from vispe.errors import counted
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
@@ -64,7 +65,7 @@ class Equivariance(Measure):
         total, headline = total[known], acc.column("encoding" if separate else "everything")[known]
         notes = [] if separate else ["The part of the encoding is unknown, so patch kernels are included."]
         if not known.all():
-            notes.append(f"{(~known).sum()} image(s) with constant features were excluded.")
+            notes.append(f"Excluded {counted((~known).sum(), 'image')} with constant features.")
         if not known.any():
             return Outcome(float("nan"), control={"floor": 0.0}, note=" ".join(notes))
         details = {"everything": total.mean()} | dict(

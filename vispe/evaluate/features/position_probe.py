@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from vispe.errors import UnsupportedHost
+from vispe.errors import UnsupportedHost, counted
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.probe.splits import Trials
@@ -87,7 +87,7 @@ class PositionProbe(Measure):
         clipped, shuffled = (np.maximum(v, WORST) for v in (raw, acc.column("shuffled")))
         layers = np.maximum(acc.column("layers"), WORST).mean(0) if "layers" in acc.records[0] else ()
         low = int((raw < WORST).sum())
-        note = f"R² of {low} image(s) is below -1 and was clipped." if low else ""
+        note = f"R² of {counted(low, 'image')} was below -1 and was clipped." if low else ""
         details = {"unclipped": raw.mean()}
         # predicting the mean position gives R² = 0
         control = {"mean position": 0.0, "shuffled positions": float(shuffled.mean())}

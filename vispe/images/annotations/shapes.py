@@ -180,9 +180,9 @@ def painted(
         covered_pixels.append((each, pixels + page * h * w))
     notes = []
     if cut:
-        notes.append(f"{cut} shape(s) of {path.name} extend beyond the image and are clipped.")
+        notes.append(f"{path.name}: clipped {counted(cut, 'shape')} at the border of the image.")
     if empty:
-        notes.append(f"{empty} shape(s) of {path.name} contain no pixel centre and label nothing.")
+        notes.append(f"{path.name}: skipped {counted(empty, 'shape')} without a pixel centre.")
     return sorted(covered_pixels, key=lambda item: -len(item[1])), notes
 
 

@@ -84,7 +84,7 @@ def _classed(path: Path, shapes: Sequence[Shape]) -> tuple[list[Shape], list[str
     count, notes = len(shapes), []
     shapes = [shape for shape in shapes if not shape.empty]
     if empty := count - len(shapes):
-        notes.append(f"{empty} shape(s) of {path.name} have an empty geometry and are not used.")
+        notes.append(f"{path.name}: skipped {counted(empty, 'shape')} with an empty geometry.")
     if count and not shapes:
         raise InputError(
             f"{path} has {counted(count, 'shape')}, all of them empty: coordinates are neither lists of parts nor "
@@ -95,10 +95,10 @@ def _classed(path: Path, shapes: Sequence[Shape]) -> tuple[list[Shape], list[str
     if ignored:
         kinds = ", ".join(sorted({str(s.name) for s in ignored}))
         notes.append(
-            f"{len(ignored)} shape(s) of {path.name} of the class {kinds}, which QuPath ignores, are not used."
+            f"{path.name}: skipped {counted(len(ignored), 'shape')} of the class {kinds}, which QuPath ignores."
         )
     if n_without_class := len(shapes) - len(with_class) - len(ignored):
-        notes.append(f"{n_without_class} shape(s) of {path.name} have no class and are not used.")
+        notes.append(f"{path.name}: skipped {counted(n_without_class, 'shape')} without a class.")
     if not with_class:
         raise InputError(
             f"{path} has {counted(len(shapes), 'shape')}, none with a class. Assign a classification in QuPath, a "

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, counted
 from vispe.images.paths import expanded
 from vispe.images.remote import is_url
 
@@ -99,7 +99,7 @@ def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> l
     if excluded:
         listed = ", ".join(path.name for path in excluded[:5]) + (" ..." if len(excluded) > 5 else "")
         warnings.warn(
-            f"{len(excluded)} store(s) next to the images are labels or results by their names and are not segmented: "
+            f"Skipped {counted(len(excluded), 'store')} with the name of labels or results next to the images: "
             f"{listed}. Pass such a store by its name to segment it.",
             stacklevel=2,
         )

@@ -104,7 +104,7 @@ def _verdict(report: Mapping[str, Any]) -> tuple[str, Tone]:
         which = "it differs" if len(images) == 1 else f"{flagged} of {counted(len(images), 'image')} differ"
         return f"{text}. Check the result: {which} from the training images.", "bad"
     if report["failures"]:
-        return f"{text}. {len(report['failures'])} image(s) were skipped.", "mild"
+        return f"{text}. {counted(len(report['failures']), 'image')} skipped.", "mild"
     return f"{text}.", "plain"
 
 

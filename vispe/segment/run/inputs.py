@@ -93,8 +93,8 @@ def select_images(
     images, excluded = split_sidecars(files, labels, lambda path: path.resolve().parent == results_folder)
     if excluded:
         note(
-            f"{len(excluded)} file(s) next to the images are labels, masks or results by their names and are not "
-            f"segmented: {_few(excluded)}. Pass such a file by its name to segment it."
+            f"Skipped {counted(len(excluded), 'file')} with the name of labels, masks or results next to the images: "
+            f"{_few(excluded)}. Pass such a file by its name to segment it."
         )
     return [BatchImage(path) for path in images]
 
@@ -122,7 +122,7 @@ def match_masks(images: Sequence[BatchImage], files: Sequence[Path], note: Calla
         match(images, "mask", files, note)
         unmasked = [image.path for image in images if image.mask is None]
         if unmasked:
-            note(f"{len(unmasked)} image(s) have no mask and are used completely: {_few(unmasked)}.")
+            note(f"No mask for {counted(len(unmasked), 'image')}, used completely: {_few(unmasked)}.")
 
 
 def match(
@@ -152,7 +152,7 @@ def match(
     for image in images:
         setattr(image, what, matched.get(image.path))
     if unmatched:
-        note(f"{len(unmatched)} {what} file(s) match no image and are ignored: {_few(unmatched)}.")
+        note(f"Ignored {counted(len(unmatched), f'{what} file')} without an image: {_few(unmatched)}.")
 
 
 def is_table(path: Path) -> bool:

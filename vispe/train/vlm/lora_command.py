@@ -19,7 +19,7 @@ import torch
 from vispe.errors import InputError, OptionError, VispeError, counted, require
 from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme
-from vispe.train.vlm.order_command import read_prompts
+from vispe.train.vlm.order_command import load_processor, read_prompts
 from vispe.utils.files import write_json
 from vispe.utils.options import Interval
 
@@ -66,7 +66,7 @@ def fine_tune(task: LoraTask) -> dict[str, Any]:
         MissingExtra: a library is not installed.
     """
     require("transformers", "vlm", "fine-tuning to another scheme")
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForImageTextToText
 
     card = Path(task.out) / "card.json"
     if card.exists():
@@ -75,7 +75,7 @@ def fine_tune(task: LoraTask) -> dict[str, Any]:
         raise InputError(
             f"data must be a file with one prompt per line, got {task.data}, which does not exist."
         )
-    processor = AutoProcessor.from_pretrained(task.model, trust_remote_code=False)
+    processor = load_processor(task.model)
     prompts = [p.arranged(range(len(p.items))) for p in read_prompts(processor, Path(task.data), task.item)]
     held_out = prompts[task.val_every - 1 :: task.val_every]
     training = [p for k, p in enumerate(prompts) if (k + 1) % task.val_every]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.distributed import Processes
-from vispe.errors import InputError, OptionError, VispeError, require
+from vispe.errors import InputError, OptionError, VispeError, require, short
 from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.order_invariance import OnStep, OrderRecipe, order_scores, train_order_invariance
 from vispe.train.vlm.prompts import Piece, Prompt
@@ -81,7 +81,7 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
         MissingExtra: transformers is not installed.
     """
     require("transformers", "vlm", "order invariance of a vision-language model")
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForImageTextToText
 
     card = Path(task.out) / "card.json"
     if card.exists() and not task.force:
@@ -92,13 +92,7 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
         raise InputError(
             f"data must be a file with one prompt per line, got {task.data}, which does not exist."
         )
-    try:
-        processor = AutoProcessor.from_pretrained(task.model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"model={task.model} has no processor that transformers can load: {reason}"
-        ) from error
+    processor = load_processor(task.model)
     prompts = read_prompts(processor, Path(task.data), task.item)
     held_out = prompts[task.val_every - 1 :: task.val_every]
     training = [p for k, p in enumerate(prompts) if (k + 1) % task.val_every]
@@ -122,6 +116,23 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
         write_json(card, values, force=True)
         state.unlink(missing_ok=True)
     return values
+
+
+def load_processor(model: str) -> Any:
+    """Return the processor of a transformers model, name or folder.
+
+    Raises:
+        InputError: there is no processor, or it is neither on this disk nor reachable.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"model={model} has no processor that transformers can load: {short(error)}. Pass the name of a model, or "
+            "a folder with model and processor."
+        ) from error
 
 
 def read_prompts(processor: Any, path: Path, item: str) -> list[Prompt]:

@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -145,3 +146,16 @@ def test_scores_that_do_not_move_do_not_change():
         argmax_consistency(raw_intensity, images)
     with pytest.raises(OptionError, match="rolls must have a value other than 0"):
         argmax_consistency(corner, images, rolls=[0])
+
+
+def test_a_warning_of_torch_about_itself_is_not_shown(monkeypatch):
+    jvp = torch.func.jvp
+
+    def first_of_a_process(*args):
+        warnings.warn("`torch.jit.script` is deprecated.", FutureWarning, stacklevel=1)
+        return jvp(*args)
+
+    monkeypatch.setattr(torch.func, "jvp", first_of_a_process)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lie_derivative(lambda x: x**2, torch.rand(1, 1, 8, 8), "right")

@@ -56,6 +56,7 @@ def paint(
     from json import dumps
 
     from vispe.cli.terminal import one_line
+    from vispe.errors import counted
     from vispe.segment.live.paint.open_page import open_paint
     from vispe.segment.live.paint.server import Server
 
@@ -76,4 +77,4 @@ def paint(
             if not session.saved:
                 folder = one_line(str(session.out))
                 count = sum(len(item.strokes) for item in session.images)
-                print(f"\nvispe: {count} stroke(s) were not saved to {folder}.", file=sys.stderr)
+                print(f"\nvispe: not saved to {folder}: {counted(count, 'stroke')}.", file=sys.stderr)

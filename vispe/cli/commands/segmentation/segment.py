@@ -108,8 +108,8 @@ def segment(
 
     Args:
         images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP, GIF, WebP, NPY, and with the
-            extra vendors CZI, LIF, ND2, MRC, DM3 and DM4; or OME-Zarr stores, which may be larger than memory. In
-            folders, labels, masks and results (a_labels.png, a_seg.png) are skipped.
+            extra vendors CZI, LIF, ND2, MRC, DM3, DM4, HDF5, IMS, EMD, NRRD, MHA and NIfTI; or OME-Zarr stores, which
+            may be larger than memory. In folders, labels, masks and results (a_labels.png, a_seg.png) are skipped.
         out: folder for the results.
         labels: label files, 0 or black = unlabelled: label images, colour drawings, JSON scribbles, GeoJSON of QuPath,
             .roi or RoiSet.zip of ImageJ, COCO JSON; several are matched to the images by name (a.png with a.png,

@@ -44,7 +44,7 @@ class SkewRotary(Rotary):
         if largest < 2 or (block is not None and block > largest):
             raise OptionError(
                 f"{self.name} needs a block of 2 to {largest} channels for {counted(self.head, 'channel')} per head "
-                f"and {parts} part(s), got block={block!r}."
+                f"and {counted(parts, 'part')}, got block={block!r}."
             )
         self.width = min(8, largest) if block is None else block
         # complete blocks in equal groups; remaining channels are not rotated

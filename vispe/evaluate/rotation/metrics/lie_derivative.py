@@ -12,6 +12,7 @@ uses coordinates from -1 to 1, in which the rotation of a non-square image is sh
 uses pixels, without shear.
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -119,7 +120,7 @@ def lie_derivative(
     try:
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
             if method == "forward":
-                value, pushed = torch.func.jvp(f, (images,), (tangent,))
+                value, pushed = _jvp(f, images, tangent)
             else:
                 value, pushed = torch.autograd.functional.jvp(f, images, tangent)
     except (NotImplementedError, RuntimeError) as error:
@@ -216,10 +217,18 @@ def lie(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Rows | None
         return None
 
 
+def _jvp(f: FeatureFunction, images: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features and their forward derivative along a tangent."""
+    with warnings.catch_warnings():
+        # the first call of a process imports rules that torch compiles with its own deprecated TorchScript
+        warnings.filterwarnings("ignore", message="`torch.jit.script`", category=FutureWarning)
+        return torch.func.jvp(f, (images,), (tangent,))
+
+
 def _check_differentiable(f: FeatureFunction, image: Tensor) -> None:
     """Raise if the features do not depend differentiably on the image."""
     try:
-        _, pushed = torch.func.jvp(f, (image[None],), (along(image[None], "right"),))
+        _, pushed = _jvp(f, image[None], along(image[None], "right"))
     except (RuntimeError, NotImplementedError) as error:
         raise UnsupportedCombination(
             f"the features have no derivative ({str(error).splitlines()[0]})."

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vispe.errors import InputError, OptionError
+from vispe.images.orientation import MEANING
 from vispe.images.paths import expanded
 from vispe.images.read import read_image
 from vispe.segment.classify.pixel_classifier import KINDS
@@ -82,6 +83,11 @@ def open_paint(
             crop=crop,
             mask=item.mask,
         )
+        if (tag := micrograph.frame.tag) != 1:
+            watch(
+                f"{item.path.name} has the orientation tag {tag} ({MEANING[tag]}), which is not applied: the window "
+                "shows the pixels as stored, so scribbles fit `vispe segment`."
+            )
         pages.append((micrograph, micrograph.n_pages // 2 if page is None else page))
     paint = Paint(
         *pages[0], folder, names=names, features=config, classifier=classifier, seed=seed, device=device,
