@@ -146,6 +146,7 @@ def _names(pattern):
     return sorted(names - {"vispe"})
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of optional packages, such as napari
 @pytest.mark.parametrize(
     "pattern", ["__init__.py", "attention/**/*.py", pytest.param("*.py", marks=pytest.mark.slow)]
 )
