@@ -21,6 +21,7 @@ from tests.segment.live.browser import CHROMIUM, Browser
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
+from vispe.images.read import read_image
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.paint.open_page import open_paint
 from vispe.segment.live.paint.server import Server
@@ -307,17 +308,19 @@ def test_folders_and_pages_that_are_not_there(tmp_path, image):
         open_paint(image[0], page=3, features="filters")
 
 
-def test_a_photo_with_an_orientation_tag_has_a_note(tmp_path):
+def test_notes_on_reading_are_those_of_segment(tmp_path):
     exif = Image.Exif()
     exif[274] = 6
-    Image.new("RGB", (40, 30)).save(tmp_path / "phone.jpg", exif=exif)
+    path = tmp_path / "phone.jpg"
+    Image.new("RGB", (40, 30)).save(path, exif=exif)
     notes = []
-    paint = open_paint(tmp_path / "phone.jpg", features="filters", watch=notes.append)
+    paint = open_paint(path, features="filters", watch=notes.append)
     assert paint.images[0].image.pages.shape[1:3] == (30, 40)
-    assert notes == [
-        "phone.jpg has the orientation tag 6 (rotated by 90 degrees clockwise), which is not applied: the window shows "
-        "the pixels as stored, so scribbles fit `vispe segment`."
-    ]
+    assert tuple(notes) == read_image(path).notes
+    assert (
+        "phone.jpg has the orientation tag 6 (rotated by 90 degrees clockwise), which is not applied"
+        in notes[0]
+    )
 
 
 def test_only_this_machine_and_only_with_the_token(server):

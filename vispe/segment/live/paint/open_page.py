@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vispe.errors import InputError, OptionError
-from vispe.images.orientation import MEANING
 from vispe.images.paths import expanded
 from vispe.images.read import read_image
 from vispe.segment.classify.pixel_classifier import KINDS
@@ -60,7 +59,7 @@ def open_paint(
         seed: as in `vispe segment`.
         device: as in `vispe segment`.
         force: overwrite existing files.
-        watch: called with notes on the choice of images and masks.
+        watch: called with notes on the choice of images and masks, and on how they are read.
 
     Raises:
         InputError: an unreadable image, a store, a page that does not exist, or images that differ in their number of
@@ -83,11 +82,8 @@ def open_paint(
             crop=crop,
             mask=item.mask,
         )
-        if (tag := micrograph.frame.tag) != 1:
-            watch(
-                f"{item.path.name} has the orientation tag {tag} ({MEANING[tag]}), which is not applied: the window "
-                "shows the pixels as stored, so scribbles fit `vispe segment`."
-            )
+        for note in micrograph.notes:
+            watch(note)
         pages.append((micrograph, micrograph.n_pages // 2 if page is None else page))
     paint = Paint(
         *pages[0], folder, names=names, features=config, classifier=classifier, seed=seed, device=device,
