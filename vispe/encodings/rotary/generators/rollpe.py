@@ -98,12 +98,13 @@ class RollPe(Rotary):
         channels = torch.arange(m, device=pos.coords.device)
         # remainders are exact, so that far positions lose no digits in the cosines
         shift = (self.speed * scaled.coords).remainder(m)
-        # rows are channels after the roll, columns before it: (b, n, axes, m, m)
-        offset = (channels[:, None] - channels) - shift[..., None, None]
+        offset = channels - shift[..., None]  # (b, n, axes, m)
         # interpolation at all m frequencies: (1 + 2 sum_k cos(2 pi k t / m)) / m, 1 at t = 0 and 0 at other integers
-        matrix = torch.full_like(offset, 1 / m)
+        column = torch.full_like(offset, 1 / m)
         for wave in range(1, m // 2 + 1):
-            matrix = matrix + (2 / m) * (2 * math.pi * wave / m * offset).cos()
+            column = column + (2 / m) * (2 * math.pi * wave / m * offset).cos()
+        # circulant: rows are channels after the roll, columns before it
+        matrix = column[..., (channels[:, None] - channels) % m]
         # exactly the identity for tokens without a position
         eye = torch.eye(m, dtype=matrix.dtype, device=matrix.device)
         return torch.where(pos.spatial[..., None, None, None], matrix, eye)[:, None]
