@@ -93,8 +93,14 @@ def check_self_attention(
 ) -> None:
     """Raise `InputError` if torch's attention of block `layer` gets different queries, keys and values, or padding."""
     query, key, value = tokens
-    if key_padding_mask is not None or key is not query or value is not query:
+    others = {
+        "other keys": key is not query,
+        "other values": value is not query,
+        "a key_padding_mask": key_padding_mask is not None,
+    }
+    if any(others.values()):
+        listed = " and ".join(name for name, present in others.items() if present)
         raise InputError(
-            f"Attention of block {layer}: an encoding needs self-attention without a key_padding_mask, got other "
-            "arguments. Pass the tokens three times, and a mask as attn_mask."
+            f"Attention of block {layer}: an encoding needs self-attention without a key_padding_mask, got {listed}. "
+            "Pass the tokens three times, and a mask as attn_mask."
         )

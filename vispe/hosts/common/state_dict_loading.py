@@ -163,14 +163,14 @@ class LoadsWeights(nn.Module):
     def _vispe_rename(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Rename entries of released checkpoints to weights of the encodings, except those of the model itself."""
         # a table that stays in use may have the name of the encoding's in released checkpoints
-        own = {
+        of_model = {
             prefix + state_path(f"{path}.{name}".removeprefix("."))
             for path, module in self.named_modules()
             for name in module._parameters.keys()
             | (module._buffers.keys() - module._non_persistent_buffers_set)
             if not _of_encoding(f"{path}.{name}") and getattr(module, name) is not None
         }
-        entries = {name: state_dict.pop(name) for name in own & state_dict.keys()}
+        entries = {name: state_dict.pop(name) for name in of_model & state_dict.keys()}
         for path, encoding in self._vispe_paths():
             encoding.rename_checkpoint_keys(
                 state_dict, prefix + path.removesuffix(_ENCODING), f"{prefix}{path}."
