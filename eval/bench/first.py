@@ -1,6 +1,6 @@
-"""The first minutes on a GPU: compile, check, ceilings, the quick protocol, a sanitizer, and the time of each kernel.
+"""The first minutes on a GPU: compile, check, ceilings, the quick protocol, and the time of each kernel.
 
-Then latencies with CUDA graphs, and whole models.
+Then latencies with CUDA graphs, whole models, and a sanitizer.
 
     python eval/bench/first.py --out FOLDER [--minutes 9] [--num-workers 14]
     TRITON_INTERPRET=1 python eval/bench/first.py --out FOLDER --dry-run       (every path on tiny tensors; no times)
@@ -35,8 +35,8 @@ from vispe import Grid
 from vispe.experimental.speed.correctness import check
 
 HERE = Path(__file__)
-SECONDS = {"facts": 20, "precompile": 180, "ceilings": 30, "quick": 250, "sanitizer": 120, "kernels": 60,
-           "replay": 60, "models": 150}  # fmt: skip
+SECONDS = {"facts": 20, "precompile": 180, "ceilings": 30, "quick": 250, "kernels": 60, "replay": 60,
+           "models": 150, "sanitizer": 120}  # fmt: skip
 SIZE = 8192  # side of the matrices of the ceiling
 
 
@@ -174,7 +174,7 @@ def kernels(args: argparse.Namespace, results: Results) -> None:
 
 
 STAGES: dict[str, Callable[[argparse.Namespace, Results], object]] = {
-    f.__name__: f for f in (facts, precompile, ceilings, quick, sanitizer, kernels, replay, models)
+    f.__name__: f for f in (facts, precompile, ceilings, quick, kernels, replay, models, sanitizer)
 }
 
 

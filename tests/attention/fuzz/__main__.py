@@ -3,6 +3,7 @@
 python -m tests.attention.fuzz FIRST LAST                        (backends of the CPU, up to 1,300 tokens)
 python -m tests.attention.fuzz FIRST LAST --blocks               (the same in blocks, up to 75 tokens)
 TRITON_INTERPRET=1 python -m tests.attention.fuzz FIRST LAST     (fused kernels, up to 75 tokens)
+python -m tests.attention.fuzz FIRST LAST --cuda                 (fused kernels on a GPU, up to 1,300 tokens)
 
 With TRITON_INTERPRET=1, --blocks selects small tiles, so that small grids have many.
 """
@@ -46,11 +47,13 @@ def use_small_tiles(patch: pytest.MonkeyPatch) -> None:
         patch.setitem(sizes.TABLES, key, {name: dict.fromkeys((64, 128), TILES) for name in table})
 
 
-def main(first: int, last: int, blocks: bool = False) -> None:
+def main(first: int, last: int, blocks: bool = False, cuda: bool = False) -> None:
     """Run the seeds from `first` up to, but not including, `last`."""
     interpreted, counts, start = os.environ.get("TRITON_INTERPRET") == "1", Counter(), time.time()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if cuda:
+        torch.set_default_device("cuda")
     if interpreted:
         from tests.attention.triton.interpreter import make_faster
 
@@ -60,7 +63,7 @@ def main(first: int, last: int, blocks: bool = False) -> None:
     for seed in range(first, last):
         call = RandomCall(seed, small=interpreted or blocks)
         judge = Judge(call)
-        for backend in ("triton", "auto") if interpreted else call.backends():
+        for backend in ("triton", "auto") if interpreted or cuda else call.backends():
             try:
                 cancellation, failures = judge.errors(backend)
             except BackendUnavailable:
@@ -79,4 +82,4 @@ def main(first: int, last: int, blocks: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), blocks="--blocks" in sys.argv)
+    main(int(sys.argv[1]), int(sys.argv[2]), blocks="--blocks" in sys.argv, cuda="--cuda" in sys.argv)

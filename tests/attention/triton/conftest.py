@@ -1,10 +1,26 @@
-"""Triton in tests: a faster interpreter in the process that interprets, a fresh cache where kernels are compiled."""
+"""Triton in tests: a faster interpreter in the process that interprets, a fresh cache where kernels are compiled.
+
+With VISPE_TEST_DEVICE=cuda the tests of `check_*.py` run on a GPU instead of in the interpreter.
+"""
 
 import os
 
 import pytest
 
 from tests.attention.triton.interpreter import make_faster
+
+# before the modules of the tests, which make tensors as well
+if DEVICE := os.environ.get("VISPE_TEST_DEVICE"):
+    import torch
+
+    class Generator(torch.Generator):
+        """A generator of the device, as its tensors are."""
+
+        def __new__(cls, device=DEVICE):
+            return super().__new__(cls, device)
+
+    torch.Generator = Generator
+    torch.set_default_device(DEVICE)
 
 
 @pytest.fixture(scope="session", autouse=True)
