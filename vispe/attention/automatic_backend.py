@@ -88,7 +88,7 @@ def select_backend(call: Call, named: Selected) -> tuple[str, str]:
     if (
         refusal
         and call.softcap is not None
-        and (flex.discourages(call) or flex.unsupported_reason(call)) is None
+        and (flex.unsupported_reason(call) or flex.discourages(call)) is None
     ):
         return "flex", f"FlexAttention needs no n x n tensor; {refusal}"
     if refusal:
@@ -104,7 +104,7 @@ def select_backend(call: Call, named: Selected) -> tuple[str, str]:
             "lowrank",
             f"squared distance is cheaper as extra columns than as a dense mask (number of keys: {keys})",
         )
-    if (flex.discourages(call) or flex.unsupported_reason(call)) is None:
+    if (flex.unsupported_reason(call) or flex.discourages(call)) is None:
         return (
             "flex",
             f"FlexAttention needs no n x n tensor; triton is unavailable: {triton.unsupported_reason(call)}",
