@@ -98,7 +98,7 @@ def is_eager(x: Tensor) -> bool:
 
 def readable(x: Tensor) -> bool:
     """Whether the values can be read for free: on the CPU, and not while compiling or tracing."""
-    return x.device.type == "cpu" and is_eager(x)
+    return x.is_cpu and is_eager(x)
 
 
 def no_infinity(*tensors: Tensor | None) -> bool:

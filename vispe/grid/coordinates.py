@@ -378,8 +378,12 @@ class Positions:
             # torch.func transforms wrap new tensors, and the wrappers are only valid within the transform
             if torch._C._are_functorch_transforms_active():  # pyright: ignore
                 return make()
+            # a captured graph only describes the computation: the value does not exist before a replay
+            compiling = torch.compiler.is_compiling()
+            if not compiling and self.coords.is_cuda and torch.cuda.is_current_stream_capturing():
+                return make()
             # values cached in inference mode or under autocast must also be exact and usable outside of it
-            in_inference = nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
+            in_inference = nullcontext() if compiling else torch.inference_mode(False)
             with in_inference, no_autocast(self.coords.device):
                 self.memo[key] = make()
         return self.memo[key]

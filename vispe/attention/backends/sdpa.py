@@ -171,10 +171,19 @@ def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
     needs_plain_products = call.dropout_p > 0 or (mask is not None and mask.requires_grad)
     if q.is_cpu and q.shape[-1] != width and not needs_plain_products:
         return _sdpa(call, *_with_equal_widths(q, k, v), mask, causal)[..., :width]
+    if q.is_cuda and not torch.compiler.is_compiling():
+        q, k, v = _aligned(q), _aligned(k), _aligned(v)
     with sdpa_kernel(SDPBackend.MATH) if call.deterministic and q.is_cuda else nullcontext():
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=call.factor
         )
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Return `x`, as a copy if its rows do not start at multiples of 16 bytes: kernels of CUDA raise an error then."""
+    width = 16 // x.element_size()
+    aligned = x.stride(3) == 1 and not any(step % width for step in x.stride()[:3])
+    return x if aligned and x.data_ptr() % 16 == 0 else x.contiguous()
 
 
 def _with_equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

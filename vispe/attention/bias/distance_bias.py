@@ -24,6 +24,7 @@ from vispe.attention.precision import check_floating, no_infinity
 from vispe.attention.score_terms import ScoreTerm, distance_term
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
+from vispe.utils.constants import constant
 
 
 class DistanceBias(Bias):
@@ -111,7 +112,7 @@ class DistanceBias(Bias):
         if isinstance(self.slopes, Tensor):
             return self.slopes.to(torch.promote_types(self.slopes.dtype, like.dtype))
         # one number if all heads share it, so that the bias has one head
-        return like.new_tensor(self.slopes if self.per_head else self.slopes[:1])
+        return constant(self.slopes if self.per_head else self.slopes[:1], like.dtype, like.device)
 
     def coords(self, pos: Positions) -> tuple[Tensor, Tensor | None]:
         """Return coordinates whose distance is that of the bias, for functions of one pair of tokens.

@@ -15,6 +15,7 @@ from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import check_floating, no_infinity, readable
 from vispe.errors import ShapeError, counted
 from vispe.grid import Grid, Positions
+from vispe.utils.constants import constant
 
 Sources = tuple[Hashable, tuple[Tensor, ...]]
 
@@ -143,7 +144,7 @@ class OffsetBias(FunctionBias):
     def table(self, grid: Grid) -> Tensor:
         """Return the offset table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         device = None if self.pos is None else self.pos.coords.device
-        spacing = torch.tensor(self.spacing or grid.spacing or (1.0,) * grid.axes, device=device)
+        spacing = constant(self.spacing or grid.spacing or (1.0,) * grid.axes, torch.float32, device)
         # tables are indexed by query minus key, functions take key minus query
         lines = [torch.arange(n - 1, -n, -1, dtype=torch.float32, device=device) for n in grid.shape]
         steps = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1) * spacing

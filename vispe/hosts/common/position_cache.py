@@ -14,7 +14,8 @@ class PositionCache:
     """Least-recently-used cache of `Positions` and values computed from them, keyed by grid and device.
 
     Cached values do not depend on parameters. The cache is excluded from copies, pickles and state dicts, and is not
-    used while a model is compiled, exported, traced or captured in a CUDA graph.
+    used while a model is compiled, exported or traced. While a CUDA graph is captured, cached positions are read and
+    never dropped afterwards, since replays of the graph read them.
 
     Args:
         size: number of grids.
@@ -23,12 +24,19 @@ class PositionCache:
     def __init__(self, size: int = 4) -> None:
         self.size = size
         self._cached: dict[tuple[Grid, torch.device], Positions] = {}
+        self._captured: dict[tuple[Grid, torch.device], Positions] = {}
 
     def __call__(self, grid: Grid, like: Tensor) -> Positions:
         """Return `grid.positions()` on the device of `like`, cached when that is safe."""
         if not _cacheable(like):
             return grid.positions(like.device)
         key = (grid, like.device)
+        if like.is_cuda and torch.cuda.is_current_stream_capturing():
+            pos = self._captured.get(key) or self._cached.get(key)
+            if pos is None:
+                return grid.positions(like.device)
+            self._captured[key] = pos
+            return pos
         pos = self._cached.pop(key, None)
         if pos is None:
             # inference tensors could not be used in later training
@@ -47,10 +55,5 @@ class PositionCache:
 
 
 def _cacheable(like: Tensor) -> bool:
-    if (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or type(like) not in (Tensor, torch.nn.Parameter)
-    ):
-        return False
-    return not (like.is_cuda and torch.cuda.is_current_stream_capturing())
+    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not tracing and type(like) in (Tensor, torch.nn.Parameter)

@@ -20,6 +20,7 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
+from vispe.utils.constants import constant
 from vispe.utils.options import NonNegativeInt
 
 Basis = Literal["legendre", "chebyshev", "haar", "zernike"]
@@ -168,7 +169,7 @@ class Legendre(FieldEncoder):
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
         self._check_inside(coords, pos)
         features = self.features(coords).to(coords if pos is None else pos.coords)
-        gains = self.gain.to(features.dtype)[torch.tensor(self._totals, device=features.device)]
+        gains = self.gain.to(features.dtype)[constant(tuple(self._totals), torch.int64, features.device)]
         return self.to_dim(features * gains)
 
 

@@ -16,6 +16,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
+from vispe.utils.constants import constant
 from vispe.utils.options import NonNegativeFloat, PositiveFloat, PositiveInt, Shape
 
 
@@ -157,7 +158,7 @@ class Fire(RadialEncoding):
     def _values(self, distance: Tensor, reach: Tensor) -> Tensor:
         """Return the bias (b, h, ...) of distances (b, ...) up to `reach`."""
         c = at_least_float32(self.c)[None]  # with an axis, so that float64 takes part in type promotion
-        length = reach.new_tensor(self.length)
+        length = constant((float(self.length),), reach.dtype, reach.device)[0]
         if self.L_multiplier is not None:
             length = (at_least_float32(self.L_multiplier)[None] * length).abs()
         # a distance of 0 gives a fraction of 0

@@ -19,6 +19,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions
+from vispe.utils.constants import constant
 from vispe.utils.options import Axes, FiniteFloat, Integer, PositiveFloat, PositiveInt, check_per_axis
 
 NAMES = ("gating_param", "pos_proj.weight", "pos_proj.bias")
@@ -178,7 +179,8 @@ class GPSA(Biased):
         # (2 n_1 - 1, ..., h) -> (h, 2 n_1 - 1, ...)
         values = self.pos_proj(self._offsets(grid, pos.coords.device)).movedim(-1, 0)
         # positional attention covers patches only: prefix tokens have no offset
-        edge = values.new_tensor([[0.0, -torch.inf, 0.0]]) if grid.prefix else None
+        hidden = ((0.0, -torch.inf, 0.0),)
+        edge = constant(hidden, values.dtype, values.device) if grid.prefix else None
         by_position = TableBias(values, pos, edge, one_grid=False).as_logits()
         return [Branch(1 - gate), Branch(gate, bias=by_position)]
 

@@ -15,6 +15,7 @@ from vispe.encodings.parts.rotary.context import ContextRotary, heads_of
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.utils.constants import constant
 
 
 @register
@@ -97,7 +98,7 @@ class Carope(ContextRotary):
     def _field(self, x: Tensor, pos: Positions) -> Tensor:
         # the last axis (x) has the first pairs
         counts = even_counts(self.pairs, pos.axes)[::-1]
-        power = torch.tensor([c + 1 for n in counts for c in range(n)], dtype=x.dtype, device=x.device)
+        power = constant(tuple(c + 1 for n in counts for c in range(n)), x.dtype, x.device)
         start = self.base ** (-power / self.pairs)
         return math.pi * (self._powers(x, power) - start)
 

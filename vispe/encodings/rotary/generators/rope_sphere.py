@@ -15,6 +15,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
+from vispe.utils.constants import constant
 from vispe.utils.options import Axes, PositiveFloat, PositiveInt, Spacing, check_per_axis
 
 Order = Literal["euler", "quaternion", "mean"]
@@ -143,7 +144,8 @@ class RopeSphere(Rotary):
     def _directions(self) -> Tensor:
         """Return the unit vectors u (h or 1, blocks or 1, axes, 3)."""
         if self.order == "euler":
-            return at_least_float32(self.freqs).new_tensor(EULER_AXES[: self.axes])[None, None]
+            freqs = at_least_float32(self.freqs)
+            return constant(EULER_AXES[: self.axes], freqs.dtype, freqs.device)[None, None]
         directions = at_least_float32(self.directions)
         length = torch.linalg.vector_norm(directions, dim=-1, keepdim=True)
         if readable(directions) and not bool(length.all()):
