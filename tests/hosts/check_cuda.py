@@ -31,7 +31,7 @@ SHAPE = {
     "num_heads": 2,
     "num_classes": 5,
 }
-TOLERANCE = 2e-4  # of the largest value; float32 on both sides
+TOLERANCE = 1e-3  # of the largest value; float32 on both sides, whose sums are in another order
 
 
 @pytest.fixture(autouse=True)

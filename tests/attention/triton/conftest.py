@@ -13,13 +13,19 @@ from tests.attention.triton.interpreter import make_faster
 if DEVICE := os.environ.get("VISPE_TEST_DEVICE"):
     import torch
 
-    class Generator(torch.Generator):
-        """A generator of the device, as its tensors are."""
+    def drawn_on_the_cpu(make):
+        """Return a function of random numbers that are those of the interpreter, on the device."""
 
-        def __new__(cls, device=DEVICE):
-            return super().__new__(cls, device)
+        def made(*args, device=None, requires_grad=False, **options):
+            numbers = make(*args, device="cpu", **options)
+            return numbers.to(DEVICE if device is None else device).requires_grad_(requires_grad)
 
-    torch.Generator = Generator
+        return made
+
+    for name in ("rand", "randn", "randint", "randperm"):
+        setattr(torch, name, drawn_on_the_cpu(getattr(torch, name)))
+    draw_like = torch.randn_like
+    torch.randn_like = lambda x, **options: draw_like(x.detach().cpu(), **options).to(x.device)
     torch.set_default_device(DEVICE)
 
 
