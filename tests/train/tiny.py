@@ -55,6 +55,7 @@ def config(out: str | Path, **changes: Any) -> Retrofit:
         "out": str(out),
         "probe": Probe(noise=1, textures=0, masks=1),
         "tensorboard": False,
+        "device": "cpu",
         "logging_steps": 2,
         "save_steps": 2,
     }

@@ -95,7 +95,7 @@ def test_repeated_calls_are_still_validated_where_they_differ():
     attention(q, k, v, bias=bias)
     with pytest.raises(ShapeError, match="one dtype"):
         attention(q, k.double(), v, bias=bias)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         for _ in range(2):
             assert attention(q, k, v, bias=bias).dtype == torch.bfloat16
     assert attention(q, k, v, bias=bias).dtype == torch.float32
