@@ -29,7 +29,7 @@ from vispe import Grid
 from vispe.attention.backends.triton import tiles
 from vispe.attention.bias.strip.float16_runs import pack_with_copy
 from vispe.attention.bias.strip.layout import layout_of
-from vispe.attention.bias.strip.runs import build, pack
+from vispe.attention.bias.strip.packed import pack
 from vispe.experimental.speed.correctness import LIMITS, check
 from vispe.experimental.speed.timing import timed, warm
 
@@ -202,13 +202,13 @@ def work(
         return torch.randn(shape, generator=make, device=device)
 
     layout = layout_of(grid.shape, grid.prefix)
-    runs, ends = build(random(heads, *(2 * n - 1 for n in grid.shape)), None, layout)
+    table = random(heads, *(2 * n - 1 for n in grid.shape))
     scale = width**-0.5
     copy = None
     if stored == "float32" and dtype != torch.float32:
-        packed, edge, copy = pack_with_copy(runs, ends, layout, scale, dtype, lead=layout.lead)
+        packed, edge, copy = pack_with_copy(table, None, layout, scale, dtype)
     else:
-        packed, edge = pack(runs, ends, layout, scale, getattr(torch, stored), lead=layout.lead)
+        packed, edge = pack(table, None, layout, scale, getattr(torch, stored))
     address, base = layout.patches_first(device)
     q, k, v, grad = (random(batch, grid.tokens, heads, width).to(dtype).transpose(1, 2) for _ in range(4))
     bias = (packed, address, edge)

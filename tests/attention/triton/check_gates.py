@@ -22,7 +22,8 @@ from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid import operands
 from vispe.attention.backends.triton.grid.op import table_attention
 from vispe.attention.bias.strip.layout import Layout, layout_of
-from vispe.attention.bias.strip.runs import build, pack
+from vispe.attention.bias.strip.packed import pack
+from vispe.attention.bias.strip.runs import build
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -127,8 +128,9 @@ def test_grape_alibi(gates):
 def test_opcheck_of_gates():
     grid = Grid((1, 3), 1)
     layout = layout_of(grid.shape, grid.prefix)
-    runs, ends = build(torch.randn(HEADS, 1, 5), torch.randn(HEADS, 3), layout)
-    packed, edge = pack(runs, ends, layout, 0.25, torch.float32, shift=False, lead=layout.lead)
+    table = torch.randn(HEADS, 1, 5), torch.randn(HEADS, 3)
+    runs, ends = build(*table, layout)
+    packed, edge = pack(*table, layout, 0.25, torch.float32, shift=False)
     address, base = layout.patches_first()
     gates = [torch.randn(1, HEADS, grid.tokens, requires_grad=True) for _ in range(2)]
     runs.requires_grad_(), ends.requires_grad_()

@@ -16,7 +16,6 @@ from vispe.attention.backends.triton.grid.launch import run_forward
 from vispe.attention.backends.triton.grid.launch_backward import run_backward
 from vispe.attention.bias.strip.float16_runs import pack_with_copy
 from vispe.attention.bias.strip.layout import Layout
-from vispe.attention.bias.strip.runs import build
 
 HEADS = 4
 FITS = torch.tensor([True, False, True, True])
@@ -38,9 +37,7 @@ def test_heads_that_fit_read_the_copy_and_others_do_not(rows, groups):
     grid, scale = Grid((4, 8)), 0.25
     values = torch.rand(HEADS, 7, 15) * torch.where(FITS, 1.5, 40.0)[:, None, None]
     layout = Layout(grid.shape, 0, rows)
-    packed, edge, copy = pack_with_copy(
-        *build(values, None, layout), layout, scale, torch.float16, lead=layout.lead
-    )
+    packed, edge, copy = pack_with_copy(values, None, layout, scale, torch.float16)
     address = layout.patches_first()[0]
     shared = [torch.randn(2, HEADS // groups, 32, 16).half() for _ in range(2)]
     q, grad = (torch.randn(2, HEADS, 32, 16).half() for _ in range(2))

@@ -14,7 +14,8 @@ from vispe import Grid, attention
 from vispe.attention import DistanceBias, TableBias
 from vispe.attention.backends.triton.grid.op import table_attention
 from vispe.attention.bias.strip.layout import layout_of
-from vispe.attention.bias.strip.runs import build, pack
+from vispe.attention.bias.strip.packed import pack
+from vispe.attention.bias.strip.runs import build
 
 HEADS, WIDTH = 2, 16
 GRID = Grid((4, 5), 1)
@@ -42,8 +43,9 @@ def same(ours, theirs, **tolerance):
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # opcheck reads it of its own copies
 def test_opcheck():
     layout = layout_of(GRID.shape, GRID.prefix)
-    runs, ends = build(torch.randn(HEADS, 7, 9), torch.randn(HEADS, 3), layout)
-    packed, edge = pack(runs, ends, layout, 0.25, torch.float32, lead=layout.lead)
+    table = torch.randn(HEADS, 7, 9), torch.randn(HEADS, 3)
+    runs, ends = build(*table, layout)
+    packed, edge = pack(*table, layout, 0.25, torch.float32)
     address, base = layout.patches_first()
     runs.requires_grad_(), ends.requires_grad_()
     keep = torch.ones(2, GRID.tokens, dtype=torch.bool)

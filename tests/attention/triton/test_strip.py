@@ -5,9 +5,11 @@ import torch
 from tests.attention import oracle
 from tests.cases import cases, pairwise
 from vispe import Grid
-from vispe.attention.bias.lower_to_table import visible_offsets
+from vispe.attention.bias.lower_to_table import shifted, visible_offsets
+from vispe.attention.bias.strip.adjoint import gradient_inputs
 from vispe.attention.bias.strip.layout import WORD, Layout, layout_of
-from vispe.attention.bias.strip.runs import build, pack
+from vispe.attention.bias.strip.packed import pack
+from vispe.attention.bias.strip.runs import build
 
 GRIDS = [(1, 1), (1, 6), (5, 1), (5, 7), (4, 8), (3, 5), (14, 14), (9,), (2, 3, 4), (3, 2, 5)]
 
@@ -62,17 +64,22 @@ def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
     table, edge = (t.detach() for t in parts(shape, prefix))
     layout = Layout(shape, prefix, rows)
     runs, ends = build(table, edge, layout)
-    packed, numbers = pack(runs, ends, layout, 0.25, torch.float32, lead=layout.lead)
+    packed, numbers = pack(table, edge, layout, 0.25, torch.float32, shift=False)
     address, base = (t.long() for t in layout.patches_first())
     assert (address % WORD == 0).all()
     assert packed.shape == (2, layout.copies * layout.copy_length)
     keys = torch.arange(layout.tokens - layout.selected)
-    top = torch.maximum(runs.amax(1), ends.amax(1))
     expected = runs[:, base[:, None] + keys]
-    torch.testing.assert_close(
-        packed[:, address[:, None] + keys], ((expected - top[:, None, None]) * 4).float()
-    )
-    torch.testing.assert_close(numbers, ((ends - top[:, None]) * 4).float())
+    torch.testing.assert_close(packed[:, address[:, None] + keys], (expected * 4).float())
+    if layout.selected:
+        torch.testing.assert_close(numbers, (ends * 4).float())
+    moved = shifted(table, edge, prefix > 0)
+    for mine, other in zip(
+        pack(table, edge, layout, 0.25, torch.float32),
+        pack(*moved, layout, 0.25, torch.float32, shift=False),
+        strict=True,
+    ):
+        assert torch.equal(mine, other)
 
 
 @pairwise
@@ -82,8 +89,8 @@ def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
 def test_runs_that_are_read_from_the_first_patch_on(shape, prefix, rows):
     table, edge = (t.detach() for t in parts(shape, prefix))
     layout = Layout(shape, prefix, rows)
-    runs, ends = build(table, edge, layout)
-    packed, _ = pack(runs, ends, layout, 1.0, torch.float64, shift=False, lead=layout.lead)
+    runs, _ = build(table, edge, layout)
+    packed, _ = pack(table, edge, layout, 1.0, torch.float64, shift=False)
     address, base = layout.patches_first()
     assert (address % WORD == 0).all()
     assert address.dtype == base.dtype == torch.int32
@@ -95,10 +102,34 @@ def test_runs_that_are_read_from_the_first_patch_on(shape, prefix, rows):
     assert torch.equal(runs[:, base.long()[:, None] + key], expected)
 
 
+@pairwise
+@cases("rows", [False, True])
+@cases("prefix", [0, 1, 5])
+@cases("shape", GRIDS, ids=str)
+@cases("heads", [(2, 2), (1, 2), (2, 1), (1, 1), (2, None)], ids=str)
+def test_gradient_of_the_table_without_the_runs(shape, prefix, rows, heads):
+    layout, (of_table, of_edge) = Layout(shape, prefix, rows), heads
+    table = torch.randn(of_table, *(2 * n - 1 for n in shape), requires_grad=True)
+    edge = None if of_edge is None else torch.randn(of_edge, 3, requires_grad=True)
+    leaves = [table] if edge is None else [table, edge]
+    runs, ends = build(table, edge, layout)
+    mine = gradient_inputs(table, edge, layout)
+    assert [t.shape for t in mine] == [runs.shape, ends.shape]
+    assert all(t.untyped_storage().nbytes() == 4 for t in mine)
+    # kernels do not write elements that no query reads
+    is_read = torch.zeros(layout.length, dtype=torch.bool)
+    is_read[layout.base().long()[:, None] + torch.arange(layout.selected, layout.tokens)] = True
+    cotangents = torch.randn_like(runs) * is_read, torch.randn_like(ends) * bool(layout.selected)
+    ours = torch.autograd.grad(mine, leaves, cotangents)
+    theirs = torch.autograd.grad((runs * cotangents[0]).sum() + (ends * cotangents[1]).sum(), leaves)
+    for actual, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_float16_keeps_infinity():
     table = torch.tensor([[[-1e4, 0.0, float("-inf")]]])
     layout = Layout((1, 2), 0, False)
-    packed, _ = pack(*build(table, None, layout), layout, 1.0, torch.float16)
+    packed, _ = pack(table, None, layout, 1.0, torch.float16)
     assert packed.isinf().any()
     assert packed[packed.isfinite()].min() == -1e4
 

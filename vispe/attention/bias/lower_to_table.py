@@ -78,7 +78,7 @@ def row_maxima(table: Tensor, edge: Tensor | None, prefix: bool) -> tuple[Tensor
 
 def _finite(maximum: Tensor) -> Tensor:
     """Return the maximum, 0 where all biases are -inf."""
-    return maximum.where(maximum.isfinite(), 0.0)
+    return maximum.nan_to_num(0.0, 0.0, 0.0)
 
 
 def causal_unsupported_reason(bias: Bias | None) -> str | None:

@@ -12,13 +12,14 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.strip.layout import Layout
-from vispe.attention.bias.strip.runs import aligned
+from vispe.attention.bias.strip.packed import FIRST, FLAG, ZERO, entries, pack_index
 from vispe.attention.precision import exporting
 from vispe.grid import Grid
 
 HALF_RANGE = 65000.0  # range of float16, less a margin for the rounding of distances
 LARGEST_SCALE = 2.0**11  # scale of the logits up to which subnormal float16 steps cause errors below 2^-14
 _EPS = 2.0**-11  # relative rounding error of float16
+_LOWEST = torch.finfo(torch.float32).min
 
 
 def fits_float16(bias: Bias, grid: Grid, scale: float) -> bool:
@@ -68,40 +69,45 @@ def widest_range(dtype: torch.dtype, scale: float) -> float:
 
 
 def pack_with_copy(
-    runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype, *, lead: int = 0
+    table: Tensor,
+    edge: Tensor | None,
+    layout: Layout,
+    scale: float,
+    dtype: torch.dtype,
+    index: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return runs in float32, prefix biases with a flag (h, 3), and a float16 copy of the runs.
+    """Return packed runs in float32, prefix biases with a flag (h, 3), and a float16 copy of the runs.
 
-    Like `runs.pack`, but with a copy. The third number of a head is 1 if its copy is exact: its runs are then rounded
+    Like `packed.pack`, but with a copy. The third number of a head is 1 if its copy is exact: its runs are then rounded
     to float16 in both. This is the case if the range of its finite values is at most `widest_range`.
 
     Args:
-        runs: (h, `Layout.length`) from `runs.build`.
-        edge: (h, 2) from `runs.build`.
+        table: (h, 2 n_1 - 1, ...).
+        edge: as in `packed.pack`.
         layout: layout of the runs.
         scale: factor of the logits.
         dtype: dtype of the queries, float16 or bfloat16.
-        lead: `Layout.lead`, or 0.
+        index: `packed.pack_index` of the layout, which is computed if None.
     """
-    runs, edge = runs.detach().float(), edge.detach().float()
-    fits, shift = copy_shift(runs, edge, scale, dtype)
-    runs, edge = (runs - shift) / scale, (edge - shift) / scale
-    copy = runs.half()
+    flat = entries(table, edge, layout, True)
+    fits, lowest = copy_range(flat, layout, scale, dtype)
+    # softmax ignores a constant per row; subtracting the middle of the range gives the smallest rounding errors
+    flat = torch.sub(flat, lowest, alpha=0.5) / scale
     # both arrays hold equal values, so that results do not depend on which one a program reads
-    runs = torch.where(fits, copy.float(), runs)
-    return aligned(runs, layout, lead), torch.cat([edge, fits.float()], 1), aligned(copy, layout, lead)
+    rounded = torch.where(fits, flat.half().float(), flat)
+    packed = rounded.index_select(1, pack_index(layout, table.device) if index is None else index)
+    flat[:, FLAG : FLAG + 1] = fits
+    return packed, flat[:, : FLAG + 1], packed.half()
 
 
-def copy_shift(runs: Tensor, edge: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return whether the copy of `pack_with_copy` is exact, and the constants that it subtracts, (h, 1) each.
+def copy_range(flat: Tensor, layout: Layout, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return whether the copy of `pack_with_copy` is exact, and the lowest bias, 0 if it is not, (h, 1) each.
 
-    Softmax ignores a constant per row; subtracting the middle of the range gives the smallest rounding errors.
+    Args as in `pack_with_copy`, with `flat` from `packed.entries`, shifted: the largest bias is 0.
     """
-    finite = runs.isfinite()
-    low = torch.where(finite, runs, torch.inf).amin(1, keepdim=True)
-    high = torch.where(finite, runs, -torch.inf).amax(1, keepdim=True)
-    fits = high - low <= widest_range(dtype, scale)
-    shift = torch.where(
-        fits, (low + high) / 2, torch.maximum(runs, edge.amax(1)[:, None]).amax(1, keepdim=True)
-    )
-    return fits, torch.where(shift.isfinite(), shift, 0.0)
+    # in the row layout, the biases of prefix keys are part of the runs
+    runs = flat[:, FIRST if not layout.prefix else 0 if layout.rows else ZERO :]
+    # a head with +inf or NaN is not shifted, and has no copy
+    lowest = runs.nan_to_num(_LOWEST, _LOWEST, 0.0).amin(1, keepdim=True)
+    fits = lowest >= -widest_range(dtype, scale)
+    return fits, lowest * fits

@@ -1,4 +1,4 @@
-"""Runs of a bias table in a `Layout`: built from the table, packed for the kernels, and expanded to all pairs."""
+"""Runs of a bias table in a `Layout`: built from the table, and expanded to all pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.strip.layout import Layout, gcd_8
+from vispe.attention.bias.strip.layout import Layout
 
 
 def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -37,41 +37,6 @@ def fill_dense(out: Tensor, table: Tensor, shape: tuple[int, ...], prefix: int) 
     out[:, :prefix] = 0
     out[:, :, :prefix] = 0
     out[:, prefix:, prefix:].view(len(out), *shape, *shape).copy_(_windows(table, shape, 1))
-
-
-def pack(
-    runs: Tensor,
-    edge: Tensor,
-    layout: Layout,
-    scale: float,
-    dtype: torch.dtype,
-    *,
-    shift: bool = True,
-    lead: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Return the results of `build` as the kernels read them: (h, copies x length) in `dtype` and (h, 2) float32.
-
-    They are divided by the scale of the logits, since kernels add them before scaling, and each head is shifted to a
-    maximum of 0, which softmax ignores, so that the largest biases are stored most precisely. Use ``shift=False`` for a
-    profile that is multiplied by gates, and for tables from `lower_to_table.shifted`. Use float16 only if
-    `fits_float16`. Kernels that order patches first need `Layout.lead`.
-    """
-    runs, edge = runs.detach().float(), edge.detach().float()
-    # softmax ignores a constant per row; the largest biases become small numbers with small rounding errors
-    maximum = torch.maximum(runs.amax(1), edge.amax(1))[:, None]
-    maximum = torch.where(maximum.isfinite(), maximum, 0.0) if shift else torch.zeros_like(maximum)
-    runs, edge = (runs - maximum) / scale, (edge - maximum) / scale
-    return aligned(runs.to(dtype), layout, lead), edge.contiguous()
-
-
-def aligned(runs: Tensor, layout: Layout, lead: int) -> Tensor:
-    """Return copies of runs (h, `Layout.length`) shifted by multiples of a step, so that each run is aligned in one."""
-    step = gcd_8(layout.pitch)
-    shifted = [
-        F.pad(runs, (lead + copy * step, layout.copy_length - layout.length - lead - copy * step))
-        for copy in range(layout.copies)
-    ]
-    return torch.cat(shifted, 1)
 
 
 def _windows(table: Tensor, shape: tuple[int, ...], first: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Forward kernel of attention on a grid, and functions shared with the backward kernels.
 
-Logits are computed divided by the scale: ``x = q k^T + S``, where `S` is from `runs.pack`, so that the matrix product
+Logits are computed divided by the scale: ``x = q k^T + S``, where `S` is from `packed.pack`, so that the matrix product
 accumulates onto the bias, and the scale is part of the exponential: ``p = 2^(x c - lse)``, c = scale log2(e).
 """
 

@@ -32,9 +32,9 @@ def run_forward(
         q: (b, h, n, d), last stride 1; float16, bfloat16 or float32.
         k: (b, h_kv, n, d), likewise; h is a multiple of h_kv, and each key head is shared by consecutive query heads.
         v: (b, h_kv, n, d_v).
-        packed: (h or 1, length) from `runs.pack`, or None for no bias.
+        packed: (h or 1, length) from `packed.pack`, or None for no bias.
         address: (n,) int32 from `Layout.patches_first`.
-        edge: (h or 1, 2) from `runs.pack`.
+        edge: (h or 1, 2) from `packed.pack`.
         keep: (b, n) bool, True for real keys.
         prefix: number of keys whose bias is in `edge`.
         scale: factor of the logits, positive.

@@ -140,8 +140,12 @@ def run_bias(
         largest = row.abs().amax().double() + col.abs().amax().double()
         unit = unit / torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-30))))
     gates = bias_of(packed, None, address, edge, None, row, col, q)[-2:]
-    runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
-    prefix_runs = torch.zeros(h, programs, 2, dtype=torch.float32, device=q.device)
+    # one zeroed buffer for both, in words of 4 bytes; kernels are compiled for aligned pointers
+    words = h * length * (2 if fixed else 1)
+    start = cdiv(words, 4) * 4
+    zeros = torch.zeros(start + h * programs * 2, dtype=torch.float32, device=q.device)
+    runs, prefix_runs = zeros[:words].view(h, -1), zeros[start:].view(h, programs, 2)
+    runs = runs.view(torch.int64) if fixed else runs
     launch(
         grad_bias,
         h * programs,

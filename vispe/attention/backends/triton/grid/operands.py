@@ -17,15 +17,16 @@ from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.lower_to_table import (
     lower_to_table,
     row_maxima,
-    shifted,
     visible_offsets,
     with_causal_mask,
 )
-from vispe.attention.bias.strip.float16_runs import copy_shift, fits_float16, pack_with_copy
+from vispe.attention.bias.strip.adjoint import gradient_inputs
+from vispe.attention.bias.strip.float16_runs import copy_range, fits_float16, pack_with_copy
 from vispe.attention.bias.strip.layout import Layout, layout_of
-from vispe.attention.bias.strip.runs import build, pack
+from vispe.attention.bias.strip.packed import entries, pack, pack_index
+from vispe.attention.bias.strip.runs import build
 from vispe.attention.call import Call
-from vispe.attention.precision import exporting
+from vispe.attention.precision import exporting, is_eager
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.utils.autocast import no_autocast
@@ -64,47 +65,51 @@ def packed_bias(call: Call, layout: Layout) -> tuple[Strip, Tensor | None, Tenso
         )
     grid, (stored, both) = bias.pos.grid, _storage(call, bias.pos.grid)
 
-    def build_runs() -> tuple[Tensor, Tensor, Tensor | None]:
-        with no_autocast(call.q.device):
-            table, edge = _table(call, bias, grid)
-            if table.shape[0] not in (1, heads):
-                raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
-            if not is_gated:
-                # softmax ignores a constant per query; without it float16 copies would overflow
-                table, edge = shifted(table, edge, bool(grid.prefix))
-            table = table.float()
-            # small grids (row layout) have one or two tiles, so skipping is useless there
-            is_sparse = (bias.is_sparse or call.is_causal) and not is_gated
-            visible = visible_offsets(table, heads) if is_sparse and not layout.rows else None
-            return *build(table, edge, layout), visible
+    def lowered() -> tuple[Tensor, Tensor | None]:
+        table, edge = _table(call, bias, grid)
+        if table.shape[0] not in (1, heads):
+            raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
+        return table, edge
 
-    def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> Strip:
-        # torch.cat of float16 copies fails under bfloat16 autocast
-        with no_autocast(call.q.device):
-            if both:
-                packed = pack_with_copy(runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead)
-                return *packed, visible
-            # the table is shifted already
-            packed = pack(runs, prefix_runs, layout, call.factor, stored, shift=False, lead=layout.lead)
-            return *packed, None, visible
+    @torch.no_grad()
+    def packed_strip(table: Tensor, edge: Tensor | None, index: Tensor | None = None) -> Strip:
+        # small grids (row layout) have one or two tiles, so skipping is useless there
+        is_sparse = (bias.is_sparse or call.is_causal) and not is_gated
+        visible = visible_offsets(table, heads) if is_sparse and not layout.rows else None
+        # softmax ignores a constant per query, but not per gated query; without it float16 copies would overflow
+        if both:
+            return *pack_with_copy(table, edge, layout, call.factor, call.dtype, index), visible
+        return *pack(table, edge, layout, call.factor, stored, index, shift=not is_gated), None, visible
 
-    if bias.key is not None:
-        dtype = call.dtype if both else stored
-        # fixed biases are packed once per scale, dtype and layout
-        key = ("packed bias", bias.key, call.factor, dtype, layout.rows, call.is_causal, is_gated)
-        return bias.pos.remember(key, lambda: pack_runs(*build_runs())), None, None
-    runs, prefix_runs, differentiable = None, None, False
+    with no_autocast(call.q.device):
+        if bias.key is not None:
+            dtype = call.dtype if both else stored
+            # fixed biases are packed once per scale, dtype and layout
+            key = ("packed bias", bias.key, call.factor, dtype, layout.rows, call.is_causal, is_gated)
+            return bias.pos.remember(key, lambda: packed_strip(*lowered())), None, None
+        runs = prefix_runs = None
 
-    def make() -> Strip:
-        nonlocal runs, prefix_runs, differentiable
-        runs, prefix_runs, visible = build_runs()
-        differentiable = torch.is_grad_enabled() and (runs.requires_grad or prefix_runs.requires_grad)
-        return pack_runs(runs, prefix_runs, visible)
+        def make() -> Strip:
+            nonlocal runs, prefix_runs
+            table, edge = lowered()
+            if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (table, edge)):
+                # kernels read the packed strip, and return the gradient of the runs
+                runs, prefix_runs = (gradient_inputs if is_eager(table) else build)(
+                    table.float(), edge, layout
+                )
+            return packed_strip(table, edge, _strip_index(call, layout))
 
-    # not called if the strip is cached; the runs stay None then, as no gradient is needed
-    options = strip_options(call.dtype, call.factor, call.is_causal, heads) + ("gated",) * is_gated
-    packed = cached_strip(bias, options, make)
-    return packed, runs if differentiable else None, prefix_runs if differentiable else None
+        # not called if the strip is cached; the runs stay None then, as no gradient is needed
+        options = strip_options(call.dtype, call.factor, call.is_causal, heads) + ("gated",) * is_gated
+        return cached_strip(bias, options, make), runs, prefix_runs
+
+
+def _strip_index(call: Call, layout: Layout) -> Tensor:
+    """Return `pack_index` of the layout, cached with the positions."""
+    device = call.q.device
+    if call.bias is None or call.bias.pos is None:
+        return pack_index(layout, device)
+    return call.bias.pos.remember(("strip index", layout.rows, device), lambda: pack_index(layout, device))
 
 
 def _ungated(bias: Bias | None) -> Bias | None:
@@ -137,9 +142,9 @@ def row_constants(call: Call, layout: Layout) -> Tensor:
         # of patches and of prefix queries
         constants = [t.float() for t in row_maxima(table, edge, bool(grid.prefix))]
         if _storage(call, grid)[1]:
-            table, edge = shifted(table, edge, bool(grid.prefix))
             # from the float16 copy, the middle of its range is subtracted as well
-            middle = copy_shift(*build(table.float(), edge, layout), call.factor, call.dtype)[1][:, 0]
+            flat = entries(table, edge, layout, True)
+            middle = copy_range(flat, layout, call.factor, call.dtype)[1][:, 0] / 2
             constants = [t + middle for t in constants]
         is_prefix = torch.arange(call.q.shape[2], device=call.q.device) < grid.prefix
         patches, prefix = (t[:, None] for t in constants)
