@@ -60,7 +60,7 @@ def offsets(
     device: torch.device | None = None,
 ) -> Tensor:
     """Return the distances of all offsets on `grid`, (2 n_1 - 1, 2 n_2 - 1, ...) float32."""
-    spacing = constant(grid.spacing or (1.0,) * grid.axes, torch.float32, device)
+    spacing = constant(grid.spacing or (1.0,) * grid.axes, torch.get_default_dtype(), device)
     lines = [torch.arange(1 - n, n, dtype=torch.float32, device=device) for n in grid.shape]
     gap = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).abs() * spacing
     extent = (torch.stack([line[-1] for line in lines]) + 1) * spacing  # sizes may be symbols

@@ -144,7 +144,9 @@ class OffsetBias(FunctionBias):
     def table(self, grid: Grid) -> Tensor:
         """Return the offset table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         device = None if self.pos is None else self.pos.coords.device
-        spacing = constant(self.spacing or grid.spacing or (1.0,) * grid.axes, torch.float32, device)
+        spacing = constant(
+            self.spacing or grid.spacing or (1.0,) * grid.axes, torch.get_default_dtype(), device
+        )
         # tables are indexed by query minus key, functions take key minus query
         lines = [torch.arange(n - 1, -n, -1, dtype=torch.float32, device=device) for n in grid.shape]
         steps = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1) * spacing
