@@ -95,6 +95,9 @@ def test_moonvit_is_that_of_transformers():
 
 @cases("width", [8, 14, 80])
 def test_minimax_is_that_of_transformers(width):
+    from tests.hosts.transformers.tiny import needs
+
+    needs("5.23", "the rotation of the stock model expects queries of another shape")
     module = pytest.importorskip("transformers.models.minimax_m3_vl.modeling_minimax_m3_vl")
     config = module.MiniMaxM3VLVisionConfig(hidden_size=2 * width, num_attention_heads=2)
     rotary, pos = module.MiniMaxM3VLVisionRotaryEmbedding(config), packed_positions(GRIDS, 2)

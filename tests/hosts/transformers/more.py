@@ -82,12 +82,12 @@ CLASSES = {
     "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinker",
     "hunyuan_vl": "HunYuanVL",
 }
-# no Molmo 2 yet, and no model inside of Omni's thinkers
-if Version(transformers.__version__) < Version("5.20"):
-    LACKING = ("molmo2", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
-    CLASSES = {family: name for family, name in CLASSES.items() if family not in LACKING}
-else:
-    LACKING = ()
+# no Molmo 2 yet, no model inside of Omni's thinkers, and a stock SmolVLM that fails with images
+installed = Version(transformers.__version__)
+LACKING = ("molmo2",) if installed < Version("5.20") else ()
+LACKING += ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker") if installed < Version("5.21") else ()
+LACKING += ("smolvlm",) if Version("5.20") <= installed < Version("5.21") else ()
+CLASSES = {family: name for family, name in CLASSES.items() if family not in LACKING}
 if not hasattr(transformers, "HunYuanVLConfig"):
     LACKING = (*LACKING, "hunyuan_vl")
     CLASSES.pop("hunyuan_vl")

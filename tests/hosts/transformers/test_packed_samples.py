@@ -7,8 +7,8 @@ import torch
 
 import vispe
 from tests.cases import cases
-from tests.hosts.transformers.more import text_part, vision_part
-from tests.hosts.transformers.samples import model_of
+from tests.hosts.transformers.more import LACKING, text_part, vision_part
+from tests.hosts.transformers.samples import TYPED, model_of
 from tests.hosts.transformers.tiny import CACHE, IMAGE, batch
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.families import language_model_of
@@ -174,7 +174,7 @@ def test_numbers_of_samples():
     assert isinstance(samples_of(torch.tensor([[0, 0]])), Samples)
 
 
-@cases("family", ["gemma3", "gemma4", "molmo2"])
+@cases("family", [family for family in TYPED if family not in LACKING])
 def test_images_that_meet_at_the_end_of_a_sample(family):
     """Image tokens attend to their whole block, which must not go on into the next sample."""
     model = vispe.convert(model_of(family), "mrope_i")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vispe.hosts.contracts.contract import release
 from vispe.multimodal import Image, Stream, Text, Video
 
 transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
@@ -40,6 +41,13 @@ QWEN_VISION = {
 }
 VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 MARKED = {"vision_start_token_id": START, "vision_end_token_id": END, "video_token_id": VIDEO}
+
+
+def needs(version: str, reason: str) -> None:
+    """Skip the rest of a test or case with transformers before a version."""
+    installed = transformers.__version__
+    if release(installed) < release(version):
+        pytest.skip(f"transformers {version} or later is needed, got {installed}: {reason}")
 
 
 def config(family: str, kv_heads: int = 1) -> Any:

@@ -1,6 +1,7 @@
 """Encoders that are copies of SAM's, and that of SAM 3, which turns queries and keys."""
 
 import copy
+import inspect
 import warnings
 
 import pytest
@@ -35,7 +36,9 @@ def encoder(name):
     module, _, kind = name.rpartition(".")
     actual = getattr(pytest.importorskip(module, reason="this transformers does not have it"), kind)
     torch.manual_seed(0)
-    config = actual.config_class(**SHAPE, **MORE.get(module.split(".")[2], {}))
+    # config_class of older versions is the configuration of the complete model
+    kind = inspect.signature(actual.__init__).parameters["config"].annotation
+    config = kind(**SHAPE, **MORE.get(module.split(".")[2], {}))
     return shake(actual(config)).double().eval()
 
 

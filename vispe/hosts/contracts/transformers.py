@@ -27,6 +27,11 @@ _GENERATE = (
         since="5.23.0",
     ),
     Contract(
+        f"{_GENERATION}._prefill",
+        "generate calls it to process the prompt",
+        positional="input_ids generation_config model_kwargs",
+    ),
+    Contract(
         f"{_GENERATION}._update_model_kwargs_for_generation",
         "generate calls it after each step",
         positional="outputs model_kwargs",

@@ -13,6 +13,8 @@ from vispe.errors import MissingExtra
 from vispe.hosts.contracts.contract import release
 
 OLDEST = "5.17.0"
+CHUNKED_IMAGES = "5.23.0"
+"""Oldest version whose `generate` encodes the images of a prompt that is processed in chunks; older ones drop them."""
 CACHE_NAMES = ("cache", "past_key_values")
 """Names of the KV cache as argument and output: from 5.24 on, and in older versions."""
 

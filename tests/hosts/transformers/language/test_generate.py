@@ -1,6 +1,7 @@
 """Decoding: generate, a loop by hand and recomputation from nothing say the same, token by token."""
 
 import copy
+import sys
 import threading
 
 import pytest
@@ -17,9 +18,10 @@ from tests.hosts.transformers.reference import (
     scheme_of,
     stock,
 )
-from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, WITH_VIDEO, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, WITH_VIDEO, batch, needs
 from tests.products import partly
-from vispe.errors import InputError
+from vispe.errors import InputError, MissingExtra
+from vispe.hosts.transformers.version import CHUNKED_IMAGES
 from vispe.multimodal import list_schemes
 
 STEPS = 3
@@ -200,6 +202,8 @@ def test_calls_leave_nothing_on_the_modules(family):
 @cases(("family", "chunk"), [("qwen2_vl", None), ("llava", None), ("qwen2_vl", 4)])
 def test_every_turn_of_a_conversation_may_have_an_image(family, chunk):
     """The cache of `generate` continues in further turns, and in calls of the model, as from nothing."""
+    if chunk:
+        needs(CHUNKED_IMAGES, "images of prompts in chunks are refused")
     model = converted(family, "mrope_i")
     turns = [3, "image", 2], [2, "wide", 3], [4], [1, "image", 2]
     cache = DynamicCache(config=model.config.get_text_config())
@@ -222,8 +226,25 @@ def test_every_turn_of_a_conversation_may_have_an_image(family, chunk):
         torch.testing.assert_close(step.logits[:, -1], expected[1][:, 1], rtol=1e-5, atol=1e-5)
 
 
+@cases("version", ["5.17.0", "5.22.2"])
+@cases("family", ["qwen2_vl", "llava"])
+def test_chunks_of_a_prompt_with_images_are_refused_where_the_host_drops_images(monkeypatch, family, version):
+    model, sample = converted(family, "mrope_i"), batch(family, [2, "image", 3])
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+    settings = {"max_new_tokens": 1, "do_sample": False, "prefill_chunk_size": 4}
+    with pytest.raises(
+        MissingExtra, match=rf"images needs transformers {CHUNKED_IMAGES} or later, got {version}"
+    ):
+        model.generate(**sample.inputs, **settings)
+    text = batch(family, [6]).inputs
+    assert torch.equal(
+        model.generate(**text, **settings), model.generate(**text, max_new_tokens=1, do_sample=False)
+    )
+
+
 @cases("family", ["qwen2_vl", "llava"])
 def test_padding_and_images_in_later_chunks_of_a_prompt(family):
+    needs(CHUNKED_IMAGES, "images of prompts in chunks are refused")
     model, sample = converted(family, "mrope_i"), batch(family, [7, "image", 4], [6])
     out = model.generate(
         **sample.inputs, max_new_tokens=1, prefill_chunk_size=4, return_dict_in_generate=True, do_sample=False

@@ -27,7 +27,7 @@ from tests.hosts.transformers.more import (
 )
 from tests.hosts.transformers.newer import TINY
 from tests.hosts.transformers.tiny import CLASSES as FIRST
-from tests.hosts.transformers.tiny import IMAGE, PAD, START, transformers
+from tests.hosts.transformers.tiny import IMAGE, PAD, START, needs, transformers
 from tests.products import partly
 from vispe.errors import InputError, MissingExtra, UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
@@ -244,6 +244,8 @@ def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
 @partly(15)
 @every
 def test_generation_with_a_cache_is_the_full_pass(family):
+    if family == "mistral_large4":
+        needs("5.24", "logits of the stock model change with the cache")
     inputs, model = prompt(family).inputs, converted(family, "vrope")
     said = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     count = said.shape[1] - inputs["input_ids"].shape[1]

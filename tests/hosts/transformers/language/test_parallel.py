@@ -6,9 +6,10 @@ import torch
 import vispe
 from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of, generated, recomputed, same
-from tests.hosts.transformers.tiny import CACHE, IMAGE, QWEN, batch
+from tests.hosts.transformers.tiny import CACHE, IMAGE, QWEN, batch, needs
 from tests.products import partly
 from vispe.errors import InputError, OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.hosts.transformers.version import CHUNKED_IMAGES
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WAYS = ("graph_kv", "pine")
@@ -199,10 +200,15 @@ def test_what_does_not_go_is_refused():
     vispe.convert(model, "mrope", parallel="pine")
     with pytest.raises(InputError, match="one member per token"):
         model(input_ids=ids, parallel_ids=members[:, :3])
+    assert "no order: pine" in vispe.describe(model)
+
+
+def test_a_prompt_in_pieces_is_refused():
+    needs(CHUNKED_IMAGES, "images of prompts in chunks are refused")
+    model = vispe.convert(copy_of("qwen2_vl"), "mrope", parallel="pine")
     sample, *_ = prepared("qwen2_vl")
     with pytest.raises(InputError, match="prompt came in pieces"):
         model.generate(**sample.inputs, max_new_tokens=2, prefill_chunk_size=9)
-    assert "no order: pine" in vispe.describe(model)
 
 
 @cases("options", [{"parallel": "pine"}, {"self_extend": [2, 6]}], ids=str)

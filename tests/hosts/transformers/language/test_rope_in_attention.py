@@ -21,6 +21,8 @@ def late(family, spec, layers=2, **kwargs):
     text = model.model.language_model
     text.layers = text.layers[:layers]
     text.config.num_hidden_layers = layers
+    if getattr(text.config, "layer_types", None):  # from which older versions build the cache
+        text.config.layer_types = text.config.layer_types[:layers]
     return vispe.convert(model, spec, late_rotation=True)
 
 

@@ -10,6 +10,7 @@ from tests.cases import cases
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.more import OMNI
 from tests.hosts.transformers.samples import EVERY, NOT_PACKABLE, inputs_of, model_of
+from tests.hosts.transformers.tiny import QWEN, needs
 from tests.products import partly
 from vispe.hosts.transformers.language.families import family_of
 from vispe.hosts.transformers.language.positions.position_assignment import DecodingStep
@@ -62,6 +63,8 @@ def spoken(model, **inputs):
 def test_text_is_that_of_the_stock_model(family, kind):
     if (family, kind[:6]) in STOCK_FAILS:
         pytest.skip("the stock model fails")
+    if kind == "PromptTuningConfig" and family in QWEN:
+        needs("5.18", "generation of the stock model fails")
     stock, model = tuned(family, kind=kind), tuned(family, "vrope", kind)
     text = {"input_ids": ROWS[1:]}
     for inputs in (text, text | {"attention_mask": SEEN[1:]}, {"input_ids": ROWS, "attention_mask": SEEN}):

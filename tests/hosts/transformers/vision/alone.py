@@ -97,13 +97,14 @@ def by_hand(model: nn.Module, masks: list[Tensor], rope: bool = False) -> nn.Mod
 
         def forward(hidden_states, *_, position_embeddings=None, attn=attn, i=i, **__):
             heads, width = heads_of(attn)
-            projections = (attn.q_proj, attn.k_proj, attn.v_proj)
+            names = ("q_proj", "k_proj", "v_proj") if hasattr(attn, "q_proj") else ("query", "key", "value")
+            projections = (getattr(attn, name) for name in names)
             q, k, v = (p(hidden_states).unflatten(-1, (heads, width)).transpose(1, 2) for p in projections)
             if rope and position_embeddings is not None:
                 q, k = module.apply_rotary_pos_emb(q, k, *position_embeddings)
             logits = torch.einsum("bhnd,bhmd->bhnm", q, k) / width**0.5 + masks[i]
             out = torch.einsum("bhnm,bhmd->bnhd", logits.softmax(-1), v).flatten(2)
-            return attn.o_proj(out), None
+            return attn.o_proj(out) if hasattr(attn, "o_proj") else out, None
 
         attn.forward = forward
     return model

@@ -135,12 +135,16 @@ class VideoMaeAttention(ConvertedAttention):
     """Attention of VideoMAE, without output projection, which is a separate module."""
 
     def forward(
-        self, hidden_states: Tensor, vispe_context: Context | None = None, **kwargs: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        vispe_context: Context | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
         x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.query(x), self.key(x), self.value(x)
-        return attended(self, context, x, *qkv, None, self.dropout_prob)
+        return attended(self, context, x, *qkv, attention_mask, self.dropout_prob)
 
 
 class JepaAttention(ConvertedAttention):

@@ -33,6 +33,7 @@ _ATTRIBUTES = (
     "vision_tower",
     "vision_model",
     "vision_encoder",
+    "clip",
     "timm_model",
     "_backbone",
     "backbone",

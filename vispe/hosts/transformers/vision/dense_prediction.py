@@ -1,4 +1,4 @@
-"""Attention of Sapiens 2 with groups of heads, and the encoder of DPT, which passes the context to its blocks."""
+"""Attention of Sapiens 2 with groups of heads, and encoders whose stock forward pass passes no keywords to blocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
 from vispe.hosts.common.block_loops import context_for
 from vispe.hosts.common.context import Context
@@ -54,3 +56,32 @@ class DptEncoder(nn.Module):
         for layer in self.layer:
             hidden_states = layer(hidden_states, vispe_context=vispe_context)
         return sys.modules[type(self).__module__].BaseModelOutput(last_hidden_state=hidden_states)
+
+
+class NestedEncoder(nn.Module):
+    """The encoder of DINOv2, TIPSv2 and RADIO in transformers 5.17, which passes the context to its blocks."""
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        vispe_context: Context | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the tokens (b, n, d) after all blocks, as transformers does."""
+        del kwargs  # read by the decorators, as in transformers
+        for layer in self.layer:
+            hidden_states = layer(hidden_states, attention_mask=attention_mask, vispe_context=vispe_context)
+        return sys.modules[type(self).__module__].BaseModelOutput(last_hidden_state=hidden_states)
+
+
+class NestedLayer(nn.Module):
+    """The block of DINOv2, TIPSv2 and RADIO in transformers 5.17, which passes the context to its attention."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """Return the tokens (b, n, d) after the block."""
+        x = self.layer_scale1(self.attention(self.norm1(hidden_states), **kwargs))
+        x = self.drop_path(x) + hidden_states
+        return self.drop_path(self.layer_scale2(self.mlp(self.norm2(x)))) + x

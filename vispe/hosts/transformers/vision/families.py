@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -130,6 +131,17 @@ FAMILIES = (
         "vjepa2", "VJEPA2Model", "VJEPA2RopeAttention", kind="jepa", blocks="encoder.layer", attn="attention"
     ),
 )
+# transformers 5.17 has the layout of DPT in four more packages, with a class of this name
+_NESTED = {
+    (f.path, f.tower): replace(
+        f,
+        attention=f.attention.replace("Attention", "SelfAttention"),
+        kind="nested" if f.kind == "grid" else "nested_radio",
+        attn="attention.attention",
+    )
+    for f in FAMILIES
+    if f.module in ("dinov2", "dinov2_with_registers", "tipsv2", "radio")
+}
 
 
 def family_of(tower: nn.Module) -> VisionFamily | None:
@@ -140,7 +152,9 @@ def family_of(tower: nn.Module) -> VisionFamily | None:
 def family_of_class(cls: type[Any]) -> VisionFamily | None:
     """Return the family of a class of towers; None if it is not supported."""
     names = {(c.__module__, c.__name__) for c in cls.__mro__}
-    return next((f for f in FAMILIES if (f.path, f.tower) in names), None)
+    family = next((f for f in FAMILIES if (f.path, f.tower) in names), None)
+    nested = None if family is None else _NESTED.get((family.path, family.tower))
+    return family if nested is None or not hasattr(sys.modules[nested.path], nested.attention) else nested
 
 
 def stock_type(module: nn.Module) -> type[Any]:

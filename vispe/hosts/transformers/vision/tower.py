@@ -36,7 +36,12 @@ from vispe.hosts.transformers.vision.attention import (
     PackedAttention,
     VideoMaeAttention,
 )
-from vispe.hosts.transformers.vision.dense_prediction import DptEncoder, SapiensAttention
+from vispe.hosts.transformers.vision.dense_prediction import (
+    DptEncoder,
+    NestedEncoder,
+    NestedLayer,
+    SapiensAttention,
+)
 from vispe.hosts.transformers.vision.families import attentions, family_of, pair, prefix_of
 from vispe.hosts.transformers.vision.packed_tokens import PackedContext, seeded_prepare, split_chunks
 from vispe.hosts.transformers.vision.position_embeddings import DetachedTable, table_names
@@ -263,6 +268,7 @@ class InternTower(GridTower):
 
 
 _INTERN = (("encoder", InternEncoder), ("encoder.layer.*", InternLayer))
+_NESTED = (("encoder", NestedEncoder), ("encoder.layer.*", NestedLayer))
 # kind of a family: mixins of the tower, of its attention layers, and of other modules by path
 SWAPS: dict[
     str, tuple[type[ConvertedVisionTower], type[nn.Module], tuple[tuple[str, type[nn.Module]], ...]]
@@ -273,7 +279,9 @@ SWAPS: dict[
     "plain": (PlainTower, ClipAttention, ()),
     "self": (PlainTower, VideoMaeAttention, ()),
     "dpt": (PlainTower, VideoMaeAttention, (("encoder", DptEncoder),)),
+    "nested": (PlainTower, VideoMaeAttention, _NESTED),
     "radio": (RadioTower, GridAttention, ()),
+    "nested_radio": (RadioTower, VideoMaeAttention, _NESTED),
     "sapiens": (PlainTower, SapiensAttention, ()),
     "masked": (MaskedTower, GridAttention, ()),
     "intern": (InternTower, InternAttention, _INTERN),

@@ -23,7 +23,7 @@ from vispe.hosts.transformers.language.positions.kv_cache import (
 from vispe.hosts.transformers.language.positions.prompt import PROMPT, PromptPositions
 from vispe.hosts.transformers.language.positions.token_index import check_mask, valid_tokens
 from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
-from vispe.hosts.transformers.version import cache_of
+from vispe.hosts.transformers.version import CHUNKED_IMAGES, cache_of, check_version
 from vispe.multimodal import Scheme
 
 
@@ -53,6 +53,18 @@ class PositionedGeneration:
         if raw and token_index is not None and token_index.ndim == 2:
             self._add_prompt_positions(inputs_tensor, token_index, model_kwargs)
         return super()._maybe_prepare_encoder_kwargs_for_generation(inputs_tensor, model_kwargs, *rest)  # type: ignore[misc]
+
+    def _prefill(
+        self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
+    ) -> Any:
+        """Process the prompt, in chunks of `prefill_chunk_size` tokens if this is set.
+
+        Raises:
+            MissingExtra: this version of transformers drops the images of a prompt in chunks.
+        """
+        if generation_config.prefill_chunk_size is not None and passed(model_kwargs, *PIXELS):
+            check_version(CHUNKED_IMAGES, "vispe: generate with prefill_chunk_size and images")
+        return super()._prefill(input_ids, generation_config, model_kwargs, *rest, **more)  # type: ignore[misc]
 
     def _add_prompt_positions(
         self, inputs_tensor: Tensor, token_index: Tensor, model_kwargs: dict[str, Any]
