@@ -56,7 +56,7 @@ def calls(grid: Grid, device: str, dry: bool) -> dict[str, Callable[[], Any]]:
         "vispe distance": lambda: vispe.attention(q, k, v, bias=distance, backend="triton"),
         "vispe table": lambda: vispe.attention(q, k, v, bias=learned, backend="triton"),
         "sdpa no bias": lambda: F.scaled_dot_product_attention(q, k, v),
-        "sdpa dense bias kept": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        "sdpa dense bias cached": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
     }
 
 

@@ -71,14 +71,14 @@ def contenders(plan: BenchmarkPlan, device: str) -> list[Contender]:
         ),
         Contender("sdpa flash, no bias", None, plain("flash"), modes, device="cpu"),
         *(
-            Contender(f"sdpa {k}, dense bias kept", "distance", dense(k, True), modes, device="cuda")
+            Contender(f"sdpa {k}, dense bias cached", "distance", dense(k, True), modes, device="cuda")
             for k in ("efficient", "cudnn")
         ),
         *(
             Contender(f"sdpa {k}, dense bias built", "mode", dense(k, False), device="cuda")
             for k in ("efficient", "cudnn")
         ),
-        Contender("sdpa, dense bias kept", "distance", dense(None, True), modes, device="cpu"),
+        Contender("sdpa, dense bias cached", "distance", dense(None, True), modes, device="cpu"),
         Contender("sdpa, dense bias built", "mode", dense(None, False), device="cpu"),
         *(
             Contender(f"sdpa, {r} extra columns", "distance", columns(r), ("forward", "frozen", "slopes"), exact=False)

@@ -12,7 +12,7 @@ from vispe.attention.bias.strip.layout import layout_of
 
 LONG = 1025  # tokens
 SDPA = ("sdpa flash, no bias", "sdpa cudnn, no bias", "sdpa efficient, no bias")
-DENSE = tuple(f"sdpa {k}, dense bias {w}" for w in ("kept", "built") for k in ("efficient", "cudnn"))
+DENSE = tuple(f"sdpa {k}, dense bias {w}" for w in ("cached", "built") for k in ("efficient", "cudnn"))
 OURS = ("vispe", "vispe, table")
 Row = dict[str, Any]
 
