@@ -80,7 +80,6 @@ ALLOWED = (  # files, words, reason
     ("vispe/evaluate/features/*.py", "pictures", "keys of the results of an audit"),
     ("vispe/evaluate/rotation/report.py", "picture", "RotationReport.picture"),
     ("vispe/experimental/measures/*.py", "places", "keys of results"),
-    ("vispe/experimental/speed/*.py", "kept", "names of the rows in results of benchmarks"),
     ("vispe/experimental/vlm/*.py", "place picture pictures", "names of tasks; MirroredPairs.pictures"),
     ("vispe/hosts/common/sampler_checks.py", "kept", "option spacing=kept of samplers"),
     ("vispe/multimodal/sampling.py", "places", "keyword of sampled"),
