@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 from collections import defaultdict
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -65,17 +67,37 @@ def package(name: str, depth: int) -> str:
     return "/".join(name.split("/")[:depth])
 
 
-def table(files: dict[str, dict[str, float]], depth: int) -> str:
-    """Return a table of items and CPU seconds per package, the slowest first."""
+def sums(files: dict[str, dict[str, float]], depth: int) -> dict[str, list[float]]:
+    """Return items and CPU seconds of collection and tests per package, the slowest first."""
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for name, record in files.items():
         for key in (package(name, depth), "all"):
             for k, value in enumerate((record["items"], record["collect"], record["tests"])):
                 rows[key][k] += value
+    return dict(sorted(rows.items(), key=lambda row: -sum(row[1][1:])))
+
+
+def table(rows: dict[str, list[float]]) -> str:
+    """Return the sums as text."""
     lines = [f"{'items':>7} {'collect':>8} {'tests':>8} {'sum':>8}"]
-    for name, (items, collect, tests) in sorted(rows.items(), key=lambda row: -sum(row[1][1:])):
+    for name, (items, collect, tests) in rows.items():
         lines.append(f"{items:7.0f} {collect:8.1f} {tests:8.1f} {collect + tests:8.1f}  {name}")
     return "\n".join(lines)
+
+
+def write(path: Path, rows: dict[str, list[float]], slowest: list[tuple[str, float]]) -> None:
+    """Write the sums, the slowest tests and what they depend on."""
+    versions = {p: metadata.version(p) for p in ("torch", "timm", "transformers", "pytest")}
+    record = {
+        "columns": ["items", "collect", "tests"],
+        "packages": {name: [round(v, 1) for v in row] for name, row in rows.items()},
+        "slowest": {name: round(seconds, 1) for name, seconds in slowest},
+        "versions": versions,
+        "python": platform.python_version(),
+    }
+    path.write_text(
+        "{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in record.items()) + "\n}\n"
+    )
 
 
 def main() -> int:
@@ -83,18 +105,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--depth", type=int, default=2, help="folders per row of the table")
-    parser.add_argument("--json", type=Path, help="file for the records of all files and tests")
+    parser.add_argument("--json", type=Path, help="file for the sums and the 30 slowest tests")
     options, words = parser.parse_known_args()
     recorder = Recorder()
     os.chdir(ROOT)
     status = pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", *words], plugins=[recorder])
-    print(table(recorder.files, options.depth))
-    for name, seconds in sorted(recorder.tests.items(), key=lambda test: -test[1])[:10]:
+    rows = sums(recorder.files, options.depth)
+    slowest = sorted(recorder.tests.items(), key=lambda test: -test[1])
+    print(table(rows))
+    for name, seconds in slowest[:10]:
         print(f"{seconds:33.1f}  {name}")
     if options.json:
-        options.json.write_text(
-            json.dumps({"files": recorder.files, "tests": recorder.tests}, indent=1) + "\n"
-        )
+        write(options.json, rows, slowest[:30])
     return int(status)
 
 
