@@ -160,3 +160,14 @@ def test_sight_in_tokens():
     assert visible_offsets(table, 2).tolist() == [[-11, 3], [0, 5]]
     assert visible_offsets(torch.zeros(1, 3, 3, 5), 2).tolist() == [[-11, 11]] * 2  # 2 x 2 x 3
     assert visible_offsets(torch.full((1, 5), -torch.inf), 1).tolist() == [[0, 0]]
+
+
+def test_prefix_biases_of_a_grid_without_prefix_tokens():
+    table, edge = torch.randn(1, 5, 7, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    runs, ends = gradient_inputs(table, edge, Layout((3, 4), 0, False))
+    assert len(runs) == len(ends) == 1
+    of_table, of_edge = torch.autograd.grad(
+        (runs, ends), (table, edge), (torch.ones(runs.shape), torch.ones(ends.shape))
+    )
+    assert of_table.abs().sum() > 0
+    assert torch.equal(of_edge, torch.zeros(2, 3))

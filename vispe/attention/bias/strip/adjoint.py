@@ -26,7 +26,8 @@ class _Adjoint(torch.autograd.Function):
     # without a separate setup_context, for which torch inspects the signature in each call
     @staticmethod
     def forward(ctx: Any, table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
-        heads = len(table) if edge is None else max(len(table), len(edge))
+        # prefix biases are not part of the runs of a grid without prefix tokens
+        heads = max(len(table), len(edge)) if edge is not None and layout.prefix else len(table)
         ctx.layout, ctx.heads = layout, (len(table), None if edge is None else len(edge))
         # no memory, since nothing reads them
         runs, ends = (
@@ -41,7 +42,8 @@ class _Adjoint(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             table = _of_heads(table_gradient(runs, layout), table_heads)
         if edge_heads is not None and ctx.needs_input_grad[1]:
-            edge = _of_heads(edge_gradient(runs, ends, layout), edge_heads)
+            gradient = edge_gradient(runs, ends, layout) if layout.prefix else ends.new_zeros(edge_heads, 3)
+            edge = _of_heads(gradient, edge_heads)
         return table, edge, None
 
 
@@ -64,10 +66,8 @@ def table_gradient(runs: Tensor, layout: Layout) -> Tensor:
 
 
 def edge_gradient(runs: Tensor, ends: Tensor, layout: Layout) -> Tensor:
-    """Return the gradient of prefix biases (h, 3), given those of the results of `runs.build`."""
+    """Return the gradient of prefix biases (h, 3), given those of the results of `runs.build`, with prefix tokens."""
     prefix = layout.prefix
-    if not prefix:
-        return ends.new_zeros(len(ends), 3)
     if not layout.rows:
         # all prefix queries read one constant run
         run = runs[:, layout.length - layout.patches :]

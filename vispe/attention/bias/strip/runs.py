@@ -17,6 +17,7 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
         edge: (h, 3) biases from prefix to patch, patch to prefix, prefix to prefix; zeros if None.
         layout: memory layout.
     """
+    edge = edge if layout.prefix else None
     heads = table.shape[0] if edge is None else max(table.shape[0], edge.shape[0])
     table = table.expand(heads, *table.shape[1:])
     prefix_values = table.new_zeros(heads, 3) if edge is None else edge.to(table.dtype).expand(heads, 3)
