@@ -35,7 +35,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
-    parser.add_argument("--widths", nargs="+", type=int, choices=WIDTHS, default=WIDTHS)
+    parser.add_argument("--widths", nargs="+", type=int, choices=WIDTHS, default=(64, 128))
     parser.add_argument("--out", type=Path, default=RESULTS / "tile_counts.json")
     args = parser.parse_args()
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []

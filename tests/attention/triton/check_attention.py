@@ -158,6 +158,7 @@ def test_whole_and_narrow_tiles(monkeypatch, strips, grid, padded):
     monkeypatch.setitem(sizes.TABLES, (90, "float32"), size)
     keep = torch.rand(1, grid.tokens) < 0.7 if padded else None
     compare_table(grid, torch.float32, keep, batch=1)
+    # heads of 64 + 32 columns have narrower tiles of keys
     compare_table(grid, torch.float32, keep, batch=1, width=72, value=16)
     compare_table(grid, torch.float32, keep, batch=1, width=16, value=72)
 

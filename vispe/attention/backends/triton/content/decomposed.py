@@ -10,8 +10,14 @@ are contiguous. All terms are laid out by `slots.lay_out` as lines (rows, column
 import triton
 import triton.language as tl
 
+from vispe.attention.backends.triton.grid.column_tiles import (
+    load_rows,
+    matmul_nt,
+    scaled,
+    weighted_sum,
+    zeros,
+)
 from vispe.attention.backends.triton.grid.forward import share_pointer, softmax_weights, store_output
-from vispe.attention.backends.triton.grid.matrices import load_rows, matmul, weighted_sum
 from vispe.attention.backends.triton.grid.shared import pitch_of
 
 FEW = tl.constexpr(16)  # prefix tokens per tile
@@ -90,13 +96,13 @@ def prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA: tl.con
 def attend_keys(acc, row_max, row_sum, q, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.constexpr, BD: tl.constexpr, E:
                 tl.constexpr, BE: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after the keys `j`."""
-    x = matmul(q, tl.trans(load_rows(K, j, kn, n, D, BD, False)), bias, DOT)
+    x = matmul_nt(q, load_rows(K, j, kn, n, D, BD, False), bias, DOT)
     if HAS_KEEP:
         x = tl.where((tl.load(KEEP + j) != 0)[None, :], x, float("-inf"))
     # online softmax, as in the grid kernel
     weight, rescale, row_max, row_sum = softmax_weights(x, row_max, row_sum, c)
     v = load_rows(V, j, vn, n, E, BE, False)
-    return weighted_sum(weight, v, acc * rescale[:, None], DOT), row_max, row_sum
+    return weighted_sum(weight, v, scaled(acc, rescale[:, None]), DOT), row_max, row_sum
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw", "high", "wide", "many", "heads"])
@@ -118,7 +124,7 @@ def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, 
     slot, ly, lx = line_offsets(i, n, p, gw, high, wide, ls, W)
     row_max = tl.full((BA,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BA,), tl.float32)
-    acc = tl.zeros((BA, BE), tl.float32)
+    acc = zeros(BA, BE)
     for panel in range(0, wide // W):
         # column terms stay in registers for the whole panel
         column_terms = column_bias(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)

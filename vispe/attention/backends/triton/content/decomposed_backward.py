@@ -11,8 +11,15 @@ from vispe.attention.backends.triton.content.decomposed import (
     panel_tokens,
     prefix_biases,
 )
+from vispe.attention.backends.triton.grid.column_tiles import (
+    load_rows,
+    matmul_nt,
+    scaled,
+    store_rows,
+    weighted_sum,
+    zeros,
+)
 from vispe.attention.backends.triton.grid.key_gradient import update_dkv
-from vispe.attention.backends.triton.grid.matrices import load_rows, matmul, store_rows, weighted_sum
 from vispe.attention.backends.triton.grid.query_gradient import grad_scores
 from vispe.attention.backends.triton.grid.shared import load_sums, pitch_of
 
@@ -46,7 +53,7 @@ def step_q(acc, q, do, lse, delta, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.cons
            DOT: tl.constexpr):  # fmt: skip
     """Return the sum of dS k after the keys `j`, and dS."""
     k = load_rows(K, j, kn, n, D, BD, False)
-    x = matmul(q, tl.trans(k), bias, DOT)
+    x = matmul_nt(q, k, bias, DOT)
     if HAS_KEEP:
         x = tl.where((tl.load(KEEP + j) != 0)[None, :], x, float("-inf"))
     ds = grad_scores(x, do, load_rows(V, j, vn, n, E, BE, False), lse, delta, c, DOT)
@@ -75,7 +82,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
     GRAD_OWN += head * many * ls
     slot, ly, lx = line_offsets(i, n, p, gw, high, wide, ls, W)
     # panels of W columns, R rows at a time, then the prefix
-    acc = tl.zeros((BA, BD), tl.float32)
+    acc = zeros(BA, BD)
     for panel in range(0, wide // W):
         # column terms stay in registers for the whole panel
         column_terms = column_bias(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)
@@ -100,7 +107,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
         prefix_sums += tl.sum(ds, 1)
     if HAS_OWN:
         store_prefix_sums(GRAD_OWN, prefix_sums * scale, slot, i < n, (high + wide) * ls, ls)
-    store_rows(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
+    store_rows(DQ + b * db + h * dh, scaled(acc, scale), i, i < n, dn, D, BD)
 
 
 @triton.jit
@@ -117,7 +124,7 @@ def step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D: t
     """Return the sums of dS^T q and P^T dO after the queries `i`, and dS^T; tiles are keys x queries."""
     q = load_rows(Q, i, qn, n, D, BD, False)
     do = load_rows(GRAD, i, gn, n, E, BE, False)
-    x = matmul(k, tl.trans(q), bias, DOT)
+    x = matmul_nt(k, q, bias, DOT)
     if HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
     return update_dkv(dk, dv, x, q, v, do, tl.load(LSE + i), tl.load(DELTA + i), c, DOT)
@@ -149,8 +156,8 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
     GRAD_OWN += head * many * ls
     slot, ly, lx = line_offsets(j, n, p, gw, high, wide, ls, W)
     # panels of W columns, R rows at a time, then the prefix
-    dk = tl.zeros((BA, BD), tl.float32)
-    dv = tl.zeros((BA, BE), tl.float32)
+    dk = zeros(BA, BD)
+    dv = zeros(BA, BE)
     for panel in range(0, wide // W):
         # column terms stay in registers for the whole panel
         column_terms = column_bias(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)
@@ -175,5 +182,5 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
         prefix_sums += tl.sum(ds, 1)
     if HAS_OWN:
         store_prefix_sums(GRAD_OWN, prefix_sums * scale, slot, j < n, (high + wide) * ls, ls)
-    store_rows(DK + b * db + h * dh, dk * scale, j, j < n, dn, D, BD)
+    store_rows(DK + b * db + h * dh, scaled(dk, scale), j, j < n, dn, D, BD)
     store_rows(DV + b * eb + h * et, dv, j, j < n, en, E, BE)

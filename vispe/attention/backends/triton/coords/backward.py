@@ -13,8 +13,16 @@ from vispe.attention.backends.triton.coords.forward import (
     scores,
     slope_factor,
 )
+from vispe.attention.backends.triton.grid.column_tiles import (
+    load_rows,
+    masked_rows,
+    matmul_nt,
+    scaled,
+    store_rows,
+    weighted_sum,
+    zeros,
+)
 from vispe.attention.backends.triton.grid.key_gradient import update_dkv
-from vispe.attention.backends.triton.grid.matrices import load_rows, matmul, store_rows, weighted_sum
 from vispe.attention.backends.triton.grid.query_gradient import grad_scores
 from vispe.attention.backends.triton.grid.shared import key_mask, load_sums, pitch_of, program_tile
 
@@ -60,7 +68,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GR
     # other packed sequences are skipped
     first, last, low, plain, high = key_range(SEGMENT, i, n, m, PACKED, HAS_KEEP, BN)
     # unmasked tiles first, then masked tiles
-    acc = tl.zeros((BM, BD), tl.float32)
+    acc = zeros(BM, BD)
     slope_grad = tl.zeros((BM,), tl.float32)
     for start in range(low, plain, BN):
         x, k, gap = scores(q, K, TABLE, TO, KEYS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
@@ -74,7 +82,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GR
                            DOT)  # fmt: skip
         acc, slope_grad = step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, m, c, E, BE, BN, True,
                                  LEARNED, DOT)  # fmt: skip
-    store_rows(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
+    store_rows(DQ + b * db + h * dh, scaled(acc, scale), i, i < n, dn, D, BD)
     if LEARNED:
         tl.store(STEEP + (b * heads + h) * tl.cdiv(n, BM) + tile, -tl.sum(slope_grad * si, 0))
 
@@ -98,7 +106,7 @@ def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last,
         gap = distance(yi[None, :], xi[None, :], zi[None, :], yj[:, None], xj[:, None], zj[:, None], py, px, pz,
                        METRIC, AXES, WRAP)  # fmt: skip
         x += slope[:, None] * (gap * si[None, :])
-    x = matmul(k, tl.trans(q), x, DOT)
+    x = matmul_nt(k, q, x, DOT)
     if MASKED and PACKED:
         x = tl.where((i[None, :] >= first[:, None]) & (i[None, :] < last[:, None]), x, float("-inf"))
     dk, dv, _ds = update_dkv(dk, dv, x, q, v, do, lse, delta, c, DOT)
@@ -130,8 +138,8 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, G
     slope = slope_factor(SLOPE, h, sj, scale, METRIC)
     # other packed sequences are skipped
     first, last, low, plain, high = key_range(SEGMENT, j, n, n, PACKED, False, BM)
-    dk = tl.zeros((BN, BD), tl.float32)
-    dv = tl.zeros((BN, BE), tl.float32)
+    dk = zeros(BN, BD)
+    dv = zeros(BN, BE)
     for start in range(low, plain, BM):
         dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
                          TABLE, CELL, COORDS, start, qn, gn, n, width, c, D, BD, E, BE, BM, BN, False, GATHER, METRIC,
@@ -142,8 +150,8 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, G
                          AXES, WRAP, PACKED, DOT)  # fmt: skip
     # padded keys were read unmasked, so their gradients are set to 0
     real = key_mask(KEEP + b * m, j, m, HAS_KEEP)
-    store_rows(DK + b * db + h * dh, tl.where(real[:, None], dk * scale, 0.0), j, j < m, dn, D, BD)
-    store_rows(DV + b * eb + h * eh_, tl.where(real[:, None], dv, 0.0), j, j < m, en, E, BE)
+    store_rows(DK + b * db + h * dh, masked_rows(scaled(dk, scale), real), j, j < m, dn, D, BD)
+    store_rows(DV + b * eb + h * eh_, masked_rows(dv, real), j, j < m, en, E, BE)
 
 
 @triton.jit(

@@ -11,8 +11,8 @@ n + m, queries first.
 import triton
 import triton.language as tl
 
+from vispe.attention.backends.triton.grid.column_tiles import load_rows, matmul_nt, zeros
 from vispe.attention.backends.triton.grid.forward import accumulate_values, share_pointer, store_output
-from vispe.attention.backends.triton.grid.matrices import load_rows, matmul
 from vispe.attention.backends.triton.grid.shared import key_mask, pitch_of, program_tile
 
 EUCLIDEAN = tl.constexpr(1)
@@ -135,7 +135,7 @@ def scores(q, K, TABLE, TO, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, slo
     """
     j = start + tl.arange(0, BN)
     k = load_rows(K, j, stride, m, D, BD, MASKED)
-    bias = tl.zeros((q.shape[0], BN), tl.float32)
+    bias = tl.zeros((q[0].shape[0], BN), tl.float32)
     gap = bias
     if GATHER:
         # the table index of a pair is the difference of two integers
@@ -148,7 +148,7 @@ def scores(q, K, TABLE, TO, COORDS, KEEP, from_, si, yi, xi, zi, py, px, pz, slo
         # slope is negative and divided by the scale
         bias += slope[:, None] * gap
     # the matrix product accumulates onto the bias
-    x = matmul(q, tl.trans(k), bias, DOT)
+    x = matmul_nt(q, k, bias, DOT)
     if MASKED:
         x = tl.where(key_mask(KEEP, j, m, HAS_KEEP)[None, :], x, float("-inf"))
         if PACKED:
@@ -197,7 +197,7 @@ def forward_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, O
     first, last, low, plain, high = key_range(SEGMENT, i, n, m, PACKED, HAS_KEEP, BN)
     row_max = tl.full((BM,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BE), tl.float32)
+    acc = zeros(BM, BE)
     for start in range(low, plain, BN):
         x, _k, _gap = scores(q, K, TABLE, TO, KEYS, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
                              start, kn, m, width, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,

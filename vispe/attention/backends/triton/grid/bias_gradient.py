@@ -8,9 +8,9 @@ to n_1 queries share an element. In the row layout no elements are shared, so it
 import triton
 import triton.language as tl
 
+from vispe.attention.backends.triton.grid.column_tiles import load_tokens
 from vispe.attention.backends.triton.grid.dropout import random_bits
 from vispe.attention.backends.triton.grid.forward import scores
-from vispe.attention.backends.triton.grid.matrices import load_tokens
 from vispe.attention.backends.triton.grid.query_gradient import grad_scores
 from vispe.attention.backends.triton.grid.shared import (
     NARROW,

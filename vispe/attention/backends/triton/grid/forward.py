@@ -7,15 +7,17 @@ accumulates onto the bias, and the scale is part of the exponential: ``p = 2^(x 
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.dropout import not_dropped, random_bits
-from vispe.attention.backends.triton.grid.matrices import (
+from vispe.attention.backends.triton.grid.column_tiles import (
     load_rows,
     load_tokens,
-    matmul,
+    matmul_nt,
+    scaled,
     store_rows,
     token_index,
     weighted_sum,
+    zeros,
 )
+from vispe.attention.backends.triton.grid.dropout import not_dropped, random_bits
 from vispe.attention.backends.triton.grid.shared import (
     FEW,
     NARROW,
@@ -60,9 +62,9 @@ def scores(q, K, S, address, edge, gates, KEEP, start, stride, m, n, D: tl.const
             factors = bias, gates[0][:, None] + load_gates(gates[1], u, m, n, TAIL)[None, :]
             bias = factors[0] * factors[1]
         # the matrix product accumulates onto the bias
-        x = matmul(q, tl.trans(k), bias, DOT)
+        x = matmul_nt(q, k, bias, DOT)
     else:
-        x = matmul(q, tl.trans(k), tl.zeros((q.shape[0], BN), tl.float32), DOT)
+        x = matmul_nt(q, k, tl.zeros((q[0].shape[0], BN), tl.float32), DOT)
     if TAIL or HAS_KEEP:
         x = tl.where(ordered_key_mask(KEEP, u, m, n, TAIL, HAS_KEEP)[None, :], x, float("-inf"))
     return x, k, factors
@@ -89,7 +91,7 @@ def accumulate_values(acc, row_max, row_sum, x, V, start, stride, n, c, E: tl.co
     """Return accumulator, row maximum and row sum after the values of one more tile of logits / scale."""
     weight, rescale, row_max, row_sum = softmax_weights(x, row_max, row_sum, c)
     v = load_rows(V, start + tl.arange(0, BN), stride, n, E, BE, MASKED)
-    return weighted_sum(weight, v, acc * rescale[:, None], DOT), row_max, row_sum
+    return weighted_sum(weight, v, scaled(acc, rescale[:, None]), DOT), row_max, row_sum
 
 
 @triton.jit
@@ -108,7 +110,7 @@ def store_output(OUT, LSE, SHARE, acc, row_max, row_sum, i, u, stride, n, E: tl.
     alive = row_sum > 0
     # rows without any key have an accumulator of 0 and return 0
     share = 1.0 / tl.where(alive, row_sum, 1.0)
-    store_rows(OUT, acc * share[:, None], i, u < n, stride, E, BE)
+    store_rows(OUT, scaled(acc, share[:, None]), i, u < n, stride, E, BE)
     # lse = inf gives rows without any key weights 2^-inf = 0 in the backward pass
     far = alive & (tl.abs(row_max) > FAR)
     lse = tl.where(far, row_max, row_max + tl.log2(tl.where(alive, row_sum, 1.0)))
@@ -129,7 +131,7 @@ def forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, gates, KEE
         # after the row sum, which includes dropped weights
         weight = tl.where(not_dropped(rng, u[:, None], keys[None, :]), weight, 0.0)
     v = load_tokens(V, keys, vn, m, n, E, BE, TAIL)
-    return weighted_sum(weight, v, acc * rescale[:, None], DOT), row_max, row_sum
+    return weighted_sum(weight, v, scaled(acc, rescale[:, None]), DOT), row_max, row_sum
 
 
 @triton.jit
@@ -144,7 +146,7 @@ def attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, OUT, LSE, SHARE
     gates = query_gates(gates, u, m, n)
     row_max = tl.full((BM,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BE), tl.float32)
+    acc = zeros(BM, BE)
     low, high, tail = visible_range(VISIBLE, first, m, n, BM, BN, LESS, False, SKIP)
     # narrow tiles with masks first, then whole tiles in a loop without masks
     for start in range(tail, n, LESS):
@@ -156,7 +158,7 @@ def attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, OUT, LSE, SHARE
                                              t * BN, kn, vn, m, n, c, D, BD, E, BE, BN, False, HAS_BIAS, HAS_KEEP,
                                              DOT)  # fmt: skip
     if len(rng) > 0:
-        acc *= rng[3]
+        acc = scaled(acc, rng[3])
     store_output(OUT, LSE, SHARE, acc, row_max, row_sum, token_index(u, m, n), u, on, n, E, BE)
 
 

@@ -3,16 +3,19 @@
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.dropout import not_dropped, random_bits
-from vispe.attention.backends.triton.grid.matrices import (
+from vispe.attention.backends.triton.grid.column_tiles import (
     atomic_add_rows,
     load_tokens,
-    matmul,
+    matmul_nt,
+    scaled,
     store_rows,
     token_index,
     weighted_sum,
+    zeros,
 )
+from vispe.attention.backends.triton.grid.dropout import not_dropped, random_bits
 from vispe.attention.backends.triton.grid.shared import (
+    FEW,
     NARROW,
     bias_pointers,
     copy_is_exact,
@@ -36,7 +39,7 @@ def update_dkv(dk, dv, x, q, v, do, lse, delta, c, DOT: tl.constexpr, rng=None, 
     """
     # recompute the weights as keys x queries, so that no tile has to be transposed
     weight = tl.exp2(x * c - lse[None, :])
-    dp = matmul(v, tl.trans(do), tl.zeros_like(x), DOT)
+    dp = matmul_nt(v, do, tl.zeros_like(x), DOT)
     dropped_weight = weight
     if rng is not None:  # noqa: SIM102 (Triton evaluates both sides of an `and`)
         if len(rng) > 0:
@@ -76,7 +79,7 @@ def step_kv(dk, dv, dc, k, v, j, real, rng, Q, GRAD, LSE, DELTA, S, ADDRESS, EDG
     profile = x
     if len(gates) > 0:
         x = profile * (gates[1][:, None] + load_gates(gates[0], u, m, n, TAIL)[None, :])
-    x = matmul(k, tl.trans(q), x, DOT)
+    x = matmul_nt(k, q, x, DOT)
     if KEYS_TAIL or HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
     dk, dv, ds = update_dkv(dk, dv, x, q, v, do, lse, delta, c, DOT, rng, u, j)
@@ -85,8 +88,9 @@ def step_kv(dk, dv, dc, k, v, j, real, rng, Q, GRAD, LSE, DELTA, S, ADDRESS, EDG
         dc += tl.sum(ds * profile, 1)
     if ONCE:
         # dq from the scores computed here, with atomic additions, instead of a separate pass
-        dq = weighted_sum(tl.trans(ds), k, tl.zeros((BM, BD), tl.float32), DOT)
-        atomic_add_rows(SUM, dq, token_index(u, m, n), u < n, un, D, BD)
+        atomic_add_rows(
+            SUM, weighted_sum(tl.trans(ds), k, zeros(BM, BD), DOT), token_index(u, m, n), u < n, un, D, BD
+        )
     return dk, dv, dc
 
 
@@ -105,8 +109,8 @@ def accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, D
     k = load_tokens(K, j, kn, m, n, D, BD, TAIL)
     v = load_tokens(V, j, vn, m, n, E, BE, TAIL)
     real = ordered_key_mask(KEEP, j, m, n, TAIL, HAS_KEEP)
-    dk = tl.zeros((BN, BD), tl.float32)
-    dv = tl.zeros((BN, BE), tl.float32)
+    dk = zeros(BN, BD)
+    dv = zeros(BN, BE)
     dc = tl.zeros((BN,), tl.float32)
     if len(gates) > 0:
         gates = gates[0], load_gates(gates[1], j, m, n, TAIL)
@@ -127,9 +131,9 @@ def accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, D
             dk, dv, dc = step_kv(dk, dv, dc, k, v, j, real, rng, q, do, lse, delta, s, ADDRESS, edge, gates, dq, start,
                                  qn, gn, un, m, n, c, D, BD, E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, DOT,
                                  ONCE)  # fmt: skip
-    store_rows(DK, dk * scale, token_index(j, m, n), j < n, dn, D, BD)
+    store_rows(DK, scaled(dk, scale), token_index(j, m, n), j < n, dn, D, BD)
     if DROP:
-        dv *= 1.0 / (1.0 - drop)
+        dv = scaled(dv, 1.0 / (1.0 - drop))
     store_rows(DV, dv, token_index(j, m, n), j < n, en, E, BE)
     if len(gates) > 0:
         tl.store(DCOL + token_index(j, m, n), dc * scale, mask=j < n)
@@ -148,7 +152,9 @@ def grad_kv(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, ROW, COL, KEEP, SEED, GRAD
     It loops over the queries of all heads that share it. ONCE: add dS k to SUM (b, heads, n, d), float32 and initially
     0, which gives dq without the scale.
     """
-    LESS: tl.constexpr = BN if BN < NARROW else NARROW
+    # narrow tiles of 64 + 32 columns have fewer keys, as warps would otherwise duplicate work
+    MOST: tl.constexpr = FEW if BD == 96 or BE == 96 else NARROW
+    LESS: tl.constexpr = BN if BN < MOST else MOST
     m = n - p
     b, h, whole, t = ordered_tile(tl.program_id(0), batch, m, n, BN, LESS, False)
     Q = head_pointer(Q, b, h * groups, qb, qh, qn, p)

@@ -112,7 +112,8 @@ def launch(
 def tiles_of(n: int, prefix: int, size: int, of: str = "keys") -> int:
     """Return the number of tiles of `size` tokens plus narrow tiles that kernels divide a grid and a prefix into.
 
-    `of`: 'queries' for tiles of queries (WIDE in `ordered_tile`), or 'keys'.
+    `of`: 'queries' for tiles of queries (WIDE in `ordered_tile`), 'keys', or 'few keys' for keys with a head_dim of
+    64 + 32 columns.
     """
     whole, narrow = (n - prefix) // size, min(size, NARROW.value if of == "keys" else FEW.value)
     if of == "queries" and n - whole * size > 2 * narrow:
@@ -159,8 +160,8 @@ def seed_of(seed: Tensor | None, q: Tensor) -> Tensor:
 
 
 def tile_of(width: int) -> int:
-    """Return the tile width for `width` columns: a power of 2, at least 16 (minimum of `tl.dot`)."""
-    return max(16, power_of_2(width))
+    """Return the tile width for `width` columns: a power of 2, at least 16 (minimum of `tl.dot`), or 96 = 64 + 32."""
+    return 96 if 64 < width <= 96 else max(16, power_of_2(width))
 
 
 def choose(

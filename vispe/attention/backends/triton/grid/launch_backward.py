@@ -66,10 +66,11 @@ def run_backward(
             constants(q, v, size, packed, keep) | modes,
         )
     size = choose("grad_kv", q, v, packed)
+    keys = "few keys" if 96 in (tile_of(q.shape[-1]), tile_of(v.shape[-1])) else "keys"
     added = torch.zeros_like(dq, dtype=torch.float32) if once else missing(torch.float32, q.device)
     launch(
         grad_kv,
-        tiles_of(n, prefix, size.keys) * b * k.shape[1],
+        tiles_of(n, prefix, size.keys, keys) * b * k.shape[1],
         (*common, dk, dv, dcol, added),
         (*strides(q, k, v, grad, dk, dv), *(strides(added) if once else (0, 0, 0)), *sizes),
         constants(q, v, size, packed, keep) | modes | {"ONCE": once},

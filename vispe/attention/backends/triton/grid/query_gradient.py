@@ -3,16 +3,19 @@
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.dropout import not_dropped, random_bits
-from vispe.attention.backends.triton.grid.forward import scores
-from vispe.attention.backends.triton.grid.matrices import (
+from vispe.attention.backends.triton.grid.column_tiles import (
     load_rows,
     load_tokens,
-    matmul,
+    matmul_nt,
+    row_dots,
+    scaled,
     store_rows,
     token_index,
     weighted_sum,
+    zeros,
 )
+from vispe.attention.backends.triton.grid.dropout import not_dropped, random_bits
+from vispe.attention.backends.triton.grid.forward import scores
 from vispe.attention.backends.triton.grid.shared import (
     FEW,
     NARROW,
@@ -41,7 +44,7 @@ def row_sums(OUT, GRAD, DELTA, ob, oh, on, gb, gh, gn, n, p, heads, E: tl.conste
     grad = load_rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
     tl.store(
         DELTA + (b * heads + h) * pitch_of(n) + tl.where(i < p, i + n, i) - p,
-        tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1),
+        row_dots(out, grad),
         mask=i < n,
     )
 
@@ -51,7 +54,7 @@ def grad_scores(x, do, v, lse, delta, c, DOT: tl.constexpr, rng=None, u=None, ke
     """Return dS, the gradient of the logits, for a tile of scores (queries x keys); `rng` is for dropout."""
     # recompute the weights from the logits, since no n x n tensor is stored
     weight = tl.exp2(x * c - lse[:, None])
-    dp = matmul(do, tl.trans(v), tl.zeros_like(x), DOT)
+    dp = matmul_nt(do, v, tl.zeros_like(x), DOT)
     if rng is not None:  # noqa: SIM102 (Triton evaluates both sides of an `and`)
         if len(rng) > 0:
             dp = tl.where(not_dropped(rng, u[:, None], keys[None, :]), dp * rng[3], 0.0)
@@ -88,7 +91,7 @@ def accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DE
     lse, delta = load_sums(LSE, DELTA, u, n, True)
     address, edge = load_run(ADDRESS, EDGE, u, m, n, HAS_BIAS)
     gates = query_gates(gates, u, m, n)
-    acc = tl.zeros((BM, BD), tl.float32)
+    acc = zeros(BM, BD)
     da = tl.zeros((BM,), tl.float32)
     low, high, tail = visible_range(VISIBLE, first, m, n, BM, BN, LESS, False, SKIP)
     # narrow tiles with masks first, then whole tiles in a loop without masks
@@ -98,7 +101,7 @@ def accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, gates, KEEP, GRAD, LSE, DE
     for t in range(low, high):
         acc, da = step_q(acc, da, q, u, do, lse, delta, K, V, S, address, edge, gates, KEEP, rng, t * BN, kn, vn, m,
                          n, c, D, BD, E, BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
-    store_rows(DQ, acc * scale, token_index(u, m, n), u < n, dn, D, BD)
+    store_rows(DQ, scaled(acc, scale), token_index(u, m, n), u < n, dn, D, BD)
     if len(gates) > 0:
         tl.store(DROW + token_index(u, m, n), da * scale, mask=u < n)
 

@@ -9,7 +9,7 @@ keys (SKIP), loops only visit the visible tokens, so fully masked blocks are ski
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.matrices import token_index
+from vispe.attention.backends.triton.grid.column_tiles import token_index
 
 # maximum size of narrow tiles, chosen by instruction counts (compute capability 9.0, Triton 3.6)
 NARROW = tl.constexpr(32)
