@@ -4,10 +4,14 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from tests.attention.triton.compiled.calls import BUILDERS
 from tests.attention.triton.compiled.stand_in_driver import stand_in_gpu
 from vispe import Grid, attention
 from vispe.attention import DistanceBias
-from vispe.attention.backends.triton.grid import launch
+from vispe.attention.backends.triton.content import decomposed_op
+from vispe.attention.backends.triton.coords import launch as launch_coords
+from vispe.attention.backends.triton.grid import launch, launch_backward
+from vispe.attention.backends.triton.grid.column_tiles import aligned
 
 
 class Kernel:
@@ -126,3 +130,39 @@ def test_repeated_launches_have_the_arguments_of_triton(fresh_kernels, monkeypat
             assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
         elif type(a).__name__ != "LazyDict":  # for profilers
             assert a == b
+
+
+@pytest.mark.parametrize("width", [8, 72, 88])
+def test_unaligned_rows_are_copied(width):
+    x = torch.randn(2, 5, 3, width + 8).half()
+    for view in (x, x[..., 8:], x[:1, :, :1, :width], x.transpose(1, 2)[..., :width]):
+        assert aligned(view)[0] is view
+    for view in (x[..., 1 : width + 1], torch.randn(2, 5, 3, width + 1).half()[..., :width]):
+        (copy,) = aligned(view)
+        assert copy.is_contiguous()
+        assert torch.equal(copy, view)
+    # kernels do not assume alignment of other widths
+    odd = torch.randn(2, 5, 3, 17).half()[..., 1:]
+    assert aligned(odd)[0] is odd
+
+
+@pytest.mark.parametrize(
+    ("family", "bias"), [("grid", "table"), ("coords", "table"), ("decomposed", "query")]
+)
+def test_kernels_get_aligned_rows(fresh_kernels, monkeypatch, family, bias):
+    grid, launched = Grid((3, 4), 1), []
+
+    def spy(kernel, programs, operands, *rest):
+        launched.extend(x for x in operands if x.ndim == 4 and x.shape[-1] == 72)
+
+    for module in (launch, launch_backward, launch_coords, decomposed_op):
+        monkeypatch.setattr(module, "launch", spy)
+    q, k, v = (
+        torch.randn(2, grid.tokens, 2, 73).half()[..., 1:].transpose(1, 2).requires_grad_() for _ in range(3)
+    )
+    with stand_in_gpu(90, compiles=False):
+        out = attention(q, k, v, bias=BUILDERS[family](bias, grid, 2, 2), backend="triton")
+        out.backward(torch.ones(2, 2, grid.tokens, 73).half()[..., 1:])
+    # q, k, v and the output; those and the gradients, for each backward kernel
+    assert len(launched) > 12
+    assert all(aligned(x)[0] is x for x in launched)

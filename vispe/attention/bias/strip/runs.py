@@ -17,7 +17,9 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
         edge: (h, 3) biases from prefix to patch, patch to prefix, prefix to prefix; zeros if None.
         layout: memory layout.
     """
-    edge = edge if layout.prefix else None
+    if edge is not None and not layout.prefix:
+        # no element of the runs depends on it
+        edge = edge[: table.shape[0]]
     heads = table.shape[0] if edge is None else max(table.shape[0], edge.shape[0])
     table = table.expand(heads, *table.shape[1:])
     prefix_values = table.new_zeros(heads, 3) if edge is None else edge.to(table.dtype).expand(heads, 3)

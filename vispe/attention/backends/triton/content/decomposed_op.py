@@ -25,6 +25,7 @@ from vispe.attention.backends.triton.grid.launch import (
     tokens_first,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of
+from vispe.attention.backends.triton.grid.column_tiles import aligned
 from vispe.attention.backends.triton.grid.row_sums import (
     LOG2E,
     row_gradient,
@@ -67,6 +68,7 @@ def _forward(
         high: rows of all panels.
         scale: factor of the logits, positive.
     """
+    q, k, v = aligned(q, k, v)
     # terms of rows and of columns are in panels of slots, so that a tile reads a contiguous block
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
@@ -97,6 +99,7 @@ def _gradients(
     rows_grad = row_gradient(lse_grad, lse)
     # the share of rows with huge logits, which float32 sums cannot hold, is in the gradient
     grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
+    q, k, v, out = aligned(q, k, v, out)
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
     # sum_e grad out of each row, which softmax subtracts

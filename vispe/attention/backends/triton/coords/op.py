@@ -12,6 +12,7 @@ from vispe.attention.backends.triton.derivatives import check_backward, refuse_s
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.eager import eager_call
 from vispe.attention.backends.triton.grid.launch import fake_output, grads_like
+from vispe.attention.backends.triton.grid.column_tiles import aligned
 from vispe.attention.backends.triton.grid.row_sums import row_gradient, scaled_grad, with_row_pitch
 
 
@@ -23,7 +24,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output (b, h, n, d_v) and the row sums of `sums_of`; arguments are fields of `Operands`."""
     del deterministic
-    return run_forward(q, k, v, Operands(table, cells, slopes, coords, period, segment, keep, metric, scale))
+    more = Operands(table, cells, slopes, coords, period, segment, keep, metric, scale)
+    return run_forward(*aligned(q, k, v), more)
 
 
 coords_attention = torch.library.custom_op("vispe::coords_attention", _forward, mutates_args=())
@@ -40,6 +42,7 @@ def _gradients(
     """Return the gradients of q, k, v, the table and the slopes; the last two are empty unless they are learned."""
     rows_grad = row_gradient(lse_grad, lse)
     grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
+    q, k, v, out = aligned(q, k, v, out)
     more = Operands(table, cells, slopes, coords, period, segment, keep, metric, scale)
     dq, dk, dv, slope_grad, delta = run_backward(grad, q, k, v, out, lse, more, learns_slopes, rows_grad)
     if not learns_table:

@@ -4,8 +4,22 @@ Tile widths in Triton are powers of 2. A head_dim from 65 to 96 (SigLIP So400m, 
 columns instead of padded to 128: BD is then 96. All other widths are one tile.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+
+def aligned(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return tensors (..., channels) as `row_pointers` requires them; others are copied."""
+    return tuple(
+        x if x.shape[-1] % 16 != 8 or _rows_are_aligned(x) else x.clone(memory_format=torch.contiguous_format)
+        for x in tensors
+    )
+
+
+def _rows_are_aligned(x: torch.Tensor) -> bool:
+    steps = (step for size, step in zip(x.shape[:-1], x.stride(), strict=False) if size > 1)
+    return x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
 
 
 @triton.jit
@@ -74,11 +88,24 @@ def row_dots(a, b):
 
 
 @triton.jit
-def load_tile(X, i, real, stride, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr):
+def row_pointers(X, i, stride, BD: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the pointers to rows `i` of one column tile of a matrix with `WIDTH` columns."""
+    # 64 bits: offsets of tokens may exceed 2^31 elements
+    where = X + i[:, None].to(tl.int64) * stride + tl.arange(0, BD)[None, :]
+    # rows of 8, 24, 40, ... channels start at multiples of 16 bytes, see `aligned`; Triton only recognises strides that
+    # are multiples of 16, and would otherwise load single numbers
+    if WIDTH % 16 == 8:
+        where = tl.multiple_of(where, (1, 16))
+    return where
+
+
+@triton.jit
+def load_tile(
+    X, i, real, stride, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr
+):
     """Return rows `i` of one column tile, 0 for rows that are not `real` and after the last column."""
     d = tl.arange(0, BD)
-    # 64 bits: offsets of tokens may exceed 2^31 elements
-    where = X + i[:, None].to(tl.int64) * stride + d[None, :]
+    where = row_pointers(X, i, stride, BD, WIDTH)
     # rows and columns masked, columns only, or neither
     if MASKED:
         return tl.load(where, mask=real[:, None] & (d[None, :] < D), other=0.0)
@@ -92,11 +119,11 @@ def load_masked(X, i, real, stride, D: tl.constexpr, BD: tl.constexpr, MASKED: t
     """Return rows `i` of a matrix with `D` columns, 0 for rows that are not `real`."""
     if BD == 96:
         return (
-            load_tile(X, i, real, stride, 64, 64, MASKED),
-            load_tile(X + 64, i, real, stride, D - 64, 32, MASKED),
+            load_tile(X, i, real, stride, 64, 64, MASKED, D),
+            load_tile(X + 64, i, real, stride, D - 64, 32, MASKED, D),
         )
     else:
-        return (load_tile(X, i, real, stride, D, BD, MASKED),)
+        return (load_tile(X, i, real, stride, D, BD, MASKED, D),)
 
 
 @triton.jit
@@ -120,21 +147,20 @@ def load_tokens(X, u, stride, m, n, D: tl.constexpr, BD: tl.constexpr, TAIL: tl.
 
 
 @triton.jit
-def store_tile(X, x, i, real, stride, D: tl.constexpr, BD: tl.constexpr):
+def store_tile(X, x, i, real, stride, D: tl.constexpr, BD: tl.constexpr, WIDTH: tl.constexpr):
     """Store the `real` rows `i` of one column tile in the dtype of X."""
-    d = tl.arange(0, BD)
-    tl.store(X + i[:, None].to(tl.int64) * stride + d[None, :], x.to(X.dtype.element_ty),
-             mask=real[:, None] & (d[None, :] < D))  # fmt: skip
+    mask = real[:, None] & (tl.arange(0, BD)[None, :] < D)
+    tl.store(row_pointers(X, i, stride, BD, WIDTH), x.to(X.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def store_rows(X, x, i, real, stride, D: tl.constexpr, BD: tl.constexpr):
     """Store the `real` rows `i` of a matrix in the dtype of X."""
     if BD == 96:
-        store_tile(X, x[0], i, real, stride, 64, 64)
-        store_tile(X + 64, x[1], i, real, stride, D - 64, 32)
+        store_tile(X, x[0], i, real, stride, 64, 64, D)
+        store_tile(X + 64, x[1], i, real, stride, D - 64, 32, D)
     else:
-        store_tile(X, x[0], i, real, stride, D, BD)
+        store_tile(X, x[0], i, real, stride, D, BD, D)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.eager import eager_call
 from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, run_forward
 from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
+from vispe.attention.backends.triton.grid.column_tiles import aligned
 from vispe.attention.backends.triton.grid.row_sums import row_gradient, scaled_grad, with_row_pitch
 
 
@@ -29,6 +30,7 @@ def _forward(
     """
     del base, runs, prefix_runs, sharers, deterministic, once
     run = _run_forward if row is None else _run_gated_forward
+    q, k, v = aligned(q, k, v)
     return run(q, k, v, packed, address, edge, keep, prefix, scale, visible, copy, seed, dropout, row, col)
 
 
@@ -68,6 +70,7 @@ def _launch_gradients(
     # d lse / d logits is the softmax, as for the output: delta of a row is reduced by this gradient
     rows_grad = row_gradient(lse_grad, lse, prefix if packed is not None else 0)
     grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
+    q, k, v, out = aligned(q, k, v, out)
     dq, dk, dv, drow, dcol, delta = run_backward(
         grad, q, k, v, out, lse, packed, address, edge, keep, prefix, scale, visible, copy, once, seed, dropout, row,
         col, rows_grad,
