@@ -27,7 +27,8 @@ VARIANTS = {  # rows below the row of their scheme
     "videorope": ["videorope(after=max)"],
 }
 DRAWN = ("mrope_i", "mrope_i(spatial_reset=true)", "videorope", "circlerope", "vrope", "v2pe(stride=4)")
-COUNT = re.compile(r"\[\d+ model types\]\(")
+COUNT = re.compile(r"\d+ model types\b")
+COUNTING = ("README.md", "docs/index.md")  # pages that name the number of model types, without tables
 SEGMENTS = ("bilevel", "mrope_i", "rope1d")  # drawn with sentences, and with text that names a cell and a box
 NAMING = "text:5. text:7. image:4x6 text:3 text:4@1,4 text:3 text:4@2,0,3,1 text:5"
 COST = ("scheme", "text exact", "integers", "decode-safe", "an image costs", "a video costs",
@@ -73,7 +74,12 @@ def updated(name: str, page: str) -> str:
         page, count = re.subn(marks, lambda m, text=made[table]: m[1] + text + m[2], page, flags=re.DOTALL)
         if count != 1:
             raise ValueError(f"{name} has {count} markers for the table {table}; it needs one.")
-    return COUNT.sub(f"[{len(FAMILIES)} model types](", page)
+    return counted(page)
+
+
+def counted(page: str) -> str:
+    """Return the text of a page with the number of model types."""
+    return COUNT.sub(f"{len(FAMILIES)} model types", page)
 
 
 def figures() -> None:
@@ -146,5 +152,8 @@ if __name__ == "__main__":
         for name in TABLES:
             page = PAGES / name
             page.write_text(updated(name, page.read_text()))
+        for name in COUNTING:
+            page = ROOT / name
+            page.write_text(counted(page.read_text()))
     if "figures" in chosen:
         figures()

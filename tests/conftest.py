@@ -74,7 +74,19 @@ def _sampled(items: list[pytest.Item], count: int) -> tuple[list[pytest.Item], l
     return [i for i in items if id(i) in chosen], [i for i in items if id(i) not in chosen]
 
 
+def _has_case(item: pytest.Item) -> bool:
+    """Return whether a test has parameters or cases with the value VISPE_CASE, such as a model type or an encoding."""
+    from tests.cases import is_requested
+
+    axes = getattr(getattr(item, "function", None), "_axes", ())
+    names = [name for rows in axes for name, _ in rows]
+    return any(map(is_requested, [*names, item.callspec.id] if hasattr(item, "callspec") else names))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("VISPE_CASE"):
+        config.hook.pytest_deselected(items=[i for i in items if not _has_case(i)])
+        items[:] = [i for i in items if _has_case(i)]
     if count := int(os.environ.get("VISPE_SAMPLE", "0")):
         items[:], left = _sampled(items, count)
         config.hook.pytest_deselected(items=left)

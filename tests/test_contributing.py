@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.cases import cases
@@ -56,3 +57,19 @@ def test_templates_of_issues_are_forms(path):
     ids = [field["id"] for field in form["body"]]
     assert len(ids) == len(set(ids))
     assert any(field.get("validations", {}).get("required") for field in form["body"])
+
+
+def test_one_case_is_selected_by_its_value(monkeypatch):
+    ran = []
+
+    @cases("scheme", ["vrope", "vrope_x"])
+    @cases("family", ["fast_vlm", "llava"])
+    def test(family, scheme):
+        ran.append((family, scheme))
+
+    monkeypatch.setenv("VISPE_CASE", "vrope")
+    test()
+    assert ran == [("fast_vlm", "vrope"), ("llava", "vrope")]
+    monkeypatch.setenv("VISPE_CASE", "mrope")
+    with pytest.raises(pytest.skip.Exception, match="none of 4 cases has the value mrope"):
+        test()

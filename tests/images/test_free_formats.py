@@ -1,10 +1,13 @@
-"""GIF, WebP and NPY: what needs no library more."""
+"""GIF, WebP, NPY and PFM: what needs no library more."""
+
+import struct
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.cases import cases
+from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images.file_search import find_images
 from vispe.images.labels.label_files import read_labels
@@ -95,10 +98,11 @@ def test_npy_that_is_damaged_or_could_run_code_is_refused(tmp_path):
 
 
 def test_arrays_and_gif_match_a_glob_for_them_alone(tmp_path):
-    for name in ("a.npy", "b.gif", "c.webp", "d.png"):
+    for name in ("a.npy", "b.gif", "c.webp", "d.png", "e.pfm"):
         (tmp_path / name).write_bytes(b"x")
     assert [p.name for p in find_images([tmp_path])] == ["c.webp", "d.png"]
     assert [p.name for p in find_images([tmp_path / "*.npy"])] == ["a.npy"]
+    assert [p.name for p in find_images([tmp_path / "*.pfm"])] == ["e.pfm"]
     assert [p.name for p in find_images([tmp_path / "*"])] == ["c.webp", "d.png"]
 
 
@@ -106,3 +110,86 @@ def test_a_scene_of_a_file_without_scenes_is_refused(tmp_path):
     Image.fromarray(GREY).save(tmp_path / "a.png")
     with pytest.raises(InputError, match=r"a\.png: `scene` has no effect for this format, got '1'"):
         read_image(tmp_path / "a.png", scene="1")
+
+
+def write_pfm(path, values, scale="-1.0"):
+    """Write (h, w) or (h, w, 3) value by value, from the bottom row up."""
+    order = "<" if scale.startswith("-") else ">"
+    mark = "PF" if values.ndim == 3 else "Pf"
+    rows = [struct.pack(f"{order}f", v) for row in values[::-1] for v in row.ravel()]
+    path.write_bytes(f"{mark}\n{values.shape[1]} {values.shape[0]}\n{scale}\n".encode() + b"".join(rows))
+    return path
+
+
+@cases("scale", ["-1.0", "1", "+1e0", "-.25", "3."])
+@cases("shape", [(H, W), (H, W, 3), (1, 1), (1, 5, 3), (7, 1)])
+def test_pfm_of_both_byte_orders_is_an_image(tmp_path, scale, shape):
+    values = RNG.normal(size=shape).astype(np.float32)
+    actual = read_image(write_pfm(tmp_path / "a.bin", values, scale))
+    np.testing.assert_array_equal(actual.pages, values.reshape(1, *shape[:2], -1))
+    assert actual.pages.dtype == np.float32
+    assert (actual.pixel_size, actual.page_axes) == (None, ())
+    notes = {"-.25": ("a.bin: the scale 0.25 of the header is not applied.",),
+             "3.": ("a.bin: the scale 3 of the header is not applied.",)}  # fmt: skip
+    assert actual.notes == notes.get(scale, ())
+
+
+def test_pfm_with_missing_data_axes_and_labels(tmp_path):
+    values = RNG.normal(size=(H, W, 3)).astype(np.float32)
+    values[0, 1], values[-1, 2, 0] = np.nan, np.inf
+    path = write_pfm(tmp_path / "a.pfm", values)
+    actual = read_image(path)
+    np.testing.assert_array_equal(actual.pages[0], values)
+    assert "2 pixels" in actual.notes[0]
+    np.testing.assert_array_equal(read_image(path, axes="yxz").pages[..., 0], values.transpose(2, 0, 1))
+    with pytest.raises(InputError, match=r"axes must have 3 letters .*, got 'YX'"):
+        read_image(path, axes="YX")
+    drawn = write_pfm(tmp_path / "b.pfm", GREY // 100)
+    np.testing.assert_array_equal(read_labels(drawn, (1, H, W)).values[0], GREY // 100)
+    write_pfm(path, np.full((2, 3), np.nan))
+    with pytest.raises(InputError, match="holds no data: all 6 pixels are NaN"):
+        read_image(path)
+
+
+@cases(
+    ("head", "message"),
+    [
+        (b"Pf\n3 2\n0\n", "the header must have a width, a height and a scale other than 0"),
+        (b"Pf\n3 2\n-0.0\n", "a scale other than 0"),
+        (b"Pf\n3 2\nnan\n", "a scale other than 0"),
+        (b"Pf\n3 2\n1e999\n", "a scale other than 0"),
+        (b"Pf\n-3 2\n1\n", "the header must have a width"),
+        (b"Pf\n3\n-1.0\n", "the header must have a width"),
+        (b"Pf\n" + b"9" * 400, "the header must have a width"),
+        (b"Pf \xff\xff\xff", "the header must have a width"),
+        (b"Pf\n0 2\n1\n", "has no pixels, got the shape 2 x 0"),
+        (b"Pf\n99999 99999\n1\n", "suspected decompression bomb"),
+        (b"PF\n3 2\n1\n", "72 bytes of pixels expected, got 24"),
+        (b"Pf\r\n3 2\r\n-1\r\n", "24 bytes of pixels expected, got 25"),
+    ],
+)
+def test_pfm_with_a_damaged_header_is_refused(tmp_path, head, message):
+    path = tmp_path / "a.pfm"
+    path.write_bytes(head + bytes(24))
+    with pytest.raises(InputError, match=rf"a\.pfm.*{message}") as caught:
+        read_image(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_pfm_that_is_truncated_or_too_long_is_refused(tmp_path):
+    path = write_pfm(tmp_path / "a.pfm", GREY)
+    data = path.read_bytes()
+    for changed in (*(data[:keep] for keep in (3, 9, 14, 40, len(data) - 1)), data + b"\n"):
+        path.write_bytes(changed)
+        with pytest.raises(InputError, match=r"a\.pfm is truncated or damaged"):
+            read_image(path)
+
+
+def test_pfm_is_segmented(tmp_path, monkeypatch):
+    values = np.where(np.arange(40) < 20, 0.25, 0.75) + RNG.normal(0, 0.02, (33, 40))
+    drawn = np.zeros(values.shape, np.uint8)
+    drawn[4:8, 3:9], drawn[20:24, 30:36] = 1, 2
+    np.save(tmp_path / "drawn.npy", drawn)
+    write_pfm(tmp_path / "a.pfm", values)
+    monkeypatch.chdir(tmp_path)
+    assert main(["segment", "a.pfm", "--labels", "drawn.npy", "--features", "filters", "-o", "out"]) == 0

@@ -50,6 +50,10 @@ def test_the_page_says_what_is_found(generator, actual, monkeypatch):
     for name in generator.TABLES:
         page = (ROOT / "docs/how-to/models" / name).read_text()
         assert generator.updated(name, page) == page, "run python eval/docs_multimodal.py"
+    for name in generator.COUNTING:
+        text = (ROOT / name).read_text()
+        assert f"{len(generator.FAMILIES)} model types" in text
+        assert generator.counted(text) == text, "run python eval/docs_multimodal.py"
     assert [n for n in list_schemes() if f"| `{n}` |" not in page] == []
     with pytest.raises(ValueError, match="0 markers for the table cost"):
         generator.updated("schemes.md", "# no marks")

@@ -62,8 +62,8 @@ def _expand(pattern: str | Path, suffixes: tuple[str, ...]) -> list[Path]:
     if not glob.has_magic(str(path)):
         check_file(path)
     fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
-    # NPY and GIF files are rarely micrographs, so they need a pattern with their suffix
-    suffixes += tuple(end for end in (".npy", ".gif") if path.name.lower().endswith(end))
+    # these files are rarely micrographs, so they need a pattern with their suffix
+    suffixes += tuple(end for end in (".npy", ".gif", ".pfm") if path.name.lower().endswith(end))
     matches = _images(Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:]))), suffixes)
     if not matches:
         raise InputError(f"{pattern} matches no image with {endings}.")

@@ -109,7 +109,7 @@ def read_image(
     crop: str | None = None,
     mask: str | Path | None = None,
 ) -> Micrograph:
-    """Read a micrograph at full bit depth: PNG, JPEG, TIFF, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4.
+    """Read a micrograph at full bit depth: PNG, JPEG, TIFF, BMP, GIF, WebP, NPY, PFM or files of microscopes.
 
     Palettes are converted to colours, an alpha channel is dropped with a note and its transparent pixels are excluded,
     MinIsWhite values are inverted, and 1-bit files become 0 and 255. Every axis except Y, X, C and S is a page axis.

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 import vispe
-from tests.hosts.transformers.tiny import make, needs, transformers
+from tests.hosts.transformers.tiny import IMAGE, SIDE, make, needs, transformers
 from vispe.errors import UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES
+from vispe.hosts.transformers.language.families.base import CallTokens
 
 NO_RULE = "no rule yet for its images.*Supported families"
 AUDIO = "inputs are audio and no images"
@@ -105,8 +106,29 @@ def test_a_type_that_vispe_does_not_know():
     model = make("llava")
     model.config.model_type = model.model.config.model_type = "llava_from_tomorrow"
     unknown = r"image sizes of this model type are unknown to vispe \(its language model is `model\.language_model`\)"
-    with pytest.raises(UnsupportedHost, match=unknown):
+    with pytest.raises(UnsupportedHost, match=rf"{unknown}\. Add the model type to vispe \(CONTRIBUTING\.md"):
         vispe.convert(model, "vrope")
+
+
+def test_a_language_model_under_another_name():
+    model = make("llava")
+    model.model.decoder = model.model.language_model
+    del model.model.language_model
+    with pytest.raises(
+        UnsupportedHost,
+        match=r"must be the attribute `language_model` or `text_model`, got `model\.decoder`\. Use",
+    ):
+        vispe.convert(model, "vrope")
+
+
+def test_squares_of_the_configured_size_need_no_name_of_the_vision_tower():
+    model, ids = make("llava"), torch.tensor([[5] + [IMAGE] * SIDE**2 + [6]])
+    model.config.model_type = model.model.config.model_type = "vipllava"  # its rule is SQUARES
+    types = (ids == IMAGE).long()
+    call = CallTokens(model.model, types, ids > 0, torch.zeros_like(ids), {})
+    model.model.image_encoder = model.model.vision_tower
+    del model.model.vision_tower
+    assert FAMILIES["vipllava"].images.blocks(call).images.tolist() == [[1, SIDE, SIDE]]
 
 
 def test_parts_of_a_vision_language_model():

@@ -120,10 +120,16 @@ def _reason(model: Any, inner: Any) -> tuple[str, str]:
         rotaries_of(tower)
     except UnsupportedHost as error:
         return f"{str(error)[0].lower()}{str(error)[1:]}".rstrip("."), families
+    if getattr(getattr(inner, "config", None), "model_type", None) in FAMILIES:
+        return (
+            "its language model must be the attribute `language_model` or `text_model`, got "
+            f"`{path or 'no language model'}`",
+            "Use the class of transformers for this model type, or extend `language_model_of` in vispe.",
+        )
     named = f" (its language model is `{path}`)" if path else ""
     return (
         f"the image placeholders and image sizes of this model type are unknown to vispe{named}",
-        families,
+        f"Add the model type to vispe (CONTRIBUTING.md has the steps). {families.replace('Use', 'Or use', 1)}",
     )
 
 

@@ -27,6 +27,7 @@ from vispe.images.formats.decoded_image import (
 from vispe.images.formats.integrity import PNG_CHANNELS, jpeg_damage, png_damage
 from vispe.images.formats.metadata import png_scale
 from vispe.images.formats.numpy_files import decode_npy
+from vispe.images.formats.pfm_files import decode_pfm, is_pfm
 from vispe.images.formats.size_limits import LARGE, check_size
 from vispe.images.formats.unsupported import unsupported_format
 from vispe.images.formats.vendors.registry import decode_vendor, vendor_of
@@ -44,8 +45,8 @@ def decode(
     """Read an image file without changing any value.
 
     Args:
-        path: TIFF, PNG, JPEG, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3, DM4, HDF5, NRRD, MHA or NIfTI file; the
-            format is detected from its contents, not its name.
+        path: TIFF, PNG, JPEG, BMP, GIF, WebP, NPY, PFM, CZI, LIF, ND2, MRC, DM3, DM4, HDF5, NRRD, MHA or NIfTI file;
+            the format is detected from its contents, not its name.
         axes: axis of each dimension of the stored array, such as 'ZYX' or 'YXC'; None uses the metadata of the file.
         size: expected height and width, if any; files of this size may have any compression ratio.
         scene: scene of a CZI, LIF, ND2, DM3, DM4 or HDF5 file, by its name or number (from 0).
@@ -70,6 +71,8 @@ def decode(
         raise InputError(f"{path}: `scene` has no effect for this format, got {scene!r}. Omit it.")
     if magic.startswith(b"\x93NUMPY"):
         return decode_npy(path, axes, size)
+    if is_pfm(magic):
+        return decode_pfm(path, axes)
     if magic[:4] in TIFF_MAGIC:
         require("tifffile", "cli", f"reading {path.name} (TIFF)")
         from vispe.images.formats.tiff import decode_tiff

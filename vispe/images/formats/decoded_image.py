@@ -51,7 +51,7 @@ class Decoded:
 
     Attributes:
         pages: (z, h, w, c) array in the dtype of the file, native byte order; bool for 1-bit files.
-        format: 'PNG', 'JPEG', 'BMP', 'GIF', 'WEBP', 'TIFF', 'NPY' or the name of one of `vendors.VENDORS`.
+        format: 'PNG', 'JPEG', 'BMP', 'GIF', 'WEBP', 'TIFF', 'NPY', 'PFM' or the name of one of `vendors.VENDORS`.
         palette: colours (n, 3), uint8 or uint16, if the values are palette indices, otherwise None.
         transparent: palette indices that are fully transparent.
         alpha: whether the last channel is an alpha channel.

@@ -107,9 +107,10 @@ def segment(
     overlay for each image into OUT, and report.html, report.json, report.csv, and model.vispe for `vispe apply`.
 
     Args:
-        images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP, GIF, WebP, NPY, and with the
-            extra vendors CZI, LIF, ND2, MRC, DM3, DM4, HDF5, IMS, EMD, NRRD, MHA and NIfTI; or OME-Zarr stores, which
-            may be larger than memory. In folders, labels, masks and results (a_labels.png, a_seg.png) are skipped.
+        images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP, GIF, WebP, NPY, PFM, and with
+            the extra vendors CZI, LIF, ND2, MRC, DM3, DM4, HDF5, IMS, EMD, NRRD, MHA and NIfTI; or OME-Zarr stores,
+            which may be larger than memory. In folders, labels, masks and results (a_labels.png, a_seg.png) are
+            skipped.
         out: folder for the results.
         labels: label files, 0 or black = unlabelled: label images, colour drawings, JSON scribbles, GeoJSON of QuPath,
             .roi or RoiSet.zip of ImageJ, COCO JSON; several are matched to the images by name (a.png with a.png,

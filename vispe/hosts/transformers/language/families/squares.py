@@ -81,7 +81,7 @@ def _tiled(side: int, rows: int, cols: int) -> Image:
 def _side(model: Any, arguments: dict[str, Any]) -> int:
     """Return the number of tokens along each axis of an image or a tile."""
     config = model.config.vision_config
-    tower = model.vision_tower
+    tower = getattr(model, "vision_tower", None)
     if hasattr(tower, "timm_model"):
         patch: Any = tower.timm_model.patch_embed.patch_size
         size: Any = tower.timm_model.patch_embed.img_size
