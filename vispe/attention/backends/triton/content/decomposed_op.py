@@ -13,6 +13,7 @@ from vispe.attention.backends.triton.content.decomposed_backward import decompos
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.eager import eager_call
+from vispe.attention.backends.triton.grid.column_tiles import aligned
 from vispe.attention.backends.triton.grid.launch import (
     choose,
     constants,
@@ -25,7 +26,6 @@ from vispe.attention.backends.triton.grid.launch import (
     tokens_first,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of
-from vispe.attention.backends.triton.grid.column_tiles import aligned
 from vispe.attention.backends.triton.grid.row_sums import (
     LOG2E,
     row_gradient,

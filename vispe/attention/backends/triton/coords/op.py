@@ -11,8 +11,8 @@ from vispe.attention.backends.triton.coords.launch import Operands, run_backward
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.eager import eager_call
-from vispe.attention.backends.triton.grid.launch import fake_output, grads_like
 from vispe.attention.backends.triton.grid.column_tiles import aligned
+from vispe.attention.backends.triton.grid.launch import fake_output, grads_like
 from vispe.attention.backends.triton.grid.row_sums import row_gradient, scaled_grad, with_row_pitch
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.eager import eager_call
+from vispe.attention.backends.triton.grid.column_tiles import aligned
 from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, run_forward
 from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
-from vispe.attention.backends.triton.grid.column_tiles import aligned
 from vispe.attention.backends.triton.grid.row_sums import row_gradient, scaled_grad, with_row_pitch
 
 
