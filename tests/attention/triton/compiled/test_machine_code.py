@@ -22,7 +22,7 @@ from tests.attention.triton.compiled.stand_in_driver import SHARED, stand_in_gpu
 
 OTHER = os.environ.get("VISPE_TRITON")
 COUNTED = {  # forward, grad_q and grad_kv at 64 columns, by Triton's version and compute capability
-    "3.6": {80: (12.8, 13.3, 17.8), 90: (11.9, 10.4, 11.9), 100: (12.8, 11.0, 17.7)},
+    "3.6": {80: (12.8, 13.3, 17.8), 90: (11.9, 10.4, 11.9), 100: (12.8, 12.4, 17.7)},
     "3.9": {80: (12.7, 13.3, 17.6), 90: (11.9, 10.4, 13.2), 100: (12.8, 10.6, 14.4)},
 }
 PASSES = ("forward", "grad_q", "grad_kv")
@@ -35,9 +35,9 @@ WIDER = {  # 72 columns as 64 + 32, and spills: on 8.0 some gradients exceed the
     80: {"forward": (15.7, 0), "grad_q": (17.3, 0), "grad_kv": (25.5, 8), "grad_bias": (19.4, 0)},
 }
 # tiles of 9.0 were measured: four programs with 128 registers each take more instructions, and less time
-DECOMPOSED = {"decomposed_forward": 11.9, "decomposed_grad_q": 13.8, "decomposed_grad_kv": 18.0}
+DECOMPOSED = {"decomposed_forward": 11.9, "decomposed_grad_q": 13.8, "decomposed_grad_kv": 19.0}
 GATED = {  # and spills in the loop
-    "forward": (16.3, 4), "grad_q": (15.5, 0), "grad_kv": (18.6, 8), "grad_bias": (18.0, 0),
+    "forward": (16.3, 4), "grad_q": (15.5, 0), "grad_kv": (18.6, 16), "grad_bias": (18.0, 0),
 }  # fmt: skip
 COORDS = [  # bias, compute capability, kernel, instructions per score
     ("packed", 90, "forward_coords", 8.4),
