@@ -101,6 +101,12 @@ def readable(x: Tensor) -> bool:
     return x.is_cpu and is_eager(x)
 
 
+def rows_are_aligned(x: Tensor) -> bool:
+    """Whether each row of `x` (..., channels) starts at a multiple of 16 bytes."""
+    steps = (step for size, step in zip(x.shape[:-1], x.stride(), strict=False) if size > 1)
+    return x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
+
+
 def no_infinity(*tensors: Tensor | None) -> bool:
     """Whether all tensors are known to be free of infinities; False if that cannot be read for free (`readable`)."""
     return all(

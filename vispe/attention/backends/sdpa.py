@@ -25,7 +25,15 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.cache.masks import is_open, lookup
 from vispe.attention.call import Call
 from vispe.attention.masks import combine_masks
-from vispe.attention.precision import every_row_open, exporting, forward_mode, readable, rounded
+from vispe.attention.precision import (
+    every_row_open,
+    exporting,
+    forward_mode,
+    is_eager,
+    readable,
+    rounded,
+    rows_are_aligned,
+)
 from vispe.utils.autocast import autocast_on
 
 MASK_LIMIT = 1 << 30  # bytes of the mask of one group of heads
@@ -171,7 +179,7 @@ def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
     needs_plain_products = call.dropout_p > 0 or (mask is not None and mask.requires_grad)
     if q.is_cpu and q.shape[-1] != width and not needs_plain_products:
         return _sdpa(call, *_with_equal_widths(q, k, v), mask, causal)[..., :width]
-    if q.is_cuda and not torch.compiler.is_compiling():
+    if q.is_cuda and is_eager(q):
         q, k, v = _aligned(q), _aligned(k), _aligned(v)
     with sdpa_kernel(SDPBackend.MATH) if call.deterministic and q.is_cuda else nullcontext():
         return F.scaled_dot_product_attention(
@@ -180,10 +188,9 @@ def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Return `x`, as a copy if its rows do not start at multiples of 16 bytes: kernels of CUDA raise an error then."""
-    width = 16 // x.element_size()
-    aligned = x.stride(3) == 1 and not any(step % width for step in x.stride()[:3])
-    return x if aligned and x.data_ptr() % 16 == 0 else x.contiguous()
+    """Return `x`, as a copy if that lets its rows start at multiples of 16 bytes, without which CUDA kernels raise."""
+    copies = x.shape[-1] * x.element_size() % 16 == 0 and not rows_are_aligned(x)
+    return x.clone(memory_format=torch.contiguous_format) if copies else x
 
 
 def _with_equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

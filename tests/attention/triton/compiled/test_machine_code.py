@@ -144,7 +144,8 @@ def test_dropout(fresh_kernels):
     plain, dropped = reports("grid", "table"), reports("grid", "dropout")
     for kernel, more in {"forward": 10.9, "grad_q": 12.7, "grad_kv": 13.5, "grad_bias": 11.6}.items():
         loop = plain_loop(dropped[kernel])
-        assert loop["spills"] <= 4, dropped[kernel]
+        # the forward kernel has a limit of 128 registers
+        assert loop["spills"] <= (4 if kernel == "forward" else 0), dropped[kernel]
         assert loop["per_score"] <= 1.05 * (plain_loop(plain[kernel])["per_score"] + more), dropped[kernel]
 
 

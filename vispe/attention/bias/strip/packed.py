@@ -72,7 +72,7 @@ def entries(table: Tensor, edge: Tensor | None, layout: Layout, shift: bool) -> 
 
 
 def _shift(flat: Tensor, layout: Layout, has_edge: bool) -> None:
-    """Subtract the maximum of patch queries and that of prefix queries in place; 0 where all biases are -inf."""
+    """Subtract the maximum of patch queries and that of prefix queries from `flat` itself; 0 if all biases are -inf."""
     # without prefix values, the biases of prefix keys are 0 as the other leading entries
     values = flat if layout.prefix and not has_edge else flat[:, FIRST:]
     maximum = values.amax(1, keepdim=True)

@@ -8,18 +8,15 @@ import torch
 import triton
 import triton.language as tl
 
+from vispe.attention.precision import rows_are_aligned
+
 
 def aligned(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return tensors (..., channels) as `row_pointers` requires them; others are copied."""
     return tuple(
-        x if x.shape[-1] % 16 != 8 or _rows_are_aligned(x) else x.clone(memory_format=torch.contiguous_format)
+        x if x.shape[-1] % 16 != 8 or rows_are_aligned(x) else x.clone(memory_format=torch.contiguous_format)
         for x in tensors
     )
-
-
-def _rows_are_aligned(x: torch.Tensor) -> bool:
-    steps = (step for size, step in zip(x.shape[:-1], x.stride(), strict=False) if size > 1)
-    return x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
 
 
 @triton.jit
