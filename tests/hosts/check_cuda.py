@@ -108,7 +108,7 @@ def test_windows(name, spec):
     )
     try:
         expected_model = shake(vispe.convert(timm.create_model(name, num_classes=3, **options), spec)).eval()
-    except (VispeError, TypeError) as error:
+    except VispeError as error:
         pytest.skip(f"not for this model: {error}")
     model = copy.deepcopy(expected_model).to(DEVICE)
     same(results(model, images(56, 56).to(DEVICE)), results(expected_model, images(56, 56)), 1e-3)

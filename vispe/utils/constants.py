@@ -14,7 +14,7 @@ Numbers = tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
 def constant(numbers: Numbers, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Return numbers as a tensor, which callers must not change.
+    """Return numbers as a tensor, which callers must not change. It is never dropped, since captured graphs read it.
 
     Args:
         numbers: one or two levels of tuples; symbols of a compiled program are allowed.
