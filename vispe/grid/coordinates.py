@@ -375,12 +375,10 @@ class Positions:
             # torch.export runs this code with fake tensors, which must not outlive it
             key = (key, detect_fake_mode())
         if key not in self.memo:
-            # torch.func transforms wrap new tensors, and the wrappers are only valid within the transform
-            if torch._C._are_functorch_transforms_active():  # pyright: ignore
-                return make()
-            # a captured graph only describes the computation: the value does not exist before a replay
             compiling = torch.compiler.is_compiling()
-            if not compiling and self.coords.is_cuda and torch.cuda.is_current_stream_capturing():
+            capturing = not compiling and self.coords.is_cuda and torch.cuda.is_current_stream_capturing()
+            # torch.func transforms wrap new tensors only for themselves; captured ones have no value before a replay
+            if capturing or torch._C._are_functorch_transforms_active():  # pyright: ignore
                 return make()
             # values cached in inference mode or under autocast must also be exact and usable outside of it
             in_inference = nullcontext() if compiling else torch.inference_mode(False)
