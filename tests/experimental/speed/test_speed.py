@@ -111,7 +111,7 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     program(*words, folder=tmp_path)
     actual = json.loads((tmp_path / "first.json").read_text())
     assert list(actual) == [
-        "facts", "precompile", "ceilings", "quick", "sanitizer", "kernels", "replay", "models",
+        "facts", "precompile", "ceilings", "quick", "kernels", "replay", "models", "sanitizer",
     ]  # fmt: skip
     compiled = actual["precompile"]["result"]
     assert len(compiled) == 6  # a job of each kind

@@ -424,11 +424,21 @@ def test_in_a_browser(server, image, tmp_path):
         assert not paint.labels()[14:26, -3:].any()
         browser.key("z")
         browser.wait("document.body.dataset.version === '8'")
+        # the message of saving stays, although the images of the final result arrive after it
+        browser.run(
+            "var stock = load, loaded = 0, release;"
+            "var gate = new Promise((open) => { release = open; });"
+            "load = async (source) => { loaded += 1; if (loaded > 2) await gate; return stock(source); };"
+        )
         browser.run("find('add').click()")
         browser.wait("document.body.dataset.version === '9'")
         assert paint.names == ["background", "object", "class 3"]
+        browser.wait("loaded === 4")
         browser.key("s")
         browser.wait("find('status').textContent === 'saved.'")
+        browser.run("release()")
+        browser.wait("document.body.dataset.refined === '9'")
+        assert browser.run("find('status').textContent") == "saved."
     assert (tmp_path / "a_paint/a_strokes.json").is_file()
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a_paint/a_seg.png")), paint.prediction.labels)
 

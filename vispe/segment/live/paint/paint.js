@@ -24,6 +24,9 @@ function say(text, error = false) {
   find("status").classList.toggle("error", error);
 }
 
+// another message that came meanwhile, such as that of saving, stays
+function replaceMessage(before, text) { if (find("status").textContent === before) say(text); }
+
 async function ask(path, content) {
   const sent = content === undefined ? {} : {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content),
@@ -113,7 +116,8 @@ async function update() {
   if (busy || opening) { again = true; return; }
   busy = true;
   const number = shown;
-  say(fractions.length ? "segmenting ..." : "computing features; the first time takes longest ...");
+  const computing = fractions.length ? "segmenting ..." : "computing features; the first time takes longest ...";
+  say(computing);
   let preview = false;
   try {
     const found = await ask("/update", { ...content(), preview: true });
@@ -123,7 +127,7 @@ async function update() {
     } else if (found.ready) {
       preview = found.preview;
       await showResult(found, number);
-      if (preview) say(REFINING);
+      if (number === shown) replaceMessage(computing, preview ? REFINING : found.notes.join(" "));
     } else {
       result = unsure = null;
       fractions = [];
@@ -139,13 +143,12 @@ async function update() {
   if (again && !opening) { again = false; update(); } else if (preview && !opening) refine(edits);
 }
 
-async function showResult(found, number, notes = true) {
+async function showResult(found, number) {
   const images = await Promise.all(
     ["labels", "uncertainty"].map((kind) => load(`data:image/png;base64,${found[kind]}`)));
   if (number !== shown) return;
   [result, unsure] = images;
   fractions = found.fractions;
-  if (notes) say(found.notes.join(" "));
 }
 
 // the final result replaces the preview, unless the scribbles changed
@@ -154,8 +157,8 @@ async function refine(edit) {
   try {
     const found = await ask("/update", content());
     if (edit !== edits || number !== shown || opening || !found.ready) return;
-    // another message, such as that of saving, stays
-    await showResult(found, number, find("status").textContent === REFINING);
+    await showResult(found, number);
+    if (edit === edits && number === shown) replaceMessage(REFINING, found.notes.join(" "));
     document.body.dataset.refined = document.body.dataset.version;
     refresh();
     draw();
