@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vispe.segment.classify import calibration
-from vispe.segment.classify.trees import TREES, Trees
+from vispe.segment.classify.estimators.trees import TREES, Trees
 
 SHARE = 4  # 8 of 32 trees
 LEAST = 3  # trees of a fold of the cross-validation

@@ -2,7 +2,7 @@ import numpy as np
 from sklearn.ensemble import ExtraTreesClassifier
 
 from tests.cases import cases
-from vispe.segment.classify import trees
+from vispe.segment.classify.estimators import trees
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 
 

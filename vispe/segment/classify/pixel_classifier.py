@@ -7,7 +7,7 @@ number of labels. Fully grown trees hardly depend on the weights, so for `forest
 which needs similar numbers of labels for all classes.
 
 - `ensemble`, the default: the mean of the probabilities of `logistic` and of extremely randomised trees
-  (`vispe.segment.classify.trees`). More accurate than each of them alone on public micrographs
+  (`vispe.segment.classify.estimators.trees`). More accurate than each of them alone on public micrographs
   (`eval/results/segment_ensemble.json`).
 - `logistic`: multinomial on standardised features; the mean loss plus 0.01 times half the squared weights, so that
   the strength of the penalty does not depend on the number of labels. By far the fastest, and deterministic.
@@ -16,10 +16,8 @@ which needs similar numbers of labels for all classes.
 - `boosting`: 100 rounds of histogram gradient boosting, the slowest.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from threading import Thread
 from typing import Any, Literal, get_args
@@ -28,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, counted, require
+from vispe.errors import InputError, require
 from vispe.segment.classify.class_prior import tempered
-from vispe.segment.classify.trees import TREES, Trees
+from vispe.segment.classify.estimators.linear import Linear
+from vispe.segment.classify.estimators.trees import TREES, Trees
 from vispe.utils.options import PositiveFloat, PositiveInt, checked
 
 Kind = Literal["ensemble", "logistic", "forest", "boosting"]
@@ -45,54 +44,8 @@ _MODULES = {"logistic": "sklearn.linear_model"} | dict.fromkeys(
 )
 _FEW = 20_000  # labelled pixels below which one thread is faster
 _CHUNK = 1 << 17  # pixels per prediction call: bounds the float64 copies that scikit-learn makes
-_CACHED = 1 << 14  # pixels whose standardised features fit into the CPU cache
-_PENALTY = 0.01  # weight of half the squared weights relative to the mean loss of a pixel
-_LINEAR = ("mean", "weight", "bias", "classes")
+_CACHED = 1 << 14  # pixels whose features fit into the CPU cache
 _WITH_LINEAR = ("ensemble", "logistic")
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """A fitted `logistic`: the scores of features x are weight @ (x - mean) + bias.
-
-    Attributes:
-        mean: (f,) float32.
-        weight: (k, f) float32, including the standardisation; k is 1 for two classes, else their number.
-        bias: (k,) float32.
-        classes: (2 or k,) int64, the labelled classes, 1..K. The probabilities of two classes are
-            sigmoid(-score) and sigmoid(score); those of more classes are the softmax of their scores.
-    """
-
-    mean: Tensor
-    weight: Tensor
-    bias: Tensor
-    classes: Tensor
-
-    def scores(self, planes: Tensor) -> Tensor:
-        """Return scores (k, n) float32 of the first features, (f' <= f, n) with pixels last."""
-        n_features = len(planes)
-        out = torch.empty((len(self.bias), planes.shape[1]))
-        for start in range(0, planes.shape[1], _CACHED):
-            # centre first, then (k, f) @ (f, n) + bias per chunk of pixels, in the CPU cache
-            part = planes[:, start : start + _CACHED] - self.mean[:n_features, None]
-            torch.addmm(
-                self.bias[:, None], self.weight[:, :n_features], part, out=out[:, start : start + _CACHED]
-            )
-        return out
-
-    def probabilities(self, scores: Tensor, n_classes: int) -> Tensor:
-        """Convert scores (k, ...) to probabilities (K, ...); classes without labels have 0."""
-        out = scores.new_zeros((n_classes, *scores.shape[1:]))
-        columns = (self.classes - 1).tolist()
-        if len(scores) == 1:
-            torch.sigmoid(scores[0], out=out[columns[1]])
-            # two classes have a single score: complementary probabilities
-            torch.sub(1, out[columns[1]], out=out[columns[0]])
-        elif columns == list(range(n_classes)):
-            torch.softmax(scores, 0, out=out)
-        else:
-            out[columns] = scores.softmax(0)
-        return out
 
 
 def import_early(kind: str) -> Thread:
@@ -152,7 +105,7 @@ class PixelClassifier:
         self.trees: Trees | None = None
         self.estimator = None
         if kind in _WITH_LINEAR and state is not None:
-            self.linear = _stored(state, n_classes)
+            self.linear = Linear.from_tensors(state, n_classes)
         if kind not in _WITH_LINEAR:
             self.estimator = estimator if estimator is not None else _build(kind, seed)
         if kind == "ensemble" and state is not None:
@@ -195,7 +148,7 @@ class PixelClassifier:
             )
         with _threads(len(features)):
             if self.kind in _WITH_LINEAR:
-                self.linear = _fit_linear(features, classes, scale)
+                self.linear = Linear.fit(features, classes, scale)
             if self.kind == "ensemble":
                 self.trees = Trees.fit(features, classes, self._seed, self._n_trees)
             elif self.estimator is not None:
@@ -256,7 +209,7 @@ class PixelClassifier:
         """Return the arrays that a model file stores in addition to the estimator."""
         if self.kind not in _WITH_LINEAR:
             return {}
-        arrays = {f"linear.{name}": getattr(self._fitted(), name).numpy() for name in _LINEAR}
+        arrays = self._fitted().tensors()
         return arrays if self.trees is None else arrays | self.trees.tensors()
 
     def _fitted(self) -> Linear:
@@ -284,35 +237,6 @@ def predict_in_chunks(
     return out
 
 
-def _stored(state: Mapping[str, np.ndarray], n_classes: int) -> Linear:
-    """Create a `Linear` from the tensors of a model file."""
-    missing = [name for name in _LINEAR if f"linear.{name}" not in state]
-    if missing:
-        raise InputError(f"a logistic classifier without {', '.join(missing)} is not usable. Train it again.")
-    arrays = [np.array(state[f"linear.{name}"]) for name in _LINEAR]
-    mean, weight, bias, classes = arrays
-    # binary models of scikit-learn have one row of coefficients
-    n_scores = 1 if classes.size == 2 else classes.size
-    shapes_match = (
-        mean.ndim == 1
-        and weight.shape == (n_scores, mean.size)
-        and bias.shape == (n_scores,)
-        and classes.size > 1
-    )
-    classes_valid = (
-        shapes_match and classes.dtype == np.int64 and classes.ndim == 1 and (np.diff(classes) > 0).all()
-    )
-    finite = all(np.isfinite(a).all() for a in arrays)
-    if not (classes_valid and classes[0] >= 1 and classes[-1] <= n_classes and finite):
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(_LINEAR, arrays, strict=True))
-        raise InputError(
-            f"the arrays of a logistic classifier for {counted(n_classes, 'class')} are inconsistent ({shapes}) or "
-            "not finite. Train it again."
-        )
-    parts = (torch.from_numpy(a.astype(np.float32)) for a in (mean, weight, bias))
-    return Linear(*parts, torch.from_numpy(classes))
-
-
 def _threads(count: int) -> AbstractContextManager[Any]:
     """Limit few pixels to one thread, where synchronisation takes longer than the work."""
     from threadpoolctl import threadpool_limits
@@ -328,27 +252,3 @@ def _build(kind: str, seed: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     return HistGradientBoostingClassifier(class_weight="balanced", early_stopping=False, random_state=seed)
-
-
-def _fit_linear(features: np.ndarray, classes: np.ndarray, scale: tuple[int, float] | None) -> Linear:
-    """Fit `logistic` with scikit-learn and extract its parameters."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    factors = np.ones(features.shape[1])
-    if scale is not None:
-        factors[: scale[0]] = scale[1]
-    scaler = StandardScaler()
-    # C is relative to the sum of the losses: scale by n for a penalty relative to the mean
-    model = LogisticRegression(C=1 / (_PENALTY * len(classes)), class_weight="balanced", max_iter=1000)
-    standardised = scaler.fit_transform(features)
-    with warnings.catch_warnings():
-        # classes of a few pixels or objects each
-        warnings.filterwarnings("ignore", "The number of unique classes")
-        model.fit(standardised if scale is None else standardised * factors.astype(np.float32), classes)
-    # fold the standardisation into the weights: coef @ ((x - mean) / scale * factors)
-    arrays = scaler.mean_, model.coef_ * factors / scaler.scale_, model.intercept_
-    return Linear(
-        *(torch.from_numpy(np.ascontiguousarray(a, np.float32)) for a in arrays),
-        classes=torch.from_numpy(np.asarray(model.classes_, np.int64)),
-    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.segment.classify.pixel_classifier import Linear
+from vispe.segment.classify.estimators.linear import Linear
 from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.filters import Filters
 from vispe.segment.features.micro_features import DenseMaps
