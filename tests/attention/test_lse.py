@@ -156,6 +156,20 @@ def test_a_low_rank_bias_as_logits_has_sinks():
     torch.testing.assert_close(out, logits.softmax(-1)[..., :-1] @ v)
 
 
+def test_the_gradient_of_a_sink_with_a_small_probability_is_exact():
+    """Relative to float64; it was off by 1e-3 where rows attend to the sink with a probability of 1e-4."""
+    row, col, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
+    bias, cotangent = LowRankBias(row.float(), col.float()).as_logits(), torch.randn_like(v)
+    sinks = torch.tensor([-10.0, -5.0, 20.0], requires_grad=True)  # logits of about 2
+    out = attention(row.float(), row.float(), v.float(), bias=bias, sinks=sinks)
+    (actual,) = torch.autograd.grad(out, sinks, cotangent.float())
+    exact = sinks.detach().double().requires_grad_()
+    logits = torch.cat([bias.row.double() @ bias.col.double().mT, exact[:, None, None].expand(2, 3, 7, 1)], -1)
+    out = logits.softmax(-1)[..., :-1] @ v.float().double()
+    (expected,) = torch.autograd.grad(out, exact, cotangent.float().double())
+    assert ((actual - expected).abs() <= 1e-5 * expected.abs()).all(), (actual, expected)
+
+
 def test_bad_arguments():
     q = torch.randn(1, 2, 6, 8)
     with pytest.raises(ShapeError, match=r"sinks must have shape \(2,\)"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from vispe.attention.arguments import check_broadcast, check_masks, check_sinks, check_tensors
 from vispe.attention.bias.abstract_bias import Bias
@@ -154,7 +155,8 @@ class Call:
             sinks = self.sinks.to(lse.dtype)[:, None]
             # a sink of -inf and a row without any key would give NaN
             open_rows = lse > -torch.inf
-            share = (lse.where(open_rows, 0.0) - sinks).sigmoid().where(open_rows, 0.0)
+            # sigmoid, whose own gradient y * (1 - y) is inexact for the small probability 1 - y of a sink
+            share = logsigmoid(lse.where(open_rows, 0.0) - sinks).exp().where(open_rows, 0.0)
             out, lse = (out * share[..., None]).to(out.dtype), torch.logaddexp(lse, sinks)
         return self.finish(out), lse
 
