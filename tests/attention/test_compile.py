@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.attention.cases import CASES, HEADS, WIDTH, close, leaf, tensors
+from tests.products import slow_except
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias
 from vispe.attention.backends import sdpa
@@ -11,10 +12,10 @@ from vispe.attention.backends import sdpa
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-LONG = [pytest.param(n, marks=pytest.mark.slow) for n in ("distance constant", "table with prefix", "gated")]
+NAMES = ["context of key", "sum", "squared learned", "distance constant", "table with prefix", "gated"]
 
 
-@pytest.mark.parametrize("name", ["squared learned", "context of key", "sum", *LONG])
+@pytest.mark.parametrize("name", slow_except(NAMES, NAMES[:2]))
 def test_compiles_in_one_graph(name):
     torch._dynamo.reset()
     grid = Grid((3, 4), prefix=1)
@@ -39,6 +40,7 @@ def test_compiles_in_one_graph(name):
         close(a, w, 1e-4)
 
 
+@pytest.mark.slow
 def test_compiles_with_head_groups(monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(sdpa, "MASK_LIMIT", 12 * 12 * 4)

@@ -164,7 +164,9 @@ def test_the_gradient_of_a_sink_with_a_small_probability_is_exact():
     out = attention(row.float(), row.float(), v.float(), bias=bias, sinks=sinks)
     (actual,) = torch.autograd.grad(out, sinks, cotangent.float())
     exact = sinks.detach().double().requires_grad_()
-    logits = torch.cat([bias.row.double() @ bias.col.double().mT, exact[:, None, None].expand(2, 3, 7, 1)], -1)
+    logits = torch.cat(
+        [bias.row.double() @ bias.col.double().mT, exact[:, None, None].expand(2, 3, 7, 1)], -1
+    )
     out = logits.softmax(-1)[..., :-1] @ v.float().double()
     (expected,) = torch.autograd.grad(out, exact, cotangent.float().double())
     assert ((actual - expected).abs() <= 1e-5 * expected.abs()).all(), (actual, expected)

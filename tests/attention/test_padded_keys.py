@@ -26,7 +26,7 @@ def test_columns(name):
     ("name", "form"),
     [
         ("table with prefix", "padding"),
-        ("none", "mask of keys"),
+        pytest.param("none", "mask of keys", marks=pytest.mark.slow),
         pytest.param("table with prefix", "mask of keys", marks=pytest.mark.slow),
         pytest.param("none", "padding", marks=pytest.mark.slow),
     ],

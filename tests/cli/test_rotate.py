@@ -128,6 +128,7 @@ def test_remedies_reach_the_model(folder, capsys):
     assert actual["settings"]["pos_embed"] == "alibi2d"
 
 
+@pytest.mark.slow
 def test_a_saved_segmentation_model(folder, capsys):
     words = ["rotate", str(folder / "seg" / "model.vispe"), str(folder / "images" / "a0.png")]
     words += ["--angles", "90", "--crop", "48", "--json"]

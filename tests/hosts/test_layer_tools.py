@@ -118,6 +118,7 @@ def test_tied_projections_of_deberta_follow_torchao(fused, config):
     assert 0 < (made(x, grid) - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.slow
 @cases("trained", [None, ["pos_enc"]])
 @every
 def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):

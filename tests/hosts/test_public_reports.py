@@ -169,6 +169,7 @@ def test_windowed_dino_of_rf_detr_is_right_or_refused_before_a_change():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 @cases(("spec", "how"), [("alibi2d", {}), ("rpb", {}), ("alibi2d", {"keep_abs": True})])
 @cases("size", [(96, 64), (192, 96), (96, 32)])
 def test_swin_unetr_in_two_dimensions_at_any_size(spec, how, size):

@@ -126,6 +126,7 @@ def test_initial_values_are_those_requested():
         masked.backbone("learn", replace(TINY, table="wavy"))
 
 
+@pytest.mark.slow
 def test_it_learns():
     """Ramps in all poses: their neighbours tell hidden patches, so the error falls far below that of grey."""
     ramps = [torch.linspace(0, 255, 40).repeat(3, 40, 1).round().to(torch.uint8)]

@@ -106,6 +106,7 @@ def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
         )
 
 
+@pytest.mark.slow
 @cases("kind", ["logistic", "ensemble"])
 def test_the_command_and_the_saved_model_agree(tmp_path, kind):
     from PIL import Image

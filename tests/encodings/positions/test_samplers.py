@@ -317,6 +317,7 @@ def vit(spec, **options):
     )
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.filterwarnings("ignore:shift has no effect")
 @cases("base", ["rope_axial", "alibi2d.local", "sincos2d"])

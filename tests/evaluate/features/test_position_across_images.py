@@ -45,6 +45,7 @@ def test_position_of_single_images_does_not_count():
     assert position_across_images(maps, ["ridge", "knn"], targets=["lr"]).median("ridge", "lr") < 0.3
 
 
+@pytest.mark.slow
 def test_images_of_several_sizes_and_reproducible():
     maps = [*random(2), *random(2, 1, (7, 5))]
     first, second = (position_across_images(maps, tokens=50, seed=4) for _ in range(2))

@@ -40,7 +40,10 @@ SPECS = [
 # mixed
 EACH = ["sincos2d", "alibi2d", "irpe", "tapa", "rope_axial", "psc", "gpsa", "peg"]
 REST = {spec: [pytest.mark.slow] * (spec not in EACH) for spec in SPECS}
-HALVES = [{spec: [pytest.mark.slow] * (spec not in EACH[k::2]) for spec in SPECS} for k in range(2)]
+HALVES, QUARTERS = (
+    [{spec: [pytest.mark.slow] * (spec not in EACH[k::n]) for spec in SPECS} for k in range(2)]
+    for n in (2, 4)
+)
 FIXED_SIZE, FREE_SIZE = (
     [pytest.param(spec, free, marks=slow, id=f"{name}-{spec}") for spec, slow in REST.items()]
     for free, name in ((False, "fixed"), (True, "dynamic"))
@@ -242,8 +245,8 @@ def test_the_switch_of_timm_gives_maps():
             pytest.param(lambda: tiny(dynamic_img_size=True), spec, marks=slow, id=f"vit-{spec}")
             for spec, slow in REST.items()
         ),
-        *(pytest.param(eva, spec, marks=slow, id=f"eva-{spec}") for spec, slow in HALVES[0].items()),
-        *(pytest.param(naflex, spec, marks=slow, id=f"naflex-{spec}") for spec, slow in HALVES[1].items()),
+        *(pytest.param(eva, spec, marks=slow, id=f"eva-{spec}") for spec, slow in QUARTERS[0].items()),
+        *(pytest.param(naflex, spec, marks=slow, id=f"naflex-{spec}") for spec, slow in QUARTERS[1].items()),
     ],
 )
 def test_a_jit_trace_is_the_model_at_its_size_and_refuses_others(make, spec):

@@ -191,6 +191,7 @@ def test_compiled_and_traced_models_are_refused():
         vispe.convert(timm.create_model("test_vit", feature_cls="fx", **made), "alibi2d")
 
 
+@pytest.mark.slow
 def test_a_model_compiled_in_place_runs_what_it_was_converted_to():
     torch._dynamo.reset()
     model = tiny()

@@ -71,6 +71,7 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
         close(attn.pos_enc.slope.grad, grad, 1e-5)
 
 
+@partly(3)
 @every
 def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
     model, x = build(name), image()

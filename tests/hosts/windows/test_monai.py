@@ -131,6 +131,7 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
         close(attn.pos_enc.slope.grad, grad, 1e-4)
 
 
+@partly(3)
 @every
 def test_a_model_is_converted_copied_restored_and_loaded_bit_by_bit(name):
     model, x = build(name), volume(name)
@@ -189,6 +190,7 @@ def test_windows_that_shrink_have_their_own_distances():
         attn(y, None)
 
 
+@pytest.mark.slow
 def test_a_whole_network_segments_with_an_encoding():
     torch.manual_seed(0)
     model = nets.SwinUNETR(

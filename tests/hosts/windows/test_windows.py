@@ -57,6 +57,7 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
             close(attn.pos_enc.slope.grad, slope.grad)
 
 
+@partly(3)
 @cases("name", MODELS)
 def test_a_model_is_converted_and_restored_bit_by_bit(name):
     model, x = build(name), image(name)

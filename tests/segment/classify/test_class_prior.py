@@ -62,6 +62,7 @@ def test_the_frequencies_of_a_mixture_are_estimated(shares):
         assert 0 <= low <= share <= high <= 1
 
 
+@pytest.mark.slow
 @cases("classes", [2, 3, 9, 30])
 def test_counts_do_not_depend_on_order_or_cuts(classes):
     shares = np.arange(1, classes + 1) / sum(range(1, classes + 1))
@@ -183,6 +184,7 @@ def test_calibration_leaves_strokes_out_and_flattens():
     assert "class 'dark' has one scribble" in calibration_note(facts)
 
 
+@pytest.mark.slow
 @cases("kind", ["logistic", "forest"])
 def test_labels_follow_the_prior_of_their_page(kind):
     page, valid = scene(75, 90, holes=True)

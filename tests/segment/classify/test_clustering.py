@@ -286,6 +286,7 @@ def test_the_choice_is_reported_once(folder, monkeypatch, capsys):
     assert err.count("K = 3 chosen: grey levels have 3 peaks; the silhouette is largest for ") == 1
 
 
+@pytest.mark.slow
 def test_the_figure_of_the_choice_is_not_an_image_of_a_later_run(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = ["segment", ".", "--features", "filters", "-o", ".", "--cluster"]

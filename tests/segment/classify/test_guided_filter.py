@@ -109,6 +109,7 @@ def run(folder, out, image="a", post=None, tile=None):
         return np.array(actual)
 
 
+@pytest.mark.slow
 def test_tiles_do_not_change_it_and_a_rotated_image_is_a_rotated_map(folder):
     whole = run(folder, "whole")
     np.testing.assert_array_equal(run(folder, "tiles", tile=32), whole)

@@ -54,7 +54,7 @@ def paint(image):
 @pytest.fixture
 def server(paint):
     with Server(paint) as actual:
-        thread = threading.Thread(target=actual.serve_forever, daemon=True)
+        thread = threading.Thread(target=actual.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield actual
         actual.shutdown()

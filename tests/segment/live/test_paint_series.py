@@ -47,7 +47,7 @@ def paint(files):
 @pytest.fixture
 def server(paint):
     with Server(paint) as actual:
-        threading.Thread(target=actual.serve_forever, daemon=True).start()
+        threading.Thread(target=actual.serve_forever, args=(0.02,), daemon=True).start()
         yield actual
         actual.shutdown()
 

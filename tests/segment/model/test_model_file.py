@@ -61,6 +61,7 @@ def test_a_model_comes_back_as_it_was(kind, tmp_path):
     assert loaded.classifier.kind == kind
 
 
+@pytest.mark.slow
 @cases("kind", [*KINDS, "kmeans"])
 def test_the_same_training_gives_the_same_bytes(kind, tmp_path):
     paths = [save_model(tmp_path / f"{i}.vispe", made(classifier_of(kind))) for i in range(2)]

@@ -50,6 +50,7 @@ def density(mask, *, valid=None, min_area=0, exclude=False, volumes=None):
     return own["per_um3" if volumes else "per_um2"], own["count"]
 
 
+@pytest.mark.slow
 @cases("exclude", [False, True])
 @cases("min_area", [0, 10, 25])
 def test_density_has_no_bias_from_the_border(exclude, min_area):

@@ -16,7 +16,9 @@ from vispe.segment.out_of_core.store_inputs import check_request
 from vispe.segment.run.request import Request
 
 
-@pytest.mark.parametrize(("touching", "axes"), [("split", "yx"), ("keep", "zyx")])
+@pytest.mark.parametrize(
+    ("touching", "axes"), [pytest.param("split", "yx", marks=pytest.mark.slow), ("keep", "zyx")]
+)
 def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, touching, axes):  # noqa: F811
     values, phase = scene()
     values = np.stack([values, values[::-1], values]) if axes == "zyx" else values

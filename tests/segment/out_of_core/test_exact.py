@@ -7,6 +7,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.products import slow_except
 from tests.segment.out_of_core.stores import in_memory, same_bits, scene, scribbled, write_store, zarr
 from vispe.cli.main import main
 from vispe.segment import pipeline
@@ -60,7 +61,7 @@ def check(out, name, pages, post=None):
 @pytest.mark.parametrize(
     ("config", "smooth", "version"),
     [
-        (FILTERS, 0, "0.4"),
+        pytest.param(FILTERS, 0, "0.4", marks=pytest.mark.slow),
         (FILTERS, 5, "0.5"),
         pytest.param(MICRO, 0, "0.5", marks=pytest.mark.slow),
         pytest.param(MICRO, 3, "0.4", marks=pytest.mark.slow),
@@ -88,7 +89,7 @@ def test_a_page_with_holes(tmp_path, small_blocks, config, smooth, version):
 
 @pytest.mark.parametrize(
     ("axes", "lengths"),
-    [("czyx", (2, 3)), ("tcyx", (2, 3)), pytest.param("tczyx", (2, 2, 2), marks=pytest.mark.slow)],
+    slow_except([("czyx", (2, 3)), ("tcyx", (2, 3)), ("tczyx", (2, 2, 2))], [("czyx", (2, 3))]),
 )
 def test_pages_and_channels(tmp_path, small_blocks, axes, lengths):
     planes = [scene(71, 90, seed)[0] for seed in range(int(np.prod(lengths)))]

@@ -38,7 +38,7 @@ def folder(tmp_path):
 def server(folder):
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -58,6 +58,7 @@ def result(folder):
     return root["0"][:], root["labels/classes/0"][:]
 
 
+@pytest.mark.slow
 def test_a_store_at_a_url_gives_the_result_of_the_local_store(folder, server, memory_url, capsys):
     labels = ["--labels", str(folder / "a_labels.png"), "--features", "filters", "--classes", "bright,dark"]
     assert main(["segment", str(folder / "a.zarr"), *labels, "-o", str(folder / "local")]) == 0

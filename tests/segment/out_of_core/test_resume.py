@@ -89,6 +89,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, task, monkeypatch, after):
     assert (f"a.zarr: {after} of 4 blocks are already done." in report.notes) is (after < 4)
 
 
+@pytest.mark.slow
 def test_a_block_that_was_half_written_is_computed_again(tmp_path, task, monkeypatch):
     task(tmp_path / "whole")
     out = tmp_path / "out"
@@ -121,6 +122,7 @@ def test_other_options_do_not_go_on(tmp_path, task, monkeypatch):
     assert len(recorded) == 8
 
 
+@pytest.mark.slow
 def test_finished_results_are_overwritten_with_force_alone(tmp_path, task):
     out = tmp_path / "out"
     task(out)
@@ -256,6 +258,7 @@ def test_a_refused_run_leaves_nothing(tmp_path, task, command):
     assert not out.parent.exists()
 
 
+@pytest.mark.slow
 def test_a_model_of_an_earlier_run_is_not_taken_for_that_of_a_run_that_was_killed(
     tmp_path, task, monkeypatch
 ):

@@ -52,6 +52,7 @@ def spread(model, requested):
     return float((scores.amax(1) - scores.amin(1)).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_except(["llava", "qwen2_vl"], ["llava"]))
 def test_the_order_decides_less_after_training(family):
     """On the training prompts: random models share nothing that would carry over to other prompts."""

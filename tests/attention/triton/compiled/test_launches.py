@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 from tests.attention.triton.compiled.calls import BIASES, LaunchCase, all_cases, pairwise_cases, run
 from tests.attention.triton.compiled.stand_in_driver import SHARED, stand_in_gpu
+from tests.products import slow_except
 from vispe import Grid
 
 EVERY = os.environ.get("VISPE_EVERY") == "1"
@@ -88,9 +89,10 @@ SIZES = ((1, 2), (16, 2), (3, 16), (16, 12))  # batch sizes and heads: 1, multip
 OTHER_GRIDS = (Grid((16, 16), 0), Grid((14, 20), 1), Grid((16, 18), 1))
 
 
-@pytest.mark.parametrize(
-    ("family", "bias"), [(family, bias) for family, biases in BIASES.items() for bias in biases]
-)
+ALL_BIASES = [(family, bias) for family, biases in BIASES.items() for bias in biases]
+
+
+@pytest.mark.parametrize(("family", "bias"), slow_except(ALL_BIASES, ALL_BIASES[::3]))
 def test_other_sizes_launch_the_same_kernels(family, bias, fresh_kernels):
     """Triton compiles a kernel again where an integer is 1 or a multiple of 16, unless told not to."""
     case = LaunchCase(family, bias, "bfloat16", 64, "short", 90)

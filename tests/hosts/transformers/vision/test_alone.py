@@ -78,6 +78,7 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
             close(attn.pos_enc.slope.grad, own.grad[i], 1e-6)
 
 
+@partly(12)
 @cases("name", EVERY)
 def test_a_model_is_converted_and_restored_bit_by_bit(name):
     model = build(name)
