@@ -10,12 +10,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from tests.attention.triton.compiled.stand_in_driver import stand_in_gpu
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, TableBias
+from vispe.attention.bias.decomposed import DecomposedBias
 
 HEADS, WIDTH = 2, 16
 # allocations and views, which launch nothing
 FREE = {
     "as_strided", "detach", "empty", "empty_like", "empty_strided", "expand", "flatten", "movedim", "narrow",
-    "new_empty", "permute", "promote_types", "reshape", "select", "slice", "to", "unbind", "unsqueeze", "view",
+    "new_empty", "permute", "promote_types", "reshape", "select", "slice", "to", "unbind", "unflatten",
+    "unsqueeze", "view",
 }  # fmt: skip
 
 
@@ -49,6 +51,7 @@ def operations(step):
         ("table with prefix values", (32, 32), 1, 32, 165),
         ("table", (5, 7), 0, 28, 140),
         ("fixed", (32, 32), 1, 2, 30),
+        ("decomposed", (32, 32), 1, 8, 95),
     ],
 )
 def test_kernels_of_torch_in_a_training_step(kind, shape, prefix, most, total):
@@ -59,13 +62,18 @@ def test_kernels_of_torch_in_a_training_step(kind, shape, prefix, most, total):
     )
     leaves = [x.requires_grad_() for x in (q, k, v)]
     table = torch.randn(HEADS, *(2 * n - 1 for n in shape), requires_grad=True)
-    edge = torch.randn(HEADS, 3, requires_grad=True) if kind == "table with prefix values" else None
-    if kind != "fixed":
-        leaves += [x for x in (table, edge) if x is not None]
+    edge = torch.randn(HEADS, 3, requires_grad=True)
+    rows, cols = (torch.randn(1, HEADS, grid.tokens, n + 1, requires_grad=True) for n in shape)
+    make, parameters = {
+        "fixed": (lambda: DistanceBias((0.5, 1.0), pos), []),
+        "table": (lambda: TableBias(table, pos), [table]),
+        "table with prefix values": (lambda: TableBias(table, pos, edge), [table, edge]),
+        "decomposed": (lambda: DecomposedBias(rows, cols, "query", pos), [rows, cols]),
+    }[kind]
 
     def step():
-        bias = DistanceBias((0.5, 1.0), pos) if kind == "fixed" else TableBias(table, pos, edge)
-        torch.autograd.grad(attention(q, k, v, bias=bias, backend="triton"), leaves, cotangent)
+        out = attention(q, k, v, bias=make(), backend="triton")
+        torch.autograd.grad(out, [*leaves, *parameters], cotangent)
 
     with stand_in_gpu(90, compiles=False):
         count, launched = operations(step)

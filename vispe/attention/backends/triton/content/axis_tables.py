@@ -8,10 +8,12 @@ per grid row, per grid column and two for prefix tokens, one slot per token, -in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from vispe.utils.constants import constant
 
 WIDTHS = (64, 32, 16, 8)  # columns of a panel; matrix instructions process 8 neighbours
 FEW = 16  # prefix tokens per tile
@@ -77,7 +79,9 @@ def rows_of(high: int, width: int, size: int) -> int:
     return rows
 
 
-def lay_out(rows: Tensor, cols: Tensor, slots: Slots, scale: float) -> Tensor:
+def lay_out(
+    rows: Tensor, cols: Tensor, slots: Slots, scale: float, index: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """Return the terms (b, h, lines, slots), float32, divided by the scale of the logits; differentiable.
 
     Args:
@@ -85,24 +89,51 @@ def lay_out(rows: Tensor, cols: Tensor, slots: Slots, scale: float) -> Tensor:
         cols: (b, h, n, columns + 1), likewise.
         slots: layout.
         scale: the factor of the logits, which kernels apply to the bias as well.
+        index: `slot_index` of the layout, which is computed if None.
     """
-    (gh, gw), p, padding = slots.shape, slots.prefix, float("-inf")
-    terms = torch.cat(
-        [
-            F.pad(rows[..., :gh], (0, slots.high - gh), value=padding),
-            F.pad(cols[..., :gw], (0, slots.wide - gw), value=padding),
-            rows[..., gh:],
-            cols[..., gw:],
-        ],
-        -1,
+    source, back = slot_index(slots, rows.device) if index is None else index
+    padding = constant((float("-inf"),), rows.dtype, rows.device).expand(*rows.shape[:-1], 1)
+    values = torch.cat([rows, cols, padding], -1).float() / scale
+    return _Gather.apply(values.flatten(-2), source, back).unflatten(-1, (slots.lines, slots.size))
+
+
+def slot_index(slots: Slots, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Return the entry of each element of the layout, (lines x slots,) int32, and the element of each entry.
+
+    The entries of a token are its terms of rows, of columns, and padding; the second index is (n x entries,), in which
+    padding has any element.
+    """
+    (gh, gw), p = slots.shape, slots.prefix
+    n, width = p + gh * gw, gh + gw + 3
+    # token of each slot, n for padding: panels of W columns with all rows each, then prefix tokens
+    row, col = (torch.arange(count, device=device) for count in (slots.high, slots.wide))
+    token = torch.where((row[:, None] < gh) & (col < gw), p + row[:, None] * gw + col, n)
+    token = token.view(slots.high, -1, slots.width).movedim(1, 0).flatten()
+    rest = torch.arange(slots.size - len(token), device=device)
+    token = torch.cat([token, torch.where(rest < p, rest, n)])
+    # entry of each line
+    last = constant((gh, width - 2), torch.int64, device)
+    line = torch.cat(
+        [torch.where(row < gh, row, width - 1), torch.where(col < gw, gh + 1 + col, width - 1), last]
     )
-    terms = (terms.float() / scale).transpose(-1, -2)
-    # (b, h, lines, n) -> panels of W columns with all rows each
-    patches = terms[..., p:].reshape(*terms.shape[:-1], gh, gw)
-    patches = F.pad(patches, (0, slots.wide - gw, 0, slots.high - gh), value=padding)
-    panels = patches.reshape(*patches.shape[:-1], -1, slots.width).movedim(-2, -3).flatten(-3)
-    prefix = F.pad(terms[..., :p], (0, _round_up(p, FEW) - p), value=padding)
-    return torch.cat([panels, prefix], -1)
+    real = (token < n) & (line < width - 1)[:, None]
+    source = torch.where(real, token * width + line[:, None], width - 1).flatten()
+    back = torch.zeros(n * width, dtype=torch.int64, device=device)
+    back.scatter_(0, source, torch.arange(len(source), device=device))
+    return source.int(), back.int()
+
+
+class _Gather(torch.autograd.Function):
+    """Elements of the last axis, each of which but padding is read once: the gradient is a gather as well."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, source: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return values.index_select(-1, source)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0].index_select(-1, ctx.saved_tensors[0]), None, None
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.triton.content.axis_tables import Slots, lay_out
+from vispe.attention.backends.triton.content.axis_tables import Slots, lay_out, slot_index
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.decomposed import DecomposedBias
@@ -77,7 +77,9 @@ def attend_decomposed(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tens
 
 def _laid_out(term: DecomposedBias, request: DenseRequest, slots: Slots, q: Tensor) -> Tensor:
     rows, cols = (term_tensor.expand(*q.shape[:2], -1, -1) for term_tensor in term.lookups(request))
-    return lay_out(rows, cols, slots, 1.0 if request.scale is None else request.scale)
+    key = "slots", slots.width, slots.high
+    index = None if term.pos is None else term.pos.remember(key, lambda: slot_index(slots, q.device))
+    return lay_out(rows, cols, slots, 1.0 if request.scale is None else request.scale, index)
 
 
 def gates_of(call: Call) -> tuple[Tensor | None, Tensor | None]:
