@@ -154,6 +154,9 @@ FILES = sorted(
     path
     for pattern in (
         "vispe/**/*.py",
+        "vispe/**/*.js",
+        "vispe/**/*.html",
+        "docs/**/*.js",
         "docs/**/*.md",
         "docs/**/*.ipynb",
         "configs/*.yaml",

@@ -9,7 +9,7 @@ const canvas = find("view"), pen = canvas.getContext("2d");
 // identifier of this window for the server, so that one window does not overwrite the scribbles of another
 const me = Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join("-");
 let revision = 0;
-let state = null, picture = null, result = null, unsure = null, fractions = [];
+let state = null, shownImage = null, result = null, unsure = null, fractions = [];
 let strokes = [], names = [], current = 1, tool = "brush", drawing = null, pieces = [], painting = false, pointer = null;
 let view = { scale: 1, x: 0, y: 0 }, panning = null, space = false, showing = "labels";
 const REFINING = "preview; refining ...";
@@ -80,7 +80,7 @@ function draw() {
   canvas.height = Math.round(box.height * ratio);
   pen.setTransform(ratio * view.scale, 0, 0, ratio * view.scale, ratio * view.x, ratio * view.y);
   pen.imageSmoothingEnabled = view.scale < 2;
-  pen.drawImage(picture, 0, 0, state.width, state.height);
+  pen.drawImage(shownImage, 0, 0, state.width, state.height);
   const overlay = showing === "labels" ? result : showing === "uncertainty" ? unsure : null;
   if (overlay) {
     pen.globalAlpha = Number(find("opacity").value) / 100;
@@ -184,7 +184,7 @@ async function openImage(number) {
     state = next;
     ({ strokes, names, revision } = next);
     shown = number;
-    picture = image;
+    shownImage = image;
     result = unsure = null;
     fractions = [];
     describe();
@@ -218,11 +218,11 @@ function listImages() {
   find("image").value = String(shown);
 }
 
-function erase(place) {
+function erase(position) {
   const reach = Number(find("width").value) / 2;
   const near = (stroke) => stroke.points.some((point, i) => {
     const before = stroke.points[Math.max(i - 1, 0)];
-    return distance(place, before, point) <= reach + stroke.width / 2;
+    return distance(position, before, point) <= reach + stroke.width / 2;
   });
   const left = strokes.filter((stroke) => !near(stroke));
   if (left.length < strokes.length) { strokes = left; return true; }
@@ -307,7 +307,7 @@ async function save() {
 
 // --- mouse and keys
 
-function place(event) {
+function positionOf(event) {
   const box = canvas.getBoundingClientRect();
   return [(event.clientX - box.left - view.x) / view.scale - 0.5, (event.clientY - box.top - view.y) / view.scale - 0.5];
 }
@@ -325,7 +325,7 @@ canvas.addEventListener("pointerdown", (event) => {
   canvas.focus();
   canvas.setPointerCapture(event.pointerId);
   if (event.button !== 0 || space) { panning = [event.clientX - view.x, event.clientY - view.y]; return; }
-  const here = place(event);
+  const here = positionOf(event);
   if (tool === "eraser") { remember(); drawing = null; canvas.dataset.erased = String(erase(here)); draw(); return; }
   painting = true;
   if (inside(here)) drawing = { class: current, width: Number(find("width").value), points: [here], page: state.page };
@@ -333,7 +333,7 @@ canvas.addEventListener("pointerdown", (event) => {
 });
 canvas.addEventListener("pointermove", (event) => {
   if (!state) return;
-  pointer = place(event);
+  pointer = positionOf(event);
   if (panning) {
     view.x = event.clientX - panning[0];
     view.y = event.clientY - panning[1];
@@ -431,7 +431,7 @@ find("width").addEventListener("input", () => { refresh(); draw(); });
     revision = state.revision;
     saved = state.saved;
     shown = state.image;
-    picture = await load(at("/image.png", `&image=${shown}`));
+    shownImage = await load(at("/image.png", `&image=${shown}`));
     describe();
     listImages();
     refresh();
