@@ -110,6 +110,8 @@ def test_imaris_files_are_cropped_to_their_size(tmp_path):
     np.testing.assert_array_equal(image.pages, np.moveaxis(values, 0, -1))
     assert image.pixel_size == pytest.approx((0.5, 0.25))
     assert (image.z_step, image.channel_names) == (pytest.approx(2.0), ("DAPI", "GFP"))
+    with pytest.raises(InputError, match="0 'a'"):  # the only scene
+        read_image(tmp_path / "a.ims", scene="1")
 
 
 def test_the_size_of_an_imaris_file_is_checked(tmp_path):

@@ -1,5 +1,7 @@
 """Launches skip Triton's inspection of arguments only if the same kernel would be compiled."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -166,3 +168,18 @@ def test_kernels_get_aligned_rows(fresh_kernels, monkeypatch, family, bias):
     # q, k, v and the output; those and the gradients, for each backward kernel
     assert len(launched) > 12
     assert all(aligned(x)[0] is x for x in launched)
+
+
+def test_tiles_cover_each_token_once():
+    """As kernels divide them: whole tiles of patches, then narrow ones; for queries one partial tile instead of three."""
+    for (of, narrow), size, prefix in product(
+        (("queries", 16), ("keys", 32), ("few keys", 16)), (64, 128), (0, 1, 5)
+    ):
+        for patches in range(1, 300):
+            left = prefix + patches % size
+            count = patches // size
+            if of == "queries" and left > 2 * narrow:
+                left, count = left - size, count + 1
+            while left > 0:
+                left, count = left - narrow, count + 1
+            assert launch.tiles_of(prefix + patches, prefix, size, of) == count
