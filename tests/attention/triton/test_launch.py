@@ -171,7 +171,7 @@ def test_kernels_get_aligned_rows(fresh_kernels, monkeypatch, family, bias):
 
 
 def test_tiles_cover_each_token_once():
-    """As kernels divide them: whole tiles of patches, then narrow ones; for queries one partial tile instead of three."""
+    """As kernels divide them: whole tiles of patches, then narrow ones; queries in one partial tile, not three."""
     for (of, narrow), size, prefix in product(
         (("queries", 16), ("keys", 32), ("few keys", 16)), (64, 128), (0, 1, 5)
     ):
