@@ -16,6 +16,7 @@ from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.file_search import find_images
 from vispe.images.formats import decoded_image
+from vispe.images.formats.metadata import check_page_list
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph, read_image
 
@@ -461,6 +462,12 @@ def test_a_wrong_ending_does_not_matter(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", a)
     (tmp_path / "a.tif").rename(tmp_path / "a.png")
     np.testing.assert_array_equal(read_image(tmp_path / "a.png").pages[0, ..., 0], a)
+
+
+def test_a_page_list_that_ends_inside_an_entry_is_left_to_the_reader(tmp_path):
+    entry = struct.pack("<HHII", 256, 4, 1, 9)
+    (tmp_path / "a.tif").write_bytes(b"II*\0" + struct.pack("<IH", 8, 2) + entry + entry[:7])
+    assert check_page_list(tmp_path / "a.tif") == []
 
 
 @cases("keep", [0.02, 0.3, 0.5, 0.9, 0.99])

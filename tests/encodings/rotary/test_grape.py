@@ -113,6 +113,14 @@ def test_gated_alibi(gates, shape, l2_norm):
         torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), want, rtol=1e-4, atol=1e-5)
 
 
+def test_gates_start_with_unit_scale():
+    """Directions from N(0, 1 / d_h), softplus(omega) of 1."""
+    made = create_encoding("grape_alibi(gates=query_key)", dim=512, num_heads=2)
+    for direction in (made.u, made.v):
+        assert 0.9 < direction.std() * 256**0.5 < 1.1
+    torch.testing.assert_close(F.softplus(made.omega), torch.ones_like(made.omega))
+
+
 def test_gated_alibi_with_dropped_tokens_and_causal():
     made = build("grape_alibi")
     pos = Grid((3, 4), prefix=1).positions()

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import vispe
 from tests.cases import cases
@@ -13,6 +14,7 @@ from tests.hosts.transformers.samples import EVERY, NOT_PACKABLE, inputs_of, mod
 from tests.hosts.transformers.tiny import QWEN, needs
 from tests.products import partly
 from vispe.hosts.transformers.language.families import family_of
+from vispe.hosts.transformers.language.positions.kv_cache import PREFIX, state_of_prefix
 from vispe.hosts.transformers.language.positions.position_assignment import DecodingStep
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -104,6 +106,16 @@ def rows(positions):
     else:
         coordinates = positions.coordinates
     return torch.cat([positions.token_index[None].to(coordinates), coordinates])
+
+
+@cases("late", [False, True])
+def test_the_state_of_slots_has_coordinates_for_late_rotation_only(late):
+    cache, tokens = DynamicCache(), torch.zeros(2, 7, dtype=torch.long)
+    setattr(cache, PREFIX, True)
+    cache.update(torch.zeros(2, 1, SLOTS, 8), torch.zeros(2, 1, SLOTS, 8), 0)
+    ids = state_of_prefix(cache, tokens, 3, late=late, by_mask=False).ids
+    assert (None if ids is None else tuple(ids.shape)) == ((3, 2, SLOTS) if late else None)
+    assert state_of_prefix(cache, tokens, 3, late=late, by_mask=False) is None  # the mark is removed
 
 
 @partly(1)
