@@ -16,7 +16,6 @@ from PIL import Image
 
 from tests.cases import cases
 from tests.cli.test_segment import scene, vispe
-from tests.products import slow_except
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images import write as outputs
@@ -394,10 +393,7 @@ class Usage:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system which file is meant")
-@pytest.mark.parametrize(
-    "kind",
-    slow_except(["_prob", "_uncertainty", "_overlay", "_seg", "report", NAME], ["_overlay", "report", NAME]),
-)
+@pytest.mark.parametrize("kind", ["_prob", "_uncertainty", "_overlay", "_seg", "report", NAME])
 def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(
     data, monkeypatch, capsys, kind, whole
 ):
