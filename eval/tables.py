@@ -261,9 +261,9 @@ def speed() -> str:
     lines = [
         "`vispe segment` with its default features on two CPU cores, including the start of Python and training; the "
         f"median of {len(rows[0]['walls_s'])} runs on a shared machine, and the fastest (all runs, with the speed of "
-        f"the machine before each: `eval/results/segment_speed.json`, commit {commit}). The machine was slow: a process "
-        f"that only imports PyTorch and scikit-learn took {result['libraries_cpu_s']:.1f} s, 2.0 to 3.0 s on other days. "
-        "The target of 1.5 Mpixel/s for 16 Mpixel is not reached:",
+        f"the machine before each: `eval/results/segment_speed.json`, commit {commit}). The machine was slow: a "
+        f"process that only imports PyTorch and scikit-learn took {result['libraries_cpu_s']:.1f} s, 2.0 to 3.0 s on "
+        "other days. The target of 1.5 Mpixel/s for 16 Mpixel is not reached:",
         "",
     ]
     lines += [
