@@ -176,10 +176,10 @@ def test_tiles_cover_each_token_once():
         (("queries", 16), ("keys", 32), ("few keys", 16)), (64, 128), (0, 1, 5)
     ):
         for patches in range(1, 300):
-            left = prefix + patches % size
+            remaining = prefix + patches % size
             count = patches // size
-            if of == "queries" and left > 2 * narrow:
-                left, count = left - size, count + 1
-            while left > 0:
-                left, count = left - narrow, count + 1
+            if of == "queries" and remaining > 2 * narrow:
+                remaining, count = remaining - size, count + 1
+            while remaining > 0:
+                remaining, count = remaining - narrow, count + 1
             assert launch.tiles_of(prefix + patches, prefix, size, of) == count
