@@ -227,6 +227,7 @@ def test_no_keys():
     assert (lse == -math.inf).all()
 
 
+@pytest.mark.slow
 def test_compiled():
     q, k, v = tensors(1, 6)
     sinks = torch.randn(HEADS, requires_grad=True)

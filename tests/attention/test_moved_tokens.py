@@ -5,8 +5,9 @@ import torch
 
 from tests.attention.cases import tensors
 from tests.attention.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
-from tests.cases import cases, pairwise
+from tests.cases import cases
 from tests.encodings.test_conformance import NAMES, build, positions, shapes, tokens
+from tests.products import partly
 from vispe.attention.backends import blocked
 from vispe.encodings.metadata import encoding_info
 from vispe.encodings.multi_softmax import calls_of
@@ -24,7 +25,7 @@ def _strips(monkeypatch):
     monkeypatch.setattr(blocked, "SHORTEST_ROW", 1)
 
 
-@pairwise
+@partly(2)
 @cases("backend", ["sdpa", "lowrank"])
 @cases("move", MOVES)
 @cases("name", [*VOCABULARY, *ENCODED])

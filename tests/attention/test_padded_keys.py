@@ -22,14 +22,8 @@ def test_columns(name):
     assert same_whatever_padding_holds(name, "lowrank", float("nan")) >= 4
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        ("table with prefix", "padding"),
-        pytest.param("none", "mask of keys", marks=pytest.mark.slow),
-        pytest.param("table with prefix", "mask of keys", marks=pytest.mark.slow),
-        pytest.param("none", "padding", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["padding", "mask of keys"])
+@pytest.mark.parametrize("name", ["table with prefix", "none"])
 def test_compiled(name, form):
     assert same_whatever_padding_holds(name, "sdpa", float("nan"), True, "aot_eager", form) >= 4

@@ -72,10 +72,8 @@ def test_a_sum_has_at_most_one():
         SumBias([FIXED.as_logits(), table.as_logits()])
 
 
-WHOLE = [name for name in CASES if name.startswith("whole")]
-
-
-@pytest.mark.parametrize("name", [*WHOLE[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in WHOLE[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("whole")])
 def test_compiled(name):
     case = CASES[name](POS, 2)
     q, k, v = tensors(2, POS.tokens)

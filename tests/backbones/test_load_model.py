@@ -178,7 +178,14 @@ def test_an_unfinished_folder_is_not_a_timm_name(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["hf:transformers_folder", "retrofit", "debiased", "open_clip:local-dir:clip_folder"]
+    "name",
+    [
+        "hf:transformers_folder",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("retrofit", "debiased", "open_clip:local-dir:clip_folder")
+        ),
+    ],
 )
 def test_segmentation_with_each_library_and_again_from_its_file(name, folder, capsys):
     words = ["a.png", "--labels", "labels.png", "--features", "tokens", "--model", name]

@@ -82,6 +82,7 @@ def test_json_goes_to_stdout_and_follows_the_seed(capsys):
     assert reports[0] != reports[2]
 
 
+@pytest.mark.slow
 def test_every_question_prints_a_table_of_its_own(capsys):
     words = ["--noise", "1", "--textures", "2", "--baselines", "--shifts", "2", "--masks", "2"]
     assert main(["probe", *MODEL, *words]) == 0
@@ -95,6 +96,7 @@ def test_every_question_prints_a_table_of_its_own(capsys):
     assert out.count("| block 5 |") == 2
 
 
+@pytest.mark.slow
 def test_remedies_use_the_passed_channels_or_choose_them_on_other_images(capsys):
     actual = []
     for extra in (["--noise", "1"], ["--noise", "2"], ["--noise", "2", "--blank", "3,60"]):

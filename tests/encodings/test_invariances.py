@@ -170,7 +170,7 @@ OF_TOKENS = [
 
 
 @pytest.mark.parametrize("name", list_encodings(exclude=OF_TOKENS))
-@settings(max_examples=8)  # of every encoding
+@settings(max_examples=4)  # of every encoding
 @given(h=sides, w=sides, prefix=prefixes, dy=spacings, dx=spacings, data=st.data())
 def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, data):
     encoding = create_encoding(name, dim=16, num_heads=2, depth=2, grid=(3, 4))

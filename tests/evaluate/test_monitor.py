@@ -75,6 +75,7 @@ def every(monkeypatch):
     monkeypatch.setattr(module, "SHARE", float("inf"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every")
 @pytest.mark.parametrize("name", MODELS)
 def test_values_are_those_of_an_audit(name):

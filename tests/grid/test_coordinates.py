@@ -293,6 +293,7 @@ def test_origin_is_a_field_like_the_others():
         Grid((3, 4), origin="middle")
 
 
+@pytest.mark.slow
 def test_an_export_leaves_no_fake_tensors_in_cached_values():
     from vispe.attention import DistanceBias, RadialBias, TableBias, attention
 

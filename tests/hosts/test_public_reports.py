@@ -213,7 +213,8 @@ def test_released_mixed_frequencies_of_another_grid_load(tmp_path):
         assert torch.equal(larger(x), model(x))
 
 
-@cases("compiled", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
 def test_sine_positions_keep_half_precision(compiled):
     """transformers#47238, #47228: tables of sines in half precision, compiled."""
     model = small("vit_tiny_patch16_224", img_size=IMAGE_SIZE, pos_embed="sincos2d").bfloat16()

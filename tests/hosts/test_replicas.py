@@ -10,7 +10,6 @@ from torch import nn
 import vispe
 from tests.cases import cases
 from tests.hosts.transformers.vision import alone, test_dense_prediction
-from tests.products import partly
 from vispe.utils.parameters import parameters_of
 
 MOVED = vispe.list_encodings(kind="positions")  # these need an encoding that reads positions
@@ -45,8 +44,8 @@ def vit():
     return timm.models.VisionTransformer(num_classes=2, dynamic_img_size=True, **shape)
 
 
-@partly(20)
-@cases("name", vispe.list_encodings(ndim=2, exclude=MOVED))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", vispe.list_encodings(ndim=2, exclude=MOVED))
 def test_encodings_of_replicas_have_current_weights(name):
     torch.manual_seed(0)
     model = shifted(vispe.convert(vit(), name), 0).eval()

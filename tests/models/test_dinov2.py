@@ -194,6 +194,7 @@ def test_a_student_that_is_its_teacher_is_entirely_like_it(student):
     assert row["rank"]["before"] == row["rank"]["after"]
 
 
+@pytest.mark.slow
 def test_scores_of_scribbles_are_those_of_the_evaluation_of_a_retrofit(student, micrographs):
     after, before, card = load_student(student)
     settings = Settings(8, 48, before.mean, before.std)

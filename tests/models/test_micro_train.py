@@ -123,6 +123,7 @@ def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted)
     assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_coarse_teacher_goes_on_and_keeps_no_head(tmp_path, retrofitted):
     more = ("--coarse-teacher", str(retrofitted), "--block", "3")
     whole = run(tmp_path / "whole", 4, *more)

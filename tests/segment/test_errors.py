@@ -99,6 +99,7 @@ def test_an_unreadable_labelled_image_of_a_batch_is_left_out(capsys):
     assert "c.png" in err
 
 
+@pytest.mark.slow
 def test_a_truth_of_the_wrong_size_leaves_only_its_image_out(capsys):
     save("b_truth.png", np.zeros((9, 9)))
     code, out, err = vispe(capsys, f"segment a.png b.png --truth b_truth.png {LEARN}")

@@ -184,6 +184,7 @@ def test_labels_change_and_nothing_of_the_old_ones_stays():
     np.testing.assert_array_equal(live.update(more).prob, Live(image, features=TILED).update(more).prob)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [pytest.param(TILED, id="vispe_micro"), TIMM])
 def test_pages_of_a_stack_share_one_classifier(config):
     pages = np.stack([synthetic_image(66, 80, seed) for seed in range(3)])

@@ -175,6 +175,7 @@ def test_several_images_share_one_classifier(tmp_path):
     assert sum(report.run["training"]["labelled_pixels"].values()) == total
 
 
+@pytest.mark.slow
 def test_tokens_and_filters_together(folder):
     features = FeatureConfig("both", model="test_vit", weights="random", tile=32)
     report = run(folder, features=features, scoring=ScoreOptions([folder / "mask.png"]))

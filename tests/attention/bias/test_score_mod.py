@@ -84,6 +84,7 @@ def test_biases_of_encodings(spec):
         assert_equal(bias, samples=len(x), heads=max(bias.dense().shape[1], 1))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_takes_it():
     q, k, v = (torch.randn(2, 3, 14, 16) for _ in range(3))

@@ -58,6 +58,7 @@ def yes(f, samples, only=None, **options):
     return {finding.name for finding in actual.findings if finding.verdict == "yes"}, actual
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_a_bag_of_patches_turns_nothing(samples):
     rows, actual = yes(bag, samples)
@@ -73,6 +74,7 @@ def test_a_bag_of_patches_turns_nothing(samples):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_channels_that_know_row_and_column(samples):
     rows, actual = yes(position_channels_of, samples)

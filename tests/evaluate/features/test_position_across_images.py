@@ -28,6 +28,7 @@ def test_linear_position_is_found_by_all_and_noise_by_none():
     assert position_probe.tokens == 3 * 99
 
 
+@pytest.mark.slow
 def test_position_that_is_not_linear_is_found_by_the_network_and_by_neighbours_only():
     # a circle that is passed once has the same regression line for every phase, except at its ends
     phase = 6 * (position("lr") - 0.5)

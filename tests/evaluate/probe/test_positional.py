@@ -103,6 +103,7 @@ def by_sklearn(feats, mask, target, regressor, alpha, standardize, fit_intercept
     return prediction, y, chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [3, 60])
 @pytest.mark.parametrize("regressor", ["ridge", "linear"])
 @pytest.mark.parametrize("standardize", [True, False])

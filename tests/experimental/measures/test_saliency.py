@@ -190,6 +190,7 @@ def curve(f, image, order, patch, steps=4):
     return np.mean(values)
 
 
+@pytest.mark.slow
 def test_what_is_relevant_is_missed_first():
     # a bright patch among noise makes class 1
     torch.manual_seed(0)

@@ -98,6 +98,7 @@ def test_a_model_with_positions_learns_it():
     assert loss < 0.1
 
 
+@pytest.mark.slow
 def test_a_model_without_positions_stays_at_chance():
     _, loss = trained(False, 30)
     assert loss == pytest.approx(math.log(2), abs=0.01)

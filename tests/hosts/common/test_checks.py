@@ -95,6 +95,7 @@ def test_everything_else_is_accepted(name, host):
     vispe.convert(HOSTS[host](), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rope_mixed", "t5", "gta", "pape", "seqpe", "shaw"])
 def test_axes_are_those_of_the_grid_unless_given(name, tmp_path):
     assert create_encoding(name, dim=96, num_heads=2, grid=(2, 4, 4)).ndim == (3,)

@@ -39,14 +39,13 @@ SPECS = [
 # one of each way into a model: added, as bias fixed, of content and whole, rotated, calibrated, several softmaxes,
 # mixed
 EACH = ["sincos2d", "alibi2d", "irpe", "tapa", "rope_axial", "psc", "gpsa", "peg"]
-REST = {spec: [pytest.mark.slow] * (spec not in EACH) for spec in SPECS}
 HALVES, QUARTERS = (
-    [{spec: [pytest.mark.slow] * (spec not in EACH[k::n]) for spec in SPECS} for k in range(2)]
+    [{spec: [pytest.mark.slow] * (spec not in EACH[k::n]) for spec in SPECS} for k in range(n)]
     for n in (2, 4)
 )
 FIXED_SIZE, FREE_SIZE = (
-    [pytest.param(spec, free, marks=slow, id=f"{name}-{spec}") for spec, slow in REST.items()]
-    for free, name in ((False, "fixed"), (True, "dynamic"))
+    [pytest.param(spec, free, marks=slow, id=f"{name}-{spec}") for spec, slow in half.items()]
+    for half, free, name in ((HALVES[0], False, "fixed"), (HALVES[1], True, "dynamic"))
 )
 EVA = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 
@@ -94,6 +93,7 @@ def test_feature_extractors_of_timm_give_what_the_modules_give(options, spec):
         assert torch.equal(actual[name], expected[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "seqpe", "fourier"])
 def test_a_graph_of_naflex_takes_images_and_packed_patches(spec):
     model = vispe.convert(naflex(), spec)
@@ -165,9 +165,9 @@ def exact_maps(model, x: torch.Tensor) -> list[torch.Tensor]:
     return actual
 
 
-@partly(1)
-@cases("spec", ["alibi2d", "rope_mixed", "irpe", "rpb", "alibi2d(slopes=learned)+sincos2d"])
-@cases("host", MAPS)
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "rpb", "alibi2d(slopes=learned)+sincos2d"])
+@pytest.mark.parametrize("host", MAPS)
 def test_attention_maps_of_timm_are_those_of_float64(host, spec):
     make, options, name = MAPS[host]
     model = vispe.convert(make(**options), spec)
@@ -243,10 +243,10 @@ def test_the_switch_of_timm_gives_maps():
     [
         *(
             pytest.param(lambda: tiny(dynamic_img_size=True), spec, marks=slow, id=f"vit-{spec}")
-            for spec, slow in REST.items()
+            for spec, slow in QUARTERS[0].items()
         ),
-        *(pytest.param(eva, spec, marks=slow, id=f"eva-{spec}") for spec, slow in QUARTERS[0].items()),
-        *(pytest.param(naflex, spec, marks=slow, id=f"naflex-{spec}") for spec, slow in QUARTERS[1].items()),
+        *(pytest.param(eva, spec, marks=slow, id=f"eva-{spec}") for spec, slow in QUARTERS[1].items()),
+        *(pytest.param(naflex, spec, marks=slow, id=f"naflex-{spec}") for spec, slow in QUARTERS[2].items()),
     ],
 )
 def test_a_jit_trace_is_the_model_at_its_size_and_refuses_others(make, spec):

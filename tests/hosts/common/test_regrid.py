@@ -37,10 +37,10 @@ def moved(model, size):
     return model
 
 
-@partly(4)
-@cases("new", SIZES)
-@cases("old", SIZES)
-@cases("spec", SPECS)
+@pytest.mark.slow
+@pytest.mark.parametrize("new", SIZES)
+@pytest.mark.parametrize("old", SIZES)
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_table_is_resampled_as_the_forward_pass_does(spec, old, new, caplog):
     theirs, ours = converted(spec, old, 5), converted(spec, new, 1)
     weights = theirs.state_dict()

@@ -13,7 +13,7 @@ from torch import nn
 import vispe
 from tests.cases import cases
 from tests.hosts.helpers import SHAPE, image, shake, tiny
-from tests.products import partly
+from tests.products import partly, slow_except
 from vispe.errors import EncodingMismatch
 
 SPECS = (
@@ -65,7 +65,7 @@ def test_every_pair_of_encodings(source):
         assert all(torch.equal(now, before[name]) for name, now in ours.state_dict().items()), "half loaded"
 
 
-@pytest.mark.parametrize("source", SPECS)
+@pytest.mark.parametrize("source", slow_except(SPECS, SPECS[::3]))
 def test_every_pair_of_encodings_where_no_spec_is_stored(source, caplog):
     theirs = made(source, 5)
     weights = dict(theirs.state_dict())
@@ -126,8 +126,8 @@ def small(name, **options):
     return shake(timm.create_model(NAMES[name], **{**sizes, **options}), 2).eval()
 
 
-@partly(2)
-@cases("name", NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_every_family_of_timm(name):
     specs = ("alibi2d", "rope_axial", "rope_mixed", "irpe", "learned", "alibi2d(slopes=learned)", "none")
     made = {spec: shake(vispe.convert(small(name), spec), 3).eval() for spec in specs}
@@ -341,8 +341,8 @@ def test_attention_layers_of_ones_own():
         vispe.create_encoding("alibi2d(wrap=false)", num_heads=4).load_state_dict(plain.state_dict())
 
 
-@partly(1)
-@cases("whole", [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False])
 def test_open_clip(whole):
     pytest.importorskip("open_clip")
     from tests.hosts.open_clip.common import tiny_clip, tiny_tower

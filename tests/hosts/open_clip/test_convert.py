@@ -11,7 +11,6 @@ import vispe
 from tests.cases import cases
 from tests.hosts.helpers import close, cotangent, dense, grads, image, shake
 from tests.hosts.open_clip.common import CUSTOM, TOWER, as_custom, tiny_clip, tiny_tower, tower_oracle, words
-from tests.products import partly
 from vispe.backbones.attention_recorder import record_attention
 from vispe.errors import InputError, OptionError
 from vispe.hosts.open_clip.tower import ConvertedClipTower
@@ -447,10 +446,12 @@ def test_weights_that_are_requested_are_those_of_float64(spec, average):
         close(ours.double(), exact, tol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@partly(1)
-@cases("options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"])
-@cases("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "peg", "learn+sincos2d"])
+@pytest.mark.parametrize(
+    "options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"]
+)
+@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "peg", "learn+sincos2d"])
 def test_graphs_of_fx_and_jit_are_the_tower(spec, options):
     tower = vispe.convert(tiny_tower(**options), spec)
     graph = torch.fx.symbolic_trace(tower)

@@ -40,7 +40,8 @@ def coca(**vision):
     return shake(model).eval()
 
 
-@cases("cls", [CLIP, CustomTextCLIP])
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [CLIP, CustomTextCLIP])
 def test_the_trunk_of_a_timm_tower_is_converted(cls):
     stock = timm_clip(cls)
     x = image(2, 3, 160, 160)
@@ -61,6 +62,7 @@ def test_the_trunk_of_a_timm_tower_is_converted(cls):
         assert torch.equal(model.encode_image(x), stock.encode_image(x))
 
 
+@pytest.mark.slow
 def test_a_trunk_with_a_rotary_embedding_keeps_it_when_requested():
     stock = timm_clip(timm_model_name=EVA, image_size=224)
     x = image(1, 3, *stock.visual.image_size)

@@ -114,9 +114,9 @@ def test_learned_slopes_and_their_gradient(name):
     close(got, slopes.grad)
 
 
-@partly(1)
-@cases("name", WITH_ROPE)
-@cases("checkpointing", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_ROPE)
+@pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
     stock = build(name)
     x, masks = image(), masks_of(dense(3, 5, stock.num_prefix_tokens))

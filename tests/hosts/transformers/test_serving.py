@@ -66,9 +66,9 @@ def rounded(served, sample, grids, more):
     return {"position_ids": served.rows.values()[ids[: served.rows.scheme.axes, None]]}
 
 
-@partly(1)
-@cases("name", SCHEMES)
-@cases("family", QWEN)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("family", QWEN)
 def test_rows_have_the_coordinates_of_the_converted_model(family, name):
     sample, grids = row(family, 3, "image", 2, "video", 1, "wide", 2)
     model = converted(family, name)

@@ -51,7 +51,7 @@ def by_hand(model, slopes):
     return model
 
 
-@partly(3)
+@pytest.mark.slow
 @every
 def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
     ours, stock = vispe.convert(build(name), SPEC), build(name)

@@ -110,7 +110,7 @@ def slopes_of(model):
     return [torch.rand(m.num_heads, generator=generator).double() for _, _, m in attentions(model)]
 
 
-@partly(3)
+@pytest.mark.slow
 @every
 def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
     ours, stock = vispe.convert(build(name), spec_of(name)), build(name)
@@ -159,6 +159,7 @@ def test_a_model_is_converted_copied_restored_and_loaded_bit_by_bit(name):
     assert torch.equal(said(model, x), before)
 
 
+@pytest.mark.slow
 @every
 def test_stored_tables_are_those_of_stock(name):
     model, x = build(name), volume(name)

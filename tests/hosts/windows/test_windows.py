@@ -24,8 +24,8 @@ def close(a, b, tolerance=1e-6):
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, b.detach().abs().max().item()))
 
 
-@partly(4)
-@cases("name", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
     ours, stock = build(name), build(name)
     vispe.convert(ours, "alibi2d(slopes=learned)")
@@ -86,9 +86,11 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
         vispe.restore(model)
 
 
-@partly(2)
-@cases("spec", ["rpb", "rpb_cpb", "lookhere", "rope_axial", "decomposed", "alibi2d+rope_mixed"])
-@cases("name", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec", ["rpb", "rpb_cpb", "lookhere", "rope_axial", "decomposed", "alibi2d+rope_mixed"]
+)
+@pytest.mark.parametrize("name", MODELS)
 def test_other_encodings_learn_in_windows(name, spec):
     model = build(name).train()
     vispe.convert(model, spec)
@@ -143,7 +145,8 @@ SAME_NAMES = [
 ]
 
 
-@cases(("name", "spec"), SAME_NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "spec"), SAME_NAMES)
 def test_tables_of_the_model_and_of_the_encoding_with_one_name_are_loaded_separately(name, spec):
     model, x = shake(vispe.convert(build(name), spec), seed=1), image(name)
     other, stock = shake(vispe.convert(build(name), spec), seed=2), shake(build(name), seed=3)
@@ -231,8 +234,8 @@ TORCHVISION = [name for name in MODELS if name.startswith("torchvision")]
 TRACED = [*((name, keep) for name in ("timm_swin", "timm_swin_v2", *TORCHVISION) for keep in (False, True))]
 
 
-@partly(4)
-@cases(("name", "keep_abs"), [*TRACED, ("timm_sam", False)])  # stock SAM has no trace
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "keep_abs"), [*TRACED, ("timm_sam", False)])  # stock SAM has no trace
 def test_a_graph_of_fx_says_the_same(name, keep_abs):
     """At another size too, where windows of the last stage hold a whole map and nothing is shifted."""
     model = vispe.convert(build(name), "alibi2d", keep_abs=keep_abs)

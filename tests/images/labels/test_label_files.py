@@ -455,6 +455,7 @@ def test_truth_conventions(tmp_path):
         read_truth(save(tmp_path / "d.png", np.stack([a, a, a * 0], -1)), SHAPE)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared micrographs are not on this machine")
 def test_shared_scribbles_lie_on_their_classes():
     checked = 0

@@ -55,9 +55,10 @@ def image(h, w, dtype=torch.float32, b=2):
     return torch.randn(b, 3, h, w, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
 
 
-@cases("dtype", EXACT)
-@cases("options", [{}, {"reg_tokens": 4}, {"class_token": False}], ids=str)
-@cases(
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("options", [{}, {"reg_tokens": 4}, {"class_token": False}], ids=str)
+@pytest.mark.parametrize(
     "spec",
     ["none", "alibi2d", "alibi2d(wrap=false,normalize=none,slopes=geometric)", "alibi2d(metric=manhattan)"],
 )

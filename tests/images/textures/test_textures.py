@@ -184,7 +184,8 @@ def test_at_gives_the_sample_itself(name):
     assert texture.at(points[:0])[0].shape == (0,)
 
 
-@cases("make", [random_field, disc_packing, voronoi, layered])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [random_field, disc_packing, voronoi, layered])
 def test_memory_is_bounded_and_seeds_count(make):
     options = {} if make in (random_field, layered) else {"period": 128}
     texture = make(5, **options)

@@ -133,7 +133,10 @@ def test_weights_and_temperature():
     assert tempered(plain, 1.0) is plain
 
 
-@cases(("kind", "drawn"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "drawn"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)]
+)
 def test_classes_are_taken_for_equally_frequent(kind, drawn):
     """On equally many new pixels of each class, each has as much probability; with logistic however much is drawn."""
     rng = np.random.default_rng(0)

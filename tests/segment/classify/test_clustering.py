@@ -9,6 +9,7 @@ import tifffile
 from PIL import Image
 
 from tests.cases import cases
+from tests.products import slow_except
 from vispe.cli.main import main, parse
 from vispe.errors import InputError, MissingExtra, OptionError
 from vispe.segment.classify import clustering
@@ -47,8 +48,9 @@ def model_of(classifier):
 # --- the number of clusters ---
 
 
-@cases("method", METHODS)
-@cases("count", [2, 3, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", [2, 3, 4])
 def test_the_automatic_number_of_clusters_gives_the_result_of_that_number(method, count):
     features, of = blobs(count)
     grey = np.array([0.7, 0.1, 0.4, 0.9])[of]
@@ -134,7 +136,8 @@ def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed(method):
         np.testing.assert_array_equal(prob.argmax(1), np.array([2, 0, 1])[of])
 
 
-@cases("method", METHODS)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_a_model_of_clusters_comes_back_as_it_was(method, tmp_path):
     features, of = blobs(3)
     paths = [
@@ -162,7 +165,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_except(METHODS, METHODS[:1]))
 def test_one_model_for_many_images_and_for_new_ones(folder, method):
     report = segment(
         [folder / "a.png", folder / "b.png"],
@@ -277,6 +280,7 @@ def test_wrong_numbers_are_one_line(folder, monkeypatch, capsys, words, message)
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_choice_is_reported_once(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = "segment --cluster a.png b.png --features filters -o out"

@@ -54,8 +54,9 @@ def test_two_looks_along_each_axis_where_nothing_is_said():
     assert Features(FeatureConfig("tokens", model="vispe_micro")).config.token_shifts is None
 
 
-@cases("pos_embed", [None, "none", BIASED, "rope_axial"])
-@cases("stride", [8, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("pos_embed", [None, "none", BIASED, "rope_axial"])
+@pytest.mark.parametrize("stride", [8, 4])
 def test_tokens_that_do_not_look_at_others_stay_where_they_were(pos_embed, stride):
     plain, fine = (
         without_attention(TokenModel(NAME, weights="random", pos_embed=pos_embed, stride=s))

@@ -190,6 +190,7 @@ def test_words_can_be_trusted_too(folder, undrawn, capsys):
     assert actual["agreement_by_family"]["shifted"] < 1
 
 
+@pytest.mark.slow
 def test_vispe_micro_is_equivariant_on_images_of_whole_patches(folder, undrawn):
     report = segment(["a.png"], "out", labels=["drawn.png"], trust=True)
     actual = report.images[0]["trust"]

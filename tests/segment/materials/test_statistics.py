@@ -100,6 +100,7 @@ def voronoi(side, area, seed):
     return (cells % 12 + 1).reshape(side, side)
 
 
+@pytest.mark.slow
 def test_a_poisson_voronoi_tessellation():
     area, names = 900, [str(k) for k in range(12)]
     actual = [measure(voronoi(200, area, s), names, (0.5, 0.5))[0]["patches"] for s in range(3)]

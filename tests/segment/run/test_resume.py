@@ -392,6 +392,7 @@ class Usage:
         self.free = free
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system which file is meant")
 @pytest.mark.parametrize("kind", ["_prob", "_uncertainty", "_overlay", "_seg", "report", NAME])
 def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(

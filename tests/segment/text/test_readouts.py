@@ -96,8 +96,9 @@ def expected(model, image, readout):
     return y.unflatten(0, tuple(grid))
 
 
-@cases("kind", KINDS)
-@cases("text", [*READOUTS, "naclip(sigma=0.7,residual=true)", "sclip(mlp=false)"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [*READOUTS, "naclip(sigma=0.7,residual=true)", "sclip(mlp=false)"])
 def test_readouts_are_what_plain_loops_give(tmp_path, kind, text):
     vision = {**KINDS[kind], "image_size": 64} if kind == "timm" else KINDS[kind]
     folder = write_folder(tmp_path, vision)

@@ -63,6 +63,7 @@ def test_training_is_what_it_says(tmp_path, loss):
         torch.testing.assert_close(value, expected[-1][1][name], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_falls(tmp_path):
     stages = [Stage(32, steps=40, batch_size=4, lr=3e-3)]
     requested = config(tmp_path, stages=stages, student=Student(init="random"), logging_steps=10)

@@ -139,6 +139,7 @@ def test_the_same_seed_learns_the_same_and_leaves_random_numbers_alone():
     assert all(torch.equal(actual[0][name], actual[1][name]) for name in actual[0])
 
 
+@pytest.mark.slow
 def test_the_penalty_evens_attention():
     requested, actual = prompts("llava", 4), []
     for even in (0.0, 20.0):

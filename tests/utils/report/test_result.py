@@ -100,7 +100,8 @@ def test_a_report_without_settings_has_no_table_of_them():
 
 def _definitions(name):
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        code = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(code)) if f"def {name}(" in code else ():
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 yield path.relative_to(PACKAGE).as_posix()
 

@@ -60,7 +60,7 @@ def calls(text, rows, length):
     yield {"inputs_embeds": text.get_input_embeddings()(ids).detach()}
 
 
-@partly(0.25)
+@partly(0.15)
 @cases(("rows", "length"), [(2, 7), (4, 3), (5, 2)])
 @cases("family", FAMILIES)
 @torch.no_grad()
@@ -108,7 +108,8 @@ def test_coordinates_are_those_that_the_whole_model_takes(family, spec, late):
     assert torch.equal(text(inputs_embeds=text.get_input_embeddings()(ids)).last_hidden_state, expected)
 
 
-@cases("family", ["qwen2_vl", "qwen3_vl", "llava"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
 @torch.no_grad()
 def test_it_goes_on_after_an_image_in_the_cache(family):
     model, sample = converted(family, "vrope"), batch(family, [3, "image", 4], [7])

@@ -10,7 +10,6 @@ from tests.cases import cases
 from tests.hosts.transformers.language.test_alone import converted, stock
 from tests.hosts.transformers.more import LACKING
 from tests.hosts.transformers.reference import copy_of
-from tests.products import partly
 from vispe.hosts.transformers.language.families import language_model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not encode text as:UserWarning")
@@ -65,9 +64,9 @@ def tables_of(model):
     return actual
 
 
-@partly(2)
-@cases("cast", CASTS)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_no_cast_changes_frequencies(family, cast):
     expected = {name: buffer.clone() for name, buffer in frequencies(stock(family)).items()}
     assert expected

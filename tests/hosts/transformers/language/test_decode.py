@@ -331,8 +331,8 @@ def test_generation_with_a_static_cache(family):
     same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))
 
 
-@partly(1)
-@cases("family", ["qwen2_vl", "qwen3_vl", "llava"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
 def test_the_compiled_step_is_compiled_once(family):
     from transformers import StaticCache
 

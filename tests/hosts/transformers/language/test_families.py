@@ -59,9 +59,9 @@ def test_logits_are_those_of_the_coordinates(family, scheme):
     close(actual, wanted_logits(family, scheme, sample), sample.stream.mask)
 
 
-@partly(2)
-@cases("spec", ["mhrope", "mhrope(sections=[0,1,0])", "v2pe"])
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["mhrope", "mhrope(sections=[0,1,0])", "v2pe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_two_key_heads_and_padding_on_the_right(family, spec):
     sample = everything(family, "right")
     with torch.no_grad():
@@ -97,8 +97,9 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     assert torch.equal(actual, expected)
 
 
-@cases("family", FAMILIES)
-@cases("scheme", ["mrope_i", "v2pe"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", ["mrope_i", "v2pe"])
 def test_coordinates_can_be_given(family, scheme):
     sample = everything(family)
     model = converted(family, scheme)

@@ -146,7 +146,8 @@ def test_text_after_a_long_video_stands_where_the_scheme_says(family):
     assert (said[0][1][:, 0] - said[1][1][:, 0]).abs().max() > 1e-3
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_two_models_do_not_touch_each_other(family):
     sample, other = prompt(family, "mixed"), prompt(family, "several")
     expected = {s: recomputed(converted(family, s), sample, 3) for s in ("mrope_i", "v2pe")}

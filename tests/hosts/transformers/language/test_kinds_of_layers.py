@@ -65,6 +65,7 @@ def test_every_kind_of_layers_has_its_own_angles(family, spec):
     assert not torch.allclose(changed, logits(stock(family), sample.inputs), atol=1e-4)
 
 
+@pytest.mark.slow
 @kinds
 def test_images_see_themselves_whole_as_before(family):
     """Gemma's images attend both ways; the masks for that are made of ordinary ids."""
@@ -86,6 +87,7 @@ def test_images_see_themselves_whole_as_before(family):
     assert torch.equal(one_way, expected) == (family in ("gemma3n", "step3p7"))
 
 
+@pytest.mark.slow
 @kinds
 def test_a_window_that_is_shorter_than_the_prompt(family):
     model, inputs = copy.deepcopy(stock(family)), prompt(family).inputs

@@ -25,7 +25,6 @@ from tests.hosts.transformers.reference import (
     stock,
 )
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, WITH_VIDEO, batch
-from tests.products import partly
 from vispe.errors import OptionError, UnsupportedCombination, VispeError
 from vispe.hosts.transformers.serving import serve_positions
 from vispe.multimodal import alternating, pyramid
@@ -68,9 +67,9 @@ def angles_of_layers(model, angles):
         module.apply_rotary_pos_emb = before
 
 
-@partly(2)
-@cases("kind", KINDS)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_layer_turns_by_its_scheme(family, kind):
     sample, model = everything(family), stock(family)
     text = model.model.language_model
@@ -96,10 +95,10 @@ def test_each_layer_turns_by_its_scheme(family, kind):
         )
 
 
-@partly(1)
-@cases("late", [False, True])
-@cases("kind", KINDS)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_decoding_is_that_without_a_cache(family, kind, late):
     model = converted(family, kind, late_rotation=late)
     for rows in ([[3, "image", 4, "wide", 2]], [[7], [3, "image", 4], [1, "wide", 2]]):

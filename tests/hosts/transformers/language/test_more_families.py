@@ -102,6 +102,13 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     texts = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
     for sample in (inputs, texts):
         assert torch.equal(logits(model, sample), logits(stock(family), sample))
+
+
+@partly(10)
+@every
+def test_the_scheme_of_the_model_itself_with_padding_and_in_generation(family):
+    inputs = prompt(family).inputs
+    model = converted(family, own_of(family))
     behind = padded(inputs)
     keys = (behind["attention_mask"].cumsum(1) - 1).clamp(min=0)
     keys = keys + FAMILIES[family].first
@@ -128,9 +135,9 @@ def test_one_image(family):
     assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
 
 
-@partly(7)
+@pytest.mark.slow
 # whose images are listed by row
-@cases("family", [f for f in TINY if f not in ("idefics2", "granite_docling")])
+@pytest.mark.parametrize("family", [f for f in TINY if f not in ("idefics2", "granite_docling")])
 def test_a_batch_with_text_and_beams(family):
     inputs = dict(prompt(family).inputs)
     text = {"input_ids": [PAD, PAD, 5, 6, 7, 8], "attention_mask": [0, 0, 1, 1, 1, 1]}
@@ -157,7 +164,8 @@ def test_videos_are_where_stock_has_them(family):
     assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
 
 
-@cases("family", [f for f, tiny in TINY.items() if tiny.videos])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [f for f, tiny in TINY.items() if tiny.videos])
 def test_videos_have_the_coordinates_of_their_blocks(family):
     sample, model = prompt(family, video=True), converted(family, "vrope")
     ids = model.model.vispe_scheme.coordinates(Stream.of([sample.segments])).ids
@@ -206,7 +214,8 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     torch.testing.assert_close(logits(model, by_hand), changed, rtol=1e-5, atol=1e-5)
 
 
-@cases(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "family",
     [
         f
@@ -290,7 +299,7 @@ def test_every_scheme_goes_into_every_family(family, scheme):
     assert torch.equal(actual, before) or scheme != own_of(family).name
 
 
-@partly(4)
+@partly(2)
 @cases("family", [f for f in CLASSES if f not in TINY or TINY[f].saved])
 def test_loaded_in_half_precision(family, tmp_path):
     """The default type of numbers is then that of the model, also while it is converted."""
@@ -308,7 +317,7 @@ def test_loaded_in_half_precision(family, tmp_path):
     assert torch.equal(logits(loaded, sample), expected)
 
 
-@partly(7)
+@partly(4)
 @cases("family", [f for f in CLASSES if f not in TINY or TINY[f].saved])
 def test_restored_and_saved(family, tmp_path):
     inputs, model = prompt(family).inputs, converted(family, "vrope")

@@ -94,8 +94,9 @@ def test_text_alone_is_as_before(family, options):
         assert torch.equal(model(**sample.inputs).logits, stock(**sample.inputs).logits)
 
 
-@cases("parallel", WAYS)
-@cases("family", ["llava", "internvl", "llava_onevision"])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", WAYS)
+@pytest.mark.parametrize("family", ["llava", "internvl", "llava_onevision"])
 def test_families_without_sizes_in_the_call(family, parallel):
     """All images have one size, so exchanging pixels exchanges images; markers of InternVL are not in its config."""
     sample = batch(family, [3, *["bare" if family == "internvl" else "image"] * 3, 4])
@@ -222,9 +223,11 @@ def test_configurations_say_it(options, tmp_path):
     assert vispe.describe(other) == vispe.describe(model)
 
 
-@partly(1)
-@cases("padding", ["left", "right"])
-@cases(("family", "spec"), [("qwen2_5_vl", "mrope"), ("qwen3_vl", "mrope_i"), ("llava", "rope1d")])
+@pytest.mark.slow
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize(
+    ("family", "spec"), [("qwen2_5_vl", "mrope"), ("qwen3_vl", "mrope_i"), ("llava", "rope1d")]
+)
 def test_self_extend_decodes_what_the_prompt_would_have(family, spec, padding):
     sample = batch(family, [3, "image", "image", 4], [6, "image", 2], padding=padding)
     model = vispe.convert(copy_of(family), spec, self_extend=(2, 6))

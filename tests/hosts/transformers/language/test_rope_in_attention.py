@@ -26,9 +26,9 @@ def late(family, spec, layers=2, **kwargs):
     return vispe.convert(model, spec, late_rotation=True)
 
 
-@partly(1)
-@cases("family", FAMILIES)
-@cases("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_late_is_early(family, dtype):
     sample = batch(family, *ROWS)
     early = vispe.convert(copy_of(family, dtype=dtype), "mrope_i")

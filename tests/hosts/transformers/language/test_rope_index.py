@@ -182,9 +182,9 @@ def test_what_is_not_an_index_is_refused():
         model(**sample.inputs, position_ids=half)
 
 
-@partly(2)
-@cases("spec", ["videorope", "v2pe(stride=4)", "vrope"])
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["videorope", "v2pe(stride=4)", "vrope"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_inside_alone(family, spec):
     """Its forward pass is right below a head of before; a head that would count by itself refuses."""
     sample, whole, inner = everything_of(family), converted(family, spec), copy_of(family)

@@ -1,5 +1,6 @@
 """Training: no mask, fractions and shared ids, packing, gradient checkpointing."""
 
+import pytest
 import torch
 
 import vispe
@@ -56,8 +57,9 @@ def test_strides_are_drawn_in_training_only(family):
     assert torch.equal(fixed[0], fixed[1])
 
 
-@cases("spec", ["mrope_i", "v2pe"])
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["mrope_i", "v2pe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_packing_cuts_exactly(family, spec):
     """Ids that start again at 0 begin another sample, with positions and attention of its own."""
     model = vispe.convert(copy_of(family), spec)
@@ -128,8 +130,9 @@ def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
-@cases("reentrant", [True, False])
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_layer_is_computed_again_where_checkpointing_is_on(family, reentrant):
     """A layer is checkpointed only where the outermost of its forwards is that of the checkpoint."""
     model = vispe.convert(copy_of(family), "vrope").train()

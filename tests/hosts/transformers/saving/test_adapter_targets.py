@@ -14,7 +14,6 @@ from tests.hosts.helpers import EVERY, cotangent, image, shake
 from tests.hosts.test_unused_parameters import HOSTS
 from tests.hosts.transformers.saving.test_vision import VISION, build, transformers
 from tests.hosts.windows import common as windows
-from tests.products import partly
 from vispe.errors import VispeError
 from vispe.hosts.transformers.saving import peft_adapters
 
@@ -127,9 +126,9 @@ def check(host, spec, form):
         assert near(*merged(tuned, side))
 
 
-@partly(0.5)
-@cases("form", ["all-linear", "names", "pattern"])
-@cases(("host", "spec"), PAIRS)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["all-linear", "names", "pattern"])
+@pytest.mark.parametrize(("host", "spec"), PAIRS)
 def test_adapters_on_layers_of_the_host(host, spec, form):
     check(host, spec, form)
 

@@ -44,7 +44,8 @@ def test_emptied_models_know_their_allocation(family, spec, inside):
     assert torch.equal(allocated(model), expected)
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_weights_can_come_later(family):
     sample = batch(family, [7], [3, "image", 4, "wide", 2])
     expected = vispe.convert(copy.deepcopy(stock(family, 2)), "vrope")

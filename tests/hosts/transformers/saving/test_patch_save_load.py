@@ -89,6 +89,7 @@ def test_wrappers_come_off_and_go_on_once(tmp_path):
     assert vispe.from_pretrained(transformers.AutoModel, tmp_path).vispe.spec == [{"name": "alibi2d"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["CLIPModel", "TimmWrapperModel", "InternVLVisionModel"])
 def test_copies_and_pickles_of_what_was_loaded(name, tmp_path):
     save(vispe.convert(build(name), "rope_mixed"), tmp_path)

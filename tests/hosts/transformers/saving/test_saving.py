@@ -104,8 +104,8 @@ def test_an_encoding_of_the_tower_comes_back_with_its_weights(family, spec, tmp_
     )
 
 
-@partly(1)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_precision_shards_devices_and_other_files(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
     save(model, tmp_path, max_shard_size="20KB")
@@ -126,8 +126,8 @@ def test_precision_shards_devices_and_other_files(family, tmp_path):
     same_model(vispe.from_pretrained(AUTO, tmp_path), model, family)
 
 
-@partly(3)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_layers_on_several_devices(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
     save(model, tmp_path)
@@ -157,8 +157,8 @@ def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
         vispe.from_pretrained(AUTO, tmp_path)
 
 
-@partly(3)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_converted_models(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
     again = type(model)(model.config).eval()
@@ -185,8 +185,8 @@ def _with_head(inner, model):
     return whole
 
 
-@partly(3)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_stock_models_from_stock_configurations(family, tmp_path):
     made = type(vispe.convert(copy_of(family), "v2pe"))
     plain = copy_of(family)
@@ -238,8 +238,8 @@ def test_a_class_that_derives_from_that_of_a_converted_model_says_so():
         derived(model.config)
 
 
-@partly(3)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_configuration_goes_everywhere(family, tmp_path):
     model = with_tower(
         vispe.convert(make(family), "mhrope(sections=[0,0,1])"),
@@ -259,7 +259,8 @@ def test_the_configuration_goes_everywhere(family, tmp_path):
     assert model.config.vispe["late_rotation"]
 
 
-@cases("name", list_schemes())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_schemes())
 def test_every_scheme_is_said_in_plain_numbers(name):
     options = "(sections=[0,0,1])" if name == "mhrope" else ""
     with warnings.catch_warnings(action="ignore"):

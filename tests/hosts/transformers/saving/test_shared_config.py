@@ -71,7 +71,8 @@ def test_a_stock_model_is_saved_as_stock(family, tmp_path):
         vispe.from_pretrained(AUTO, tmp_path / "stock")
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_model_is_saved_with_its_own(family, tmp_path):
     first, second = language(family)
     vispe.convert(vispe.convert(first, "mrope_i"), "alibi2d")
@@ -88,7 +89,8 @@ def test_each_model_is_saved_with_its_own(family, tmp_path):
         assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
 
 
-@cases("name", VISION)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VISION)
 def test_encodings_of_vision_models(name, tmp_path):
     first, second = pair(build(name))
     plain = build(name)

@@ -38,7 +38,7 @@ def adapted(model, **options):
     return peft.get_peft_model(model, config).eval()
 
 
-@partly(2)
+@partly(1)
 @cases("family", FAMILIES)
 def test_adapters_on_a_converted_model(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe(stride=4)"), TOWERS[1])
@@ -103,9 +103,8 @@ def trainer(model, family, folder, steps, **options):
     return transformers.Trainer(model, arguments, train_dataset=Sentences(), data_collator=collated)
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "qwen2_vl")) for f in FAMILIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_training_goes_on_with_the_scheme(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe(stride=4)"), TOWERS[1])
     unbroken = trainer(model, family, tmp_path, 4)

@@ -47,9 +47,9 @@ def masks_of(name, sample, slopes):
     return [-far * s[:, None, None] for s in slopes]
 
 
-@partly(1)
-@cases("mode", ["plain", "checkpoint", "reentrant"])
-@cases("name", ALONE)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["plain", "checkpoint", "reentrant"])
+@pytest.mark.parametrize("name", ALONE)
 def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
     ours, stock = build(name), without_tables(build(name))
     vispe.convert(ours, "alibi2d(slopes=learned)")
@@ -228,8 +228,9 @@ def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-@cases("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "fire"])
-@cases("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "fire"])
+@pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
 def test_weights_of_an_encoding_are_initialised_with_the_model(name, spec):
     """Built without memory, given some, and initialised, as large models are."""
     stock = build(name).float()

@@ -54,7 +54,8 @@ def test_a_table_that_was_taken_out_comes_back(family):
     assert ours(x.bfloat16()).last_hidden_state.dtype == torch.bfloat16
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_model_is_converted_and_restored(family):
     model = make(family)
     types = {name: type(m) for name, m in model.named_modules()}
