@@ -58,9 +58,8 @@ def run(*words, **options):
     )
 
 
-@pytest.mark.parametrize(
-    "first", [VISPE_FIRST, pytest.param(IN_THE_MIDDLE, marks=pytest.mark.slow)], ids=["vispe", "middle"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [VISPE_FIRST, IN_THE_MIDDLE], ids=["vispe", "middle"])
 def test_timm_after_vispe(first):  # timm before it: see timm/test_patch_constructors.py
     done = run("-W", "error::ImportWarning", "-c", first + CHECK)
     assert done.stdout == "in place\n", done.stderr

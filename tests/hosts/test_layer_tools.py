@@ -59,6 +59,7 @@ def quantised_by_torchao(model, config):
 TORCHAO = cases("config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
 
 
+@pytest.mark.slow
 @TORCHAO
 @every
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -137,8 +138,9 @@ def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
         torch.testing.assert_close(model.merge_and_unload()(image()), expected, rtol=1e-3, atol=1e-3)
 
 
-@cases("norm", [parametrizations.weight_norm, old_weight_norm])
-@cases("spec", ["learn+deberta", "seqpe", "rpb_cpb"])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, old_weight_norm])
+@pytest.mark.parametrize("spec", ["learn+deberta", "seqpe", "rpb_cpb"])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @torch.no_grad()
 def test_weight_norm_on_the_layers_of_the_host(spec, norm):

@@ -93,7 +93,10 @@ def flattened(model):
     return model, paths
 
 
-@cases("name", ["ViTModel", "DeiTModel", "Dinov2WithRegistersModel", "ViTMAEModel", "PixioModel", *TABLES])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["ViTModel", "DeiTModel", "Dinov2WithRegistersModel", "ViTMAEModel", "PixioModel", *TABLES]
+)
 def test_replicas_of_vision_models_without_their_table(name):
     source = test_dense_prediction if name in TABLES else alone
     model, sample = source.build(name), source.inputs(name)

@@ -47,6 +47,7 @@ def run(out, steps, *more):
     return load_file(out / "weights.safetensors")
 
 
+@pytest.mark.slow
 def test_stopped_and_gone_on_is_as_in_one_go(tmp_path):
     whole = run(tmp_path / "whole", 6)
     run(tmp_path / "parts", 6, "--stop", "4")
@@ -58,6 +59,7 @@ def test_stopped_and_gone_on_is_as_in_one_go(tmp_path):
     assert json.loads((tmp_path / "parts/card.json").read_text())["steps_done"] == 6
 
 
+@pytest.mark.slow
 def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
     torch.manual_seed(1)
     file = tmp_path / "teacher.safetensors"

@@ -70,8 +70,9 @@ def test_frequencies_of_one_axis_refuse_what_does_not_belong_together():
         on_axis(plain, plain, create_scheme("mhrope").allocation(8, 4))
 
 
-@cases("shared", [True, False])
-@cases("spec", ["mrope", "videorope(centre=exact)", "circlerope"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("spec", ["mrope", "videorope(centre=exact)", "circlerope"])
 def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
     """Learned frequencies, pair c for axis c mod 3, minus the angle; against products written out for each pair."""
     coordinates = create_scheme(spec).coordinates(Stream.of(ROWS, "left"))

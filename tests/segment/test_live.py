@@ -170,6 +170,7 @@ def test_clusters_are_predicted_and_words_refused(tmp_path):
         Live(micrograph(grey), model=words)
 
 
+@pytest.mark.slow
 def test_labels_change_and_nothing_of_the_old_ones_stays():
     grey = synthetic_image(70, 64)
     image = micrograph(grey)

@@ -109,6 +109,7 @@ def test_objects_in_the_middle_are_no_effect_of_positions():
     assert finding.verdict == "no"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_a_model_without_encoding_weighs_all_positions_equally(pool):
     torch.manual_seed(0)

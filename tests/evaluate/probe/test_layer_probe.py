@@ -150,6 +150,7 @@ def test_a_model_is_probed_block_by_block_on_a_non_square_grid(learned):
     np.testing.assert_allclose(actual.channel_r2, alone.channel_r2, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["none", "alibi2d"])
 def test_a_table_of_positions_is_read_and_is_gone_after_conversion(learned, spec):
     images = noise(3, 128, 176)

@@ -102,8 +102,9 @@ def test_every_pair_of_encodings_where_no_spec_is_stored(source, caplog):
 JUNK = ("blocks.0.attn.pos_enc", "pos_enc", "blocks.1.pos_enc", "rope", "blocks.0.attn.pos_enc.deep")
 
 
-@cases("name", [None, *NAMES])
-@cases("spec", ["none", "alibi2d", "sincos2d", "rope_mixed", "irpe"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [None, *NAMES])
+@pytest.mark.parametrize("spec", ["none", "alibi2d", "sincos2d", "rope_mixed", "irpe"])
 def test_junk_is_an_error(spec, name):
     stock = tiny() if name is None else small(name)
     ours = vispe.convert(copy.deepcopy(stock), spec)
@@ -193,8 +194,9 @@ def test_the_state_dict_has_no_entry_of_its_own_and_loads_into_stock_models(tmp_
         made("learn+rope_axial").load_state_dict(again)
 
 
-@cases("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module."])
-@cases("container", [None, "state_dict", "state_dict_ema", "model"])
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("container", [None, "state_dict", "state_dict_ema", "model"])
 def test_files_of_training_programs_keep_the_spec(prefix, container, tmp_path):
     theirs = made("alibi2d", 5)
     outer = theirs

@@ -308,8 +308,9 @@ def test_the_map_of_one_pose_is_freed_before_the_next():
     assert most == [0] * 8
 
 
-@cases(("size", "grid"), [((37, 30), (5, 4)), ((30, 43), (4, 7)), ((33, 40), (5, 6))])
-@cases("spec", ["learn", "none"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "grid"), [((37, 30), (5, 4)), ((30, 43), (4, 7)), ((33, 40), (5, 6))])
+@pytest.mark.parametrize("spec", ["learn", "none"])
 def test_remainders_are_centred(spec, size, grid):
     """Patches of 7: an even remainder is cropped, an odd one padded, equally on both sides."""
     model = vit(spec, torch.float64)

@@ -155,6 +155,7 @@ def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undraw
         assert key == "seconds" or value == small[key], key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 96), (40, 30)])
 def test_a_watcher_hears_of_every_pose(folder, undrawn, size):
     heard = []

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.cases import cases, pairwise
+from tests.cases import cases
+from tests.products import partly
 from vispe import Grid, attention, create_encoding
 from vispe.attention.backends import content_cpu, sdpa
 from vispe.attention.backends.content_cpu.runs import _find, runs_of
@@ -29,7 +30,7 @@ def made(spec, dim=24, heads=3):
     return encoding
 
 
-@pairwise
+@partly(2)
 @cases("dtype", [torch.float32, torch.bfloat16], ids=str)
 @cases("threads", [1, 7])
 @cases("spec", ["irpe", "irpe(shared=false,prefix_buckets=3)", "irpe(prefix_buckets=0)"])

@@ -46,7 +46,8 @@ def test_an_assistant_changes_nothing(family, spec, helper):
         assert torch.equal(expected, stock(family).generate(**sample.inputs, **SETTINGS))
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_converted_assistant_of_a_stock_model(family):
     sample = batch(family, [3, "image", 4])
     expected = stock(family).generate(**sample.inputs, **SETTINGS)

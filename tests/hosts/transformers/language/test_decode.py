@@ -171,11 +171,11 @@ def load_images(family, whole):
     return parts
 
 
-@partly(2)
-@cases("counted", [True, False], ids=["ids", "no ids"])
-@cases("image", [False, True], ids=["text", "image"])
-@cases("family", FAMILIES)
-@cases("spec", ["mrope_i", "bilevel"])
+@pytest.mark.slow
+@pytest.mark.parametrize("counted", [True, False], ids=["ids", "no ids"])
+@pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spec", ["mrope_i", "bilevel"])
 def test_rows_of_a_conversation_may_be_padded_between_turns(family, image, counted, spec):
     """Padding between the turns counts for nothing, whether ids or the mask say so."""
     model = converted(family, spec)

@@ -106,7 +106,8 @@ def test_own_scheme_gives_the_logits_of_stock(rows, padding):
     assert torch.equal(logits(converted(), inputs)[mask], expected[mask])
 
 
-@cases("rows", BATCHES)
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", BATCHES)
 def test_own_scheme_generates_the_tokens_and_logits_of_stock(rows):
     inputs = batch(*BATCHES[rows])
     settings = {
@@ -121,7 +122,10 @@ def test_own_scheme_generates_the_tokens_and_logits_of_stock(rows):
         assert torch.equal(ours, theirs)
 
 
-@cases(("sections", "alpha"), [(THREE, None), (THREE, 50.0), (FOUR, 50.0), ((2, 0, 6, 8), None)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sections", "alpha"), [(THREE, None), (THREE, 50.0), (FOUR, 50.0), ((2, 0, 6, 8), None)]
+)
 def test_sections_and_stretched_frequencies(sections, alpha):
     if alpha:
         needs("5.20", "frequencies stretched by alpha have the rope_type dynamic")

@@ -108,8 +108,9 @@ def test_families_without_sizes_in_the_call(family, parallel):
         same(generated(model, sample, 3), recomputed(model, sample, 3))
 
 
-@cases("implementation", ["eager", "sdpa"])
-@cases("parallel", WAYS)
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("parallel", WAYS)
 def test_caches_of_fixed_size_and_beams(parallel, implementation):
     sample, *_ = prepared("qwen2_5_vl")
     model = copy_of("qwen2_5_vl", 2)

@@ -38,6 +38,7 @@ def own_of(family):
     return f"{HOST_SCHEME[family]}(after=side{seconds})"
 
 
+@partly(1)
 @cases("spec", SPECS)
 @cases("family", QWEN)
 def test_ids_requested_are_those_of_the_scheme(family, spec):

@@ -87,7 +87,8 @@ def test_generation_is_bit_equal(family, scheme, dtype):
     assert torch.equal(actual[1], expected[1])
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_cached_loop_is_bit_equal(family):
     """Right-padded rows go on after their padding; what a call after an image computes is not changed by it."""

@@ -109,9 +109,11 @@ def test_packing_takes_coordinates_too(family):
     torch.testing.assert_close(actual, torch.cat(halves, 1), rtol=1e-5, atol=1e-5)
 
 
-@partly(1)
-@cases(("spec", "reentrant"), [("v2pe", False), ("v2pe", True), ("mhrope(sections=[1,0,1])", False)])
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "reentrant"), [("v2pe", False), ("v2pe", True), ("mhrope(sections=[1,0,1])", False)]
+)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
     sample = batch(family, [3, "image", 4], [2, "wide", 3])
     labels = sample["input_ids"].masked_fill(sample["input_ids"] > 249, -100)

@@ -29,10 +29,10 @@ def allocated(model):
     return model.model.language_model.vispe_axis_of_pair
 
 
-@partly(2)
-@cases("inside", [True, False], ids=["inside", "outside"])
-@cases("spec", SPECS)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_emptied_models_know_their_allocation(family, spec, inside):
     model = on_meta(family, spec, inside)
     assert allocated(model).is_meta

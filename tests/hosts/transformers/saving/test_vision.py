@@ -85,7 +85,7 @@ def same(actual, expected):
     assert all(a.isfinite().all() for a in outputs(actual))
 
 
-@partly(0.5)
+@partly(0.25)
 @cases("spec", SPECS)
 @cases("name", MODELS)
 def test_a_vision_model_comes_back(name, spec, tmp_path):
@@ -146,7 +146,8 @@ def test_a_table_that_was_not_saved_cannot_come_back(name, tmp_path):
     same(actual, model)
 
 
-@cases("kind", ["llava", "perception_lm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llava", "perception_lm"])
 def test_a_tower_of_timm_in_a_language_model_comes_back(kind, tmp_path):
     model = with_timm(kind)
     inputs = batch("llava", [3, "image", 2]).inputs

@@ -199,7 +199,8 @@ def test_weights_that_are_shown_are_those_that_made_the_output(name):
     assert all(weights.grad is not None and weights.grad.abs().max() > 0 for weights in actual.attentions)
 
 
-@cases("name", EVERY)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
 def test_forward_keeps_the_signature_of_stock(name):
     """transformers reads it, to know which inputs a model takes and what it can return."""
     model = build(name)

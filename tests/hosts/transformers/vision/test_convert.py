@@ -103,8 +103,9 @@ def test_the_order_of_patches_does_not_matter_when_their_positions_follow(family
     close(ours(x[order], grids, position_ids=ids[order]).last_hidden_state, out[order], 1e-12)
 
 
-@cases("family", QWEN)
-@cases("mode", ["plain", "checkpoint", "reentrant"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.parametrize("mode", ["plain", "checkpoint", "reentrant"])
 def test_gradients_of_slopes_are_those_of_dense_attention(family, mode):
     ours = tower(family).train()
     convert_vision(ours, "alibi2d(slopes=learned)")

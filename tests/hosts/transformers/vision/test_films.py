@@ -264,8 +264,9 @@ def test_the_predictor_of_v_jepa_stays_as_it_is():
     close(out.predictor_output.last_hidden_state, expected.last_hidden_state, 1e-12)
 
 
-@cases("heads", [2, 4])
-@cases("width", [24, 36, 60])
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("width", [24, 36, 60])
 def test_the_preset_of_v_jepa_equals_the_stock_model(width, heads):
     """Widths of heads that are and are not multiples of 4 and 6, with channels that are not rotated."""
     config = copy.deepcopy(build("VJEPA2Model").config)

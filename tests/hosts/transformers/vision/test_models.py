@@ -172,7 +172,8 @@ def test_what_has_no_position_is_refused_and_nothing_changes(family):
     assert torch.equal(ours(*x).last_hidden_state, before)
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_converted_towers_can_be_copied_and_pickled(family):
     ours = tower(family)
     x = patches() if family in QWEN else (images(family),)
