@@ -115,6 +115,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
+@pytest.fixture(scope="module")
+def without_collector() -> Iterator[None]:
+    """For tests that parse all modules: the collector would go through the syntax trees again and again."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_each() -> None:
     import torch

@@ -8,6 +8,9 @@ import ast
 import functools
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("without_collector")
 PACKAGE = Path(__file__).parents[1] / "vispe"
 LAYERS = (  # from the bottom up; packages of one layer may import each other, files never in a cycle
     ("errors", "_lazy"),

@@ -9,6 +9,7 @@ import pytest
 
 from vispe.errors import counted
 
+pytestmark = pytest.mark.usefixtures("without_collector")
 PACKAGE = Path(__file__).parents[1] / "vispe"
 NOUNS = """
     axes blocks cells channels classes colours coordinates entries features files frames groups heads images indices

@@ -219,7 +219,7 @@ def counts():
 
 
 @pytest.fixture(scope="module")
-def present():
+def present(without_collector):
     return counts()
 
 

@@ -19,6 +19,7 @@ def test_noise_prints_the_table(capsys):
     assert "| reach 95 % (px)" in out
 
 
+@pytest.mark.slow
 def test_images_leave_a_report_and_a_figure(capsys, tmp_path):
     page = np.random.default_rng(0).integers(0, 255, (70, 91), np.uint8)
     Image.fromarray(page).save(tmp_path / "grey.png")

@@ -362,6 +362,7 @@ def test_stained_nuclei_are_segmented_as_well_as_by_the_reference(tmp_path, kind
     assert np.mean(actual) > reference - 0.03
 
 
+@pytest.mark.slow
 def test_duplicate_folders_count_once_and_equal_names_are_refused(tmp_path):
     grey, _, drawn = scene()
     for folder in ("one", "two"):

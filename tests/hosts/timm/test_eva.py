@@ -139,9 +139,11 @@ def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
     close(alone.forward_features(x), through(table_gone, x, masks, rope=True))
 
 
-@partly(1)
-@cases("name", FORMS)
-@cases("spec", ["none", "alibi2d(slopes=learned)", "rope_axial", "sincos2d", "learned", "rope_axial+alibi2d"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "spec", ["none", "alibi2d(slopes=learned)", "rope_axial", "sincos2d", "learned", "rope_axial+alibi2d"]
+)
 def test_restore_is_exact_to_the_bit_and_stock_weights_load_strictly(name, spec):
     stock = build(name)
     weights, x = copy.deepcopy(stock.state_dict()), image()
@@ -236,9 +238,11 @@ def test_checkpointing_gives_the_same_gradients(name, spec):
     close(actual, expected)
 
 
-@partly(1)
-@cases("spec", ["alibi2d", "rope+alibi2d", "none", "rope_axial", "learn+rope+alibi2d", {"name": "alibi2d"}])
-@cases("name", [
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec", ["alibi2d", "rope+alibi2d", "none", "rope_axial", "learn+rope+alibi2d", {"name": "alibi2d"}]
+)
+@pytest.mark.parametrize("name", [
     "eva02_tiny_patch14_224", "vit_small_patch16_rope_ape_224", "vit_small_patch16_rope_mixed_ape_224"
 ])  # fmt: skip
 def test_the_factory(name, spec):

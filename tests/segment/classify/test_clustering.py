@@ -304,6 +304,7 @@ def test_the_figure_of_the_choice_is_not_an_image_of_a_later_run(folder, monkeyp
     assert "own/clusters.png has 3 channels," in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_the_figure_of_the_choice_is_not_overwritten_and_needs_a_choice(folder, capsys):
     words = ["segment", f"{folder}/a.png", "--features", "filters", "-o", f"{folder}/out", "--cluster"]
     (folder / "out").mkdir()

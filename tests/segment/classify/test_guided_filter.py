@@ -118,6 +118,7 @@ def test_tiles_do_not_change_it_and_a_rotated_image_is_a_rotated_map(folder):
     assert 0 < (whole != plain).mean() < 0.1
 
 
+@pytest.mark.slow
 def test_clean_is_an_option_of_segment_and_apply(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = "segment a.png --labels a_labels.png --features filters -o"

@@ -1,6 +1,7 @@
 """The lattice on a page: its points, training samples, and regions that make up the whole."""
 
 import numpy as np
+import pytest
 
 from tests.cases import cases
 from vispe.segment.classify.out_of_distribution import FeatureDistribution, feature_sums
@@ -94,7 +95,8 @@ def test_a_page_without_data_or_points_gives_none():
         assert sample(features.prepare(RNG.random((*shape, 1), np.float32), valid), valid) is None
 
 
-@cases("side", [40, 64, 77])
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [40, 64, 77])
 def test_regions_make_up_the_whole_where_pieces_overlap(side):
     shape = 118, 163
     page, valid = RNG.random((*shape, 1), np.float32), RNG.random(shape) > 0.2

@@ -76,6 +76,7 @@ def test_all_commands_read_stored_features(folder, request, capsys):
     assert paint.live.predict().labels.shape == (100, 150)
 
 
+@pytest.mark.slow
 def test_several_painted_images_read_stored_features(folder, request):
     names = [str(folder / f"{name}.png") for name in ("a", "b")]
     scribbles = [

@@ -136,6 +136,7 @@ def test_a_report_is_not_overwritten(folder, undrawn):
     Image.open("more/a_disagreement.png").load()
 
 
+@pytest.mark.slow
 def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undrawn, monkeypatch):
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
     small = apply("out/model.vispe", ["a.png"], "small", tile=256, trust=True).images[0]["trust"]
@@ -171,6 +172,7 @@ def test_a_watcher_hears_of_every_pose(folder, undrawn, size):
     assert bool(report.images[0]["trust"]["notes"]) == (size == (40, 30))
 
 
+@pytest.mark.slow
 def test_clusters_can_be_trusted_too(folder, undrawn, capsys):
     assert vispe("segment a.png --cluster 2 --trust -o out --json") == 0
     actual = json.loads(capsys.readouterr().out)["images"][0]["trust"]

@@ -35,6 +35,7 @@ def rows_of(path):
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_a_batch_through_the_command_line(folder, capsys):
     images = [str(folder / f"i{n}.png") for n in range(2)]
     labels = ["--labels", ",".join(str(folder / f"i{n}_labels.png") for n in range(2))]
@@ -120,6 +121,7 @@ def test_python_users_are_refused_in_the_same_words(folder):
         segment([folder / "i0.png"], folder / "o", labels=[folder / "i0_labels.png"], objects="disc")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_the_same_tables(folder):
     class Stops(ProgressCallbacks):
         def done(self, record):

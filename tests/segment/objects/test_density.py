@@ -94,6 +94,7 @@ def test_small_specks_are_left_out_of_the_density():
     assert density(mask | specks, min_area=20)[0] == pytest.approx(density(mask)[0], rel=0.15)
 
 
+@pytest.mark.slow
 def test_regions_without_data_are_no_part_of_the_frame():
     # four fields of a torus side by side: one quarter holds no data, and borders run inside the page
     mask = np.tile(discs(2), (2, 2))

@@ -57,6 +57,7 @@ def test_the_table_measures_the_volumes_of_the_map(nuclei):
     assert matched(instances, mask) >= 8
 
 
+@pytest.mark.slow
 def test_pages_without_axes_are_slices_with_a_note_and_times_on_request(nuclei):
     folder, _, report = nuclei
     assert report.images[0]["objects"]["neighbours"] == 26

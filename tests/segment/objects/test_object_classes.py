@@ -114,6 +114,7 @@ def test_the_command_learns_discs_and_fibres_and_apply_repeats_them(folder, caps
     assert [row["object_class"] for row in rows] == [kind_of(row, kinds) for row in rows]
 
 
+@pytest.mark.slow
 def test_points_and_label_files_give_the_classes_of_numbers(folder, tmp_path):
     by_number = run(folder, tmp_path / "numbers", folder / "examples.csv")
     rows = [row for row in rows_of(folder / "examples.csv") if row["object_class"]]
@@ -137,6 +138,7 @@ def test_points_and_label_files_give_the_classes_of_numbers(folder, tmp_path):
     assert tables[0] == tables[1]
 
 
+@pytest.mark.slow
 def test_the_model_file_keeps_the_classifier_and_its_options(folder, tmp_path):
     run(folder, tmp_path / "out", folder / "examples.csv")
     loaded = load_model(tmp_path / "out" / "model.vispe").objects

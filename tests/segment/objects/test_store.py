@@ -17,7 +17,7 @@ from vispe.segment.run.request import Request
 
 
 @pytest.mark.parametrize(
-    ("touching", "axes"), [pytest.param("split", "yx", marks=pytest.mark.slow), ("keep", "zyx")]
+    ("touching", "axes"), [("split", "yx"), pytest.param("keep", "zyx", marks=pytest.mark.slow)]
 )
 def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, touching, axes):  # noqa: F811
     values, phase = scene()

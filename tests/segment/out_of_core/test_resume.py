@@ -105,6 +105,7 @@ def test_a_block_that_was_half_written_is_computed_again(tmp_path, task, monkeyp
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_other_options_do_not_go_on(tmp_path, task, monkeypatch):
     out = tmp_path / "out"
     with pytest.raises(Killed):
@@ -273,6 +274,7 @@ def test_a_model_of_an_earlier_run_is_not_taken_for_that_of_a_run_that_was_kille
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder(tmp_path, task):
     with (
         lock_folder(tmp_path / "out"),
@@ -336,6 +338,7 @@ def test_force_replaces_no_folder_of_another_program(tmp_path, task, name, kind)
     assert (out / name).exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_at_the_first_image_and_the_same_call_goes_on(tmp_path, task, monkeypatch):
     task(tmp_path / "whole")
     out = tmp_path / "out"

@@ -294,6 +294,7 @@ def test_images_that_failed_are_tried_again(data, monkeypatch, capsys, whole):
     assert contents("out") == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -140,6 +140,7 @@ def test_the_tone_is_that_of_the_worst_number(error, r2, tone):
     assert f'<p class="verdict {tone}">Features ' in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 def test_remedy_and_verdict_of_labels():
     text = html(rows=made.d4_rows())
