@@ -1,6 +1,8 @@
 """What every test can rely on: seeds, one thread, warnings that are errors, a clean skip without a GPU."""
 
+import contextlib
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -51,6 +53,18 @@ def pytest_collection(session: pytest.Session) -> None:
     if {Path(word).resolve() for word in config.args} == {Path(__file__).parent.resolve()}:
         # skops searches all modules for the home of 800 functions: 4 s after the test files, 1 s before them
         import skops.io  # noqa: F401
+
+        if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+            _import_from_the_end()
+
+
+def _import_from_the_end() -> None:
+    """Import the test files in the opposite order, so that two workers without stored byte code compile half each."""
+    here = Path(__file__).parent
+    for path in sorted(here.rglob("test_*.py"), reverse=True):
+        name = ".".join(path.relative_to(here.parent).with_suffix("").parts)
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest reports them when it collects
+            importlib.import_module(name)
 
 
 def _sampled(items: list[pytest.Item], count: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
