@@ -159,7 +159,6 @@ def test_a_model_is_converted_copied_restored_and_loaded_bit_by_bit(name):
     assert torch.equal(said(model, x), before)
 
 
-@pytest.mark.slow
 @every
 def test_stored_tables_are_those_of_stock(name):
     model, x = build(name), volume(name)
