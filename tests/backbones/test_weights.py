@@ -131,6 +131,7 @@ def test_families_at_another_size_are_those_of_timms_own_loader(name, ending, tm
         assert torch.equal(ours(x), theirs(name, state, size, **options)(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "test_efficientnet", "test_convnext"])
 def test_other_models_load_too(name, tmp_path):
     state = timm.create_model(name, num_classes=7).state_dict()

@@ -35,6 +35,7 @@ def images(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_every_question(capsys):
     assert main([*MODEL, "--noise", "5", *FEW]) == 0
     out, err = capsys.readouterr()

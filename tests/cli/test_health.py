@@ -39,6 +39,7 @@ def test_noise_prints_the_table(capsys):
     assert all(row[-2].strip() == "-" for row in rows[1:])  # no bias
 
 
+@pytest.mark.slow
 def test_images_leave_a_report_and_a_figure(capsys, images, tmp_path):
     out = tmp_path / "out"
     words = [

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import vispe
-from tests.cases import cases
 from tests.hosts.transformers.vision import alone, test_dense_prediction
 from vispe.utils.parameters import parameters_of
 
@@ -66,7 +65,10 @@ def test_encodings_of_replicas_have_current_weights(name):
         shifted(model, 1 + seed)
 
 
-@cases("name", ["fourier_learned", "rpb", "irpe", "kerple", "decomposed", "rope_mixed", "seqpe", "alibi2d"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["fourier_learned", "rpb", "irpe", "kerple", "decomposed", "rope_mixed", "seqpe", "alibi2d"]
+)
 def test_encodings_inside_fsdp_have_current_weights(name):
     torch.manual_seed(0)
     model = shifted(vispe.convert(vit(), name), 0).eval()

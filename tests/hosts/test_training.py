@@ -54,6 +54,7 @@ def reentrant(request):
     set_reentrant_ckpt(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_checkpointing_with_equal_token_counts_gives_exact_gradients(spec, reentrant, monkeypatch):
     model = vispe.convert(tiny(dynamic_img_size=True), spec).train()

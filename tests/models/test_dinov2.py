@@ -137,6 +137,7 @@ def test_what_a_position_has_in_all_images_is_taken_away():
     assert [tuple(m.shape) for m in other] == [(4, 9, 12), (4, 5, 12)]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, micrographs, monkeypatch):
     call, out = run
     retained = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]

@@ -33,6 +33,7 @@ def _state(model):
     return {name: p.clone() for name, p in model.state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["learn", "rope_axial", "alibi2d(slopes=learned)"])
 def test_stopped_and_continued_is_the_same(encoding, pool, tmp_path):
     whole, losses = masked.train(encoding, TINY, pool)

@@ -121,7 +121,8 @@ def test_learned_frequencies_under_any_allocation():
     assert a.abs().min() > 0
 
 
-@cases("spec", ["mrope", "circlerope"])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["mrope", "circlerope"])
 def test_gated_slopes_of_grape_on_the_coordinates_of_a_stream(spec):
     """GRAPE-A: attention under the stream's mask, with the bias of every pair of tokens written out."""
     stream = Stream.of([[[Text(3), Image(2, 3)], [Text(2), Video(2, 1, 2)]], [Image(3, 2), Text(4)]], "left")

@@ -158,6 +158,7 @@ def test_the_tile_does_not_change_the_filters(folder):
     np.testing.assert_allclose(whole, tiled, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_images_share_one_classifier(tmp_path):
     many(tmp_path)
     report = segment(
@@ -199,6 +200,7 @@ def test_a_model_file_keeps_how_dense_tokens_are(folder):
     assert not np.allclose(tifffile.imread(folder / "out" / "a_prob.tif"), first, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_clusters_need_no_labels_and_are_matched_to_the_truth(folder):
     report = segment(
         [folder / "a.png"], folder / "out", cluster=2, scoring=ScoreOptions([folder / "mask.png"])

@@ -1,5 +1,6 @@
 """Strips that are packed in float32 and float16: rounding errors, which do not exceed those of a mask."""
 
+import pytest
 import torch
 
 from tests.attention import oracle
@@ -64,8 +65,11 @@ def test_numbers_are_off_by_no_more_than_is_said(dtype, grid, rows, scale):
     assert (error.abs().amax((1, 2))[2:] <= 2.0**-22 * spread[2:]).all()
 
 
-@cases("grid", [Grid((8, 8), 1), Grid((9, 13))], ids=str)
-@cases(("dtype", "spread", "part"), [(torch.float16, 0.2, 1.1), (torch.bfloat16, 1.5, 0.25)])
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [Grid((8, 8), 1), Grid((9, 13))], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "spread", "part"), [(torch.float16, 0.2, 1.1), (torch.bfloat16, 1.5, 0.25)]
+)
 def test_attention_is_no_worse_than_with_a_mask_in_the_dtype_of_queries(dtype, spread, part, grid):
     ours = masks = 0.0
     for _ in range(8):

@@ -41,6 +41,7 @@ def test_a_uniform_image_gives_the_same_everywhere(model):
     assert float((y - y.mean((2, 3), keepdim=True)).abs().max()) < 1e-4
 
 
+@pytest.mark.slow
 def test_far_surroundings_and_size_matter_little(shipped):
     """The middle of a tile sees almost the same as in a larger tile: distances count in patches, not in shares."""
     x = torch.rand(1, 3, 512, 512, generator=torch.Generator().manual_seed(2))

@@ -54,6 +54,7 @@ def test_without_offsets_is_the_naive_loop():
     assert without_offsets(torch.exp(-distance)).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_the_mask_alone_favours_the_near_and_a_model_without_it_does_not():
     x = tokens(2000, 16, 64) + tokens(1, 1, 64, seed=5)
     masked, free = (stack_scores(x, 3, causal=causal)[-1] for causal in (True, False))

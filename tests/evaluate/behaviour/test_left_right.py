@@ -49,6 +49,7 @@ def run(f=lambda x: x, answers=None):
     return measure.summarize(acc, audited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "value", "flips_", "accuracy"),
     [(knows, 1, 1, 1), (constant, 0, 0, 0.5), (mirrored, 0, 1, 0), (Random(), 0.25, 0.5, 0.5)],

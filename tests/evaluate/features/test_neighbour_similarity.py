@@ -52,6 +52,7 @@ def test_one_causal_average_makes_neighbours_similar_and_a_bidirectional_one_doe
     assert abs(index(profile(both + both.mean(0), (64,)))) < 0.03
 
 
+@pytest.mark.slow
 def test_positions_are_detected_where_there_are_some():
     images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(0)

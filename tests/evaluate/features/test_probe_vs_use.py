@@ -39,6 +39,7 @@ def actual(f, answers):
     ).findings[0]
 
 
+@pytest.mark.slow
 def test_what_is_known_and_not_said_is_a_gap():
     gap = actual(knows, silent)
     assert gap.verdict == "yes"

@@ -127,6 +127,7 @@ def order(model):
     return measure.summarize(acc, audited)
 
 
+@pytest.mark.slow
 def test_images_side_by_side_have_no_order():
     one = order(vispe.convert(copy_of("qwen2_vl"), "mrope", parallel="pine"))
     assert one.details["sd_over_orders"] < 1e-4

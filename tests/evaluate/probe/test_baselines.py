@@ -159,6 +159,7 @@ def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_
     assert "1 forward pass per image" in table.verdict
 
 
+@pytest.mark.slow
 def test_all_shifts_leave_nothing_of_a_table():
     images, black = noise(2, 24, 32), torch.zeros(3, 1, 1)
     options = {"step": 2, "blank": [0], "black": black, "masks_per_image": 2}

@@ -47,6 +47,7 @@ def noise(n, h, w, seed=0):
     return torch.from_numpy(rng(seed).random((n, 3, h, w), dtype=np.float32)) - 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["lr", "ud", "diag", "radial"])
 def test_a_planted_channel_is_detected_in_its_block_and_nowhere_else(target):
     actual = probe_layers([planted(target=target, seed=s) for s in range(3)], step=2)

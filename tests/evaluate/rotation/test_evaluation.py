@@ -184,6 +184,7 @@ def test_json_has_every_number_of_every_image(everything, tmp_path):
         report.write_json(tmp_path / "r.json")
 
 
+@pytest.mark.slow
 def test_words_name_the_guilty_part():
     images = [sample((24, 24))]
 

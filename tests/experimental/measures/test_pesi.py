@@ -36,6 +36,7 @@ def slow(table, directions):
     return np.mean(mono), np.mean(direct), np.mean(asym)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(3, 5), (4, 4), (1, 6), (6, 2)])
 @pytest.mark.parametrize("directions", [1, 4, 7])
 def test_against_scipy(shape, directions):
@@ -47,6 +48,7 @@ def test_against_scipy(shape, directions):
     assert actual.directions == directions
 
 
+@pytest.mark.slow
 def test_published_values_of_the_sinusoid():
     k = torch.arange(384, dtype=torch.float64)
     angle = torch.arange(196, dtype=torch.float64)[:, None] * 10000 ** (-2 * k / 768)
@@ -56,6 +58,7 @@ def test_published_values_of_the_sinusoid():
     assert actual.undirected_asymmetry == pytest.approx(0.1243, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_an_encoding_and_a_constant():
     table = create_encoding("sincos2d", dim=768).table(Grid((14, 14)).positions()).reshape(14, 14, 768)
     assert pesi(table).undirected_monotonicity == pytest.approx(1.99914, abs=2e-4)

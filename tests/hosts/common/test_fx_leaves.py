@@ -11,7 +11,6 @@ from timm.models.vision_transformer import DiffParallelScalingBlock
 from timm.utils import AttentionExtract
 
 import vispe
-from tests.cases import cases
 from tests.hosts.helpers import (
     VisionTransformerDistilled,
     close,
@@ -25,7 +24,6 @@ from tests.hosts.helpers import (
     tiny,
 )
 from tests.hosts.packed import naflex, pack
-from tests.products import partly
 from vispe.errors import ShapeError
 from vispe.hosts.common import fx_leaves
 
@@ -71,9 +69,11 @@ def test_a_symbolic_trace_is_the_model_with_its_gradients_and_its_free_sizes(spe
     assert torch.equal(again(image()), model(image()))
 
 
-@partly(1)
-@cases("spec", ["alibi2d", "rope_mixed", "rpb", "peg", "sincos2d"])
-@cases("options", [{}, {"rotated": True}, {"distilled": True}, {"attn_layer": "diff"}], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "rpb", "peg", "sincos2d"])
+@pytest.mark.parametrize(
+    "options", [{}, {"rotated": True}, {"distilled": True}, {"attn_layer": "diff"}], ids=str
+)
 def test_feature_extractors_of_timm_give_what_the_modules_give(options, spec):
     if options.pop("rotated", False):
         model = eva()

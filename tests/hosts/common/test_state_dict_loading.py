@@ -221,6 +221,7 @@ def test_files_of_training_programs_keep_the_spec(prefix, container, tmp_path):
             timm.models.resume_checkpoint(made("sincos2d"), str(file))
 
 
+@pytest.mark.slow
 def test_inside_other_models_and_copies():
     outer = nn.ModuleDict({"trunk": made("alibi2d", 5), "head": nn.Linear(5, 2)})
     other = nn.ModuleDict({"trunk": made("rope_axial", 1), "head": nn.Linear(5, 2)})

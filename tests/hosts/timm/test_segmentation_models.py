@@ -42,6 +42,7 @@ def test_a_stock_checkpoint_fits():
         assert torch.equal(weight, state[name])
 
 
+@pytest.mark.slow
 def test_images_of_any_size_and_gradients():
     model = dpt(pos_embed="rope_mixed", dynamic_img_size=True).train()
     for shape in ((64, 96), (96, 64)):

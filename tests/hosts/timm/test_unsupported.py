@@ -48,7 +48,8 @@ def _name(cls: type) -> str:
     return cls.__name__
 
 
-@cases(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         (

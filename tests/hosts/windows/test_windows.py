@@ -160,7 +160,8 @@ def test_tables_of_the_model_and_of_the_encoding_with_one_name_are_loaded_separa
             )
 
 
-@cases("name", ["torchvision_vit", "torchvision_swin", "hub_sam", "hub_vitdet", "timm_sam"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torchvision_vit", "torchvision_swin", "hub_sam", "hub_vitdet", "timm_sam"])
 def test_detached_tables_remain_zero_in_a_model_that_gets_its_memory_later(name):
     model, x = vispe.convert(build(name), "alibi2d"), image(name)
     later = copy.deepcopy(model).to("meta")

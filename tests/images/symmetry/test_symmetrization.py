@@ -85,8 +85,9 @@ def test_other_positions_are_not_exact_though_the_kernel_is(spec):
     assert error(maps(model), image(35, 35, torch.float64)) > 1e-2
 
 
-@cases("dtype", EXACT)
-@cases("spec", ["learn", "rope_axial", "alibi2d"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("spec", ["learn", "rope_axial", "alibi2d"])
 def test_the_mean_over_poses_is_exact_for_every_model(spec, dtype):
     model = vit(spec, dtype, reg_tokens=1)
     averaged = D4Features(maps(model), patch_size=7)

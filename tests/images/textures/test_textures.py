@@ -159,7 +159,7 @@ def test_whole_shifts_of_periodic_ones_are_rolls(name, shift):
     assert torch.equal(tiled[:, :, :48], tiled[:, :, 96:])
 
 
-@partly(6)
+@pytest.mark.slow
 @every
 def test_a_large_image_contains_the_small_one_for_any_tiles(name):
     texture = MADE[name]

@@ -266,6 +266,7 @@ def test_a_report_has_fractions_with_intervals_and_the_calibration(rare):
     assert float(cells["expected_calibration_error"]) == calibration["expected_calibration_error"]
 
 
+@pytest.mark.slow
 def test_boosting_has_fractions_but_no_intervals(rare):
     report = pipeline.segment(
         [rare / "a.png"], rare / "out", labels=[rare / "a_labels.png"], classifier="boosting",
@@ -312,6 +313,7 @@ def test_the_temperature_is_part_of_the_model_file(rare, kind):
     assert load_model(rare / "plain.vispe").classifier.temperature == 1
 
 
+@pytest.mark.slow
 def test_old_and_wrong_temperatures(rare, tmp_path):
     from vispe.segment.model.file_checks import check_card
 

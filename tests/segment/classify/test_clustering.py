@@ -191,7 +191,8 @@ def test_one_model_for_many_images_and_for_new_ones(folder, method):
             assert first.read_bytes() == second.read_bytes()
 
 
-@cases("method", METHODS)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_a_number_means_the_same_in_every_page_and_the_first_is_the_darkest(tmp_path, method):
     pages, phases = (np.stack(part) for part in zip(*(scene(seed) for seed in range(3)), strict=True))
     tifffile.imwrite(tmp_path / "s.tif", pages, imagej=True, metadata={"axes": "ZYX"})

@@ -1,9 +1,11 @@
 import numpy as np
+import pytest
 
 from vispe.segment.classify.feature_importance import PIXELS, feature_groups, feature_importance
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 
 
+@pytest.mark.slow
 def test_the_group_that_separates_the_classes_is_first():
     generator = np.random.default_rng(0)
     classes = np.repeat([1, 2, 4], [900, 40, 3 * PIXELS])

@@ -35,7 +35,8 @@ def test_every_kind_learns_and_repeats_itself(kind):
     np.testing.assert_array_equal(prob, second.probabilities(fresh))
 
 
-@cases("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_class_without_labels_keeps_its_column(kind):
     features, classes = blobs()
     classes = np.where(classes == 2, 4, classes)

@@ -99,8 +99,9 @@ def test_a_region_in_the_middle_is_cut_from_the_whole():
     np.testing.assert_allclose(filters(page, region), filters(page)[region.slices], atol=1e-7, rtol=0)
 
 
-@cases("size", [(1, 31), (31, 1), (63, 65), (130, 97)])
-@cases(("strip", "chunk"), [(64, 1024), (7, 11), (1, 1000), (30, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(1, 31), (31, 1), (63, 65), (130, 97)])
+@pytest.mark.parametrize(("strip", "chunk"), [(64, 1024), (7, 11), (1, 1000), (30, 1)])
 def test_strips_do_not_show(size, strip, chunk, monkeypatch):
     page = image(*size)
     if min(size) > 1:

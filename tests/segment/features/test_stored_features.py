@@ -97,6 +97,7 @@ def test_several_painted_images_read_stored_features(folder, request):
     assert painted(stored_features=folder / "stored") == computed
 
 
+@pytest.mark.slow
 def test_pages_of_a_stack_have_a_file_each(folder, request):
     pages = np.stack([np.asarray(Image.open(folder / "a.png"))] * 2)
     pages[1] //= 2

@@ -89,6 +89,7 @@ def test_a_basis_is_fitted_to_a_sample_of_all_tokens(monkeypatch):
         np.testing.assert_array_equal(actual.tensors()[name], value)
 
 
+@pytest.mark.slow
 def test_labelled_pixels_get_the_features_of_the_pieces():
     features = Features(FeatureConfig("both", model=NAME, weights="random", tile=48))
     grey, valid = page(70, 90), np.ones((70, 90), bool)

@@ -53,6 +53,7 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(image_report, "rendered", lambda _: np.zeros((1, 1, 3), np.uint8))
 
 
+@pytest.mark.slow
 def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
     words = "segment a.png --labels drawn.png --features filters --classes ground,disc"
     assert vispe(f"{words} -o plain") == 0
@@ -86,6 +87,7 @@ def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
     assert "plain/a_seg.png" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_files_hold_what_the_library_finds(folder, undrawn):
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
     report = apply("out/model.vispe", ["a.png"], "more", post=PostProcessing(smooth=1), trust=True)

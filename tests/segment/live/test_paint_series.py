@@ -187,6 +187,7 @@ def test_erased_scribbles_leave_no_file(files, paint, tmp_path):
     assert (tmp_path / "a_paint/b_seg.png").is_file()
 
 
+@pytest.mark.slow
 def test_files_of_others_are_not_overwritten(files, paint, tmp_path):
     (tmp_path / "a_paint").mkdir()
     (tmp_path / "a_paint/b_strokes.json").write_text("mine")

@@ -58,6 +58,7 @@ def test_numbers_by_command_are_those_of_the_label_map(folder, capsys):
     assert abs(dark["elongation"]["degrees"] - 90) < 2
 
 
+@pytest.mark.slow
 def test_a_model_is_applied_to_a_file_that_knows_its_size(folder, capsys):
     assert main(f"segment a.png {WORDS} --materials -o out".split()) == 0
     capsys.readouterr()
@@ -78,6 +79,7 @@ def test_a_model_is_applied_to_a_file_that_knows_its_size(folder, capsys):
     assert "without an ASTM" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_each_page_of_a_stack_is_measured(folder):
     assert main(f"segment a.png {WORDS} -o out".split()) == 0
     assert main(["apply", "out/model.vispe", "stack.tif", "--materials", "-o", "more"]) == 0

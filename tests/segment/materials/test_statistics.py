@@ -76,6 +76,7 @@ def test_a_disc_has_the_perimeter_that_scikit_image_finds():
     assert actual["patches"]["boundary_per_area"] == disc["boundary_per_area"]
 
 
+@pytest.mark.slow
 def test_chords_of_the_boolean_model():
     radius, density = 10, 0.0015
     empty = np.exp(-density * np.pi * radius**2)

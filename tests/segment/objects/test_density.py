@@ -73,6 +73,7 @@ def test_density_in_a_crop_is_that_of_the_cropped_image(min_area):
     assert density(stack, valid=valid, min_area=min_area, volumes=5) == expected
 
 
+@pytest.mark.slow
 def test_slanted_fibres_are_counted_once():
     """A fibre that passes a corner lies in two fields that count it; all fields of a torus with one fibre."""
     side, field = 110, 70
@@ -84,6 +85,7 @@ def test_slanted_fibres_are_counted_once():
     assert np.mean(actual) == pytest.approx(1 / side**2, rel=0.02)
 
 
+@pytest.mark.slow
 def test_small_specks_are_left_out_of_the_density():
     mask = discs(1)
     ground = np.argwhere(~mask)
@@ -122,7 +124,8 @@ def test_density_of_volumes():
         assert count == (1 if exclude else 27)
 
 
-@cases("options", [{}, {"exclude_border": True}])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"exclude_border": True}])
 def test_the_report_has_the_density_of_the_sample(tmp_path, options):
     count, mask = 15, discs(3, count=15, radius=(9.0, 12.0))
     drawn = np.where(np.random.default_rng(0).random(mask.shape) < 0.02, mask + 1, 0).astype(np.uint8)

@@ -74,6 +74,7 @@ def run(words):
     assert main(words.split()) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "name"),
     [(geojson, "a.geojson"), (geojson, "a.json"), (rois, "a_RoiSet.zip"), (coco, "all.json")],

@@ -12,7 +12,6 @@ import pytest
 import tifffile
 from PIL import Image
 
-from tests.cases import cases
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.segment import overlays
@@ -154,7 +153,8 @@ def test_json(run, shares):
         assert 100 * record["trust"]["classes"][name]["fraction"] == pytest.approx(shares[0][name])
 
 
-@cases("how", ["cluster", "uniform"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cluster", "uniform"])
 def test_where_nothing_is_estimated_all_are_of_the_map(run, tmp_path, how, capsys):
     source = run[0].parent
     words = (

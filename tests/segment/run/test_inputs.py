@@ -104,6 +104,7 @@ def test_a_file_that_is_image_and_labels_at_once(data, capsys):
     assert "data/a.png and all other images are also labels or truth" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_results_inside_the_folder_of_images_are_no_images(data, capsys):
     for path in (data / "data").glob("*_*.png"):
         path.rename(data / path.name)

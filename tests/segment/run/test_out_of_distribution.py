@@ -150,6 +150,7 @@ def test_images_too_small_to_compare_are_no_trouble(tmp_path, trained):
     assert record["domain"] is None
 
 
+@pytest.mark.slow
 def test_another_pixel_size_than_that_of_the_training_is_named(tmp_path, fields):
     grey, classes = fields[0][0], fields[1][0]
 

@@ -218,6 +218,7 @@ def test_labels_decide_whether_planes_are_slices(count, capsys):
     assert "planes are read as one colour image" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_classes_by_number():
     assert vispe(f"segment a.png --labels l.png {FAST} --objects 2 -o out") == 0
     assert list(report()["images"][0]["objects"]["classes"]) == ["class 2"]

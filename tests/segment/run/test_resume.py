@@ -255,6 +255,7 @@ def test_force_does_not_go_on(data, monkeypatch, capsys, whole):
     assert contents("out") == whole
 
 
+@pytest.mark.slow
 def test_a_result_that_was_removed_is_made_again(data, monkeypatch, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 3)
     Path("out/a_prob.tif").unlink()

@@ -276,6 +276,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
     one = scribbles(scene()[1], (1,))
     Image.fromarray(one[1]).save(folder / "page.png")
@@ -304,6 +305,7 @@ def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
     np.testing.assert_array_equal(actual[0], actual[2])
 
 
+@pytest.mark.slow
 def test_a_slice_alone_gets_the_map_that_it_gets_in_the_stack(folder):
     labels = [folder / "drawn.tif"]
     for mode in ("image", "none"):

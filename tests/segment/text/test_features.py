@@ -50,7 +50,8 @@ def predicted(made, grey, valid=None):
     return predict_page(grey, valid, made, made.classifier, PostProcessing(), lambda share: None)
 
 
-@cases("size", [(32, 32), (50, 69), (97, 40), (5, 33)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(32, 32), (50, 69), (97, 40), (5, 33)])
 def test_tiles_change_nothing_where_patches_do_not_see_each_other(shallow, size):
     """One block, values as they are, no position: each patch is described by itself alone."""
     made = {

@@ -138,6 +138,7 @@ def test_what_is_learnt_is_the_same_in_chunks(tmp_path):
             torch.testing.assert_close(grad, reference, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_draws_the_same(tmp_path):
     class Stop(Exception):
         pass

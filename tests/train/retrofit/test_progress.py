@@ -55,6 +55,7 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
         assert torch.equal(state[name], value), name
 
 
+@pytest.mark.slow
 def test_the_curriculum_matters(tmp_path):
     actual = []
     for spec in (SHIFT, "shift(reach=20,curriculum=[9,9])+sincos2d"):

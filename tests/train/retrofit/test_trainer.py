@@ -50,6 +50,7 @@ def by_hand(requested, source):
     return actual
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [LossWeights(), LossWeights(0.7, 0.5, 0.2)])
 def test_training_is_what_it_says(tmp_path, loss):
     requested = config(tmp_path / "a", loss=loss, clip_grad=0.5, seed=3, logging_steps=1)
@@ -74,6 +75,7 @@ def test_the_loss_falls(tmp_path):
     assert losses[-1] < 0.6 * losses[0]
 
 
+@pytest.mark.slow
 def test_chunks_give_the_gradient_of_the_whole_batch(tmp_path):
     actual = []
     for chunk in (None, 1, 3):

@@ -43,6 +43,7 @@ def some(count=6, seed=0):
     return [merged(draw(t, SIZES[t], WORDS, generator)) for t in (tasks * count)[:count]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_packed_samples_give_the_logits_of_each_alone(scheme):
     model = vispe.convert(make("qwen2_vl"), scheme)

@@ -67,6 +67,7 @@ def test_a_planted_bias_is_measured_with_its_size(method, motion):
     assert float((alone[0, 0] - expected).abs().max()) < (1e-3 if method == "difference" else 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pos", ["none", "learn", "alibi2d", "rope_axial"])
 def test_all_ways_agree_for_a_transformer(pos):
     f = VisionModel(vit(pos, False, depth=2, size=28))

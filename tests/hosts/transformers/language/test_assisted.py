@@ -103,7 +103,8 @@ def test_new_images_without_their_grids_are_missed(family):
         model.generate(**longer, **{CACHE: first[CACHE]}, max_new_tokens=2)
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings_are_gone_on_from(family):
     """A prompt as embeddings, its images found by theirs: the same words as from tokens."""
     model, sample = converted(family, "v2pe(stride=4)"), batch(family, [3, "image", 4, "wide", 2])

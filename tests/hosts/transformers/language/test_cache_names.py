@@ -30,6 +30,7 @@ def assert_equal_under_both(model, inputs):
     assert all(map(torch.equal, *(actual[name] for name in NAMES)))
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_names(family):

@@ -66,6 +66,7 @@ def test_the_operator_is_one_that_compilers_know(layers):
     torch.library.opcheck(torch.ops.vispe.coordinates.default, arguments)
 
 
+@pytest.mark.slow
 def test_copies_have_numbers_of_their_own():
     model = copy.deepcopy(converted("qwen2_vl", "mrope_i"))
     other = copy.deepcopy(model)

@@ -325,7 +325,8 @@ def test_a_cache_is_used_again(family):
         cache.reset()
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_generation_with_a_static_cache(family):
     model, sample = converted(family, "v2pe"), batch(family, *ROWS)
     same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))

@@ -38,7 +38,8 @@ def close(actual, expected, mask):
     torch.testing.assert_close(actual[mask], expected[mask], rtol=1e-5, atol=1e-5)
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_stock_models_take_all_prompts(family):
     prompts = PROMPTS | ({"video": [[3, "video", 4], [6]]} if family in WITH_VIDEO else {})
     for rows in prompts.values():

@@ -81,7 +81,8 @@ def test_rows_padded_on_the_right(family, spec):
     same(looped(model, sample, 3, ids=True), expected)
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_text_alongside_images_decodes_as_the_stock_does_alone(family):
     sample = prompt(family, "mixed")
     alone = batch(family, [7])
@@ -162,7 +163,8 @@ def test_two_models_do_not_touch_each_other(family):
             torch.testing.assert_close(out.logits[:, -1], logits[:, step + 1], rtol=1e-5, atol=1e-5)
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_threads_may_share_a_model(family):
     model = converted(family, "mrope_i")
     prompts = [prompt(family, kind) for kind in ("mixed", "several", "text")]

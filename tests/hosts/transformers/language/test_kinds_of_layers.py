@@ -44,9 +44,9 @@ def rates_of(config, kind, pairs):
     return rates
 
 
-@partly(1)
+@pytest.mark.slow
 @kinds
-@cases("spec", ["vrope", "mrope_i", "v2pe", "videorope"])
+@pytest.mark.parametrize("spec", ["vrope", "mrope_i", "v2pe", "videorope"])
 def test_every_kind_of_layers_has_its_own_angles(family, spec):
     sample, model = prompt(family), converted(family, spec)
     changed, recorded = turned_by(model, sample.inputs)
@@ -205,6 +205,7 @@ def test_frames_of_gemma_4_are_images_with_words_between():
     torch.testing.assert_close(logits(model, inputs), by_hand, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @kinds
 def test_windows_refuse_what_needs_all_keys(family):
     for option in ({"late_rotation": True}, {"self_extend": (2, 4)}, {"parallel": "pine"}):

@@ -87,6 +87,7 @@ def test_ids_are_those_of_the_model_before(family, seed):
         assert torch.equal(actual[:, mask].double(), expected[:, mask].double())
 
 
+@pytest.mark.slow
 @omni
 def test_audio_and_videos_are_where_the_model_before_has_them(family):
     inputs = dict(prompt(family, video=True).inputs)

@@ -41,10 +41,10 @@ def prepared(family, padding="left"):
     return sample, spans, sample["image_grid_thw"].prod(1).tolist()
 
 
-@partly(1)
-@cases("padding", ["left", "right"])
-@cases("parallel", WAYS)
-@cases(
+@pytest.mark.slow
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("parallel", WAYS)
+@pytest.mark.parametrize(
     ("family", "spec"),
     [("qwen2_vl", "mrope"), ("qwen2_5_vl", "mrope_i(spatial_reset=true)"), ("qwen3_vl", "rope1d")],
 )

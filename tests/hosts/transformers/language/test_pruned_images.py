@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.cases import cases
 from tests.hosts.transformers.reference import converted
 from tests.hosts.transformers.tiny import batch
 
@@ -12,7 +11,8 @@ SPECS = ("mrope_i", "vrope", "v2pe", "videorope", "mrope(spatial_reset=true)")
 FAMILIES = ("qwen2_5_vl", "internvl")
 
 
-@cases(("family", "spec"), [(family, spec) for family in FAMILIES for spec in SPECS])
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "spec"), [(family, spec) for family in FAMILIES for spec in SPECS])
 def test_a_pruned_image_equals_a_mask_on_its_tokens(family, spec):
     model = converted(family, spec).eval()
     sample = batch(family, [3, "image", 4])

@@ -57,6 +57,7 @@ SAMPLE = ("gemma3", "glm4v", "mistral3", "qwen3_5", "smolvlm")
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "spec"), [*((f, "vrope") for f in FAMILIES), *(("qwen2_vl", s) for s in SPECS)]
 )
@@ -66,6 +67,7 @@ def test_a_batch_with_padding(family, spec, steps, monkeypatch):
     assert len(steps) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_generation(way, steps, monkeypatch):
     sample = batch("qwen2_5_vl", [4], [3, "image", 4, "wide", 2], padding="left")

@@ -142,7 +142,8 @@ def test_options_that_change_text_warn(spec):
         )
 
 
-@cases("scheme", [named(scheme, 2) for scheme in EXACT])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [named(scheme, 2) for scheme in EXACT])
 def test_exact_schemes_do_not_warn(scheme):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

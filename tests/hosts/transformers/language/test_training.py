@@ -7,7 +7,6 @@ import vispe
 from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
-from tests.products import partly
 
 KINDS = ["v2pe", "mousi", "rope_dhr", "mrope_i"]
 
@@ -25,9 +24,9 @@ def gradients(model, logits):
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@partly(1)
-@cases("spec", KINDS)
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
     model = trained(family, spec)
     bare = batch(family, [4, "image", 3, "wide", 2], mask=False)
@@ -46,7 +45,8 @@ def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
     assert (other[0, -1] - actual[0][0, -1]).abs().max() > 1e-3  # the last token sees the first
 
 
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_strides_are_drawn_in_training_only(family):
     model, sample = trained(family, "v2pe"), batch(family, [4, "image", 3])
     with torch.no_grad():

@@ -7,10 +7,8 @@ import torch
 import transformers
 
 import vispe
-from tests.cases import cases
 from tests.hosts.transformers.reference import converted, stock
 from tests.hosts.transformers.tiny import CLASSES, FAMILIES, batch, config
-from tests.products import partly
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not encode text:UserWarning")
 SPECS = ("mrope_i", "vrope", "hope_vlm", "mhrope(sections=[1,0,1])")
@@ -57,10 +55,10 @@ def test_weights_can_come_later(family):
         assert torch.equal(model(**sample.inputs).logits, expected(**sample.inputs).logits)
 
 
-@partly(0.5)
-@cases("inside", [True, False], ids=["inside", "outside"])
-@cases("spec", ["alibi2d", "rope_axial", "irpe", "grape_alibi"])
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_axial", "irpe", "grape_alibi"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_towers_can_be_converted_without_values(family, spec, inside):
     """What stands where the absolute table was adds nothing, whatever memory its buffer got."""
     sample = batch(family, [3, "image", 4, "wide", 2])

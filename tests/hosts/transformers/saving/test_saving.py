@@ -64,9 +64,9 @@ def same_model(actual, expected, family):
     assert torch.equal(logits(actual, family), logits(expected, family))
 
 
-@partly(0.5)
-@cases("which", ["own", "other"])
-@cases("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["own", "other"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_scheme_comes_back(family, which, tmp_path):
     model = vispe.convert(copy_of(family), scheme(family, which))
     save(model, tmp_path)
@@ -203,7 +203,8 @@ def test_the_class_of_a_converted_model_builds_stock_models_from_stock_configura
     assert torch.equal(logits(actual, family), logits(plain, family))
 
 
-@cases("family", ["qwen2_vl", "llava", "internvl"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava", "internvl"])
 def test_parts_of_a_converted_model_are_built_whole(family):
     model = with_tower(vispe.convert(make(family), "v2pe"), TOWERS[1])
     for _, part in model.named_modules():

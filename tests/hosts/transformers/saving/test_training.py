@@ -121,6 +121,7 @@ def test_training_goes_on_with_the_scheme(family, tmp_path):
     assert torch.equal(logits(last, family), logits(resumed.model, family))
 
 
+@pytest.mark.slow
 def test_a_reference_model_and_an_average_of_weights():
     model = with_tower(vispe.convert(copy_of("qwen2_vl"), "v2pe(stride=4)"), TOWERS[1])
     average = torch.optim.swa_utils.AveragedModel(model)

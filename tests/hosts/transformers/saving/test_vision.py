@@ -112,7 +112,8 @@ def test_a_vision_model_comes_back(name, spec, tmp_path):
             auto.from_pretrained(tmp_path)
 
 
-@cases("name", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_restoring_leaves_nothing_in_the_configuration(name):
     model, plain = build(name), build(name)
     vispe.convert(model, "alibi2d")
@@ -159,6 +160,7 @@ def test_a_tower_of_timm_in_a_language_model_comes_back(kind, tmp_path):
             assert torch.equal(logits(load(tmp_path).eval(), inputs), expected)
 
 
+@pytest.mark.slow
 def test_a_part_that_was_converted_alone_is_saved_with_the_whole(tmp_path):
     model = build("CLIPModel")
     vispe.convert(model.vision_model, "alibi2d")

@@ -107,7 +107,8 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     assert all(torch.equal(a, b) for a, b in zip(outputs(model, sample), before, strict=True))
 
 
-@cases("name", [n for n in ALONE if n != "DINOv3ViTModel"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in ALONE if n != "DINOv3ViTModel"])
 def test_a_table_is_gone_and_comes_back_in_another_precision(name):
     model, stock = build(name), without_tables(build(name))
     vispe.convert(model, "none")
@@ -163,7 +164,8 @@ def test_mae_without_noise_draws_as_before():
     close(after.last_hidden_state, before.last_hidden_state, 1e-12)
 
 
-@cases("name", ALONE)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
 def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(name):
     model, sample = build(name), inputs(name)
     stock = without_tables(build(name))

@@ -49,8 +49,9 @@ def gauss(a: Tensor, b: Tensor, grid: tuple[int, int]) -> Tensor:
 BIASES = {"alibi2d": ("alibi2d", alibi), "gaussian2d": ("gaussian2d(sigma=1.5,amplitude=3.0)", gauss)}
 
 
-@cases("family", QWEN)
-@cases("name", BIASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.parametrize("name", BIASES)
 def test_a_bias_in_a_qwen_tower_is_that_of_rows_and_columns(family, name):
     spec, pair = BIASES[name]
     ours = tower(family)

@@ -99,7 +99,8 @@ def test_own_positions_are_retained(name):
     assert all(torch.equal(a, b) for a, b in zip(outputs(model, sample), before, strict=True))
 
 
-@cases("name", [name for name in TOWERS if "Sapiens2" not in name])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TOWERS if "Sapiens2" not in name])
 def test_distances_are_those_of_dense_attention(name):
     model = build(name)
     prefix, heads = TOWERS[name][0], 2
@@ -208,7 +209,10 @@ def headed(name):
     return getattr(transformers, name)(config).eval()
 
 
-@cases("name", ["CLIPSegVisionModel", "RadioModel", "Sapiens2Model", "DPTModel", "VitPoseBackbone"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["CLIPSegVisionModel", "RadioModel", "Sapiens2Model", "DPTModel", "VitPoseBackbone"]
+)
 def test_saved_and_loaded(name, tmp_path):
     model = build(name).float()
     sample = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in inputs(name).items()}

@@ -129,8 +129,9 @@ def set_slopes(model, slopes):
             attn.pos_enc.slope.copy_(slopes[i])
 
 
-@cases("mode", ["plain", "checkpoint"])
-@cases("name", EVERY)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["plain", "checkpoint"])
+@pytest.mark.parametrize("name", EVERY)
 def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mode):
     ours, stock = vispe.convert(build(name), spec_of(name)), bare(build(name))
     own = SLOPES.clone().requires_grad_()
