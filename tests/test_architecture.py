@@ -80,15 +80,15 @@ def package_of(module):
 @functools.cache  # not while tests are collected, which every worker does
 def syntax():
     """Return (imports, public classes, aliases without need) of all modules; each file is parsed once."""
-    found, classes, aliases = {}, {}, {}
+    imported, classes, aliases = {}, {}, {}
     for name, path in FILES.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         nodes = list(ast.walk(tree))
-        found[name] = sorted(set(imports(nodes)), key=str)
+        imported[name] = sorted(set(imports(nodes)), key=str)
         tops = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
         classes[name] = [top for top in tops if not top.startswith("_")]
         aliases[name] = list(needless_aliases(nodes))
-    return found, classes, aliases
+    return imported, classes, aliases
 
 
 def all_imports():

@@ -1,4 +1,4 @@
-"""The recipes that are shipped load, and say what the defaults are."""
+"""The recipes that are shipped load, and match the defaults."""
 
 from pathlib import Path
 

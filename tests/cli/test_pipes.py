@@ -1,4 +1,4 @@
-"""A reader that goes away, as `head` does, is no error: work goes on, files are written, nothing is said."""
+"""A reader that goes away, as `head` does, is not an error: work goes on, files are written, nothing is printed."""
 
 import os
 import subprocess

@@ -30,7 +30,7 @@ logging_steps: 2
 
 @pytest.fixture
 def recipe(tmp_path):
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
     rng = np.random.default_rng(0)
     for k in range(4):

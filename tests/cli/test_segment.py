@@ -43,7 +43,7 @@ def test_a_micrograph_is_segmented_by_one_command(folder, capsys):
     assert "pore" in lines[0]
     assert "; mIoU " in lines[0]
     assert lines[0].endswith("-> out/a_seg.png")
-    assert shown.err == ""  # no progress where stderr is no terminal
+    assert shown.err == ""  # no progress where stderr is not a terminal
     Image.open("out/a_overlay.png").load()
 
 

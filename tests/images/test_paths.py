@@ -1,4 +1,4 @@
-"""Names as people give them: a tilde, commas, characters beyond U+FFFF; and what is no file."""
+"""Names as people give them: a tilde, commas, characters beyond U+FFFF; and what is not a file."""
 
 import os
 import socket

@@ -32,7 +32,7 @@ def needs(module):
 
 
 def write_czi(path, planes, names=None, scale=(0.0, 0.0, 0.0), scenes=1, **where):
-    """Write {(t, z, c): (h, w) or (h, w, 3)} once for each scene, 100 pixels apart."""
+    """Write {(t, z, c): (h, w) or (h, w, 3)} once for each scene, at a distance of 100 pixels."""
     czi = needs("pylibCZIrw.czi")
     with czi.create_czi(str(path), exist_ok=True) as document:
         for scene in range(scenes):

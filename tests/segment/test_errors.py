@@ -64,7 +64,7 @@ def test_a_missing_image_is_named(capsys):
 
 
 def test_an_unreadable_image_is_named_with_the_reason(capsys):
-    Path("text.png").write_text("this is no image")
+    Path("text.png").write_text("this is not an image")
     refused(capsys, f"segment text.png {LEARN}", "text.png")
 
 
@@ -77,7 +77,7 @@ def test_a_truncated_image_is_named_with_the_reason(capsys):
 def test_a_batch_goes_on_and_lists_what_was_left_out(capsys):
     data = Path("a.png").read_bytes()
     Path("cut.png").write_bytes(data[: len(data) // 2])
-    Path("text.png").write_text("this is no image")
+    Path("text.png").write_text("this is not an image")
     code, out, err = vispe(capsys, f"segment a.png cut.png gone.png text.png b.png {LEARN}")
     assert code == 1
     assert [line.partition(":")[0] for line in out.splitlines()] == ["a.png", "b.png"]
@@ -89,7 +89,7 @@ def test_a_batch_goes_on_and_lists_what_was_left_out(capsys):
 
 
 def test_an_unreadable_labelled_image_of_a_batch_is_left_out(capsys):
-    Path("c.png").write_text("this is no image")
+    Path("c.png").write_text("this is not an image")
     save("c_labels.png", np.load("drawn.npy"))
     code, out, err = vispe(
         capsys, "segment a.png b.png c.png --labels a_labels.png,c_labels.png --classifier logistic -o out"

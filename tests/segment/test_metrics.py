@@ -178,7 +178,7 @@ def test_summary():
         "n": 0, "mean": None, "median": None, "std": None, "worst": None, "ci95": None
     }  # fmt: skip
     assert summarize(results[:1], "miou")["std"] is None
-    assert summarize(results[:1], "miou")["ci95"] is None  # one image says nothing of others
+    assert summarize(results[:1], "miou")["ci95"] is None  # one image tells nothing about others
     with pytest.raises(InputError, match=r"unknown score 'mioo'. Available scores: miou, iou, e"):
         summarize(results, "mioo")
 

@@ -20,5 +20,5 @@ def folder(tmp_path):
     tifffile.imwrite(tmp_path / "b" / "deep.er" / "stack.tif", STACK, photometric="minisblack")
     tifffile.imwrite(tmp_path / "b" / "deep.er" / "stack2.tif", STACK[:2] / np.float32(255))
     Image.fromarray(GREY).save(tmp_path / ".hidden" / "no.png")
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("not an image")
     return tmp_path

@@ -354,10 +354,10 @@ def test_massive_channels_are_detected():
 def test_channels_that_tell_position():
     model, x = small("none"), images(6)
     assert np.abs(head_health(model, x).position_r2[0]).mean() < 0.1  # noise has no position
-    placed = small("learn")
-    placed.pos_embed.data *= 200
-    assert head_health(placed, x).position_r2[0].mean() > 0.8
-    lone = head_health(placed, x[:1])
+    biased = small("learn")
+    biased.pos_embed.data *= 200
+    assert head_health(biased, x).position_r2[0].mean() > 0.8
+    lone = head_health(biased, x[:1])
     assert np.isnan(lone.position_r2).all()
     assert "One image" in lone.notes[0]
 

@@ -119,9 +119,7 @@ def test_who_wants_a_part_of_the_sums_makes_that_alone_and_nothing_twice(monkeyp
     """Sums of logits need no attention; after all sums of a layer, these and its rows are known."""
     maps, layers = [], []
     for module in (head_statistics, attention_prior):
-        monkeypatch.setattr(
-            module, "attention_map", lambda *given: maps.append(given) or attention_map(*given)
-        )
+        monkeypatch.setattr(module, "attention_map", lambda *args: maps.append(args) or attention_map(*args))
     record_attention(small("alibi2d"), IMAGES[0][None], layers.append)
     alone, whole = layers
     part, sums = head_statistics.logit_sums_of(alone), head_statistics.layer_sums(alone)

@@ -94,8 +94,8 @@ def test_a_descriptor_that_weighs_the_upper_rows(samples):
     ("prefers_first", "expected"), [(True, {"order"}), pytest.param(False, set(), marks=pytest.mark.slow)]
 )
 def test_an_answerer_that_prefers_the_first_image(samples, prefers_first, expected):
-    def answers(seen, question, words):
-        liked = seen[0] if prefers_first else torch.stack(list(seen)).mean(0)
+    def answers(images, question, words):
+        liked = images[0] if prefers_first else torch.stack(list(images)).mean(0)
         redness = 200 * float((liked[0] - liked[2]).mean())
         return torch.tensor([redness, 0.0])
 

@@ -74,7 +74,7 @@ class Own(Measure):
 
     name = "own"
     family = "behaviour"
-    asks = "Are its pictures seen?"
+    asks = "Are its images used?"
     number = "count"
     misleads = "Never."
     items = 6
@@ -120,7 +120,7 @@ def test_no_image_passes_twice(audited, images):
     """The pass whose attention is looked at gives the features, too."""
     captured = []
     hook = audited.model.patch_embed.register_forward_pre_hook(
-        lambda module, given: captured.append(given[0].clone())
+        lambda module, args: captured.append(args[0].clone())
     )
     actual = audit(audited, images[:2], REQUESTED[:2], controls=())
     hook.remove()
@@ -156,7 +156,7 @@ def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, i
     # own: one pass of the image as it is, 3 rotated and 3 with rotated tokens, 3 rolled and 10 without a strip, 1 mixed
     each = (1 + 6 + 3 + 10 + 1) + 2 + 2  # the controls: as it is, and mixed
     assert sizes == [1] * (2 * each + 6 + 64)  # dummies of the prior, and sides in pairs
-    assert samples.reads == 2 + 1  # once more for what says which audit it is
+    assert samples.reads == 2 + 1  # once more to identify the audit
 
 
 def test_the_model_is_left_as_it_was(audited, images):
@@ -313,14 +313,14 @@ class Picky(Slope):
 
     def summarize(self, acc, audited):
         if "random" in audited.title:
-            raise UnsupportedHost("it cannot be asked of random weights")
+            raise UnsupportedHost("it does not apply to random weights")
         return super().summarize(acc, audited)
 
 
 def test_a_control_that_refuses_is_named_and_the_audit_goes_on(audited, images):
     actual = audit(audited, images[:2], (Picky(),), controls=("random",))
     assert set(actual.findings[0].control) == {"flat"}
-    assert actual.missing == {"random of slope": "it cannot be asked of random weights"}
+    assert actual.missing == {"random of slope": "it does not apply to random weights"}
 
 
 def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):

@@ -1,4 +1,4 @@
-"""Turn: the errors of `vispe rotate`, the encoding apart, rectangles, functions of images, flat features."""
+"""Turn: the errors of `vispe rotate`, the encoding separately, rectangles, functions of images, flat features."""
 
 import math
 

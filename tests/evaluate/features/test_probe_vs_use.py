@@ -19,7 +19,7 @@ def knows(images):
 
 
 def blind(images):
-    """Return maps that differ from image to image and say nothing about sides."""
+    """Return maps that differ from image to image and do not depend on sides."""
     rows = torch.linspace(-1, 1, images.shape[-2])[:, None]
     return ((1 - images) * rows).sum((2, 3))[..., None, None]
 

@@ -95,7 +95,7 @@ def test_a_chat_model_says_how_probable_an_answer_is():
     answers = ("left", "quite certainly right")
     actual = ChatAnswers(model, processor)(samples, "where is it", answers)
     for answer, value in zip(answers, actual, strict=True):
-        given = processor(
+        inputs = processor(
             ["<image> <image> where is it"],
             [[_image(p) for p in samples]],
             "pt",
@@ -105,11 +105,11 @@ def test_a_chat_model_says_how_probable_an_answer_is():
             "input_ids"
         ]:  # one after the other
             with torch.no_grad():
-                total += model(**given).logits[0, -1].double().log_softmax(-1)[token].item()
+                total += model(**inputs).logits[0, -1].double().log_softmax(-1)[token].item()
             one = torch.tensor([[token]])
-            given["input_ids"] = torch.cat([given["input_ids"], one], 1)
-            given["attention_mask"] = torch.ones_like(given["input_ids"])
-            given["mm_token_type_ids"] = (given["input_ids"] == IMAGE).long()
+            inputs["input_ids"] = torch.cat([inputs["input_ids"], one], 1)
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).long()
         assert value.item() == pytest.approx(total, abs=1e-4)
 
 

@@ -220,7 +220,7 @@ def test_the_command(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("words", "message"),
     [
         (["positions", "mrop", "-o", "x.png"], "no position scheme 'mrop'. Did you mean 'mrope'"),
         (
@@ -234,9 +234,9 @@ def test_the_command(capsys, tmp_path):
         (["alibi2", "-o", "x.png"], "There is no encoding 'alibi2'"),
     ],
 )
-def test_mistakes_in_the_command(capsys, tmp_path, monkeypatch, given, message):
+def test_mistakes_in_the_command(capsys, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    assert main(["plot", *given]) == 2
+    assert main(["plot", *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1

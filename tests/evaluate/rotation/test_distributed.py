@@ -79,9 +79,9 @@ def blocks(images):
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory):
+def separate(tmp_path_factory):
     """The folder that two real processes wrote to."""
-    out = tmp_path_factory.mktemp("apart")
+    out = tmp_path_factory.mktemp("separate")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -110,8 +110,8 @@ def alone():
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds(apart, alone):
-    out, _ = apart
+def test_two_processes_find_what_one_finds(separate, alone):
+    out, _ = separate
     for rank in (0, 1):
         together = json.loads((out / f"{rank}.json").read_text())
         assert list(together) == list(alone)
@@ -123,31 +123,31 @@ def test_two_processes_find_what_one_finds(apart, alone):
 
 
 def test_shares_of_batches_are_whole_batches():
-    seen = []
+    counts = []
 
     def f(images):
-        seen.append(len(images))
+        counts.append(len(images))
         return images
 
     images = [torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(k)) for k in range(5)]
     reports = [measure(f, images, patch_size=1, metrics=["position"], batch_size=b) for b in (1, 2, 5)]
     poses = [1] * 8  # of the first image
-    assert seen == [1] * 5 + poses + [2, 2, 1] + poses + [5] + poses
+    assert counts == [1] * 5 + poses + [2, 2, 1] + poses + [5] + poses
     for report in reports[1:]:
         for first, second in zip(reports[0].result.rows, report.result.rows, strict=True):
             np.testing.assert_array_equal(first.values, second.values)
 
 
 @pytest.mark.slow
-def test_an_error_of_one_process_reaches_all(apart):
-    out, _ = apart
+def test_an_error_of_one_process_reaches_all(separate):
+    out, _ = separate
     for rank in (0, 1):
         assert (out / f"error{rank}").read_text() == "an image of 24 px"
 
 
 @pytest.mark.slow
-def test_the_command_speaks_once(apart):
-    out, said = apart
+def test_the_command_speaks_once(separate):
+    out, said = separate
     assert [(out / f"code{rank}").read_text() for rank in (0, 1)] == ["2 0", "2 0"]
     report = json.loads(said[0][0])
     assert report["images"] == ["texture 0, random field"]

@@ -100,11 +100,11 @@ def test_a_planted_lean_is_measured_with_its_size_on_a_sample():
     canvas = Canvas.fit(SIZE, 4)
     disc = canvas.pixels().numpy()
     right = np.arange(canvas.side) >= canvas.side // 2
-    seen = [
+    spreads = [
         100 * ((np.rot90(s(canvas.pose(image[None], 0)[0]), k) == 2) & right)[disc].mean() for k in range(4)
     ]
-    assert rows["all poses", "phase_spread", "class 2"].values[0] == pytest.approx(np.ptp(seen), abs=1e-9)
+    assert rows["all poses", "phase_spread", "class 2"].values[0] == pytest.approx(np.ptp(spreads), abs=1e-9)
     true = 100 * (rotated_window_labels(canvas, classes, 0) == 2)[disc].mean()
-    worst = max((v - true for v in seen), key=abs)
+    worst = max((v - true for v in spreads), key=abs)
     assert rows["all poses", "phase_error", "class 2"].values[0] == pytest.approx(worst, abs=1e-9)
     assert rows["all poses", "accuracy_worst", "full"].values[0] < 0.75

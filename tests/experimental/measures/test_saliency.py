@@ -115,14 +115,15 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     value = weights @ v
     assert torch.allclose(out, value)
     of_weights, of_v = through_product(weights, v, value, value, 0.0)
-    of_logits, placed = through_softmax(logits, weights, of_weights), torch.zeros(7, dtype=torch.float64)
+    of_logits = through_softmax(logits, weights, of_weights)
+    of_positions = torch.zeros(7, dtype=torch.float64)
     if not layout:
         of_bias = of_logits * bias / logits
         if rule == "ratio":
             of_logits, of_bias = split_ratio(product * scale, bias, of_logits, 0.0)
         else:
             of_logits = of_logits * product * scale / logits
-        placed = of_bias.sum((0, 1, 2))
+        of_positions = of_bias.sum((0, 1, 2))
         # one offset by a loop: queries a row below and a column to the left of their keys
         pairs = of_bias.sum((0, 1))
         loop = sum(pairs[1 + 3 + x, 1 + x + 1] for x in range(2))
@@ -140,11 +141,11 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
             torch.cat([r[:, :, :1], part[0][:, :, 1:]], 2)
             for r, part in zip((of_q, of_k), parts, strict=True)
         )
-        placed = sum((part[1] + part[2]).sum((0, 1, 3)) for part in parts)
-        placed[0] = 0
+        of_positions = sum((part[1] + part[2]).sum((0, 1, 3)) for part in parts)
+        of_positions[0] = 0
     for one, other in zip(actual, (of_q, of_k, of_v), strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-9)
-    assert torch.allclose(run.positions[1], placed, rtol=1e-5, atol=1e-9)
+    assert torch.allclose(run.positions[1], of_positions, rtol=1e-5, atol=1e-9)
 
 
 def test_the_model_is_as_it_was():

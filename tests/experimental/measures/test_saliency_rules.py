@@ -65,8 +65,8 @@ def test_layouts_are_an_order_of_channels():
     x, cos, sin, relevance = (random(2, 3, 6) for _ in range(4))
     order = torch.tensor([0, 3, 1, 4, 2, 5])  # half -> interleaved
     half = through_rotation(x, cos, sin, relevance, layout="half")
-    given = (t[..., order] for t in (x, cos, sin, relevance))
-    pairs = through_rotation(*given, layout="interleaved")
+    inputs = (t[..., order] for t in (x, cos, sin, relevance))
+    pairs = through_rotation(*inputs, layout="interleaved")
     for one, other in zip(half, pairs, strict=True):
         assert torch.allclose(one[..., order], other)
 

@@ -57,8 +57,8 @@ def test_without_position_all_images_look_the_same():
     actual = logits(model, cells, 5, batch_size=7)
     assert actual.shape == (40, 6)
     torch.testing.assert_close(actual, actual[:1].expand(40, -1), rtol=1e-4, atol=1e-5)
-    placed = logits(ThreeCellViT("sincos2d", TINY).eval(), cells, 5)
-    assert float(placed.std(0).min()) > 1e-3
+    outputs = logits(ThreeCellViT("sincos2d", TINY).eval(), cells, 5)
+    assert float(outputs.std(0).min()) > 1e-3
 
 
 SAMPLERS = vispe.list_encodings(kind="positions")
@@ -131,9 +131,9 @@ def test_test_images_are_not_trained_on():
     test = dataset.sample_cells(300, 4, torch.Generator().manual_seed(1))
     cells = _training_cells(recipe, 0, test)
     assert cells.shape == (800, 3, 2)
-    seen = {tuple(c.flatten().tolist()) for c in cells}
-    assert not seen & {tuple(c.flatten().tolist()) for c in test}
-    assert len(seen) > 300
+    trained = {tuple(c.flatten().tolist()) for c in cells}
+    assert not trained & {tuple(c.flatten().tolist()) for c in test}
+    assert len(trained) > 300
 
 
 def test_a_table_grows_run_by_run_and_is_not_made_twice(tmp_path):

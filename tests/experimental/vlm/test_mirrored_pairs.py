@@ -67,13 +67,13 @@ class Small(nn.Module):
 
     def forward(self, made):
         cells = nn.functional.adaptive_avg_pool2d(made.pictures.flatten(0, 1) - 0.5, 8)
-        seen = cells.flatten(1) if self.positions else cells.mean((2, 3))
+        features = cells.flatten(1) if self.positions else cells.mean((2, 3))
         words = torch.zeros(2 * len(made.statements), 6, len(LEXICON))
         for row, said in enumerate(s for pair in made.statements for s in pair):
             known = [w for w in said.split() if w in LEXICON]
             for position, word in enumerate(known):
                 words[row, position, LEXICON.index(word)] = 1
-        images = self.of_image(seen).unflatten(0, (-1, 2))
+        images = self.of_image(features).unflatten(0, (-1, 2))
         statements = self.of_words(words.flatten(1)).unflatten(0, (-1, 2))
         return torch.einsum("bid,bjd->bij", images, statements)
 

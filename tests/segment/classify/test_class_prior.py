@@ -32,11 +32,11 @@ from vispe.segment.run.run_report import vanishing_class_notes
 from vispe.segment.types import PostProcessing
 
 
-def mixture(shares, n=60_000, seed=0, apart=2.5):
+def mixture(shares, n=60_000, seed=0, distance=2.5):
     """Draw classes with these shares and (K, n) float32 probabilities that take all for equally frequent."""
     rng = np.random.default_rng(seed)
     classes = rng.choice(len(shares), n, p=shares)
-    middle = apart * np.eye(len(shares))
+    middle = distance * np.eye(len(shares))
     x = middle[classes] + rng.normal(size=(n, len(shares)))
     log = -0.5 * ((x[:, None] - middle) ** 2).sum(-1)
     prob = np.exp(log - log.max(1, keepdims=True))
@@ -66,7 +66,7 @@ def test_the_frequencies_of_a_mixture_are_estimated(shares):
 @cases("classes", [2, 3, 9, 30])
 def test_counts_do_not_depend_on_order_or_cuts(classes):
     shares = np.arange(1, classes + 1) / sum(range(1, classes + 1))
-    _, prob = mixture(shares, 6003 if classes == 30 else 50_001, apart=1.5)
+    _, prob = mixture(shares, 6003 if classes == 30 else 50_001, distance=1.5)
     prob[:, ::7] = 0  # no data
     whole, rng = count(prob), np.random.default_rng(1)
     cuts = np.sort(rng.integers(0, prob.shape[1], 9))
@@ -331,7 +331,7 @@ def test_old_and_wrong_temperatures(rare, tmp_path):
 def test_a_class_that_weighing_takes_nearly_all_from_is_noted():
     rng = np.random.default_rng(0)
     grey = rng.normal(size=100_000)
-    likely = (1 / (1 + np.exp(0.9 - 0.6 * grey))).astype(np.float32)  # classes that can hardly be told apart
+    likely = (1 / (1 + np.exp(0.9 - 0.6 * grey))).astype(np.float32)  # classes that are hard to distinguish
     actual = estimate_areas(count(np.stack([1 - likely, likely])))
     assert actual.unweighed[1] > 0.05 * len(grey)
     assert actual.pixels[1] < 0.1 * actual.unweighed[1]
@@ -342,9 +342,10 @@ def test_a_class_that_weighing_takes_nearly_all_from_is_noted():
     assert vanishing_class_notes(None, ("matrix", "pores")) == []
     both = actual + actual
     assert np.array_equal(both.unweighed, 2 * actual.unweighed)
-    apart = np.where(rng.random(100_000) < 0.3, 0.99, 0.01).astype(np.float32)
+    certain = np.where(rng.random(100_000) < 0.3, 0.99, 0.01).astype(np.float32)
     assert (
-        vanishing_class_notes(estimate_areas(count(np.stack([1 - apart, apart]))), ("matrix", "pores")) == []
+        vanishing_class_notes(estimate_areas(count(np.stack([1 - certain, certain]))), ("matrix", "pores"))
+        == []
     )
 
 

@@ -11,7 +11,7 @@ from vispe.segment.metrics import adjusted_rand
 
 
 def groups(sizes, spread=0.3, seed=0):
-    """Make groups of points far apart -> (n, 2) points and (n,) groups from 0."""
+    """Make distant groups of points -> (n, 2) points and (n,) groups from 0."""
     rng = np.random.default_rng(seed)
     of = np.repeat(np.arange(len(sizes)), sizes)
     angle = 2 * np.pi * of / len(sizes)

@@ -43,7 +43,7 @@ def test_at_the_patch_nothing_changes():
 
 
 def test_two_looks_along_each_axis_where_nothing_is_said():
-    """What synthetic tasks chose; once for tokens an odd number of pixels apart, and for several maps."""
+    """What synthetic tasks chose; once for tokens at an odd distance in pixels, and for several maps."""
     two, passed = (TokenModel(NAME, weights="random", shifts=shifts) for shifts in (None, 2))
     for a, b in zip(*(token_maps(model, page(50, 70), None).maps for model in (two, passed)), strict=True):
         np.testing.assert_array_equal(a, b)

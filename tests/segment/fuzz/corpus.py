@@ -234,8 +234,8 @@ def _shared(count: int) -> bytes:
 
 
 def foreign() -> Iterator[tuple[str, bytes]]:
-    """Things that are no images, under the names of images."""
-    yield "text.png", b"this is no image\n"
+    """Files that are not images, under the names of images."""
+    yield "text.png", b"this is not an image\n"
     yield "page.jpg", b"<!DOCTYPE html><html><body>404 not found</body></html>"
     yield "archive.tif", b"PK\x03\x04" + bytes(60)
     yield "empty.tif", b""

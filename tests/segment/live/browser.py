@@ -19,7 +19,7 @@ class Browser:
 
     Args:
         address: of the page.
-        dark: which colours the page is asked for.
+        dark: which colours the browser prefers.
         size: of the window.
     """
 

@@ -444,7 +444,7 @@ def test_in_a_browser(server, image, tmp_path):
 
 
 def test_the_command_ends_with_control_c(image, tmp_path):
-    """It says where it is, serves, and in the end what was not saved."""
+    """It prints its address, serves, and in the end names what was not saved."""
     words = [
         "paint",
         str(image[0]),

@@ -78,7 +78,7 @@ def made(qt):
 
     def make(data: np.ndarray, **options):
         viewer = qt.Viewer()
-        viewer.add_image(data, name="picture", **options)
+        viewer.add_image(data, name="page", **options)
         widget = qt.Widget(viewer)
         widget.panel.features.setCurrentText("filters")
         return viewer, widget
@@ -109,7 +109,7 @@ def test_from_an_empty_viewer_to_a_saved_model(qt, made, tmp_path):
     widget.segment()
     settle(qt, widget)
     expected = Live(micrograph(data), features=FeatureConfig()).update(labels.data)
-    classes, unsure = viewer.layers["picture classes"], viewer.layers["picture uncertainty"]
+    classes, unsure = viewer.layers["page classes"], viewer.layers["page uncertainty"]
     np.testing.assert_array_equal(classes.data, expected.labels)
     np.testing.assert_array_equal(unsure.data, expected.uncertainty)
     for layer in (labels, classes, unsure):
@@ -127,7 +127,7 @@ def test_from_an_empty_viewer_to_a_saved_model(qt, made, tmp_path):
     viewer2, widget2 = made(data)
     widget2.load(tmp_path / "m.vispe")
     settle(qt, widget2)
-    np.testing.assert_array_equal(viewer2.layers["picture classes"].data, expected.labels)
+    np.testing.assert_array_equal(viewer2.layers["page classes"].data, expected.labels)
     assert widget2.panel.names == ["dark", "bright"]
     assert not widget2.panel.features.isEnabled()
     widget2.drop_model()
@@ -142,7 +142,7 @@ def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, made):
     assert "need at least 2 labelled classes, got 0 (none)" in widget.panel.status.text()
     draw(widget.labels)
     settle(qt, widget)
-    classes = viewer.layers["picture classes"]
+    classes = viewer.layers["page classes"]
     before = classes.data.copy()
     assert set(np.unique(before)) == {1, 2}
     requested = recorded(widget)
@@ -189,11 +189,11 @@ def test_stacks_colours_and_pages(qt, made):
     draw(widget.labels, (1, 2))
     widget.segment()
     settle(qt, widget)
-    classes = viewer.layers["picture classes"].data
+    classes = viewer.layers["page classes"].data
     assert classes.shape == data.shape
     assert (classes[1, 2] > 0).all()
     assert (classes.reshape(6, 40, 48)[:5] == 0).all()
-    assert np.isnan(viewer.layers["picture uncertainty"].data[0]).all()
+    assert np.isnan(viewer.layers["page uncertainty"].data[0]).all()
     widget.panel.live.setChecked(True)
     viewer.dims.set_current_step((0, 1), (0, 0))
     settle(qt, widget)
@@ -214,7 +214,7 @@ def test_stacks_colours_and_pages(qt, made):
     draw(widget.labels)
     widget.segment()
     settle(qt, widget)
-    assert viewer.layers["picture classes"].data.shape == (40, 48)
+    assert viewer.layers["page classes"].data.shape == (40, 48)
 
 
 def test_does_turning_matter(qt, made):
@@ -224,7 +224,7 @@ def test_does_turning_matter(qt, made):
     widget.segment(trust=True)
     settle(qt, widget)
     assert "rotated" in widget.panel.verdict.text()
-    shown = viewer.layers["picture disagreement"].data
+    shown = viewer.layers["page disagreement"].data
     assert shown.shape == (64, 64)
     assert np.nanmax(shown) <= 0.5
 
@@ -242,14 +242,14 @@ def test_errors_are_one_sentence_in_the_panel(qt, made, tmp_path):
     viewer.add_labels(np.ones((9, 9), int), name="small")
     widget.panel.labels.setCurrentText("small")
     widget.segment()
-    assert "'small' is 9 x 9, but the image 'picture' is 40 x 48" in widget.panel.status.text()
+    assert "'small' is 9 x 9, but the image 'page' is 40 x 48" in widget.panel.status.text()
     widget.save(tmp_path / "m.vispe")
     assert widget.panel.status.text().startswith("there is no model yet")
     widget.load(tmp_path / "nothing.vispe")
     assert "nothing.vispe does not exist" in widget.panel.status.text()
     assert "color" in widget.panel.status.styleSheet()
     viewer.layers.remove("small")
-    viewer.layers.remove("picture")
+    viewer.layers.remove("page")
     assert widget.image is None
     assert widget.labels is None
 
@@ -277,11 +277,11 @@ def test_suggested_positions_are_rings_that_are_replaced(qt, made, shape):
     for _ in range(2):
         widget.panel.suggest_button.click()
         settle(qt, widget)
-        (rings,) = [layer for layer in viewer.layers if layer.name == "picture suggested labels"]
+        (rings,) = [layer for layer in viewer.layers if layer.name == "page suggested labels"]
     assert rings.data.shape == (len(rings.features), len(shape))
     assert rings.features["number"].tolist() == list(range(1, len(rings.data) + 1))
     live = Live(
-        micrograph(viewer.layers["picture"].data, "ZYX"[-len(shape) :]),
+        micrograph(viewer.layers["page"].data, "ZYX"[-len(shape) :]),
         page=0 if len(shape) == 2 else int(rings.data[0, 0]),
         features=FeatureConfig(),
     )
@@ -291,6 +291,6 @@ def test_suggested_positions_are_rings_that_are_replaced(qt, made, shape):
     assert rings.features["reason"].tolist() == [position.reason for position in expected]
     assert widget.panel.status.text().startswith(f"1: {expected[0].reason}")
     assert viewer.layers.selection.active is brush
-    assert "picture suggested labels" not in [
+    assert "page suggested labels" not in [
         widget.panel.labels.itemText(i) for i in range(widget.panel.labels.count())
     ]

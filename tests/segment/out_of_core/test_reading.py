@@ -1,4 +1,4 @@
-"""TIFF files and their labels, read region by region: tags, thumbnails, lengths, and levels that are no class."""
+"""TIFF files and their labels, read region by region: tags, thumbnails, lengths, and levels that are not classes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The page of a run: it says what the report says, and needs no other file."""
+"""The page of a run: it has what the report has, and needs no other file."""
 
 import base64
 import csv

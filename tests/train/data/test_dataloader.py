@@ -110,8 +110,8 @@ def test_every_image_comes_once_in_an_epoch(count, batch):
     epochs = [rows[e * count : (e + 1) * count].tolist() for e in range(6)]
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
     assert count < 5 or len(set(map(tuple, epochs))) == 6
-    seen = torch.cat([batches.load(step)[:, 0, 0, 0] for step in range(steps)])
-    assert (1000 * seen).round().long().tolist() == rows.tolist()
+    loaded = torch.cat([batches.load(step)[:, 0, 0, 0] for step in range(steps)])
+    assert (1000 * loaded).round().long().tolist() == rows.tolist()
     other = Batches(Numbers([(4, 4)] * count), 4, batch, seed=9, **PLAIN)
     assert count < 5 or not np.array_equal(other.indices(0), batches.indices(0)) or batch == 1
 
@@ -207,7 +207,7 @@ def test_steps_that_cannot_be():
                 call(step)
 
 
-@pytest.mark.skipif(not POOL.exists(), reason="the shared pictures are not on this machine")
+@pytest.mark.skipif(not POOL.exists(), reason="the shared images are not on this machine")
 def test_real_images_from_folder_and_tar_are_the_same(tmp_path):
     import tarfile
 

@@ -41,8 +41,8 @@ def test_attention_is_that_of_the_whole_image_among_these_tokens(encoding):
     x = torch.randn(2, whole.tokens, 32)
     # token numbers: the prefix first, then the cells of the grid
     keep = torch.where(pos.spatial, pos.index + 1, 0)
-    seen = torch.zeros(2, whole.tokens, dtype=torch.bool).scatter(1, keep, True)
-    expected = layer(x, whole, key_padding_mask=seen)
+    visible = torch.zeros(2, whole.tokens, dtype=torch.bool).scatter(1, keep, True)
+    expected = layer(x, whole, key_padding_mask=visible)
     at = keep[..., None].expand(-1, -1, 32)
     torch.testing.assert_close(layer(x.gather(1, at), pos), expected.gather(1, at), rtol=1e-4, atol=1e-5)
 
@@ -56,7 +56,7 @@ def test_tables_are_those_of_the_large_grid():
 
 
 def test_windows_lie_everywhere_and_never_overlap():
-    generator, seen = np.random.default_rng(0), set()
+    generator, drawn = np.random.default_rng(0), set()
     for _ in range(200):
         numbers = window_patches(GRID, 3, 2, generator)
         assert len(set(numbers.tolist())) == 12
@@ -64,8 +64,8 @@ def test_windows_lie_everywhere_and_never_overlap():
         assert (squares[:, 1] - squares[:, 0] == GRID[1]).all()
         assert (squares[..., 1] - squares[..., 0] == 1).all()
         assert (squares[..., 0] % GRID[1] < GRID[1] - 1).all(), "a window goes around the border"
-        seen |= set(numbers.tolist())
-    assert seen == set(range(63))
+        drawn |= set(numbers.tolist())
+    assert drawn == set(range(63))
     assert sorted(window_patches((4, 4), 4, 2, generator).tolist()) == list(range(16))
 
 

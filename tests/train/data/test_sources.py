@@ -1,4 +1,4 @@
-"""Sources of images: what files of all kinds become, what is left out and named, and what identifies a source."""
+"""Sources of images: what files of all kinds become, what is skipped and named, and what identifies a source."""
 
 import json
 import pickle
@@ -145,7 +145,7 @@ def test_fingerprints_tell_contents_apart(folder):
 def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
     few, more = SyntheticSource(4, seed=5, side=40), SyntheticSource(5, seed=5, side=40)
     drawn = {i: synthetic_picture(i, 5, 40) for i in (0, 3, 4)}
-    stored = SyntheticSource(5, seed=5, side=40, cache=tmp_path / "kept")
+    stored = SyntheticSource(5, seed=5, side=40, cache=tmp_path / "cache")
     for i, image in drawn.items():
         for source in (more, stored, more):  # drawn, into the folder, from memory
             assert torch.equal(source[i], image)
@@ -159,12 +159,12 @@ def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
     }
     assert len(prints) == 4
     assert stored.fingerprint() == more.fingerprint()
-    assert len(list((tmp_path / "kept").iterdir())) == 3
+    assert len(list((tmp_path / "cache").iterdir())) == 3
     monkeypatch.setattr(formulas, "synthetic_picture", None)  # what is in the folder is not drawn again
     fresh = pickle.loads(pickle.dumps(stored))
     assert all(torch.equal(fresh[i], image) for i, image in drawn.items())
     (tmp_path / "file").touch()
-    monkeypatch.setattr(formulas, "synthetic_picture", lambda *given: drawn[0])
+    monkeypatch.setattr(formulas, "synthetic_picture", lambda *args: drawn[0])
     with pytest.raises(InputError, match=r"cannot be written .*. Set another `cache`"):
         SyntheticSource(1, cache=tmp_path / "file")[0]
     wrong = (

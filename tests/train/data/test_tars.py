@@ -1,4 +1,4 @@
-"""Tar files read at random give what reading them in order gives; their index is made once, and anew when needed."""
+"""Tar files read at random give what reading them in order gives; their index is made once, and again when needed."""
 
 import io
 import json
@@ -106,9 +106,9 @@ def test_the_index_is_made_once_and_again_when_the_tar_changes(shards, tmp_path,
         again = TarSource(file)
         assert all(torch.equal(a, b) for a, b in zip(again, before, strict=True))
         with pytest.raises(AssertionError, match="scanned again"):
-            TarSource(file, cache=tmp_path / "kept")
-    stored = TarSource(file, cache=tmp_path / "kept")
-    assert len(list((tmp_path / "kept").iterdir())) == 1
+            TarSource(file, cache=tmp_path / "cache")
+    stored = TarSource(file, cache=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 1
     assert stored.fingerprint() == before.fingerprint()
     new = _images(2)
     _tar(file, {"x.png": _png(new[0]), "y.png": _png(new[1])})

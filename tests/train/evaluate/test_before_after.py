@@ -98,7 +98,7 @@ def test_a_good_retrofit_is_called_one(report):
     assert report.after.fingerprint.snr < 1.5
     by = {c.key: c for c in report.criteria}
     assert by["blanked"].value == 2 / WIDTH
-    assert {k for k, c in by.items() if not c.met} <= {"corner"}  # pixels alone are no match for filters
+    assert {k for k, c in by.items() if not c.met} <= {"corner"}  # pixels alone are worse than filters
     assert tone(report.criteria[:-1]) == "good"
     assert report.verdict.startswith(f"Position was removed (held-out R² {report.before.readable:.2f} before")
 
@@ -195,8 +195,8 @@ def test_a_bad_retrofit_is_not_called_good(after, words, colour):
 
 def test_a_model_without_bias_is_said_to_have_had_none():
     def actual(**changed):
-        given = {"before": 0.9, "after": 0.0, "blanked": 0.01, "cosine": 0.95, "rank": 0.9, "corner": None}
-        return criteria(**given | changed)
+        numbers = {"before": 0.9, "after": 0.0, "blanked": 0.01, "cosine": 0.95, "rank": 0.9, "corner": None}
+        return criteria(**numbers | changed)
 
     assert verdict(actual(before=0.2)).startswith(
         "The teacher has little positional bias (held-out R² 0.20 before"
@@ -219,7 +219,7 @@ def test_segmentation_blames_position_for_what_corners_cost_beyond_content(sampl
         """The class itself, as a feature of every pixel."""
         return images[:, 3:]
 
-    def placed(images):
+    def positional(images):
         """The class, hidden by the position: it holds in the corner of the scribbles alone."""
         h, w = images.shape[-2:]
         position = torch.linspace(-1, 1, h)[:, None] + torch.linspace(-1, 1, w)
@@ -228,15 +228,15 @@ def test_segmentation_blames_position_for_what_corners_cost_beyond_content(sampl
     stacked = [
         torch.cat([x, torch.from_numpy(t)[None].float() - 1]) for x, t in zip(images, truths, strict=True)
     ]
-    actual = score_masks({"known": known, "placed": placed}, stacked, truths, 2, budget=30, seed=1)
+    actual = score_masks({"known": known, "positional": positional}, stacked, truths, 2, budget=30, seed=1)
     assert actual.own["known"].tolist() == [1.0] * 5
     assert actual.corner["known"].tolist() == [0.0] * 5
     assert actual.others["known"].tolist() == [1.0] * 5
-    assert actual.pooled == pytest.approx({"known": 1.0, "placed": actual.pooled["placed"]})
-    assert (actual.own["placed"] <= 1).all()
-    again = score_masks({"placed": placed}, stacked, truths, 2, budget=30, seed=1)
+    assert actual.pooled == pytest.approx({"known": 1.0, "positional": actual.pooled["positional"]})
+    assert (actual.own["positional"] <= 1).all()
+    again = score_masks({"positional": positional}, stacked, truths, 2, budget=30, seed=1)
     for key in ("own", "corner", "others"):  # the same scribbles whatever else is scored
-        assert getattr(again, key)["placed"].tolist() == getattr(actual, key)["placed"].tolist()
+        assert getattr(again, key)["positional"].tolist() == getattr(actual, key)["positional"].tolist()
     alone = score_masks({"known": known}, stacked[:1], truths[:1], 2)
     assert alone.others == {}
     assert alone.pooled == {}
@@ -292,9 +292,9 @@ def test_images_are_the_same_whenever_they_are_made():
     ],
 )
 def test_what_does_not_fit_is_refused(change, error, words):
-    given = {"before": biased, "after": content, "settings": SETTINGS, "noise": 3, "textures": 1} | change
+    numbers = {"before": biased, "after": content, "settings": SETTINGS, "noise": 3, "textures": 1} | change
     with pytest.raises(error, match=words):
-        evaluate(**given)
+        evaluate(**numbers)
 
 
 @pytest.fixture(scope="module")

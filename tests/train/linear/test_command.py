@@ -100,9 +100,9 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
         InputError, match=r"interrupted linear segmentation with other settings: lr was 0\.01 and is 0\.003"
     ):
         linear_segmentation(replace(again, lr=3e-3))
-    seen = []
-    resumed = linear_segmentation(again, lambda step, loss: seen.append(step))
-    assert seen == [*range(5, 13)]
+    steps = []
+    resumed = linear_segmentation(again, lambda step, loss: steps.append(step))
+    assert steps == [*range(5, 13)]
     assert resumed["confusion"] == whole["confusion"]
     assert (tmp_path / "again" / "log.jsonl").read_text() == (tmp_path / "out" / "log.jsonl").read_text()
     first, second = (load_file(tmp_path / name / "linear.safetensors") for name in ("out", "again"))
@@ -194,8 +194,8 @@ def test_batches_depend_on_seed_and_step_and_see_every_image_in_turn(folder):
         assert torch.equal(masks, first[step][1])
     assert not torch.equal(first[0][0], batch_at(part, 0, seed=5, **options)[0])
     plain = batch_at(part, 0, seed=4, batch=15, size=60, poses=False)[0]
-    seen = [next(k for k in range(5) if _within(one, pairs.read(k)[0])) for one in plain]
-    assert [sorted(seen[i : i + 5]) for i in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
+    numbers = [next(k for k in range(5) if _within(one, pairs.read(k)[0])) for one in plain]
+    assert [sorted(numbers[i : i + 5]) for i in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
     with pytest.raises(
         InputError, match=r"images must be at least 64 px, the size of the windows, got 76 x 60"
     ):

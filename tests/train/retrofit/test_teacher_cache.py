@@ -39,7 +39,7 @@ def make(folder, count=7, on_crops=None, teacher=None, **identity):
 
 def test_files_hold_the_first_rows_and_what_the_teacher_says_of_them(tmp_path):
     shown = []
-    crops = make(tmp_path / "kept", on_crops=lambda *done: shown.append(done))
+    crops = make(tmp_path / "cache", on_crops=lambda *done: shown.append(done))
     assert shown == [(3, 7), (6, 7), (7, 7)]
     images, features = crops.arrays()
     rows = torch.cat([windows().load(step) for step in range(3)])[:7]
@@ -56,16 +56,16 @@ def test_passes_go_through_all_windows_with_their_features(tmp_path):
     images, features = (torch.from_numpy(a.copy()) for a in crops.arrays())
     batches = CropBatches(crops, windows(4))
     assert len(batches) == 7
-    seen = []
-    for step, (given, maps) in zip(range(21), batches.from_step(0), strict=False):
+    order = []
+    for step, (crops, maps) in zip(range(21), batches.from_step(0), strict=False):
         again = next(batches.from_step(step))
-        assert torch.equal(again[0], given)
+        assert torch.equal(again[0], crops)
         assert torch.equal(again[1], maps)
-        for window, of in zip(given, maps, strict=True):
+        for window, of in zip(crops, maps, strict=True):
             (i,) = (k for k in range(7) if torch.equal(images[k].float().div(255).sub(0.5).div(0.5), window))
             assert torch.equal(features[i].view(torch.bfloat16), of)
-            seen.append(i)
-    passes = [seen[at : at + 7] for at in range(0, 84, 7)]
+            order.append(i)
+    passes = [order[at : at + 7] for at in range(0, 84, 7)]
     assert all(sorted(one) == list(range(7)) for one in passes)
     assert passes[0] != passes[1]
 
@@ -131,7 +131,7 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     ("changes", "sentence"),
     [
         ({"stages": [Stage(32, steps=1, crops=0)]}, r"stages\[0\].crops needs an integer above 0"),
-        ({"target": Target(folder="kept")}, "target.folder needs a stage with crops, got kept without one"),
+        ({"target": Target(folder="cache")}, "target.folder needs a stage with crops, got cache without one"),
         (
             {"stages": [Stage(32, steps=1, crops=4)], "loss": LossWeights(class_token=1.0)},
             r"stages\[0\].crops=4 stores patch features only, but loss.class_token needs class tokens",

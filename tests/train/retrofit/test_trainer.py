@@ -114,17 +114,17 @@ def test_the_average_follows_the_weights(tmp_path):
     requested = config(tmp_path / "a", ema_decay=0.6)
     run, plain = training(requested), training(config(tmp_path / "b"))
     expected = {n: p.detach().double() for n, p in plain.student.named_parameters()}
-    seen = []
+    steps = []
 
     def follow(step, total, line):
         decay = min(0.6, step / (step + 9))
-        seen.append(step)
+        steps.append(step)
         for name, p in plain.student.named_parameters():
             expected[name] = decay * expected[name] + (1 - decay) * p.detach().double()
 
     plain.run(follow)
     run.run()
-    assert seen == list(range(1, 8))
+    assert steps == list(range(1, 8))
     for name, p in run.student.named_parameters():
         torch.testing.assert_close(p, dict(plain.student.named_parameters())[name], **TIGHT)
     finished = run.finished()
@@ -210,15 +210,15 @@ def test_channels_that_tell_position_are_detected():
     actual = probe_images(teacher, probe, 64, 5)
     own = feature_maps(teacher.model, torch.device("cpu"))
 
-    def placed(images):
+    def positional(images):
         maps = own(images)
         h, w = maps.shape[2:]
         maps[:, 7] += 20 * torch.linspace(-1, 1, h)[:, None]
         maps[:, 19] += 20 * torch.linspace(-1, 1, w)
         return maps
 
-    assert sorted(position_channels(placed, actual, probe, 2)) == [7, 19]
-    assert position_channels(placed, actual, probe, 5) == position_channels(placed, actual, probe, 5)
+    assert sorted(position_channels(positional, actual, probe, 2)) == [7, 19]
+    assert position_channels(positional, actual, probe, 5) == position_channels(positional, actual, probe, 5)
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):

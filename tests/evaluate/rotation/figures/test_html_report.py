@@ -1,4 +1,4 @@
-"""The page says what was measured and nothing else: a section appears if, and only if, its rows exist."""
+"""The page has what was measured and nothing else: a section appears if, and only if, its rows exist."""
 
 import re
 
@@ -32,11 +32,11 @@ FIGURES = [1, 1, 1, 1, 0, 0, 2, 2, 1, 0]
 @pytest.fixture
 def unrendered(monkeypatch):
     """Figures are made but not painted, which takes most of the time."""
-    monkeypatch.setattr(Figure, "savefig", lambda self, buffer, **options: buffer.write(b"picture"))
+    monkeypatch.setattr(Figure, "savefig", lambda self, buffer, **options: buffer.write(b"image"))
 
 
-def html(**given):
-    return rotation_page(report(**given)).html()
+def html(**options):
+    return rotation_page(report(**options)).html()
 
 
 def sections(text):
@@ -76,7 +76,7 @@ def test_sections_of_images_alone():
 def test_everything_together_in_one_order(rendered, request):
     if not rendered:
         request.getfixturevalue("unrendered")
-    rows = [r for given in SECTIONS.values() for r in given["rows"]]
+    rows = [r for section in SECTIONS.values() for r in section["rows"]]
     image = np.zeros((4, 4, 3))
     text = html(rows=rows, picture=image, poses={"identity": image, "rot90": image},
                 labels={"identity": STILL, "rot90": STILL}, fingerprint=made.print_())  # fmt: skip
@@ -87,12 +87,12 @@ def test_everything_together_in_one_order(rendered, request):
 
 @pytest.mark.usefixtures("unrendered")
 def test_the_headline_table_holds_mean_interval_floor_and_effect():
-    given = report(rows=[*made.d4_rows(), *made.angle_rows()])
-    actual = lines(rotation_page(given).html(), HEAD)
+    measured = report(rows=[*made.d4_rows(), *made.angle_rows()])
+    actual = lines(rotation_page(measured).html(), HEAD)
     assert [line[:3] for line in actual] == [
-        [r.transform, METRICS[r.metric].title, r.part] for r in given.headlines
+        [r.transform, METRICS[r.metric].title, r.part] for r in measured.headlines
     ]
-    low, high = given.result.find("D4", "error").summary().interval
+    low, high = measured.result.find("D4", "error").summary().interval
     assert actual[0] == [
         "D4",
         METRICS["error"].title,

@@ -245,7 +245,7 @@ def test_the_fingerprint_in_plain_words():
     for ax, part in zip(maps, made.print_().components, strict=True):
         np.testing.assert_array_equal(ax.images[0].get_array(), part)
     assert len({ax.images[0].get_clim() for ax in maps}) == 1  # one scale
-    assert [t.get_text() for t in channels.get_xticklabels()] == ["1", "0", "2"]  # best first, NaN left out
+    assert [t.get_text() for t in channels.get_xticklabels()] == ["1", "0", "2"]  # best first, without NaN
     np.testing.assert_allclose([p.get_height() for p in channels.patches], [0.9, 0.2, 0])
     record_figures.plot_fingerprint(made.print_(components=1, d=3)).canvas.draw()
 
@@ -319,8 +319,8 @@ def test_models_are_sorted_and_split():
 
 def test_rows_of_a_file_are_those_that_were_written():
     rows = [*made.angle_rows(3), row("D4", "error", NAN, 3, "full", True)]
-    for given in (result(rows, 3), result(rows, 3).to_dict(), result(rows, 3).to_dict()["rows"], rows):
-        back = measurements(given)
+    for source in (result(rows, 3), result(rows, 3).to_dict(), result(rows, 3).to_dict()["rows"], rows):
+        back = measurements(source)
         for a, b in zip(back, rows, strict=True):
             assert (a.transform, a.metric, a.part, a.control, set(a.floors)) == (
                 b.transform, b.metric, b.part, b.control, set(b.floors))  # fmt: skip

@@ -192,7 +192,7 @@ def test_the_quadrant_gap_is_zero_for_intensity_and_negative_for_features_that_k
     fair = quadrant_gap(scribble_classifier(lambda x: x[:, :1]), images, truths, 2, budget=20)
     assert abs(row(fair, "four corners", "quadrant_gap").values).max() < 0.05
 
-    def placed(x):  # content fades, position is loud
+    def positional(x):  # content fades, position is loud
         rows, cols = (torch.linspace(-1, 1, n, dtype=F64) for n in x.shape[-2:])
         position = torch.stack(torch.meshgrid(rows, cols, indexing="ij"))
         waves = torch.cat(
@@ -200,7 +200,7 @@ def test_the_quadrant_gap_is_zero_for_intensity_and_negative_for_features_that_k
         )
         return torch.cat([x[:, :1] + 2 * noise(x.shape[-2:], 9, 1), waves.expand(len(x), -1, -1, -1)], 1)
 
-    leaky = quadrant_gap(scribble_classifier(placed), images, truths, 2, budget=20)
+    leaky = quadrant_gap(scribble_classifier(positional), images, truths, 2, budget=20)
     assert row(leaky, "four corners", "quadrant_gap").values.max() < -0.05
     gaps = np.mean([row(leaky, name, "quadrant_gap").values for name in QUADRANTS], axis=0)
     np.testing.assert_allclose(row(leaky, "four corners", "quadrant_gap").values, gaps)

@@ -58,16 +58,16 @@ def test_a_planted_bias_is_measured_with_its_size():
 
 
 def test_crop_shift_compares_the_same_positions():
-    seen = []
+    calls = []
 
     def pooled(images):
-        seen.append(images)
+        calls.append(images)
         return torch.nn.functional.avg_pool2d(images, 4)
 
     image = field((41, 46))
     rows = crop_shift(pooled, [image], (24, 32), shifts=[(8, -4), (-8, 4), (0, 4)], patch_size=4, margin=1)
     assert max(r.values[0] for r in rows) < 1e-14
-    first, second = seen[:2]
+    first, second = calls[:2]
     assert torch.equal(first[0, :, 8:, :28], second[0, :, :16, 4:])
     partly = crop_shift(pooled, [image], (24, 32), patch_size=4)
     assert [r.transform for r in partly if r.metric == "error"][:2] == [

@@ -153,8 +153,8 @@ def test_layers_are_those_of_the_stock_model(family):
                 {"shared_kv_states": dict(kwargs["shared_kv_states"])} if "shared_kv_states" in kwargs else {}
             )
             actual = layer(*args, **remaining, **more_kept)
-            actual, wanted = (x if torch.is_tensor(x) else x[0] for x in (actual, expected))
-            assert torch.equal(actual, wanted)
+            mine, theirs = (x if torch.is_tensor(x) else x[0] for x in (actual, expected))
+            assert torch.equal(mine, theirs)
             if remaining.get("position_embeddings") is not None:
                 with pytest.raises(InputError, match="position_embeddings are missing"):
                     layer(*args, **remaining | {"position_embeddings": None}, **more_kept)
