@@ -86,8 +86,7 @@ def test_the_distance_is_that_of_mahalanobis_with_the_covariance_of_the_patches(
     assert domain.score(feature_sums(other)) * domain.limits[0] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "margin"), [(1, MARGIN_ONE), (3, MARGIN), (12, MARGIN)])
+@cases(("count", "margin"), [(1, MARGIN_ONE), (3, MARGIN), (12, MARGIN)])
 def test_the_limit_is_the_largest_distance_of_what_was_held_out_times_a_margin(count, margin):
     pages = [page(seed) for seed in range(count)]
     domain = fit_distribution(pages)

@@ -47,9 +47,9 @@ def masks_of(name, sample, slopes):
     return [-far * s[:, None, None] for s in slopes]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["plain", "checkpoint", "reentrant"])
-@pytest.mark.parametrize("name", ALONE)
+@partly(1)
+@cases("mode", ["plain", "checkpoint", "reentrant"])
+@cases("name", ALONE)
 def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
     ours, stock = build(name), without_tables(build(name))
     vispe.convert(ours, "alibi2d(slopes=learned)")
