@@ -255,7 +255,6 @@ def test_force_does_not_go_on(data, monkeypatch, capsys, whole):
     assert contents("out") == whole
 
 
-@pytest.mark.slow
 def test_a_result_that_was_removed_is_made_again(data, monkeypatch, whole):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 3)
     Path("out/a_prob.tif").unlink()
@@ -394,7 +393,6 @@ class Usage:
         self.free = free
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system which file is meant")
 @pytest.mark.parametrize("kind", ["_prob", "_uncertainty", "_overlay", "_seg", "report", NAME])
 def test_a_disk_that_runs_full_stops_the_run_and_leaves_nothing_partial(
