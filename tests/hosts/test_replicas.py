@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 import vispe
+from tests.cases import cases
 from tests.hosts.transformers.vision import alone, test_dense_prediction
+from tests.products import partly
 from vispe.utils.parameters import parameters_of
 
 MOVED = vispe.list_encodings(kind="positions")  # these need an encoding that reads positions
@@ -43,8 +45,8 @@ def vit():
     return timm.models.VisionTransformer(num_classes=2, dynamic_img_size=True, **shape)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", vispe.list_encodings(ndim=2, exclude=MOVED))
+@partly(8)
+@cases("name", vispe.list_encodings(ndim=2, exclude=MOVED))
 def test_encodings_of_replicas_have_current_weights(name):
     torch.manual_seed(0)
     model = shifted(vispe.convert(vit(), name), 0).eval()

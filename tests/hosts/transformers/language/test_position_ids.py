@@ -103,10 +103,10 @@ def test_ids_of_one_row_are_those_of_all(family, spec):
         assert torch.equal(model(**sample.inputs, position_ids=said).logits, expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+@partly(1)
+@cases("spec", SPECS)
+@cases("rows", [1, 2, 3, 4, 5])
+@cases("family", ["qwen2_vl", "llava"])
 @torch.no_grad()
 def test_the_layout_with_rows_first_is_refused(family, rows, spec):
     """verl keeps ids as (b, axes, s); where b is the number of axes, the shape is ambiguous."""

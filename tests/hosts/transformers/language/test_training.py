@@ -7,6 +7,7 @@ import vispe
 from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
+from tests.products import partly
 
 KINDS = ["v2pe", "mousi", "rope_dhr", "mrope_i"]
 
@@ -57,9 +58,9 @@ def test_strides_are_drawn_in_training_only(family):
     assert torch.equal(fixed[0], fixed[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", ["mrope_i", "v2pe"])
-@pytest.mark.parametrize("family", FAMILIES)
+@partly(1)
+@cases("spec", ["mrope_i", "v2pe"])
+@cases("family", FAMILIES)
 def test_packing_cuts_exactly(family, spec):
     """Ids that start again at 0 begin another sample, with positions and attention of its own."""
     model = vispe.convert(copy_of(family), spec)
