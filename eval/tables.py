@@ -264,8 +264,7 @@ def speed() -> str:
         f"the machine before each: `eval/results/segment_speed.json`, commit {commit}). The machine was slow: a "
         f"process that only imports PyTorch and scikit-learn took {result['libraries_cpu_s']:.1f} s, 2.0 to 3.0 s on "
         "other days. The target of 1.5 Mpixel/s for 16 Mpixel is not reached: of 55 CPU seconds in a profile of one "
-        "thread, the trees take 36 %, the network 24 %, filters 10 %, imports 6 % and the linear classifier 5 %; "
-        "reading, writing and the report take most of the rest.",
+        "thread (py-spy), the trees take 36 %, the network 24 %, filters 10 % and imports 6 %.",
         "",
     ]
     lines += [
