@@ -5,6 +5,7 @@ import gc
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -153,6 +154,19 @@ def _no_flush() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Put folders that examples of the documentation make, and leave, where pytest removes them: 300 MB a run."""
+    folder, make = tmp_path_factory.mktemp("temporary"), tempfile.mkdtemp
+
+    def mkdtemp(suffix=None, prefix=None, dir=None) -> str:
+        return make(suffix, prefix, folder if dir is None else dir)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", mkdtemp)
         yield
 
 
