@@ -105,7 +105,7 @@ def main() -> int:
         key = {"sm": 80 if older else 90, "width": width, "dtype": dtype, "strip": strip_, "tokens": tokens,
                "kernel": kernel}  # fmt: skip
         row = next((r for r in rows if key.items() <= r.items()), None)
-        # float32 has no rows for 96 columns
+        # exact float32 has no rows for 96 columns
         if row is None or (row["from"] == origin and not args.fresh):
             continue
         # products of float32 are split where torch may round them

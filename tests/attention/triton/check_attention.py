@@ -120,11 +120,14 @@ def rounded():
     torch.backends.cuda.matmul.fp32_precision = before
 
 
-def test_products_are_split_where_torch_may_round(strips, rounded):
+@pytest.mark.parametrize("width", [16, 72])
+@pytest.mark.parametrize("sm", [90, 80])
+def test_products_are_split_where_torch_may_round(strips, rounded, monkeypatch, sm, width):
     """With tiles of their own; the interpreter itself multiplies exactly."""
+    monkeypatch.setitem(sizes.TABLES, (90, "tf32x3"), sizes.TABLES[sm, "tf32x3"])
     assert product_of(torch.zeros(1)) == "tf32x3"
     assert product_of(torch.zeros(1).half()) == "ieee"
-    compare_table(Grid((5, 7), 1), torch.float32)
+    compare_table(Grid((5, 7), 1), torch.float32, width=width)
 
 
 @pytest.mark.parametrize("grid", [GRIDS[1], GRIDS[4], GRIDS[9]], ids=str)

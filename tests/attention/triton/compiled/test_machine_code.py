@@ -26,9 +26,13 @@ COUNTED = {  # forward, grad_q and grad_kv at 64 columns, by Triton's version an
     "3.9": {80: (12.7, 13.3, 17.6), 90: (11.9, 10.4, 13.2), 100: (12.8, 10.6, 14.4)},
 }
 PASSES = ("forward", "grad_q", "grad_kv")
-SPLIT = {  # float32 by three products of TF32; exact products take 178, 258 and 325
-    90: {"forward": 37.1, "grad_q": 47.1, "grad_kv": 70.3},
-    80: {"forward": 68.8, "grad_q": 90.1, "grad_kv": 117.0},
+SPLIT = {  # float32 by three products of TF32, by compute capability and head_dim, and spills in the loop
+    # exact products take 178, 258 and 325
+    (90, 64): {"forward": (37.1, 8), "grad_q": (47.1, 8), "grad_kv": (70.3, 8)},
+    (80, 64): {"forward": (68.8, 8), "grad_q": (90.1, 8), "grad_kv": (117.0, 8)},
+    # the tiles of 128 columns spill more than 250 registers in the loop, and take 393 and 651 for grad_q and grad_kv
+    (90, 96): {"forward": (58.8, 0), "grad_q": (71.8, 0), "grad_kv": (107.4, 102)},
+    (80, 96): {"forward": (136.8, 0), "grad_q": (186.0, 0), "grad_kv": (275.0, 0)},
 }
 WIDER = {  # 72 columns as 64 + 32, and spills: on 8.0 some gradients exceed the registers
     90: {"forward": (10.9, 0), "grad_q": (12.5, 0), "grad_kv": (16.5, 0), "grad_bias": (12.2, 0)},
@@ -96,15 +100,15 @@ def test_gradient_of_a_bias(fresh_kernels):
 
 @pytest.mark.compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", SPLIT)
-def test_float32_on_tensor_cores(fresh_kernels, arch):
-    compiled = reports("grid", "table", arch, dtype="tf32x3")
-    for kernel, most in SPLIT[arch].items():
+@pytest.mark.parametrize(("arch", "head_dim"), SPLIT)
+def test_float32_on_tensor_cores(fresh_kernels, arch, head_dim):
+    compiled = reports("grid", "table", arch, head_dim, "tf32x3")
+    for kernel, (most, spills) in SPLIT[arch, head_dim].items():
         report = compiled[kernel]
         loop = plain_loop(report)
         assert loop["per_score"] <= 1.1 * most, report
         assert loop["matrix"] > 0, report
-        assert loop["spills"] <= 8, report
+        assert loop["spills"] <= spills, report
         # GPUs of compute capability 12 use the tiles of 8.0
         assert report["shared"] <= SHARED[120 if arch == 80 else arch], report
 
