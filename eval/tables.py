@@ -1,4 +1,4 @@
-"""Write the generated tables of README and of the pages `list` and `numbers`, from the registry and committed results.
+"""Write the generated tables of README and of pages of the documentation, from the registry and committed results.
 
 python eval/tables.py [--check]
 """
@@ -352,16 +352,38 @@ def threads() -> str:
     return "\n".join([head, "", *table])
 
 
+def descriptor() -> str:
+    rows = {
+        (r["strip"], r["columns"] if r["descriptor"] else None): r["per_score"]
+        for r in read("strip_descriptor")["rows"]
+        if r["tiles"][:2] == [64, 64]
+    }
+    cells = [
+        f"| {name} | " + " | ".join(f"{rows[strip, columns]:.1f}" for columns in (None, 32, 64, 128)) + " |"
+        for strip, name in (("fp16", "float16"), ("fp32", "float32"))
+    ]
+    head = "| strip | pointers | descriptor, grid of 32 columns | 64 columns | 128 columns |"
+    return "\n".join(["", head, "|---|---|---|---|---|", *cells, ""])
+
+
 def updated(text: str) -> str:
     """Return a page with its generated tables updated."""
-    for name, make in (("encodings", encodings), ("summary", summary), ("speeds", speeds), ("sets", sets)):
+    tables = {
+        "encodings": encodings, "summary": summary, "speeds": speeds, "sets": sets, "descriptor": descriptor,
+    }  # fmt: skip
+    for name, make in tables.items():
         mark = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text = re.sub(mark, lambda m, make=make: f"{m[1]}{make()}\n{m[2]}", text, flags=re.DOTALL)
     return text
 
 
 REFERENCE = ROOT / "docs" / "reference"
-PAGES = (ROOT / "README.md", REFERENCE / "list.md", REFERENCE / "numbers.md")
+PAGES = (
+    ROOT / "README.md",
+    REFERENCE / "list.md",
+    REFERENCE / "numbers.md",
+    ROOT / "docs" / "explanation" / "attention-speed.md",
+)
 
 if __name__ == "__main__":
     for page in PAGES:
