@@ -287,6 +287,32 @@ def test_features_are_computed_once(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize(
+    "config", [pytest.param(FILTERS, id="filters"), pytest.param(TILED, id="vispe_micro"), TIMM]
+)
+def test_only_new_labelled_pixels_are_gathered(monkeypatch, config):
+    grey = synthetic_image(96, 70)
+    live, gathered = Live(micrograph(grey), features=config), []
+    look_up = live._look_up
+    monkeypatch.setattr(live, "_look_up", lambda page, i: (gathered.append(len(i)), look_up(page, i))[1])
+    labels = scribbles(grey)
+    live.draw(labels)
+    live.fit()
+    changed = labels.copy()
+    changed[:, 20:30], changed[50] = 0, 1
+    new = ((changed > 0) & (labels == 0)).sum()
+    for drawing in (changed, changed, labels):
+        live.draw(drawing)
+        live.fit()
+        fresh = Live(micrograph(grey), features=config)
+        fresh.draw(drawing)
+        fresh.fit()
+        np.testing.assert_array_equal(
+            live.gather_labelled(live.labelled()), fresh.gather_labelled(fresh.labelled())
+        )
+    assert gathered == [(labels > 0).sum(), new, ((labels > 0) & (changed == 0)).sum()]
+
+
 @cases(
     ("labels", "error", "text"),
     [

@@ -1,6 +1,7 @@
 """Class priors: exact in any order, right where the truth is known, obeyed by labels, fractions and models."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -78,6 +79,21 @@ def test_counts_do_not_depend_on_order_or_cuts(classes):
         assert estimate(again).tobytes() == estimate(whole).tobytes()
     assert whole.counts.sum() == (prob.sum(0) > 0).sum()
     assert len(whole.counts) <= 1 << 17
+
+
+@cases("classes", [2, 3, 4, 5, 8, 9, 14])
+def test_a_histogram_counts_each_pixel(classes):
+    rng = np.random.default_rng(classes)
+    prob = rng.integers(0, 3, (classes, 400)).astype(np.float32)
+    prob = (prob / np.maximum(prob.sum(0), 1)).astype(np.float32)
+    pixels = [count(column[:, None]) for column in prob.T]
+    for column, pixel in zip(prob.T, pixels, strict=True):
+        if column.any():
+            np.testing.assert_allclose(pixel.probabilities()[0], column, atol=0.03)
+    expected = Counter(tuple(pixel.codes[0]) for pixel in pixels if len(pixel.counts))
+    actual = count(prob)
+    assert [tuple(codes) for codes in actual.codes] == sorted(expected)
+    assert dict(zip(map(tuple, actual.codes), actual.counts, strict=True)) == expected
 
 
 def test_too_many_codes_become_coarser_in_any_order(monkeypatch):

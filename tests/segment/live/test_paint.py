@@ -100,12 +100,14 @@ def test_the_preview_is_that_of_logistic_and_the_result_follows(image, paint):
     preview = paint.update({**content, "preview": True})
     assert preview["preview"]
     assert paint.live.model.classifier.kind == "logistic"
+    assert "calibration" not in paint.live.model.notes
     options = {"features": paint.live._features.config, "names": ["ground", "disc"]}
     fast = Live(paint.image, classifier="logistic", **options)
     assert np.array_equal(paint.prediction.labels, fast.update(paint.labels()).labels)
     final = paint.update(content)
     assert not final["preview"]
     assert paint.live.model.classifier.kind == "ensemble"
+    assert "calibration" in paint.live.model.notes
     assert final["labels"] != preview["labels"]
     # saving never stores a preview
     paint.update({**content, "preview": True})

@@ -18,9 +18,10 @@ which needs similar numbers of labels for all classes.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import cache
 from importlib import import_module
 from threading import Thread
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from vispe.segment.classify.class_prior import tempered
 from vispe.segment.classify.estimators.linear import Linear
 from vispe.segment.classify.estimators.trees import TREES, Trees
 from vispe.utils.options import PositiveFloat, PositiveInt, checked
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 Kind = Literal["ensemble", "logistic", "forest", "boosting"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -146,7 +150,7 @@ class PixelClassifier:
             raise InputError(
                 f"need at least 2 labelled classes, got {len(labelled)} ({listed}). Label the others."
             )
-        with _threads(len(features)):
+        with _threads(self.kind, len(features)):
             if self.kind in _WITH_LINEAR:
                 self.linear = Linear.fit(features, classes, scale)
             if self.kind == "ensemble":
@@ -237,11 +241,19 @@ def predict_in_chunks(
     return out
 
 
-def _threads(count: int) -> AbstractContextManager[Any]:
+def _threads(kind: str, count: int) -> AbstractContextManager[Any]:
     """Limit few pixels to one thread, where synchronisation takes longer than the work."""
-    from threadpoolctl import threadpool_limits
+    return _thread_pools(kind).limit(limits=1 if count < _FEW else None)
 
-    return threadpool_limits(limits=1 if count < _FEW else None)
+
+@cache
+def _thread_pools(kind: str) -> "ThreadpoolController":
+    """Return the thread pools of all libraries that are loaded; finding them takes as long as a small fit."""
+    from threadpoolctl import ThreadpoolController
+
+    # which loads libraries
+    import_module(_MODULES[kind])
+    return ThreadpoolController()
 
 
 def _build(kind: str, seed: int) -> Any:

@@ -13,6 +13,8 @@ from vispe.errors import ShapeError
 OVERLAP = 0.25
 """Minimal overlap of neighbouring tiles, as a fraction of their side."""
 
+_CACHED = 1 << 14  # pixels whose probabilities fit into the CPU cache
+
 
 @dataclass(frozen=True)
 class Region:
@@ -224,17 +226,26 @@ class Blend:
 
     def add(self, region: Region, prob: np.ndarray, weight: np.ndarray | None) -> None:
         """Add probabilities (rows, columns, K) of a region, weighted by `weight` (rows, columns) or 1."""
-        index = region.slices
-        weight = np.ones(region.shape, np.float32) if weight is None else weight
-        classes, largest = np.ones(region.shape, np.uint8), prob[..., 0]
+        # temporary arrays of a few rows remain in the CPU cache
+        rows = max(_CACHED // region.shape[1], 1)
+        for top in range(0, region.shape[0], rows):
+            part = slice(top, min(top + rows, region.shape[0]))
+            index = slice(region.top + part.start, region.top + part.stop), slice(region.left, region.right)
+            self._add_rows(index, prob[part], np.float32(1) if weight is None else weight[part])
+
+    def _add_rows(
+        self, index: tuple[slice, slice], prob: np.ndarray, weight: np.ndarray | np.float32
+    ) -> None:
+        classes, largest = np.ones(prob.shape[:2], np.uint8), prob[..., 0]
         for k in range(1, prob.shape[-1]):  # several times as fast as argmax over a short axis
             classes = np.where(prob[..., k] > largest, np.uint8(k + 1), classes)
             largest = np.maximum(largest, prob[..., k])
         first = self._first[index]
         # pixels that an earlier tile has already set: overlap, and possibly disagreement
-        self._twice[index] |= first > 0
-        self._differ[index] |= (first > 0) & (first != classes)
-        self._first[index] = np.where(first > 0, first, classes)
+        again = first > 0
+        self._twice[index] |= again
+        self._differ[index] |= again & (first != classes)
+        self._first[index] = np.where(again, first, classes)
         # weighted sum; normalised by the sum of weights in `result`
         for k in range(prob.shape[-1]):
             self._sum[(k, *index)] += prob[..., k] * weight

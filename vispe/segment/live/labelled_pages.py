@@ -169,14 +169,28 @@ class LabelledPages:
             del self._gathered[page]
         for page, (indices, _) in labelled.items():
             cached = self._gathered.get(page)
-            if cached is None or not np.array_equal(cached[0], indices):
-                self._gathered[page] = (
-                    indices,
-                    self.within(lambda p=page, at_indices=indices: self._look_up(p, at_indices)),
-                )
+            if cached is None:
+                features = self.within(lambda p=page, at_indices=indices: self._look_up(p, at_indices))
+                self._gathered[page] = indices, features
+            elif not np.array_equal(cached[0], indices):
+                self._gathered[page] = indices, self._look_up_new(page, indices, *cached)
         if len(self._gathered) < len(labelled):  # memory ran out, and features changed with the smaller tiles
             return self.gather_labelled(labelled)
         return np.concatenate([self._gathered[page][1] for page in labelled])
+
+    def _look_up_new(
+        self, page: int, indices: np.ndarray, earlier: np.ndarray, values: np.ndarray
+    ) -> np.ndarray:
+        """Return the features (n, f) of pixels; those of `earlier` pixels, which are `values`, are copied."""
+        known = np.isin(indices, earlier, assume_unique=True)
+        out = np.empty((len(indices), values.shape[1]), values.dtype)
+        out[known] = values[np.searchsorted(earlier, indices[known])]
+        if not known.all():
+            settings = self.settings()
+            out[~known] = self.within(lambda: self._look_up(page, indices[~known]))
+            if settings != self.settings():  # memory ran out, and features changed with the smaller tiles
+                return self.within(lambda: self._look_up(page, indices))
+        return out
 
     def _look_up(self, page: int, indices: np.ndarray) -> np.ndarray:
         return self._features.prepare(self._pages[page], self.image.valid[page]).gather_indices(indices)

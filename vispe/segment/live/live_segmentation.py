@@ -173,7 +173,8 @@ class Live(LabelledPages):
         """Train on all current labels.
 
         Args:
-            preview: train a classifier of `preview_kind`, which answers faster.
+            preview: train a classifier of `preview_kind`, which answers faster; if that is not the kind of the session,
+                its probabilities are not calibrated.
             sessions: the sessions of several images (see `for_image`), including this one, in the order of the images:
                 one model is trained on the labels of all, and all predict with it. Empty: only this session.
 
@@ -183,8 +184,9 @@ class Live(LabelledPages):
         sessions = sessions or [self]
         kind = self.preview_kind if preview else self.kind
         model = train_model(
-            sessions, self._features, kind, self.names, self.colors, self._reading, self._seed, self._domains
-        )
+            sessions, self._features, kind, self.names, self.colors, self._reading, self._seed, self._domains,
+            calibrated=kind == self.kind,
+        )  # fmt: skip
         for session in sessions:
             session.names, session._model = model.names, model
         return model

@@ -32,6 +32,7 @@ def train_model(
     reading: ReadOptions,
     seed: int,
     domains: Domains,
+    calibrated: bool = True,
 ) -> Model:
     """Train a model on all labels of several images.
 
@@ -44,6 +45,7 @@ def train_model(
         reading: normalisation of the images.
         seed: seed of all random numbers.
         domains: cached summary, updated in place.
+        calibrated: calibrate the probabilities by cross-validation over scribbles.
 
     Raises:
         InputError: duplicate names, or fewer than 2 labelled classes.
@@ -60,13 +62,7 @@ def train_model(
     if len(np.unique(classes)) < 2:
         # raises an error that lists the labelled classes
         PixelClassifier(kind, max(count, 2)).fit(np.zeros((len(classes), 1), np.float32), classes, names)
-    scribble_ids = concatenate_ids(
-        [
-            label_scribbles(indices, page_classes, session.image.shape)
-            for session, pages in labelled.items()
-            for indices, page_classes in pages.values()
-        ]
-    )
+    scribble_ids = _scribble_ids(labelled) if calibrated else None
     classifier, facts = learn(
         kind,
         names,
@@ -92,6 +88,17 @@ def train_model(
         seed=seed,
         notes=notes,
         domain=_domain(pages, features, domains),
+    )
+
+
+def _scribble_ids(labelled: dict[LabelledPages, dict[int, Pixels]]) -> np.ndarray:
+    """Return the scribble number (n,) of the labelled pixels of all images."""
+    return concatenate_ids(
+        [
+            label_scribbles(indices, page_classes, session.image.shape)
+            for session, pages in labelled.items()
+            for indices, page_classes in pages.values()
+        ]
     )
 
 

@@ -118,8 +118,9 @@ class Linear:
 
     def probabilities(self, scores: Tensor, n_classes: int) -> Tensor:
         """Convert scores (k, ...) to probabilities (K, ...); classes without labels have 0."""
-        out = scores.new_zeros((n_classes, *scores.shape[1:]))
         columns = (self.classes - 1).tolist()
+        empty = scores.new_empty if len(columns) == n_classes else scores.new_zeros
+        out = empty((n_classes, *scores.shape[1:]))
         if len(scores) == 1:
             torch.sigmoid(scores[0], out=out[columns[1]])
             # two classes have a single score: complementary probabilities
