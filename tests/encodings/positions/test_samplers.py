@@ -154,6 +154,13 @@ def test_samples_with_several_fields_of_view_are_refused(spec):
 
 
 @every
+def test_coordinates_that_are_not_finite_are_refused(spec):
+    pos = Positions(torch.tensor([[0.0, 0.0], [math.nan, 1.0]]), extent=torch.tensor([[2.0, 2.0]]))
+    with pytest.raises(ShapeError, match=r"needs finite coordinates, got nan"):
+        create_encoding(spec).prepare(pos)
+
+
+@every
 def test_gathering_and_sampling_commute(spec):
     sampler = create_encoding(spec)
     grid = Grid((4, 5), prefix=1)

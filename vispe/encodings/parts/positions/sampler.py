@@ -74,7 +74,8 @@ class Sampler(Encoding):
         also apply in evaluation.
 
         Raises:
-            ShapeError: samples have fields of view of several sizes, and the sampler moves their tokens.
+            ShapeError: the sampler moves tokens with coordinates that are not finite, or samples with fields of view
+                of several sizes.
         """
         return _resampled(self, pos, generator, draws)
 
@@ -153,7 +154,7 @@ def _moved(
     sampler: Sampler, pos: Positions, names: list[str], counts: list[int], maps: list[Tensor]
 ) -> Positions:
     """Return positions with cell i of axis a at ``maps[a][:, i]``, prefix tokens unchanged."""
-    _check_equal_sizes(sampler, pos)
+    _check_free(sampler, pos)
     # fractional cells for coordinates that are not on a grid
     cells = pos.cells() if pos.in_place else pos.coords / pos.cell[:, None]
     lines = [interpolated(m, cells[..., a]) for a, m in enumerate(maps)]
@@ -202,12 +203,17 @@ def _free_counts(pos: Positions) -> Tensor:
     return (pos.extent / pos.cell).round().clamp(min=1)
 
 
-def _check_equal_sizes(sampler: Sampler, pos: Positions) -> None:
-    """Raise `ShapeError` if samples have fields of view of several sizes: maps are for one number of cells.
+def _check_free(sampler: Sampler, pos: Positions) -> None:
+    """Raise `ShapeError` for coordinates that are not finite, or fields of view of several sizes.
 
-    An earlier sampler may have changed the sizes of samples with equal numbers of cells.
+    Maps are for one number of cells. An earlier sampler may have changed the sizes of samples with equal numbers.
     """
-    if pos.grid is not None or len(pos.extent) == 1 or "sampled" in pos.attrs:
+    if pos.grid is not None or "sampled" in pos.attrs:
+        return
+    finite = pos.coords.isfinite()
+    if not bool(finite.all()):
+        raise ShapeError(f"{sampler.name} needs finite coordinates, got {pos.coords[~finite][0]:g}.")
+    if len(pos.extent) == 1:
         return
     sizes = dict.fromkeys(tuple(int(n) for n in row) for row in _free_counts(pos).tolist())
     if len(sizes) > 1:
