@@ -101,6 +101,15 @@ def test_positions_in_an_order_know_the_next_position():
     assert free.attrs[TARGET_CELL].values.tolist() == [[1, 0, 2, -1], [1, 2, 3, -1]]
 
 
+def test_an_order_with_a_repeated_token_is_refused():
+    message = r"must be a permutation of the token indices 0 to 3, got \[0, 0, 1, 2\]"
+    for order in (torch.tensor([0, 0, 1, 2]), torch.tensor([[1, 0, 3, 2], [0, 0, 1, 2]])):
+        with pytest.raises(OptionError, match=message):
+            reorder_positions(Grid((4,)).positions(), order)
+        with pytest.raises(OptionError, match=message):
+            inputs_and_targets(torch.zeros(2, 4), order)
+
+
 def test_what_is_refused():
     with pytest.raises(OptionError, match="prompt must be an integer from 0 to 4 tokens, got prompt=5"):
         fractal(4, 5)

@@ -52,6 +52,12 @@ class Call:
     def __post_init__(self) -> None:
         q, k = self.q, self.k
         check_tensors(q, k, self.v, self.enable_gqa, self.scale)
+        # a rotation per query head gives the keys of a group different values
+        if self.transform is not None and k.shape[1] < self.transform.key_heads == q.shape[1]:
+            groups = q.shape[1] // k.shape[1]
+            object.__setattr__(self, "k", k.repeat_interleave(groups, 1))
+            object.__setattr__(self, "v", self.v.repeat_interleave(groups, 1))
+            k = self.k
         if not 0.0 <= self.dropout_p < 1.0:
             raise OptionError(f"dropout_p must be in [0, 1), got {self.dropout_p}.")
         # a bias of other positions would broadcast silently if its shape fits

@@ -141,12 +141,14 @@ def inputs_and_targets(x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         ShapeError: the order has another shape.
+        OptionError: the order is not a permutation.
     """
     if x.ndim != 2 or order.shape[-1] != x.shape[1] or order.ndim not in (1, 2):
         raise ShapeError(
             f"The order of tokens {tuple(x.shape)} must have shape ({x.shape[-1]},) or {tuple(x.shape)}, got "
             f"{tuple(order.shape)}."
         )
+    _check_permutation(order)
     moved = x.gather(1, order.expand_as(x))
     return moved[:, :-1], moved[:, 1:]
 
@@ -163,6 +165,7 @@ def reorder_positions(pos: Positions, order: Tensor) -> Positions:
 
     Raises:
         ShapeError: the order has another length.
+        OptionError: the order is not a permutation.
     """
     order = order[None] if order.ndim == 1 else order
     if order.ndim != 2 or order.shape[1] != pos.tokens:
@@ -170,6 +173,7 @@ def reorder_positions(pos: Positions, order: Tensor) -> Positions:
             f"The order of {counted(pos.tokens, 'token')}, including the prefix, must have shape ({pos.tokens},) or "
             f"(b, {pos.tokens}), got {tuple(order.shape)}."
         )
+    _check_permutation(order)
     current = pos.gather(order)
     # roll wraps the last token around to the first, which is masked below
     following = pos.gather(order.roll(-1, 1))
@@ -181,6 +185,19 @@ def reorder_positions(pos: Positions, order: Tensor) -> Positions:
         TARGET_CELL: PerToken(torch.where(has_next, following.numbers(), -1), (1,)),
     }
     return current.replace(attrs={**current.attrs, **targets})
+
+
+def _check_permutation(order: Tensor) -> None:
+    """Raise `OptionError` unless every row of an order (n,) or (b, n) has each index once; not in compiled programs."""
+    if torch.compiler.is_compiling():
+        return
+    n = order.shape[-1]
+    rows = order.reshape(-1, n)
+    # a repeated index would drop another token
+    wrong = (rows.sort(-1).values != torch.arange(n, device=order.device)).any(-1)
+    if bool(wrong.any()):
+        first = [int(i) for i in rows[wrong][0]]
+        raise OptionError(f"An order must be a permutation of the token indices 0 to {n - 1}, got {first}.")
 
 
 def _check(tokens: object, prompt: object) -> None:

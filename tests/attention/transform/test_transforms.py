@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from tests.cases import cases
-from vispe.attention import Affine, BlockTransform, Expand, PairRotation, Transform
+from vispe import Grid, create_encoding
+from vispe.attention import Affine, BlockTransform, Expand, PairRotation, Transform, attention
+from vispe.encodings.compose import transform_of
 from vispe.errors import ShapeError
 
 B, H, N, D = 2, 3, 5, 10
@@ -124,3 +126,39 @@ def test_errors():
         BlockTransform(v=torch.zeros(1, 1, N, 4, 3, 3)).value(torch.zeros(1, 1, N, 6))
     with pytest.raises(ShapeError, match="Expand needs cos and sin of equal shape"):
         Expand(t, t[..., :3])
+
+
+@cases("key_heads", [1, 2])
+@cases(
+    "spec",
+    [
+        "rope_mixed",
+        "rope_mixed(rotated=0.5)",
+        "liere(block=3)",
+        "string(block=3)",
+        "rope_sphere",
+        "pope(rotated=0.5)",
+        "fope",
+        "psc+rope_mixed",
+        "seqpe",
+    ],
+)
+def test_transforms_per_query_head_repeat_grouped_keys_and_values(spec, key_heads):
+    encoding = create_encoding(spec, dim=32, num_heads=4, depth=1, grid=(2, 3)).eval()
+    with torch.no_grad():
+        for p in encoding.parameters():
+            p.add_(torch.randn_like(p) * 0.3)
+        transform = transform_of(encoding.parts(), Grid((2, 3), prefix=1).positions(), 0)
+    inputs = [torch.randn(2, heads, 7, 8, requires_grad=True) for heads in (4, key_heads, key_heads)]
+    q, k, v = inputs
+    out = attention(q, k, v, transform=transform, enable_gqa=True)
+    repeated = [t.repeat_interleave(4 // key_heads, 1) for t in (k, v)]
+    expected = attention(q, *repeated, transform=transform)
+    torch.testing.assert_close(out, expected)
+    weights = torch.randn_like(out)
+    for gradient, reference in zip(
+        torch.autograd.grad((out * weights).sum(), inputs),
+        torch.autograd.grad((expected * weights).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(gradient, reference)

@@ -22,7 +22,7 @@ def bucket(distance, count, far):
 def relative(rel, count, far, causal=False):
     if causal:
         return bucket(max(-rel, 0), count, far)
-    return bucket(abs(rel), count // 2, far) + (count // 2 if rel > 0 else 0)
+    return bucket(abs(rel), count // 2, far) + (count // 2 if rel >= 1 else 0)
 
 
 def shaken(spec):
@@ -50,6 +50,12 @@ def test_buckets(count, far):
         result = relative_buckets(torch.tensor(rel), count, far, causal).tolist()
         assert result == [relative(r, count, far, causal) for r in rel]
         assert max(result) < count
+
+
+def test_offsets_below_one_patch_have_the_bucket_of_offset_0():
+    # bucket 16 is not trained on whole patches
+    rel = torch.tensor([-0.9, -0.5, 0.0, 0.5, 0.9, 1.0, 1.5])
+    assert relative_buckets(rel, 32, 128).tolist() == [0, 0, 0, 0, 0, 17, 17]
 
 
 @cases("axes", [1, 2, 3])

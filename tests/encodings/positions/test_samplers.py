@@ -128,6 +128,38 @@ def test_every_sample_gets_a_draw_of_its_own_where_requested(spec):
     assert prepare([sampler.eval()], Grid((6, 9)).positions(), batch=3).coords.shape[0] == 1
 
 
+def test_draws_in_evaluation_are_per_sample_too():
+    sampler = create_encoding("randomized(reach=40,test=draw,per=sample)").eval()
+    pos = prepare([sampler], Grid((6, 9)).positions(), batch=3)
+    assert pos.coords.shape == (3, 54, 2)
+    assert not torch.equal(pos.coords[0], pos.coords[1])
+
+
+@every
+def test_samples_with_several_fields_of_view_are_refused(spec):
+    sampler = create_encoding(spec)
+    coords = torch.stack([Grid((4, 4)).positions().coords[0], Grid((2, 8)).positions().coords[0]])
+    pos = Positions(coords, extent=torch.tensor([[4.0, 4.0], [2.0, 8.0]]))
+    message = r"needs samples of equal sizes, got 4 x 4, 2 x 8 cells"
+    with pytest.raises(ShapeError, match=message):
+        sampler.prepare(pos)
+    sampler.eval()
+    if sampler.prepare(Grid((4, 4)).positions()).grid is None:
+        with pytest.raises(ShapeError, match=message):
+            sampler.prepare(pos)
+    else:  # unchanged in evaluation
+        assert sampler.prepare(pos) is pos
+    equal = Positions(coords[:1].expand(2, -1, -1), extent=torch.tensor([[4.0, 4.0], [4.0, 4.0]]))
+    assert sampler.prepare(equal).coords.shape == (2, 16, 2)
+
+
+@every
+def test_coordinates_that_are_not_finite_are_refused(spec):
+    pos = Positions(torch.tensor([[0.0, 0.0], [math.nan, 1.0]]), extent=torch.tensor([[2.0, 2.0]]))
+    with pytest.raises(ShapeError, match=r"needs finite coordinates, got nan"):
+        create_encoding(spec).prepare(pos)
+
+
 @every
 def test_gathering_and_sampling_commute(spec):
     sampler = create_encoding(spec)

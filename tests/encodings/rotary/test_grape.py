@@ -158,6 +158,21 @@ def test_paths_by_hand():
     assert layer(x, Grid((6,)), attn_mask=torch.ones(6, 6).bool().tril()).isfinite().all()
 
 
+def test_tokens_without_a_position_are_not_on_the_path():
+    made, x = build("grape_path"), torch.randn(2, 6, 24)
+    grid = Grid((4,), prefix=2).positions()
+    expected = made.bias(grid, 0, x).dense()
+    free = Positions(grid.coords, grid.spatial, grid.extent)
+    torch.testing.assert_close(made.bias(free, 0, x).dense(), expected)
+    # tokens without a position between and behind the others, different in each sample
+    order = torch.tensor([[2, 0, 3, 4, 1, 5], [2, 3, 4, 5, 0, 1]])
+    coords, spatial = grid.coords.expand(2, -1, -1), grid.spatial.expand(2, -1)
+    mixed = Positions(coords.gather(1, order[..., None]), spatial.gather(1, order), grid.extent)
+    result = made.bias(mixed, 0, x.gather(1, order[..., None].expand(-1, -1, 24))).dense()
+    for i, at in enumerate(order):
+        torch.testing.assert_close(result[i], expected[i][:, at][:, :, at])
+
+
 @cases(
     ("spec", "facts", "message"),
     [

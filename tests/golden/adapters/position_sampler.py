@@ -27,18 +27,23 @@ def _sinusoid(case, pos):
     if case.config("length") != pos.tokens:
         raise ValueError("the length is not that of the draws")
     # one axis of frequencies: that of rotations, as sines before cosines
-    rotary = vispe.create_encoding("rope_axial", dim=dim, num_heads=1, temperature=case.config("max_time"))
+    rotary = vispe.create_encoding(
+        "rope_axial", dim=dim, num_heads=1, temperature=case.config("max_time"), split=(dim // 2,)
+    )
     turn = rotary.transform(pos, 0)
     return {"table": torch.cat([turn.sin[0, 0], turn.cos[0, 0]], -1)}
 
 
 def _rotary(case, pos):
-    if case.config("layout") != "interleaved":
-        raise ValueError(case.config("layout"))
     x = case.input("x").transpose(1, 2)
     heads, width = x.shape[1], x.shape[-1]
     rotary = vispe.create_encoding(
-        "rope_axial", dim=heads * width, num_heads=heads, temperature=case.config("base")
+        "rope_axial",
+        dim=heads * width,
+        num_heads=heads,
+        temperature=case.config("base"),
+        layout=case.config("layout"),
+        split=(width // 2,),
     )
     return {"x_rot": rotary.transform(pos, 0).query(x).transpose(1, 2)}
 

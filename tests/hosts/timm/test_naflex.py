@@ -163,6 +163,14 @@ def test_what_belongs_to_one_grid_refuses_mixed_batches_and_takes_equal_ones():
             "rpb_cpb",
             f"packs samples of different grids, but the table of rpb_cpb is computed for one .*; {advice}",
         ),
+        (
+            "positional_attention(table=learned)",
+            r"^positional_attention computes table='learned' for one grid at a time, .* several sizes; pack samples",
+        ),
+        (
+            "positional_attention(table=ranked)",
+            r"^positional_attention computes table='ranked' for one grid at a time",
+        ),
     ):
         model = vispe.convert(naflex(), name)
         assert model(pack([(4, 2)] * 2)).isfinite().all()

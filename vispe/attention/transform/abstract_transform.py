@@ -32,6 +32,14 @@ class Transform:
         """Whether values or the output are transformed as well."""
         return False
 
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of the tensors applied to keys and values; 1 if all heads share them.
+
+        Grouped keys and values are repeated for the query heads of each group if this is the number of query heads.
+        """
+        return 1
+
     def query(self, q: Tensor) -> Tensor:
         """Transform queries (b, h, n, d_h)."""
         return q

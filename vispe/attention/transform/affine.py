@@ -37,6 +37,12 @@ class Affine(Transform):
         check_floating("Affine", q_mul=q_mul, k_mul=k_mul, q_add=q_add, k_add=k_add)
         self.q_mul, self.k_mul, self.q_add, self.k_add = q_mul, k_mul, q_add, k_add
 
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of the tensors of keys."""
+        tensors = (t for t in (self.k_mul, self.k_add) if t is not None and t.ndim >= 3)
+        return max((t.shape[-3] for t in tensors), default=1)
+
     def query(self, q: Tensor) -> Tensor:
         """Return ``q * q_mul + q_add`` in q's dtype."""
         return _affine(q, self.q_mul, self.q_add)

@@ -50,6 +50,11 @@ class BlockTransform(Transform):
         """Whether there are matrices for values or the output."""
         return self.v is not None or self.out is not None
 
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of the matrices of keys and values."""
+        return max((m.shape[1] for m in (self.k, self.v) if m is not None), default=1)
+
     def query(self, q: Tensor) -> Tensor:
         """Multiply queries by the q blocks."""
         return _blocks(self.q, q)

@@ -41,6 +41,11 @@ class Chain(Transform):
         """Whether any link transforms values or the output."""
         return any(link.changes_values for link in self.links)
 
+    @property
+    def key_heads(self) -> int:
+        """Largest number of heads of the tensors of keys and values of any link."""
+        return max((link.key_heads for link in self.links), default=1)
+
     def with_backend(self, backend: str) -> Chain:
         """Return the same links for a call with the selected backend."""
         return Chain(*(link.with_backend(backend) for link in self.links))
@@ -115,6 +120,11 @@ class Calibrate(Transform):
                 )
         check_floating("Calibrate", q_up=q_up, q_down=q_down, k_up=k_up, k_down=k_down)
         self.q_up, self.q_down, self.k_up, self.k_down = q_up, q_down, k_up, k_down
+
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of the matrices of keys."""
+        return 1 if self.k_up is None else self.k_up.shape[0]
 
     def query(self, q: Tensor) -> Tensor:
         """Return calibrated queries in q's dtype."""

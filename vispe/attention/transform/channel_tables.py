@@ -40,6 +40,11 @@ class ChannelTables(Transform):
             )
         self.cos, self.sin = cos, sin
 
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of the tables."""
+        return self.cos.shape[1]
+
     def query(self, q: Tensor) -> Tensor:
         """Return transformed queries, computed in the dtype of the tables or better and rounded once."""
         return self._apply(q)

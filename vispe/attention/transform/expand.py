@@ -71,6 +71,11 @@ class Expand(Transform):
         """Number of channels added to queries and keys: r."""
         return self.cos.shape[-1]
 
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of the tables of keys."""
+        return self.of_keys.cos.shape[1]
+
     def query(self, q: Tensor) -> Tensor:
         """Return queries (b, h, n, d + r)."""
         return self._expand(q)

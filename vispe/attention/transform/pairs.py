@@ -85,6 +85,11 @@ class PairRotation(Transform):
         """Whether values are rotated."""
         return self.values
 
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of the tables of keys."""
+        return self.of_keys.cos.shape[1]
+
     def query(self, q: Tensor) -> Tensor:
         """Rotate queries, computed in the dtype of the tables or better and rounded once."""
         return self._rotate(q)

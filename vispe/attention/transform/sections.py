@@ -36,6 +36,11 @@ class Sections(Transform):
         """Whether any section transforms values or the output."""
         return any(transform.changes_values for _, transform in self.sections)
 
+    @property
+    def key_heads(self) -> int:
+        """Largest number of heads of the tensors of keys and values of any section."""
+        return max((transform.key_heads for _, transform in self.sections), default=1)
+
     def with_backend(self, backend: str) -> Sections:
         """Return the same sections for a call with the selected backend."""
         return Sections(*((size, transform.with_backend(backend)) for size, transform in self.sections))

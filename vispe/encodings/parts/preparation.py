@@ -35,7 +35,9 @@ def prepare(
     """
     # sorting is stable: samplers first, otherwise in the order of the sum
     ordered = sorted(encodings, key=lambda e: not isinstance(e, Sampler))
-    per_sample = any(isinstance(e, Sampler) and e.training and e.per == "sample" for e in ordered)
+    per_sample = any(
+        isinstance(e, Sampler) and (e.training or e.always) and e.per == "sample" for e in ordered
+    )
     # a row of coordinates per sample, so that each sample gets a separate draw
     if per_sample and batch is not None and pos.coords.shape[0] == 1:
         in_place, index = pos.in_place, pos.numbers().expand(batch, -1)

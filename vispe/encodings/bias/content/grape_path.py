@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import DenseBias
@@ -90,8 +90,5 @@ class GrapePath(Biased):
         p = self.c_p(at_least_float32(x))
         # (b, n, h * p) -> (b, h, n, p)
         p = p.reshape(*p.shape[:2], self.num_heads, -1).transpose(1, 2)
-        prefix = 0 if pos.grid is None else pos.grid.prefix
         slopes = torch.tensor(fixed_slopes("alibi", self.num_heads), dtype=p.dtype, device=p.device)
-        dense = path_bias(p[:, :, prefix:], pos.coords[:, prefix:, 0], slopes, self.base)
-        # rows and columns of 0 for prefix tokens, which are not on the path
-        return DenseBias(nn.functional.pad(dense, (prefix, 0, prefix, 0)), pos)
+        return DenseBias(path_bias(p, pos.coords[..., 0], pos.spatial, slopes, self.base), pos)

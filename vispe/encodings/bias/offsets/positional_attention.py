@@ -11,8 +11,9 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import LowRankBias
 from vispe.encodings.base import Additive, Biased
 from vispe.encodings.parts.layers import PreciseLinear
+from vispe.encodings.parts.preparation import reads_cells
 from vispe.encodings.registry import create_encoding, register
-from vispe.errors import OptionError
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.utils.options import PositiveInt
 
@@ -38,7 +39,8 @@ class PositionalAttention(Biased):
     New resolution: as the table.   Cost: 2 h d_p (d_p + 1) parameters per layer; the weights are the same for all
         samples, and only n h d_p columns are computed.
     Invariant to: nothing, as the table; to the content of the patches, except for values.
-    Raises: OptionError for a table that is not additive; ShapeError for axes that the table does not support.
+    Raises: OptionError for a table that is not additive; ShapeError for axes that the table does not support, or if
+        samples of several grids are packed and the table is that of one grid (learned, ranked, ...).
     Differs from the reference: any table of positions, on grids; the layer only, not the network around it. A
         pretrained model must be trained again, since its queries and keys are no longer read.
 
@@ -95,8 +97,19 @@ class PositionalAttention(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the logits as columns of queries and keys."""
         self._need_axes(pos)
+        self._check_sizes(pos)
         row, col = self._eval_cache(self, pos, lambda: self._columns(pos))
         return LowRankBias(row, col, pos).as_logits()
+
+    def _check_sizes(self, pos: Positions) -> None:
+        """Raise `ShapeError` if samples have several grids and the table is that of one: cells are of the largest."""
+        if len(pos.extent) == 1 or not bool((pos.extent != pos.extent[:1]).any()):
+            return
+        if any(reads_cells(e) for e in self.places.parts()):
+            raise ShapeError(
+                f"positional_attention computes table={self.table!r} for one grid at a time, but the batch has samples "
+                "of several sizes; pack samples of equal grids, or use a table of coordinates such as sincos2d."
+            )
 
     def _columns(self, pos: Positions) -> tuple[Tensor, Tensor]:
         table = self.places.table(pos)

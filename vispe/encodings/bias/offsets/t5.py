@@ -45,8 +45,8 @@ def relative_buckets(rel: Tensor, count: int, max_distance: int, causal: bool = 
         # later keys, with a negative distance, share bucket 0
         return t5_buckets((-rel).clamp(min=0), count, max_distance)
     half = count // 2
-    # keys after the query have the second half of the buckets
-    return t5_buckets(rel.abs(), half, max_distance) + half * (rel > 0)
+    # keys after the query have the second half of the buckets, whose first is not used: offsets in (0, 1) round to 0
+    return t5_buckets(rel.abs(), half, max_distance) + half * (rel >= 1)
 
 
 @register
@@ -76,7 +76,7 @@ class T5Buckets(Biased):
     Invariant to: translation; 'radial' to rotation by any angle and flips.
     Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
     Differs from the reference: grids of several axes; a table per layer, while T5 shares that of its first layer; real
-        offsets are rounded towards 0.
+        offsets are rounded towards 0 where buckets are exact.
 
     Example:
         >>> from vispe import Grid, create_encoding

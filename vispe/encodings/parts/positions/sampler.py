@@ -72,6 +72,10 @@ class Sampler(Encoding):
 
         `draws` may contain the positions of the cells of each axis, as ``"rfs.0"`` (cells,) or (b, cells); these
         also apply in evaluation.
+
+        Raises:
+            ShapeError: the sampler moves tokens with coordinates that are not finite, or samples with fields of view
+                of several sizes.
         """
         return _resampled(self, pos, generator, draws)
 
@@ -150,6 +154,7 @@ def _moved(
     sampler: Sampler, pos: Positions, names: list[str], counts: list[int], maps: list[Tensor]
 ) -> Positions:
     """Return positions with cell i of axis a at ``maps[a][:, i]``, prefix tokens unchanged."""
+    _check_free(sampler, pos)
     # fractional cells for coordinates that are not on a grid
     cells = pos.cells() if pos.in_place else pos.coords / pos.cell[:, None]
     lines = [interpolated(m, cells[..., a]) for a, m in enumerate(maps)]
@@ -190,8 +195,33 @@ def _counts(pos: Positions) -> list[int]:
     """Return the number of cells along each axis."""
     if pos.grid is not None:
         return list(pos.grid.shape)
-    whole = (pos.extent / pos.cell).amax(0).round().clamp(min=1)
-    return [int(n) for n in whole.tolist()]
+    return [int(n) for n in _free_counts(pos).amax(0).tolist()]
+
+
+def _free_counts(pos: Positions) -> Tensor:
+    """Return the number of cells along each axis of every field of view, (b or 1, axes)."""
+    return (pos.extent / pos.cell).round().clamp(min=1)
+
+
+def _check_free(sampler: Sampler, pos: Positions) -> None:
+    """Raise `ShapeError` for coordinates that are not finite, or fields of view of several sizes.
+
+    Maps are for one number of cells. An earlier sampler may have changed the sizes of samples with equal numbers.
+    """
+    if pos.grid is not None or "sampled" in pos.attrs:
+        return
+    finite = pos.coords.isfinite()
+    if not bool(finite.all()):
+        raise ShapeError(f"{sampler.name} needs finite coordinates, got {pos.coords[~finite][0]:g}.")
+    if len(pos.extent) == 1:
+        return
+    sizes = dict.fromkeys(tuple(int(n) for n in row) for row in _free_counts(pos).tolist())
+    if len(sizes) > 1:
+        shapes = ", ".join(" x ".join(str(n) for n in size) for size in sizes)
+        raise ShapeError(
+            f"{sampler.name} draws positions for one number of cells per axis and needs samples of equal sizes, got "
+            f"{shapes} cells. Call the model with one size at a time."
+        )
 
 
 def _checked(name: str, draw: Tensor | None, cells: int) -> Tensor:

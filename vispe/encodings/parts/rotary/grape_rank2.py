@@ -125,7 +125,7 @@ class ContentGateBias(GatedBias):
         return gates[1], gates[0]
 
 
-def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
+def path_bias(p: Tensor, time: Tensor, on_path: Tensor, slopes: Tensor, base: float) -> Tensor:
     """Return the path sums (b, h, n, n), 0 on and above the diagonal.
 
     e[t, l] = slope_h logsigmoid(p_t . rot(p_l) / d); bias[t, j] = sum of e[t, l] over j < l <= t. rot divides by the
@@ -134,6 +134,7 @@ def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
     Args:
         p: (b, h, n, d).
         time: (1 or b, n), position of every token along the sequence.
+        on_path: (1 or b, n) bool; other tokens add no penalty, and have rows and columns of 0.
         slopes: (h,).
         base: ratio of the frequencies; 1 rotates all pairs equally.
     """
@@ -147,5 +148,6 @@ def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
     rotated = torch.cat([x * cos + y * sin, y * cos - x * sin], -1)
     # penalties e[t, l] of every pair; path sums are differences of cumulative sums
     steps = F.logsigmoid(exact_product(p, rotated.transpose(-1, -2)) / p.shape[-1]) * slopes[:, None, None]
-    upto = steps.tril().cumsum(-1)
-    return (upto[..., -1:] - upto).tril(-1)
+    pairs = (on_path[:, :, None] & on_path[:, None])[:, None]
+    upto = (steps * pairs).tril().cumsum(-1)
+    return (upto[..., -1:] - upto).tril(-1) * pairs
