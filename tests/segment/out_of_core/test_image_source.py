@@ -92,6 +92,15 @@ def test_a_plain_array_needs_its_axes(tmp_path):
         open_image(tmp_path / "a.zarr", axes="YX")
 
 
+def test_axes_named_by_the_user_have_the_sizes_of_the_stored_dimensions(tmp_path):
+    path = write_store(tmp_path / "a.ome.zarr", np.zeros((3, 2, 20, 24), np.uint8), "tzyx")
+    same, mixed = open_image(path), open_image(path, axes="ZTYX")
+    assert mixed.pixel_size == same.pixel_size == (0.5, 0.5)
+    assert [(axis.name, axis.length) for axis in mixed.page_axes] == [("z", 3), ("t", 2)]
+    assert open_image(path, axes="TYZX").pixel_size is None  # Z of the file has no unit
+    assert open_image(path, axes="TYZX").z_step == 0.5
+
+
 def test_a_page_of_absurd_size_is_refused(tmp_path):
     zarr.create_array(store=str(tmp_path / "a.zarr"), shape=(10**7, 10**6), chunks=(99, 99), dtype="u1")
     with pytest.raises(InputError, match=r"has 10000000 x 1000000 pixels per page, more than 137 Gpixel"):

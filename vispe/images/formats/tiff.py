@@ -126,7 +126,7 @@ def _read(
         orientation=orientation,
         planes=planes if axes is None else 0,
         frame_interval=tiff_frame_interval(tif, number),
-    )
+    ).with_axes(letters, axes)
 
 
 class _NeedsPillow(Exception):

@@ -1,7 +1,7 @@
 """Opening of out-of-core images: OME-Zarr 0.1 to 0.5, plain Zarr arrays, and TIFF."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from vispe.errors import InputError, counted, require
 from vispe.images.formats.decoded_image import check_pixels, checked_axes, times
 from vispe.images.formats.size_limits import amount, check_size
+from vispe.images.formats.units import size_sources
 from vispe.images.orientation import Frame
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.images.remote import StoreURL, is_url
@@ -57,7 +58,7 @@ def open_image(
         )
     if np.dtype(array.dtype).kind not in "buif":
         raise InputError(f"{path} has dtype {array.dtype}. Export real numbers, such as the magnitude.")
-    axis_details = facts.get("details", {}) if axes is None else {}
+    axis_details = _details(facts, array_axes, axes)
     page_axes = tuple(
         PageAxis(*axis_details.get(i, (letter.lower(), None, None, 1.0)), array.shape[i])
         for i, letter in enumerate(array_axes)
@@ -92,6 +93,21 @@ def open_image(
         tuple(notes),
         frame,
     )
+
+
+def _details(facts: Mapping[str, Any], letters: str, axes: str | None) -> dict[int, tuple]:
+    """Return name, kind, unit and scale of the stored dimensions `letters`, which the user may have named `axes`."""
+    details, stored = facts.get("details", {}), facts.get("axes") or ""
+    if axes is None or len(stored) != len(letters):
+        return details if axes is None else {}
+    known = facts.get("unused", {}) | {stored[i]: detail for i, detail in details.items()}
+    sources = size_sources(stored, letters)
+    out = {}
+    for i, letter in enumerate(letters):
+        source = sources.get(letter, letter if letter in ("T", stored[i]) else None)
+        if source in known:
+            out[i] = (letter.lower(), *known[source][1:])
+    return out
 
 
 def _selected_axis(axes: Sequence[PageAxis], chosen: Sequence[int]) -> PageAxis:

@@ -111,7 +111,7 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     """Open a TIFF file as a Zarr array.
 
     Returns:
-        As `open_store`, with 'tag', its orientation.
+        As `open_store`, with 'unused', details of axes that the array does not have, and 'tag', its orientation.
 
     Raises:
         InputError: a damaged file, or pixels that cannot be read in blocks.
@@ -165,16 +165,20 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         raise
     except BROKEN as error:
         raise damaged(path, error) from error
-    sizes = zip("YX", size or (), strict=False)
-    details = {axes.index(a): (a.lower(), "space", "micrometer", one) for a, one in sizes}
-    if steps["Z"] and "Z" in axes:
-        details[axes.index("Z")] = ("z", "space", "micrometer", steps["Z"])
-    if steps["T"] and "T" in axes:
-        details[axes.index("T")] = ("t", "time", "second", steps["T"])
+    known = {
+        letter: (letter.lower(), "space", "micrometer", one)
+        for letter, one in zip("YXZ", (*(size or (None, None)), steps["Z"]), strict=True)
+        if one
+    }
+    if steps["T"]:
+        known["T"] = ("t", "time", "second", steps["T"])
+    details = {axes.index(letter): detail for letter, detail in known.items() if letter in axes}
+    unused = {letter: detail for letter, detail in known.items() if letter not in axes}
     if planes:
         stack = axes.replace("S", "Z").replace("Q", "T")
         notes.append(
             f"{path.name}: its {counted(planes, 'plane')} are read as one colour image; if they are slices of a "
             f"stack, use axes={stack}."
         )
-    return array, {"version": "0.5", "axes": axes, "details": details, "names": names, "tag": tag}, notes
+    facts = {"axes": axes, "details": details, "unused": unused, "names": names, "tag": tag}
+    return array, {"version": "0.5", **facts}, notes
