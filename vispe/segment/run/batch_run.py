@@ -84,6 +84,7 @@ class Batch(Run):
             match(self.images, "object_classes", self.examples, self.note)
         infer_axes(self.images, self.reading, self.note)
         self.reader = Reader(request.reading, self.images)
+        self._from_one: set[Path] = set()
 
     def read(self, path: Path) -> Micrograph:
         """Read an image; the last one is cached."""
@@ -262,16 +263,25 @@ class Batch(Run):
         Raises:
             InputError: the ground truth of the only image, or of all images, is unusable.
         """
-        for image in list(self.images):
-            if image.truth is None:
-                continue
-            reading = self.reading
-            shape = stored_shape(image.path, reading.z, image.axes or reading.axes, reading.orientation)
-            if shape is None:
-                continue
+        reading, shapes = self.reading, {}
+        for image in self.images:
+            axes = image.axes or reading.axes
+            if image.truth is not None and (
+                shape := stored_shape(image.path, reading.z, axes, reading.orientation)
+            ):
+                shapes[image.truth] = shape
+        owners = {image.truth: image for image in self.images}
+
+        def conflict(path: Path, reason: str) -> None:
+            self.fail(owners[path], InputError(reason))
+
+        scoring = self.request.scoring
+        self._from_one = set() if names is None else scoring.from_one(shapes, len(names), conflict)
+        for image in [image for image in self.images if image.truth in shapes]:
             try:
                 frame = Frame(stored_tag(image.path), reading.orientation == "tag")
-                self.request.scoring.read(image.truth, shape, names, image.path, self.note, frame)
+                known = image.path, self.note, frame, image.truth in self._from_one
+                scoring.read(image.truth, shapes[image.truth], names, *known)
             except (VispeError, OSError) as error:
                 self.fail(image, error)
         if not self.images:
@@ -282,7 +292,12 @@ class Batch(Run):
             return None
         names = None if isinstance(model.classifier, PixelClusters) else model.names
         classes = self.request.scoring.read(
-            image.truth, micrograph.pages.shape[:3], names, image.path, frame=micrograph.frame
+            image.truth,
+            micrograph.pages.shape[:3],
+            names,
+            image.path,
+            frame=micrograph.frame,
+            from_one=image.truth in self._from_one,
         )
         return np.where(micrograph.valid, classes, 0)
 
