@@ -179,7 +179,7 @@ def _read_levels(
     if shapes is not None:
         if dense:
             raise OptionError(f"{path}: `dense` needs a label for every pixel, got shapes. Omit `dense`.")
-        return (*draw_shapes(path, shapes, naming, shape, label_page, frame.hint()), {}, 0)
+        return (*draw_shapes(path, shapes, naming, shape, label_page, frame), {}, 0)
     if path.suffix.lower() == ".json":
         if dense:
             raise OptionError(f"{path}: `dense` needs a label for every pixel, got scribbles. Omit `dense`.")

@@ -143,7 +143,7 @@ def _drawn(
 ) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
     """Return the first four results of `_read`, for shapes."""
     shape = (image.n_pages, *image.shape)
-    indices_of_shapes, notes = shape_pixels(path, shapes, naming, shape, page, image.frame.hint())
+    indices_of_shapes, notes = shape_pixels(path, shapes, naming, shape, page, image.frame)
     classes = sorted({k for k, _ in indices_of_shapes})
     indices = np.concatenate([p for _, p in indices_of_shapes])
     values = np.concatenate([np.full(len(p), classes.index(k)) for k, p in indices_of_shapes])

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, VispeError
-from vispe.images.formats.headers import stored_shape, stored_tag
+from vispe.images.formats.headers import stored_frame, stored_shape
 from vispe.images.labels.label_files import read_label_set
-from vispe.images.orientation import Frame
 from vispe.images.read import Micrograph
 from vispe.images.sidecars import find_label_files
 from vispe.segment.classify.clustering import PixelClusters
@@ -279,7 +278,8 @@ class Batch(Run):
         self._from_one = set() if names is None else scoring.from_one(shapes, len(names), conflict)
         for image in [image for image in self.images if image.truth in shapes]:
             try:
-                frame = Frame(stored_tag(image.path), reading.orientation == "tag")
+                axes = image.axes or reading.axes
+                frame = stored_frame(image.path, reading.z, axes, reading.orientation)
                 known = image.path, self.note, frame, image.truth in self._from_one
                 scoring.read(image.truth, shapes[image.truth], names, *known)
             except (VispeError, OSError) as error:

@@ -12,7 +12,7 @@ from vispe.errors import InputError, counted, require
 from vispe.images.formats.decoded_image import check_pixels, checked_axes, times
 from vispe.images.formats.size_limits import amount, check_size
 from vispe.images.formats.units import size_sources
-from vispe.images.orientation import Frame
+from vispe.images.orientation import Frame, planes_of
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.images.remote import StoreURL, is_url
 from vispe.segment.out_of_core import is_store
@@ -68,6 +68,7 @@ def open_image(
     channels = math.prod(n for n, letter in zip(array.shape, array_axes, strict=True) if letter in "CS")
     _check_counts(path, array, array_axes, count, channels)
     chosen = tuple(int(i) for i in pick_pages(path, np.arange(count), z))
+    lengths = [(axis.name.upper(), axis.length) for axis in page_axes if axis.length > 1]
     if len(chosen) != count:
         page_axes = (_selected_axis(page_axes, chosen),)
     names = tuple(facts.get("names", ()))
@@ -78,7 +79,7 @@ def open_image(
     y, x = (axis_details.get(array_axes.index(a), (None, None, None, 1.0)) for a in "YX")
     pixel = ((y[3], x[3]), y[2] if y[2] == x[2] else None)
     used_names = tuple(names[i] for i in channel_indices) if names else ()
-    frame = Frame(facts.get("tag", 1))
+    frame = Frame(facts.get("tag", 1), planes=planes_of(lengths, chosen))
     notes += [note] if (note := frame.note(path.name)) else []
     return OutOfCoreImage(
         path,
