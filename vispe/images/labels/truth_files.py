@@ -1,6 +1,6 @@
 """Ground-truth masks from image files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -98,17 +98,38 @@ def read_truth(
     return np.where(codes < first, 0, codes + 1 - first).astype(np.int32)
 
 
-def first_number(path: Path, shape: tuple[int, int, int], n_classes: int) -> int | None:
-    """Return the number of the first class of a mask: 1 for exactly the values 1..K, 0 with the value 0.
+def masks_from_one(
+    shapes: Mapping[Path, tuple[int, int, int] | None], n_classes: int
+) -> tuple[set[Path], dict[Path, str]]:
+    """Return the masks whose classes count from 1, because a mask among them has exactly the values 1..K.
+
+    Such a mask may lack the last class, so that its values are also class numbers from 0.
 
     Args:
-        path: mask or shapes.
-        shape: (z, h, w) of the image.
+        shapes: (z, h, w) of the image of each mask, None if unknown.
         n_classes: K.
 
     Returns:
-        0 or 1; None for shapes, unreadable files, and masks of which other masks decide: those without 0 and without
-        one of the classes.
+        The masks to read with `zero_is='ignore'`, and for each mask with the value 0 the reason why it cannot be read.
+    """
+    if len(shapes) < 2:
+        return set(), {}
+    firsts = {path: _first_number(path, shape, n_classes) for path, shape in shapes.items()}
+    one = next((path for path, first in firsts.items() if first == 1), None)
+    if one is None:
+        return set(), {}
+    reason = (
+        f"has the value 0, but {one.name} numbers the {n_classes} classes from 1. Set `zero_is=ignore` if 0 is "
+        "unlabelled, or renumber the masks."
+    )
+    zeros = {path: f"{path} {reason}" for path, first in firsts.items() if first == 0}
+    return firsts.keys() - zeros.keys(), zeros
+
+
+def _first_number(path: Path, shape: tuple[int, int, int] | None, n_classes: int) -> int | None:
+    """Return the number of the first class of a mask: 1 for exactly the values 1..K, 0 with the value 0.
+
+    None for shapes, unreadable files, and masks without 0 and without one of the classes.
     """
     if holds_shapes(path):
         return None
@@ -119,13 +140,15 @@ def first_number(path: Path, shape: tuple[int, int, int], n_classes: int) -> int
     return 0 if 0 in levels else 1 if levels == list(range(1, n_classes + 1)) else None
 
 
-def _codes(path: Path, shape: tuple[int, int, int], page: int | None) -> tuple[np.ndarray, int]:
+def _codes(path: Path, shape: tuple[int, int, int] | None, page: int | None) -> tuple[np.ndarray, int]:
     """Return the values (z, h, w) of a mask, -1 where transparent, and its orientation tag.
 
     Raises:
         InputError: unreadable, lossy or coloured.
     """
-    decoded = decoded_labels(path, shape[1:]).as_pages(shape[0], page)
+    decoded = (
+        decoded_labels(path) if shape is None else decoded_labels(path, shape[1:]).as_pages(shape[0], page)
+    )
     codes, is_colour, unlabelled = label_codes(path, decoded, by_index=True)
     if is_colour:
         raise InputError(f"{path}: ground-truth masks must have one channel of class numbers, got colours.")

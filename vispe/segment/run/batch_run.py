@@ -10,6 +10,7 @@ import numpy as np
 from vispe.errors import InputError, VispeError
 from vispe.images.formats.headers import stored_frame, stored_shape
 from vispe.images.labels.label_files import read_label_set
+from vispe.images.labels.truth_files import masks_from_one
 from vispe.images.read import Micrograph
 from vispe.images.sidecars import find_label_files
 from vispe.segment.classify.clustering import PixelClusters
@@ -269,13 +270,11 @@ class Batch(Run):
                 shape := stored_shape(image.path, reading.z, axes, reading.orientation)
             ):
                 shapes[image.truth] = shape
-        owners = {image.truth: image for image in self.images}
-
-        def conflict(path: Path, reason: str) -> None:
-            self.fail(owners[path], InputError(reason))
-
+        if names is not None and self.request.scoring.zero_is == "class":
+            self._from_one, conflicts = masks_from_one(shapes, len(names))
+            for image in [image for image in self.images if image.truth in conflicts]:
+                self.fail(image, InputError(conflicts[image.truth]))
         scoring = self.request.scoring
-        self._from_one = set() if names is None else scoring.from_one(shapes, len(names), conflict)
         for image in [image for image in self.images if image.truth in shapes]:
             try:
                 axes = image.axes or reading.axes

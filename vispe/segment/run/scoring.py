@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.images.labels.truth_files import first_number, read_truth
+from vispe.images.labels.truth_files import read_truth
 from vispe.images.orientation import Frame
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
 from vispe.segment.types import Paths
@@ -54,41 +54,12 @@ class ScoreOptions(Options):
             image: the file of the image.
             note: called with messages for the user.
             frame: `Micrograph.frame` of the image.
-            from_one: whether other masks of the run show that 1 is the first class; see `from_one`.
+            from_one: whether other masks of the run show that 1 is the first class.
         """
         count = None if names is None else len(names)
         known = {"names": names, "image": image, "note": note, "frame": frame}
         zero_is = "ignore" if from_one else self.zero_is
         return read_truth(path, shape, zero_is=zero_is, n_classes=count, page=self.page, **known)
-
-    def from_one(
-        self,
-        shapes: Mapping[Path, tuple[int, int, int]],
-        n_classes: int,
-        conflict: Callable[[Path, str], None],
-    ) -> set[Path]:
-        """Return the masks whose classes count from 1, because another mask of the run has exactly the values 1..K.
-
-        Such a mask may lack the last class, so that its values are also class numbers from 0.
-
-        Args:
-            shapes: (pages, h, w) of the image of each mask.
-            n_classes: K.
-            conflict: called with each mask that has the value 0, and the reason why it cannot be scored.
-        """
-        if self.zero_is == "ignore" or len(shapes) < 2:
-            return set()
-        firsts = {path: first_number(path, shape, n_classes) for path, shape in shapes.items()}
-        one = next((path for path, first in firsts.items() if first == 1), None)
-        if one is None:
-            return set()
-        for path in (path for path, first in firsts.items() if first == 0):
-            conflict(
-                path,
-                f"{path} has the value 0, but {one.name} numbers the {n_classes} classes from 1. Set `zero_is=ignore` "
-                "if 0 is unlabelled, or renumber the masks.",
-            )
-        return {path for path, first in firsts.items() if first != 0}
 
 
 def score_classes(
