@@ -11,7 +11,7 @@ import numpy as np
 from vispe.errors import InputError, counted, require
 from vispe.images.formats.decoded_image import check_pixels, checked_axes, times
 from vispe.images.formats.size_limits import amount, check_size
-from vispe.images.formats.units import size_sources
+from vispe.images.formats.units import micron_factor, size_sources
 from vispe.images.orientation import Frame, planes_of
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.images.remote import StoreURL, is_url
@@ -77,7 +77,10 @@ def open_image(
         range(channels) if channel is None else channel_numbers(path, channel, channels, names)
     )
     y, x = (axis_details.get(array_axes.index(a), (None, None, None, 1.0)) for a in "YX")
-    pixel = ((y[3], x[3]), y[2] if y[2] == x[2] else None)
+    pixel = ((y[3], x[3]), y[2])
+    if y[2] != x[2]:
+        factors = micron_factor(y[2]), micron_factor(x[2])
+        pixel = ((y[3] * factors[0], x[3] * factors[1]), "micrometer") if all(factors) else (pixel[0], None)
     used_names = tuple(names[i] for i in channel_indices) if names else ()
     frame = Frame(facts.get("tag", 1), planes=planes_of(lengths, chosen))
     notes += [note] if (note := frame.note(path.name)) else []

@@ -72,14 +72,17 @@ def _multiscale(path: Path, group: Any, ome: Mapping[str, Any]) -> tuple[Any, di
     array, entry = max(levels, key=lambda level: np.prod(level[0].shape[-2:], dtype=np.int64))
     listed = multiscale.get("axes") or ["t", "c", "z", "y", "x"][-array.ndim :]
     axes = [{"name": axis} if isinstance(axis, str) else axis for axis in listed]
-    scale = np.ones(array.ndim)
-    for transform in (
+    transforms = (
         *entry.get("coordinateTransformations", ()),
         *multiscale.get("coordinateTransformations", ()),
-    ):
-        if transform.get("type") == "scale":
-            scale = scale * np.asarray(transform["scale"], float)
-    details = {i: (a["name"], a.get("type"), a.get("unit"), float(scale[i])) for i, a in enumerate(axes)}
+    )
+    scales = [np.asarray(t["scale"], float) for t in transforms if t.get("type") == "scale"]
+    scale = np.prod(scales, 0) if scales else np.ones(array.ndim)
+    # a unit without a scale is not a size
+    details = {
+        i: (axis["name"], axis.get("type"), axis.get("unit") if scales else None, float(scale[i]))
+        for i, axis in enumerate(axes)
+    }
     names = [str(c.get("label", "")) for c in (ome.get("omero") or {}).get("channels", ())]
     version = "0.5" if array.metadata.zarr_format == 3 else "0.4"
     notes = []
