@@ -100,6 +100,19 @@ class Frame:
         how = "applied" if self.applied else "not applied"
         return f" (it has the orientation tag {self.tag}, {MEANING[self.tag]}, which is {how}; see `orientation`)"
 
+    def page_order(self, planes: tuple[tuple[int, int], ...]) -> list[int] | None:
+        """Return the pages of a label file in the order of the image, None if they are in this order.
+
+        Fiji saves T before Z, also of images that store Z first.
+
+        Args:
+            planes: slice and time of each page of the label file.
+        """
+        if planes == self.planes or sorted(planes) != sorted(self.planes) or len(set(planes)) < len(planes):
+            return None
+        numbers = {plane: number for number, plane in enumerate(planes)}
+        return [numbers[plane] for plane in self.planes]
+
     def fitted(
         self, path: Path, pages: np.ndarray, own: int, size: tuple[int, int]
     ) -> tuple[np.ndarray, list[str]]:

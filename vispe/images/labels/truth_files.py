@@ -8,7 +8,7 @@ import numpy as np
 
 from vispe.errors import InputError, VispeError
 from vispe.images.labels.class_values import describe
-from vispe.images.labels.label_files import _distinct, _placed, decoded_labels, label_codes
+from vispe.images.labels.label_files import _distinct, _placed, decoded_labels, in_page_order, label_codes
 from vispe.images.labels.shape_labels import draw_truth, holds_shapes
 from vispe.images.labels.unlabelled_values import counts_up, void_level
 from vispe.images.orientation import Frame
@@ -61,8 +61,8 @@ def read_truth(
     path = Path(path)
     if holds_shapes(path):
         return draw_truth(path, None if image is None else Path(image), shape, names, page, note, frame)
-    codes, orientation = _codes(path, shape, page)
     frame = frame or Frame()
+    codes, orientation = _codes(path, shape, page, frame)
     codes, notes = frame.fitted(path, codes, orientation, shape[1:])
     codes = _placed(path, codes, shape, page, "truth", frame.hint())
     first = 0 if zero_is == "class" else 1
@@ -134,13 +134,15 @@ def _first_number(path: Path, shape: tuple[int, int, int] | None, n_classes: int
     if holds_shapes(path):
         return None
     try:
-        levels = _distinct(_codes(path, shape, None)[0]).tolist()
+        levels = _distinct(_codes(path, shape, None, Frame())[0]).tolist()
     except VispeError:
         return None
     return 0 if 0 in levels else 1 if levels == list(range(1, n_classes + 1)) else None
 
 
-def _codes(path: Path, shape: tuple[int, int, int] | None, page: int | None) -> tuple[np.ndarray, int]:
+def _codes(
+    path: Path, shape: tuple[int, int, int] | None, page: int | None, frame: Frame
+) -> tuple[np.ndarray, int]:
     """Return the values (z, h, w) of a mask, -1 where transparent, and its orientation tag.
 
     Raises:
@@ -149,7 +151,7 @@ def _codes(path: Path, shape: tuple[int, int, int] | None, page: int | None) -> 
     decoded = (
         decoded_labels(path) if shape is None else decoded_labels(path, shape[1:]).as_pages(shape[0], page)
     )
-    codes, is_colour, unlabelled = label_codes(path, decoded, by_index=True)
+    codes, is_colour, unlabelled = label_codes(path, in_page_order(path, decoded, frame), by_index=True)
     if is_colour:
         raise InputError(f"{path}: ground-truth masks must have one channel of class numbers, got colours.")
     return np.where(unlabelled, -1, codes), decoded.orientation
