@@ -10,8 +10,10 @@ from PIL import Image
 from tests.cases import cases
 from vispe.images.formats.headers import stored_shape
 from vispe.images.formats.units import microns, seconds
+from vispe.images.labels.label_files import read_labels
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import write_instances, write_labels, write_probabilities
+from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core.source.open_image import open_image
 
 H, W = 24, 36
@@ -282,3 +284,17 @@ def test_resolution_tags_belong_to_the_stored_dimensions(tmp_path):
     image = read_image(tmp_path / "b.tif", axes="YXC")
     assert (image.pixel_size, image.resolution) == (None, None)
     assert "the pixel size is unknown: Y or X of `axes=YXC` is a dimension without one." in image.notes
+
+
+def test_a_lookup_table_of_imagej_does_not_change_grey_levels(tmp_path):
+    fire = np.stack([np.arange(256), np.arange(256)[::-1], np.full(256, 9)]).astype(np.uint16) * 257
+    tifffile.imwrite(tmp_path / "a.tif", GREY, imagej=True, colormap=fire)
+    image, blocks = read_image(tmp_path / "a.tif"), open_image(tmp_path / "a.tif")
+    np.testing.assert_array_equal(image.pages[0, ..., 0], GREY)
+    np.testing.assert_array_equal(blocks.read(0, Region(0, H, 0, W))[..., 0], GREY)
+    note = "a.tif has a lookup table of ImageJ, which is not applied: grey levels are read as stored."
+    assert image.notes == blocks.notes == (note,)
+    drawn = (GREY > 200).astype(np.uint8) + (GREY > 230)
+    white = np.where(np.arange(256) == 0, 65535, fire).astype(np.uint16)  # 0 is white in the display
+    tifffile.imwrite(tmp_path / "b.tif", drawn, imagej=True, colormap=white)
+    np.testing.assert_array_equal(read_labels(tmp_path / "b.tif", (1, H, W)).values[0], drawn)

@@ -127,6 +127,7 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         COLOUR_SPACES,
         has_alpha,
         largest_series,
+        lut_note,
         separate_colours,
         series_notes,
         tag_value,
@@ -144,8 +145,11 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
             number = largest_series(tif.series)
             page, series = tif.series[number].keyframe, tif.series[number]
             notes = series_notes(path, tif.series)
+            palette = tag_value(page, "ColorMap", None) is not None
+            lut = lut_note(path, tif) if palette else None
+            notes += [lut] if lut else []
             unsupported = {
-                "a palette": tag_value(page, "ColorMap", None) is not None,
+                "a palette": palette and lut is None,
                 "white as 0": page.photometric == 0,
                 "an alpha channel": has_alpha(page),
                 f"{COLOUR_SPACES.get(page.photometric)} colours": page.photometric in COLOUR_SPACES,
