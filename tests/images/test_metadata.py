@@ -274,6 +274,14 @@ def test_sizes_belong_to_the_stored_dimensions_in_memory_and_in_blocks(tmp_path,
     assert read_image(tmp_path / "b.tif").pixel_size == pytest.approx(size)
 
 
+def test_imagej_files_without_a_unit_have_that_of_their_resolution_tags(tmp_path):
+    tags = {"resolution": (20_000, 40_000), "resolutionunit": "CENTIMETER"}
+    tifffile.imwrite(tmp_path / "a.tif", GREY, imagej=True, **tags)
+    tifffile.imwrite(tmp_path / "b.tif", GREY, imagej=True, metadata={"unit": "pixel"}, **tags)
+    assert read_image(tmp_path / "a.tif").pixel_size == (0.25, 0.5)
+    assert read_image(tmp_path / "b.tif").pixel_size is None
+
+
 def test_resolution_tags_belong_to_the_stored_dimensions(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", GREY, resolution=(20_000, 40_000), resolutionunit="CENTIMETER")
     image = read_image(tmp_path / "a.tif", axes="XY")

@@ -82,8 +82,8 @@ def tiff_pixel_size(
         return (y or x, x or y) if y or x else None
     if tif.is_imagej:
         metadata = tif.imagej_metadata or {}
-        if resolution is None:
-            return None
+        if resolution is None or "unit" not in metadata:
+            return physical(resolution)  # as ImageJ does for files of other programs
         # ImageJ stores units of y and z only if they differ from that of x
         units = (metadata.get("yunit", metadata.get("unit", "")), metadata.get("unit", ""))
         sizes = [
