@@ -262,6 +262,7 @@ def test_jpeg_with_a_thumbnail_gives_the_image(tmp_path):
     ],
 )
 def test_sizes_belong_to_the_stored_dimensions_in_memory_and_in_blocks(tmp_path, axes, size, step):
+    pytest.importorskip("zarr", reason="needs the extra vispe[big]")
     calibration = {"axes": "ZYX", "spacing": 2.0, "unit": "um", "finterval": 3.0}
     stack = np.stack([GREY] * 5)
     tifffile.imwrite(tmp_path / "a.tif", stack, imagej=True, metadata=calibration, resolution=(2, 4))
@@ -295,6 +296,7 @@ def test_resolution_tags_belong_to_the_stored_dimensions(tmp_path):
 
 
 def test_a_lookup_table_of_imagej_does_not_change_grey_levels(tmp_path):
+    pytest.importorskip("zarr", reason="needs the extra vispe[big]")
     fire = np.stack([np.arange(256), np.arange(256)[::-1], np.full(256, 9)]).astype(np.uint16) * 257
     tifffile.imwrite(tmp_path / "a.tif", GREY, imagej=True, colormap=fire)
     image, blocks = read_image(tmp_path / "a.tif"), open_image(tmp_path / "a.tif")

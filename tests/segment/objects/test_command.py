@@ -110,33 +110,6 @@ def test_a_z_stack_has_volumes_and_a_series_has_pages(folder):
         assert file.series[0].axes == "ZYX"
 
 
-def test_volumes_do_not_depend_on_the_order_of_time_and_z(folder):
-    grey, _, drawn = scene()
-    series = np.stack([np.stack([np.roll(grey, t + z, 0) for z in range(3)]) for t in range(2)])
-    labels = np.zeros(series.shape, np.uint8)
-    labels[0, 0] = drawn
-    orders = {"TZYX": (series, labels), "ZTYX": (series.swapaxes(0, 1), labels.swapaxes(0, 1))}
-    tables, maps, stored = {}, {}, {}
-    for axes, (pages, page_labels) in orders.items():
-        image, painted = folder / f"{axes}.ome.tif", folder / f"{axes}_labels.tif"
-        metadata = {"axes": axes, "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.0}
-        tifffile.imwrite(image, pages, ome=True, photometric="minisblack", metadata=metadata)
-        tifffile.imwrite(painted, page_labels.reshape(6, *grey.shape), photometric="minisblack")
-        out = folder / axes
-        requested = ["--objects", "disc", "-o", str(out)]
-        assert main(["segment", str(image), "--labels", str(painted), *FAST, *requested]) == 0
-        tables[axes] = [{**row, "image": "", "page": ""} for row in rows_of(out / "objects.csv")]
-        maps[axes] = tifffile.imread(out / f"{axes}.ome_objects.tif")
-        blocks = ["--memory", "800MiB", "-o", str(folder / f"{axes}_blocks")]
-        assert main(["apply", str(out / "model.vispe"), str(image), *requested[:2], *blocks]) == 0
-        stored[axes] = rows_of(folder / f"{axes}_blocks" / "objects.csv")
-        assert stored[axes] == rows_of(out / "objects.csv")
-    assert tables["TZYX"] == tables["ZTYX"]
-    assert {row["page"] for row in stored["TZYX"]} == {"0", "3"}
-    assert {row["page"] for row in stored["ZTYX"]} == {"0", "1"}
-    np.testing.assert_array_equal(maps["TZYX"], maps["ZTYX"].swapaxes(0, 1))
-
-
 def test_python_users_are_refused_in_the_same_words(folder):
     with pytest.raises(OptionError, match="objects='x' is not a class"):
         segment(
