@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.cases import cases
@@ -85,3 +86,18 @@ def test_what_masks_of_a_sequence_say(tmp_path):
         InputError, match=r"b.png has no mask, got 2 mask files. Name it b_mask.png, or pass as many"
     ):
         FileMasks(images, [files["a_mask"], files["c"]])
+
+
+def test_masks_of_known_classes_count_from_one_number(tmp_path):
+    images, masks = [tmp_path / f"{name}.png" for name in "ab"], [tmp_path / f"{n}_mask.png" for n in "ab"]
+    values = np.array([[1, 2], [3, 3]], np.uint8), np.array([[1, 2], [2, 2]], np.uint8)
+    for path, value in zip([*images, *masks], [*values, *values], strict=True):
+        Image.fromarray(value).save(path)
+    files = FileImages(images, torch.from_numpy)
+    for actual, expected in zip(FileMasks(files, masks, n_classes=3), values, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    Image.fromarray(values[1] - 1).save(masks[1])
+    with pytest.raises(
+        InputError, match=r"b_mask\.png has the value 0, but a_mask\.png numbers the 3 classes from 1"
+    ):
+        FileMasks(files, masks, n_classes=3)

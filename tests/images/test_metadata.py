@@ -10,8 +10,11 @@ from PIL import Image
 from tests.cases import cases
 from vispe.images.formats.headers import stored_shape
 from vispe.images.formats.units import microns, seconds
+from vispe.images.labels.label_files import read_labels
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import write_instances, write_labels, write_probabilities
+from vispe.segment.features.tiles import Region
+from vispe.segment.out_of_core.source.open_image import open_image
 
 H, W = 24, 36
 RNG = np.random.default_rng(0)
@@ -243,3 +246,65 @@ def test_jpeg_with_a_thumbnail_gives_the_image(tmp_path):
     exif[0x010E] = "a"
     Image.fromarray(GREY).save(tmp_path / "a.jpg", exif=exif.tobytes() + thumbnail.getvalue())
     assert read_image(tmp_path / "a.jpg").shape == (H, W)
+
+
+# --- axes named by the user ---
+
+
+@cases(
+    "axes, size, step",
+    [
+        ("ZYX", (0.25, 0.5), 2.0),
+        ("TYX", (0.25, 0.5), 2.0),
+        ("YZX", (2.0, 0.5), 0.25),
+        ("XYZ", (0.25, 2.0), 0.5),
+        ("ZXY", (0.5, 0.25), 2.0),
+    ],
+)
+def test_sizes_belong_to_the_stored_dimensions_in_memory_and_in_blocks(tmp_path, axes, size, step):
+    pytest.importorskip("zarr", reason="needs the extra vispe[big]")
+    calibration = {"axes": "ZYX", "spacing": 2.0, "unit": "um", "finterval": 3.0}
+    stack = np.stack([GREY] * 5)
+    tifffile.imwrite(tmp_path / "a.tif", stack, imagej=True, metadata=calibration, resolution=(2, 4))
+    image = read_image(tmp_path / "a.tif", axes=axes)
+    blocks = open_image(tmp_path / "a.tif", axes=axes)
+    assert (image.pixel_size, image.z_step) == (blocks.pixel_size, step) == (size, step)
+    assert blocks.z_step == (step if "Z" in axes else None)
+    assert blocks.frame_interval == (3.0 if "T" in axes else None)
+    write_labels(tmp_path / "b.tif", image.pages[..., 0], image)
+    assert read_image(tmp_path / "b.tif").pixel_size == pytest.approx(size)
+
+
+def test_imagej_files_without_a_unit_have_that_of_their_resolution_tags(tmp_path):
+    tags = {"resolution": (20_000, 40_000), "resolutionunit": "CENTIMETER"}
+    tifffile.imwrite(tmp_path / "a.tif", GREY, imagej=True, **tags)
+    tifffile.imwrite(tmp_path / "b.tif", GREY, imagej=True, metadata={"unit": "pixel"}, **tags)
+    assert read_image(tmp_path / "a.tif").pixel_size == (0.25, 0.5)
+    assert read_image(tmp_path / "b.tif").pixel_size is None
+
+
+def test_resolution_tags_belong_to_the_stored_dimensions(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", GREY, resolution=(20_000, 40_000), resolutionunit="CENTIMETER")
+    image = read_image(tmp_path / "a.tif", axes="XY")
+    assert (image.pixel_size, image.resolution) == ((0.5, 0.25), (40_000, 20_000, "cm"))
+    pages = np.stack([GREY] * 5, -1)
+    resolution = {"resolution": (20_000, 40_000), "resolutionunit": "CENTIMETER", "photometric": "minisblack"}
+    tifffile.imwrite(tmp_path / "b.tif", pages, **resolution)
+    image = read_image(tmp_path / "b.tif", axes="YXC")
+    assert (image.pixel_size, image.resolution) == (None, None)
+    assert "the pixel size is unknown: Y or X of `axes=YXC` is a dimension without one." in image.notes
+
+
+def test_a_lookup_table_of_imagej_does_not_change_grey_levels(tmp_path):
+    pytest.importorskip("zarr", reason="needs the extra vispe[big]")
+    fire = np.stack([np.arange(256), np.arange(256)[::-1], np.full(256, 9)]).astype(np.uint16) * 257
+    tifffile.imwrite(tmp_path / "a.tif", GREY, imagej=True, colormap=fire)
+    image, blocks = read_image(tmp_path / "a.tif"), open_image(tmp_path / "a.tif")
+    np.testing.assert_array_equal(image.pages[0, ..., 0], GREY)
+    np.testing.assert_array_equal(blocks.read(0, Region(0, H, 0, W))[..., 0], GREY)
+    note = "a.tif has a lookup table of ImageJ, which is not applied: grey levels are read as stored."
+    assert image.notes == blocks.notes == (note,)
+    drawn = (GREY > 200).astype(np.uint8) + (GREY > 230)
+    white = np.where(np.arange(256) == 0, 65535, fire).astype(np.uint16)  # 0 is white in the display
+    tifffile.imwrite(tmp_path / "b.tif", drawn, imagej=True, colormap=white)
+    np.testing.assert_array_equal(read_labels(tmp_path / "b.tif", (1, H, W)).values[0], drawn)

@@ -10,7 +10,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from tests.cases import cases
 from vispe.errors import InputError, OptionError
-from vispe.images.formats.headers import stored_shape, stored_tag
+from vispe.images.formats.headers import stored_frame, stored_shape
 from vispe.images.labels.label_files import read_labels
 from vispe.images.labels.truth_files import read_truth
 from vispe.images.orientation import Frame, as_stored, inverse_tag, oriented
@@ -68,7 +68,7 @@ def test_images_are_read_in_both_frames_with_a_note(tmp_path, name, tag):
         assert actual.frame == Frame(tag, how == "tag")
         assert f"has the orientation tag {tag} " in " ".join(actual.notes)
         assert stored_shape(path, orientation=how) == actual.pages.shape[:3]
-    assert stored_tag(path) == tag
+    assert stored_frame(path).tag == tag
 
 
 def test_tags_without_a_meaning_change_nothing(tmp_path):
@@ -171,8 +171,8 @@ def test_headers_of_png_files_are_read_without_decoding(tmp_path, monkeypatch, a
         path.write_bytes(rest[:last] + data[start:end] + rest[last:])
     else:
         monkeypatch.setattr(PngImageFile, "load", None)
-    assert stored_tag(path) == 6
+    assert stored_frame(path).tag == 6
     assert stored_shape(path) == (1, W, H)
     assert stored_shape(path, orientation="stored") == (1, H, W)
     Image.fromarray(image()).save(path)
-    assert stored_tag(path) == 1
+    assert stored_frame(path).tag == 1

@@ -46,6 +46,12 @@ def test_a_dataset_without_axes_needs_them(tmp_path):
     with pytest.raises(InputError, match="no axes Y and X"):
         read_image(path)
     np.testing.assert_array_equal(read_image(path, axes="ZYX").pages[..., 0], VOLUME)
+    path = write_hdf5(tmp_path / "sized.h5", {"image": VOLUME}, element_size_um=[2, 0.5, 0.25])
+    image = read_image(path, axes="ZYX")
+    assert (image.pixel_size, image.z_step) == ((0.5, 0.25), 2.0)
+    path = write_hdf5(tmp_path / "bad.h5", {"image": VOLUME}, element_size_um=[-2, np.nan, 0.25])
+    image = read_image(path, axes="ZYX")
+    assert (image.pixel_size, image.z_step) == (None, None)
     flat = read_image(write_hdf5(tmp_path / "b.h5", {"image": VOLUME[0]}))
     np.testing.assert_array_equal(flat.pages[0, ..., 0], VOLUME[0])
 

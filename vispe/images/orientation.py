@@ -4,6 +4,7 @@ Web browsers and labelme apply the tag; Fiji, napari, ilastik and tifffile show 
 one kind of program do not match the pixels shown by the other kind.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -69,10 +70,12 @@ class Frame:
     Attributes:
         tag: orientation tag of the file, 1 if it has none.
         applied: whether the pixels were rotated and mirrored by the tag.
+        planes: slice and time (z, t) of each page, from 0 in the file, if its pages are along several axes; else ().
     """
 
     tag: int = 1
     applied: bool = False
+    planes: tuple[tuple[int, int], ...] = ()
 
     def note(self, name: str) -> str | None:
         """Return a note about the orientation tag of an image; None without a tag."""
@@ -96,6 +99,19 @@ class Frame:
             return ""
         how = "applied" if self.applied else "not applied"
         return f" (it has the orientation tag {self.tag}, {MEANING[self.tag]}, which is {how}; see `orientation`)"
+
+    def page_order(self, planes: tuple[tuple[int, int], ...]) -> list[int] | None:
+        """Return the pages of a label file in the order of the image, None if they are in this order.
+
+        Fiji saves T before Z, also of images that store Z first.
+
+        Args:
+            planes: slice and time of each page of the label file.
+        """
+        if planes == self.planes or sorted(planes) != sorted(self.planes) or len(set(planes)) < len(planes):
+            return None
+        numbers = {plane: number for number, plane in enumerate(planes)}
+        return [numbers[plane] for plane in self.planes]
 
     def fitted(
         self, path: Path, pages: np.ndarray, own: int, size: tuple[int, int]
@@ -140,6 +156,22 @@ class Frame:
             f"{path.name} has the size of {where}: the labels are rotated with the orientation tag {self.tag} of the "
             "image."
         ]
+
+
+def planes_of(
+    axes: Sequence[tuple[str, int]], pages: Sequence[int] | np.ndarray
+) -> tuple[tuple[int, int], ...]:
+    """Return slice and time (z, t) of pages of a file, () unless it has several page axes.
+
+    Example:
+        >>> planes_of((("T", 2), ("Z", 3)), [0, 4])
+        ((0, 0), (1, 1))
+    """
+    if len(axes) < 2:
+        return ()
+    numbers = dict(zip((a for a, _ in axes), np.unravel_index(pages, [n for _, n in axes]), strict=True))
+    z, t = (numbers.get(letter, np.zeros(len(pages), int)).tolist() for letter in "ZT")
+    return tuple(zip(z, t, strict=True))
 
 
 AS_STORED = Frame()

@@ -16,7 +16,7 @@ from vispe.errors import InputError, counted, did_you_mean
 from vispe.images.formats.decode import decode
 from vispe.images.formats.decoded_image import GIGAPIXEL, Decoded, PageAxes, Resolution
 from vispe.images.formats.size_limits import enough_memory
-from vispe.images.orientation import AS_STORED, Frame, Orientation, check_orientation
+from vispe.images.orientation import AS_STORED, Frame, Orientation, check_orientation, planes_of
 from vispe.images.sample import parse_crop, read_mask, transparent
 
 
@@ -162,7 +162,9 @@ def _read(
     transparent_pixels = None if decoded.planes else transparent(decoded)
     transparent_pixels = None if transparent_pixels is None else pick_pages(path, transparent_pixels, z)
     pages = pick_pages(path, decoded.pages, z)
-    page_axes = _picked_axes(decoded.page_axes, pick_pages(path, np.arange(len(decoded.pages)), z))
+    chosen = pick_pages(path, np.arange(len(decoded.pages)), z)
+    page_axes = _picked_axes(decoded.page_axes, chosen)
+    frame = replace(frame, planes=planes_of(decoded.page_axes, chosen))
     pages = _plain_colours(pages, decoded, notes)
     names = decoded.channel_names if len(decoded.channel_names) == pages.shape[-1] else ()
     if channel is not None:

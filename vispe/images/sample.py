@@ -11,7 +11,7 @@ import numpy as np
 
 from vispe.errors import OptionError
 from vispe.images.formats.decoded_image import Decoded
-from vispe.images.labels.label_files import check_pages, decoded_labels
+from vispe.images.labels.label_files import check_pages, decoded_labels, in_page_order
 from vispe.images.orientation import Frame
 
 _RANGE = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
@@ -60,7 +60,7 @@ def read_mask(path: Path, shape: tuple[int, int, int], frame: Frame) -> tuple[np
     Raises:
         InputError: unreadable, lossy, or a different size.
     """
-    decoded = decoded_labels(path, shape[1:]).as_pages(shape[0])
+    decoded = in_page_order(path, decoded_labels(path, shape[1:]).as_pages(shape[0]), frame)
     pages, transparent_pixels = decoded.pages, transparent(decoded)
     if decoded.alpha:
         pages = pages[..., :-1]

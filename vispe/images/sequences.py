@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.file_search import match_files
-from vispe.images.labels.truth_files import read_truth
+from vispe.images.labels.truth_files import masks_from_one, read_truth
 from vispe.images.normalize import normalize
 from vispe.images.orientation import AS_STORED
 from vispe.images.read import read_image
@@ -105,8 +105,13 @@ class FileMasks(Sequence[np.ndarray]):
         self.notes: list[str] = []
         self._files = self._match(list(dict.fromkeys(p for p, _ in images.pages)), files)
         self.n_classes = n_classes
+        self._from_one: set[Path] = set()
         if n_classes is None:
             self.n_classes = self._count_classes()
+        elif zero == "class":
+            self._from_one, conflicts = masks_from_one(dict.fromkeys(self._files.values()), n_classes)
+            for reason in conflicts.values():
+                raise InputError(reason)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -120,10 +125,12 @@ class FileMasks(Sequence[np.ndarray]):
     def _read(self, image: Path) -> np.ndarray:
         if self._last is None or self._last[0] != image:
             shape = self._images.shape(image)
-            convention = {"zero_is": self._zero, "n_classes": self.n_classes}
-            mask = read_truth(
-                self._files[image], shape, **convention, note=self._note, frame=self._images.frame
-            )
+            file = self._files[image]
+            convention = {
+                "zero_is": "ignore" if file in self._from_one else self._zero,
+                "n_classes": self.n_classes,
+            }
+            mask = read_truth(file, shape, **convention, note=self._note, frame=self._images.frame)
             self._last = image, mask
         return self._last[1]
 

@@ -2,15 +2,20 @@
 
 import json
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import tifffile
 
 from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.annotations.imagej_rois import read_rois, roi_class
+from vispe.images.formats.headers import stored_frame
 from vispe.images.labels.label_files import read_label_set, read_labels
 from vispe.images.labels.truth_files import read_truth
+from vispe.images.read import read_image
+from vispe.segment.out_of_core.source.open_image import open_image
 
 roifile = pytest.importorskip("roifile", reason="roifile reads regions of ImageJ: pip install 'vispe[cli]'")
 H, W = 20, 30
@@ -164,6 +169,43 @@ def test_slices_and_times_are_pages(tmp_path):
         read_labels(path, (3, H, W))
     with pytest.raises(InputError, match=r"feature 0: the page must be 0 to 1, got 2"):
         read_labels(geojson(path, *shapes), (2, H, W))
+
+
+@cases("axes", ["TZ", "ZT"])
+@cases("kind", ["geojson", "zip"])
+def test_slice_and_time_select_the_page_of_a_series_of_volumes(tmp_path, axes, kind):
+    pytest.importorskip("zarr", reason="needs the extra vispe[big]")
+    lengths = {"Z": 4, "T": 3}
+    array = np.zeros((*(lengths[a] for a in axes), H, W), np.uint8)
+    tifffile.imwrite(
+        tmp_path / "a.tif", array, ome=True, metadata={"axes": f"{axes}YX"}, photometric="minisblack"
+    )
+    planes = {"a": (2, 0), "b": (0, 2), "c": (3, 1)}
+    if kind == "geojson":
+        shapes = [
+            feature("Polygon", [box(0, 0, 4, 4)], n, plane={"z": z, "t": t}) for n, (z, t) in planes.items()
+        ]
+        path = geojson(tmp_path / "a.geojson", *shapes)
+    else:
+        path = tmp_path / "a.zip"
+        positions = {n: {"z_position": z + 1, "t_position": t + 1} for n, (z, t) in planes.items()}
+        roifile.roiwrite(path, [roi("RECT", None, n, (2, 3, 9, 8), **p) for n, p in positions.items()])
+    image = read_image(tmp_path / "a.tif")
+    actual = read_labels(path, image.pages.shape[:3], frame=image.frame).values
+    pages = {name: np.flatnonzero((actual == k).any((1, 2))).tolist() for k, name in enumerate(planes, 1)}
+    expected = {n: [z + 4 * t if axes == "TZ" else 3 * z + t] for n, (z, t) in planes.items()}
+    assert pages == expected
+    assert (
+        image.frame
+        == stored_frame(tmp_path / "a.tif")
+        == replace(open_image(tmp_path / "a.tif").frame, applied=True)
+    )
+    some = read_image(tmp_path / "a.tif", z="2:7")
+    assert some.frame.planes == image.frame.planes[2:7]
+    with pytest.raises(
+        InputError, match=r"must be those of one page of the image, got slice 2 of time 0, which 0 p"
+    ):
+        read_labels(path, (2, H, W), frame=read_image(tmp_path / "a.tif", z="8:10").frame)
 
 
 @cases(

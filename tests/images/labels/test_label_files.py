@@ -423,6 +423,16 @@ def test_bad_stroke_files(tmp_path):
         read_labels(tmp_path / "s.json", SHAPE)
 
 
+def test_label_maps_have_at_most_255_classes(tmp_path):
+    values = np.arange(256, dtype=np.uint16).reshape(16, 16) + 1
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, values)
+    with pytest.raises(InputError, match=r"a\.tif: labels must have at most 255 classes, got 256\. Merge"):
+        read_labels(path, (1, 16, 16), max_classes=300)
+    tifffile.imwrite(path, np.minimum(values, 255))
+    assert len(read_labels(path, (1, 16, 16), max_classes=300).names) == 255
+
+
 # --- truth ---
 
 

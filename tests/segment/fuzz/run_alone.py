@@ -24,7 +24,7 @@ def stop(*_: object) -> None:
 def main() -> None:
     """Read the header and the pixels of each file, and print the outcome."""
     from vispe.errors import VispeError
-    from vispe.images.formats.headers import stored_planes, stored_shape, stored_tag
+    from vispe.images.formats.headers import stored_frame, stored_planes, stored_shape
     from vispe.images.read import read_image
     from vispe.train.data.image_reading import count_pages
 
@@ -36,7 +36,7 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(signal.alarm, 0)
             try:
-                for header in (stored_shape, stored_tag, stored_planes):
+                for header in (stored_shape, stored_frame, stored_planes):
                     header(Path(path))
                 with contextlib.suppress(VispeError):
                     count_pages(Path(path))

@@ -149,7 +149,7 @@ def test_density_of_a_batch_is_pooled():
     def record(framed, area):
         actual = {"count": 9, "counted_in_frame": framed, "per_um2": framed / area}
         actual["equivalent_diameter_um"] = {"mean": 1.0}
-        return {"objects": {"area_um2": area, "classes": {"disc": actual}}}
+        return {"objects": {"area_um2": area, "neighbours": 8, "classes": {"disc": actual}}}
 
     batch = summarize_batch([record(4.0, 10.0), record(8.0, 30.0)])["classes"]["disc"]
     assert batch["per_um2"] == pytest.approx(12 / 40)
@@ -158,6 +158,11 @@ def test_density_of_a_batch_is_pooled():
     unknown = record(4.0, 10.0)
     unknown["objects"]["area_um2"] = None
     assert "per_um2" not in summarize_batch([record(4.0, 10.0), unknown])["classes"]["disc"]
+    assert batch["mean_equivalent_diameter_um"] == 1.0
+    volumes = record(4.0, 10.0)
+    volumes["objects"] |= {"neighbours": 26, "volume_um3": volumes["objects"].pop("area_um2")}
+    mixed = summarize_batch([record(4.0, 10.0), volumes])["classes"]["disc"]
+    assert mixed.keys() == {"count", "mean_per_image", "mean_per_image_ci95"}
 
 
 @cases("pixel", [(0.5, 0.25), (1.0, 0.25), (0.25, 1.0), (0.5, 0.5)])

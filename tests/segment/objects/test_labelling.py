@@ -166,3 +166,18 @@ def test_touching_discs_are_split_in_the_middle_and_one_disc_is_not(radius):
 def test_options_are_checked(made, words):
     with pytest.raises(OptionError, match=words):
         made()
+
+
+@cases("pixel", [(0.5, 0.25), (0.25, 0.5), (1.0, 4.0)])
+@cases("neck", [1, 3, 5])
+def test_a_transposed_image_of_pixels_that_are_not_square_has_as_many_objects(pixel, neck):
+    mask = np.zeros((12, 25), bool)
+    mask[1:11, 1:11] = mask[1:11, 13:23] = mask[5 - neck // 2 : 6 + neck // 2, 11:13] = True
+    labels, options = np.where(mask, 2, 1), ObjectOptions("pore", min_area=0)
+    counts = [
+        find(
+            page[None], np.ones((1, 2, *page.shape)), page[None, ..., None], NAMES[:2], options, spacing=size
+        )[0].max()
+        for page, size in ((labels, pixel), (labels.T, pixel[::-1]))
+    ]
+    assert counts[0] == counts[1]

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import tifffile
 
 from tests.segment.out_of_core.conftest import small_blocks  # noqa: F401
 from tests.segment.out_of_core.stores import scene, scribbled, write_store, zarr
@@ -51,6 +52,41 @@ def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, 
     assert record["objects"]["classes"]["bright"]["count"] == len(rows)
     attributes = dict(root["labels"].attrs)
     assert set(attributes["ome"]["labels"]) == {"classes", "objects"}
+
+
+def rows_of(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_volumes_do_not_depend_on_the_order_of_time_and_z(tmp_path):
+    values, phase = scene(60, 70)
+    grey = values.astype(np.uint8)
+    drawn = np.where(phase, 2, 1) * (np.random.default_rng(0).random(phase.shape) < 0.03)
+    series = np.stack([np.stack([np.roll(grey, t + z, 0) for z in range(3)]) for t in range(2)])
+    labels = np.zeros(series.shape, np.uint8)
+    labels[0, 0] = drawn
+    orders = {"TZYX": (series, labels), "ZTYX": (series.swapaxes(0, 1), labels.swapaxes(0, 1))}
+    tables, maps, stored = {}, {}, {}
+    more = ["--features", "filters", "--classifier", "logistic", "--classes", "dark,disc"]
+    for axes, (pages, page_labels) in orders.items():
+        image, painted = tmp_path / f"{axes}.ome.tif", tmp_path / f"{axes}_labels.tif"
+        metadata = {"axes": axes, "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.0}
+        tifffile.imwrite(image, pages, ome=True, photometric="minisblack", metadata=metadata)
+        tifffile.imwrite(painted, page_labels.reshape(6, *grey.shape), photometric="minisblack")
+        out = tmp_path / axes
+        requested = ["--objects", "disc", "-o", str(out)]
+        assert main(["segment", str(image), "--labels", str(painted), *more, *requested]) == 0
+        tables[axes] = [{**row, "image": "", "page": ""} for row in rows_of(out / "objects.csv")]
+        maps[axes] = tifffile.imread(out / f"{axes}.ome_objects.tif")
+        blocks = ["--memory", "800MiB", "-o", str(tmp_path / f"{axes}_blocks")]
+        assert main(["apply", str(out / "model.vispe"), str(image), *requested[:2], *blocks]) == 0
+        stored[axes] = rows_of(tmp_path / f"{axes}_blocks" / "objects.csv")
+        assert stored[axes] == rows_of(out / "objects.csv")
+    assert tables["TZYX"] == tables["ZTYX"]
+    assert {row["page"] for row in stored["TZYX"]} == {"0", "3"}
+    assert {row["page"] for row in stored["ZTYX"]} == {"0", "1"}
+    np.testing.assert_array_equal(maps["TZYX"], maps["ZTYX"].swapaxes(0, 1))
 
 
 def test_an_unknown_class_in_a_store(tmp_path, capsys):

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import tifffile
@@ -90,6 +92,41 @@ def test_a_plain_array_needs_its_axes(tmp_path):
     np.testing.assert_array_equal(pages_of(image)[0], np.moveaxis(array, 0, -1) * np.uint8(255))
     with pytest.raises(InputError, match="axes must have 3 letters for the shape 3 x 41 x 57, got 'YX'"):
         open_image(tmp_path / "a.zarr", axes="YX")
+
+
+@cases(
+    "scales, units, size",
+    [
+        ([2.0, 0.5, 250.0], ("micrometer", "micrometer", "nanometer"), (0.5, 0.25)),
+        ([2.0, 0.5, 0.25], ("micrometer", "micrometer", "parsec"), None),
+        ([2.0, 0.0, 0.0], ("micrometer",) * 3, None),
+        ([2.0, -1.0, 1.0], ("micrometer",) * 3, None),
+        ([2.0, math.nan, 1.0], ("micrometer",) * 3, None),
+        ([], ("micrometer",) * 3, None),
+    ],
+    ids=["two units", "unknown unit", "zero", "negative", "nan", "no scale"],
+)
+def test_sizes_of_stores_are_positive_lengths(tmp_path, scales, units, size):
+    path = write_store(tmp_path / "a.zarr", np.zeros((3, 20, 24), np.uint8), "zyx", "0.4")
+    attributes = dict(zarr.open_group(path).attrs)
+    scale = [{"type": "scale", "scale": scales}] if scales else []
+    attributes["multiscales"][0]["datasets"][0]["coordinateTransformations"] = scale
+    attributes["multiscales"][0]["axes"] = [
+        {"name": name, "type": "space", "unit": unit} for name, unit in zip("zyx", units, strict=True)
+    ]
+    zarr.open_group(path).attrs.update(attributes)
+    image = open_image(path)
+    assert image.pixel_size == size
+    assert image.z_step == (2.0 if scales else None)
+
+
+def test_axes_named_by_the_user_have_the_sizes_of_the_stored_dimensions(tmp_path):
+    path = write_store(tmp_path / "a.ome.zarr", np.zeros((3, 2, 20, 24), np.uint8), "tzyx")
+    same, mixed = open_image(path), open_image(path, axes="ZTYX")
+    assert mixed.pixel_size == same.pixel_size == (0.5, 0.5)
+    assert [(axis.name, axis.length) for axis in mixed.page_axes] == [("z", 3), ("t", 2)]
+    assert open_image(path, axes="TYZX").pixel_size is None  # Z of the file has no unit
+    assert open_image(path, axes="TYZX").z_step == 0.5
 
 
 def test_a_page_of_absurd_size_is_refused(tmp_path):

@@ -151,6 +151,39 @@ def test_truth_is_checked_before_any_work(data, capsys, truth, pattern, way):
     assert vispe(words) == 0
 
 
+@cases("way", ["segment", "apply"])
+def test_all_masks_of_a_run_count_their_classes_from_one_number(data, capsys, way):
+    first = np.where(scene()[1], 2, 1).astype(np.uint8)
+    save("a_truth.png", first)
+    save("b_truth.png", np.full_like(first, 1))  # without class 2
+    truth = f"--truth a_truth.png,b_truth.png -o {way}_out"
+    words = f"segment data/a.png data/b.png --labels data/a_labels.png {FAST} {truth}"
+    if way == "apply":
+        assert vispe(f"segment data/a.png --labels data/a_labels.png {FAST} -o first") == 0
+        words = f"apply first/model.vispe data/a.png data/b.png {truth}"
+    assert vispe(words) == 0
+    a, b = json.loads(Path(f"{way}_out/report.json").read_text())["images"]
+    assert min(image["scores"]["pixel_accuracy"] for image in (a, b)) > 0.5
+    assert "numbers from 0" not in capsys.readouterr().err
+    save("b_truth.png", first - 1)
+    assert vispe(f"{words} --force") == 1
+    assert "b_truth.png has the value 0, but a_truth.png numbers" in capsys.readouterr().err
+
+
+def test_a_single_mask_without_0_is_noted(data, capsys):
+    save("a_truth.png", np.ones((40, 51), np.uint8))
+    words = f"segment data/a.png --labels data/a_labels.png {FAST} --truth a_truth.png"
+    assert vispe(f"{words} -o out") == 0
+    assert "no pixel is 0, and the values (1) are read as class numbers from 0." in (
+        message := capsys.readouterr().err
+    )
+    assert "set --truth-zero ignore" in message
+    accuracy = json.loads(Path("out/report.json").read_text())["images"][0]["scores"]["pixel_accuracy"]
+    assert vispe(f"{words} -o other --truth-zero ignore") == 0
+    again = json.loads(Path("other/report.json").read_text())["images"][0]["scores"]["pixel_accuracy"]
+    assert accuracy + again == pytest.approx(1)
+
+
 def test_a_batch_without_any_usable_truth_does_no_work(data, capsys):
     save("a_truth.png", np.zeros((9, 8), np.uint8))
     save("b_truth.png", np.zeros((9, 8), np.uint8))

@@ -13,10 +13,15 @@ from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
 from vispe.images import write as outputs
+from vispe.images.labels.label_files import read_labels
+from vispe.images.labels.truth_files import read_truth
 from vispe.images.read import Micrograph, read_image
+from vispe.images.sample import read_mask
 from vispe.images.write import write_labels, write_probabilities
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import load_model
+from vispe.segment.out_of_core.scribbles import read_scribbles
+from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.pipeline import MODEL_NAME, LabelOptions, ReadOptions, apply, segment
 
 RNG = np.random.default_rng(11)
@@ -177,6 +182,31 @@ def test_pages_of_pillow_and_of_scikit_image(tmp_path):
 
     imsave(tmp_path / "s.tif", planes.astype(np.float32), check_contrast=False)
     np.testing.assert_array_equal(read_image(tmp_path / "s.tif").pages[..., 0], planes)
+
+
+@cases("kind", ["labels", "truth", "mask", "blocks", "store"])
+def test_pages_of_labels_match_by_slice_and_time(tmp_path, kind):
+    values = RNG.integers(0, 3, (2, 3, H, W), dtype=np.uint8)  # Fiji saves T before Z
+    tifffile.imwrite(tmp_path / "a_labels.tif", values, imagej=True, metadata={"axes": "TZYX"})
+    metadata, pages = {"axes": "ZTYX"}, np.zeros((3, 2, H, W), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", pages, ome=True, photometric="minisblack", metadata=metadata)
+    expected = values.swapaxes(0, 1).reshape(6, H, W)
+    image, path = read_image(tmp_path / "a.tif"), tmp_path / "a_labels.tif"
+    if kind == "labels":
+        actual = read_labels(path, image.pages.shape[:3], frame=image.frame).values
+    elif kind == "truth":
+        actual = read_truth(path, image.pages.shape[:3], frame=image.frame, zero_is="ignore")
+    elif kind == "mask":
+        actual, expected = read_mask(path, image.pages.shape[:3], image.frame)[0], expected > 0
+    else:
+        pytest.importorskip("zarr", reason="needs the extra vispe[big]")
+        from tests.segment.out_of_core.stores import write_store
+
+        path = path if kind == "blocks" else write_store(tmp_path / "a_labels.zarr", values, "tzyx")
+        scribbles = read_scribbles([path], [open_image(tmp_path / "a.tif")], LabelOptions())[0][0]
+        actual = np.zeros(expected.shape, int)
+        actual.ravel()[scribbles.indices] = scribbles.classes
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_chosen_pages_keep_the_axis_that_they_lie_on(tmp_path):

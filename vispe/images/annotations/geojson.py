@@ -28,7 +28,7 @@ def read_features(path: Path, features: Sequence[object]) -> list[Shape]:
     """Convert the features of a file to shapes.
 
     The class is ``properties.classification.name`` (or the ``names`` of a derived class, joined as in QuPath), the
-    colour is ``color`` or ``colorRGB``, and the page is ``geometry.plane``.
+    colour is ``color`` or ``colorRGB``, and slice and time are ``geometry.plane``.
 
     A null geometry, which GeoJSON allows, and a geometry without coordinates become empty shapes; empty parts
     of a geometry are skipped.
@@ -53,8 +53,8 @@ def read_features(path: Path, features: Sequence[object]) -> list[Shape]:
                 areas.append(tuple(checked_points(where, ring, 3) for ring in rings if ring != []))
         properties = feature.get("properties")
         name, color = _class(where, properties if isinstance(properties, dict) else {})
-        page = _page(where, geometry.get("plane"))
-        shapes.append(Shape(where, name, 0, color, page, tuple(areas), tuple(lines)))
+        plane = _plane(where, geometry.get("plane"))
+        shapes.append(Shape(where, name, 0, color, plane=plane, areas=tuple(areas), lines=tuple(lines)))
     return shapes
 
 
@@ -117,15 +117,13 @@ def _color(classification: Mapping[str, object]) -> Color | None:
     return (color[0], color[1], color[2]) if valid else None
 
 
-def _page(where: str, plane: object) -> int | None:
+def _plane(where: str, plane: object) -> tuple[int, int] | None:
     if plane is None:
         return None
     z, t = (plane.get(k, 0) for k in "zt") if isinstance(plane, dict) else (None, None)
     if not isinstance(z, int) or not isinstance(t, int) or min(z, t) < 0:
         raise InputError(f"{where}: the plane must have integers z and t, got {str(plane)[:60]}.")
-    if z and t:
-        raise InputError(f"{where}: pages are numbered along one axis only, got slice {z} of time {t}.")
-    return z or t
+    return z, t
 
 
 def geojson_text(

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from skimage.draw import ellipse
@@ -113,7 +113,7 @@ def _shape(where: str, data: bytes) -> Shape:
     # ImageJ shows the file name of regions without a name
     name = roi.name or Path(where.rpartition(": ")[2]).stem
     group = int(roi.group)
-    facts = {"name": None if group else roi_class(name), "group": group, "page": _page(where, roi)}
+    facts = {"name": None if group else roi_class(name), "group": group, **_position(roi)}
     width = float(roi.float_stroke_width or roi.stroke_width)
     if kind in _UNMARKED or subtype in ("TEXT", "IMAGE", "ARROW"):
         shown = kind if subtype == "UNDEFINED" else subtype
@@ -161,13 +161,10 @@ def roi_class(name: str) -> str | None:
     return counted[1] if counted else name
 
 
-def _page(where: str, roi: ImagejRoi) -> int | None:
-    """Return the page (from 0) of a region; ImageJ numbers positions from 1, and 0 means no position."""
-    z, t = max(roi.z_position, 0), max(roi.t_position, 0)
-    if z > 1 and t > 1:
-        raise InputError(f"{where}: pages are numbered along one axis only, got slice {z} of frame {t}.")
-    position = max(z, t) or max(roi.position, 0)
-    return position - 1 if position else None
+def _position(roi: ImagejRoi) -> dict[str, Any]:
+    """Return slice and time, or the page, of a region; ImageJ numbers them from 1, and 0 means none."""
+    z, t, page = (n - 1 if n > 0 else None for n in (roi.z_position, roi.t_position, roi.position))
+    return {"page": page} if z is None and t is None else {"plane": (z, t)}
 
 
 def _box(roi: ImagejRoi) -> tuple[float, float, float, float]:

@@ -13,7 +13,7 @@ import numpy as np
 from vispe.errors import InputError, counted
 from vispe.images.annotations.rasterize import fill
 from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
-from vispe.images.orientation import oriented
+from vispe.images.orientation import Frame, oriented
 
 Color = tuple[int, int, int]
 
@@ -34,6 +34,7 @@ class Shape:
         group: class number if the file numbers classes (groups of ImageJ), otherwise 0.
         color: (r, g, b) in 0..255, or None.
         page: page from 0, or None if the file does not contain it.
+        plane: slice and time (z, t) from 0, each None if the file does not contain it; None for neither.
         areas: polygons, each an outer ring (n, 2) and its holes.
         lines: polylines (n, 2) with their width in pixels; a single point is a dot.
         mask: first row, first column and (h, w) bool mask, or None.
@@ -44,9 +45,33 @@ class Shape:
     group: int = 0
     color: Color | None = None
     page: int | None = None
+    plane: tuple[int | None, int | None] | None = None
     areas: tuple[tuple[np.ndarray, ...], ...] = ()
     lines: tuple[tuple[np.ndarray, float], ...] = ()
     mask: tuple[int, int, np.ndarray] | None = None
+
+    def page_in(self, frame: Frame) -> int | None:
+        """Return the page in an image, None if the file does not contain it.
+
+        Raises:
+            InputError: slice and time are not those of exactly one page.
+        """
+        if self.plane is None:
+            return self.page
+        z, t = self.plane
+        if not frame.planes:
+            if z and t:
+                raise InputError(
+                    f"{self.where}: the pages of the image are along one axis, got slice {z} of time {t} (from 0)."
+                )
+            return z or t or 0
+        pages = [number for number, plane in enumerate(frame.planes) if plane == self.plane]
+        if len(pages) != 1:
+            raise InputError(
+                f"{self.where}: slice and time (from 0) must be those of one page of the image, got slice {z} of "
+                f"time {t}, which {counted(len(pages), 'page')} have."
+            )
+        return pages[0]
 
     @property
     def empty(self) -> bool:
@@ -134,7 +159,7 @@ def checked_points(where: str, points: object, fewest: int) -> np.ndarray:
 
 
 def painted(
-    path: Path, shapes: Sequence[Shape], shape: tuple[int, int, int], default_page: int | None, hint: str = ""
+    path: Path, shapes: Sequence[Shape], shape: tuple[int, int, int], default_page: int | None, frame: Frame
 ) -> tuple[list[tuple[Shape, np.ndarray]], list[str]]:
     """Return the pixels of every shape, largest first: where shapes overlap, the smaller one wins.
 
@@ -143,7 +168,7 @@ def painted(
         shapes: shapes in any order; of two shapes of equal size, the later one wins.
         shape: (pages, h, w) of the image.
         default_page: page of shapes without one.
-        hint: clause about the image, for messages.
+        frame: frame of the image.
 
     Returns:
         Each shape with the indices of its pixels, (page * h + y) * w + x, ascending; and notes.
@@ -156,7 +181,7 @@ def painted(
     most = max(MAX_COVERED_PIXELS, 4 * z * h * w)
     check_work(str(path), [pen for each in shapes for pen in each.pens()], h, w)
     for each in shapes:
-        page = default_page if each.page is None else each.page
+        page = default_page if (own := each.page_in(frame)) is None else own
         if page is None:
             raise InputError(f"{each.where} has no page, but the image has {z}. Set `label_page`.")
         if not 0 <= page < z:
@@ -165,8 +190,8 @@ def painted(
         if right < 0 or bottom < 0 or left > w or top > h:
             raise InputError(
                 f"{each.where} is outside the image of {w} x {h} pixels, got x {left:g} to {right:g}, y {top:g} to "
-                f"{bottom:g}{hint}. Coordinates are pixels of the complete image at full resolution; check that the "
-                "annotations belong to this image."
+                f"{bottom:g}{frame.hint()}. Coordinates are pixels of the complete image at full resolution; check "
+                "that the annotations belong to this image."
             )
         cut += left < 0 or top < 0 or right > w or bottom > h
         pixels = each.pixel_indices(h, w)

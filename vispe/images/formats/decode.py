@@ -171,7 +171,7 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
         notes=tuple(notes),
         orientation=orientation,
         page_axes=count_axes("YXS"[: array.ndim], axes, array.shape),
-    )
+    ).with_axes("YXS"[: array.ndim], axes)
 
 
 def _lossless(path: Path) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError, counted, short
+from vispe.images.formats.units import size_sources
 from vispe.images.orientation import oriented, oriented_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
@@ -96,6 +97,27 @@ class Decoded:
             pixel_size=oriented_size(self.pixel_size, tag),
             resolution=oriented_size(self.resolution, tag),
             orientation=1,
+        )
+
+    def with_axes(self, letters: str, axes: str | None) -> "Decoded":
+        """Return the file with the sizes of its stored dimensions if the user names them `axes`."""
+        sources = size_sources(letters, axes)
+        if all(letter == source for letter, source in sources.items()):
+            return self
+        y, x = self.pixel_size or (None, None)
+        sizes = {"Z": self.z_step, "Y": y, "X": x}
+        y, x, z = (sizes.get(sources[letter]) for letter in "YXZ")
+        notes = self.notes
+        if self.pixel_size and not (y and x):
+            notes += (f"the pixel size is unknown: Y or X of `axes={axes}` is a dimension without one.",)
+        right = self.resolution and {"Y": self.resolution[1], "X": self.resolution[0]}
+        tags = right and (right.get(sources["X"]), right.get(sources["Y"]))
+        return replace(
+            self,
+            pixel_size=(y, x) if y and x else None,
+            z_step=z,
+            resolution=(*tags, self.resolution[2]) if tags and all(tags) else None,
+            notes=notes,
         )
 
     def as_pages(self, count: int, page: int | None = None) -> "Decoded":

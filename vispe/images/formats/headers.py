@@ -10,13 +10,15 @@ from vispe.images.formats.decoded_image import (
     BROKEN,
     PILLOW_FORMATS,
     TIFF_MAGIC,
+    PageAxes,
     checked_axes,
+    count_axes,
     largest_frame,
     no_size_limit,
 )
 from vispe.images.formats.metadata import png_metadata_after_pixels
 from vispe.images.formats.size_limits import check_size
-from vispe.images.orientation import Orientation, known_tag, oriented_size
+from vispe.images.orientation import Frame, Orientation, known_tag, oriented_size, planes_of
 from vispe.images.read import pick_pages
 
 
@@ -37,21 +39,29 @@ def stored_shape(
     try:
         with path.open("rb") as stream:
             magic = stream.read(4)
-        (pages, *size), tag = _tiff(path, axes) if magic in TIFF_MAGIC else _plain(path, axes)
+        (page_axes, *size), tag = _tiff(path, axes) if magic in TIFF_MAGIC else _plain(path, axes)
         height, width = oriented_size(tuple(size), tag) if orientation == "tag" else size
-        return len(pick_pages(path, np.arange(pages), z)), height, width
+        return len(_pages(path, page_axes, z)), height, width
     except (InputError, *BROKEN):
         return None
 
 
-def stored_tag(path: Path) -> int:
-    """Return the orientation tag of a file, 1 if it has none or cannot be read."""
+def stored_frame(
+    path: Path, z: int | str | None = None, axes: str | None = None, orientation: Orientation = "tag"
+) -> Frame:
+    """Return the frame of the result of `read_image` without decoding pixels; arguments as in `stored_shape`."""
     try:
         with path.open("rb") as stream:
             magic = stream.read(4)
-        return (_tiff(path, None) if magic in TIFF_MAGIC else _plain(path, None))[1]
+        (page_axes, *_), tag = _tiff(path, axes) if magic in TIFF_MAGIC else _plain(path, axes)
+        return Frame(tag, orientation == "tag", planes_of(page_axes, _pages(path, page_axes, z)))
     except (InputError, *BROKEN):
-        return 1
+        return Frame(1, orientation == "tag")
+
+
+def _pages(path: Path, axes: PageAxes, z: int | str | None) -> np.ndarray:
+    """Return the numbers of the selected pages."""
+    return pick_pages(path, np.arange(np.prod([n for _, n in axes], dtype=np.int64)), z)
 
 
 def stored_planes(path: Path) -> int:
@@ -69,7 +79,7 @@ def stored_planes(path: Path) -> int:
         return 0
 
 
-def _plain(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
+def _plain(path: Path, axes: str | None) -> tuple[tuple[PageAxes, int, int], int]:
     with no_size_limit(), Image.open(path, formats=PILLOW_FORMATS) as image:
         largest_frame(image)
         width, height = image.size
@@ -88,7 +98,7 @@ def _exif(path: Path, image: Image.Image) -> Image.Exif:
     return image.getexif()
 
 
-def _tiff(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
+def _tiff(path: Path, axes: str | None) -> tuple[tuple[PageAxes, int, int], int]:
     from vispe.images.formats.tiff_metadata import checked_tiff, largest_series, tag_value
 
     with checked_tiff(path) as tif:
@@ -97,9 +107,10 @@ def _tiff(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
         return _sizes(path, series.shape, series.axes, axes), tag
 
 
-def _sizes(path: Path, shape: tuple[int, ...], letters: str, requested: str | None) -> tuple[int, int, int]:
-    """Return (pages, height, width) of an array with these axes, or with the axes `requested` by the user."""
+def _sizes(
+    path: Path, shape: tuple[int, ...], letters: str, requested: str | None
+) -> tuple[PageAxes, int, int]:
+    """Return page axes, height and width of an array with these axes, or with the axes `requested` by the user."""
     letters = letters if requested is None else checked_axes(path, requested, shape)
     sizes = dict(zip(letters, shape, strict=True))
-    pages = int(np.prod([n for letter, n in sizes.items() if letter not in "YXCS"], dtype=np.int64))
-    return pages, sizes["Y"], sizes["X"]
+    return count_axes(letters, None, shape), sizes["Y"], sizes["X"]

@@ -23,6 +23,7 @@ from vispe.images.formats.tiff_metadata import (
     COLOUR_SPACES,
     has_alpha,
     largest_series,
+    lut_note,
     quiet,
     separate_colours,
     series_notes,
@@ -108,16 +109,18 @@ def _read(
         notes.append(
             f"{path.name}: the axes {sizes} are read as {counted(np.prod([n for _, n in page_axes]), 'page')}."
         )
+    palette = _palette(page)
+    if palette is not None and (lut := lut_note(path, tif)):
+        palette, notes = None, [*notes, lut]
     resolution = tiff_resolution(page)
-    pixel_size = tiff_pixel_size(tif, resolution, number)
     return Decoded(
         pages=pages,
         format="TIFF",
-        palette=_palette(page),
+        palette=palette,
         alpha=has_alpha(page) and axes is None and "C" not in letters,
         min_is_white=min_is_white,
         lossy=getattr(page.compression, "name", "") in LOSSY,
-        pixel_size=pixel_size,
+        pixel_size=tiff_pixel_size(tif, resolution, number),
         resolution=resolution,
         channel_names=tiff_channel_names(tif, number),
         notes=tuple(notes),
@@ -126,7 +129,7 @@ def _read(
         orientation=orientation,
         planes=planes if axes is None else 0,
         frame_interval=tiff_frame_interval(tif, number),
-    )
+    ).with_axes(letters, axes)
 
 
 class _NeedsPillow(Exception):

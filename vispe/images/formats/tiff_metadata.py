@@ -55,6 +55,13 @@ def series_notes(path: Path, series: Sequence[tifffile.TiffPageSeries]) -> list[
     ]
 
 
+def lut_note(path: Path, tif: tifffile.TiffFile) -> str | None:
+    """Return the note that the palette of an ImageJ file is a lookup table, which colours the display only."""
+    if not tif.is_imagej:
+        return None
+    return f"{path.name} has a lookup table of ImageJ, which is not applied: grey levels are read as stored."
+
+
 def separate_colours(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> int:
     """Return the number of colour planes, 3 or 4, of a series that may also be a stack; otherwise 0.
 
@@ -75,8 +82,8 @@ def tiff_pixel_size(
         return (y or x, x or y) if y or x else None
     if tif.is_imagej:
         metadata = tif.imagej_metadata or {}
-        if resolution is None:
-            return None
+        if resolution is None or "unit" not in metadata:
+            return physical(resolution)  # as ImageJ does for files of other programs
         # ImageJ stores units of y and z only if they differ from that of x
         units = (metadata.get("yunit", metadata.get("unit", "")), metadata.get("unit", ""))
         sizes = [

@@ -1,4 +1,4 @@
-"""Conversion of lengths and times in file metadata to microns and seconds."""
+"""Lengths and times in file metadata: conversion to microns and seconds, and the dimensions they belong to."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -89,6 +89,23 @@ def seconds(value: object, unit: object) -> float | None:
 def micron_factor(unit: object) -> float | None:
     """Return the microns per unit of length; None if the unit is unknown."""
     return _factor(unit, MICRONS)
+
+
+def size_sources(letters: str | None, axes: str | None) -> dict[str, str | None]:
+    """Return the axis of the metadata that has the size of Y, X and Z if the user names the stored dimensions `axes`.
+
+    The size of a dimension does not depend on its name. Z along a dimension without a length, such as pages of unknown
+    kind, has the step of the metadata.
+
+    Example:
+        >>> size_sources("ZYX", "YZX")
+        {'Y': 'Z', 'X': 'X', 'Z': 'Y'}
+    """
+    if axes is None or not letters or len(letters) != len(axes):
+        return {letter: letter for letter in "YXZ"}
+    stored = dict(zip(axes.upper(), letters, strict=True))
+    of_length = {letter: stored[letter] for letter in "YXZ" if stored.get(letter, "?") in "YXZ"}
+    return {letter: of_length.get(letter, "Z" if letter == "Z" else None) for letter in "YXZ"}
 
 
 def _scaled(value: object, unit: object, table: Mapping[str, float]) -> float | None:

@@ -13,6 +13,9 @@ from vispe.images.paths import check_file
 Level = tuple[int, ...]
 """(grey level,) or (red, green, blue) of a label file, or (class number,) of a scribble."""
 
+MOST = 255
+"""Largest number of classes: label maps have 8 bits."""
+
 LONGEST = 200
 """Largest length of a class name in characters."""
 
@@ -117,7 +120,7 @@ def named_classes(
         most: largest number of levels.
 
     Raises:
-        InputError: more than `most` distinct levels, or fewer than two classes.
+        InputError: more than `most` distinct levels, more than `MOST` classes, or fewer than two classes.
     """
     distinct = sorted(set().union(*levels))
     where = str(paths[0]) if len(paths) == 1 else f"the {counted(len(paths), 'label file')}"
@@ -127,6 +130,10 @@ def named_classes(
             "Draw without anti-aliasing (a pencil, not a brush) or increase `max_classes`."
         )
     classes_of, names, colors, notes = assign(where, distinct, naming, dense)
+    if len(names) > MOST:
+        raise InputError(
+            f"{where}: labels must have at most {MOST} classes, got {len(names)}. Merge classes."
+        )
     present = {classes_of[level] for level in distinct}
     if len(present) < 2:
         listed = ", ".join(names[c - 1] for c in sorted(present)) or "none"

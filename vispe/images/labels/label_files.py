@@ -5,7 +5,7 @@ class numbers, a note contains the mapping.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from vispe.images.labels.class_values import Level, Naming, named_classes, read_
 from vispe.images.labels.scribbles import draw_strokes, read_strokes
 from vispe.images.labels.shape_labels import draw_shapes, shape_set
 from vispe.images.labels.unlabelled_values import find_void_jointly
-from vispe.images.orientation import Frame
+from vispe.images.orientation import Frame, planes_of
 
 MIN_PIXELS_PER_CLASS = 10
 """Number of labelled pixels of a class below which a note is written."""
@@ -179,13 +179,13 @@ def _read_levels(
     if shapes is not None:
         if dense:
             raise OptionError(f"{path}: `dense` needs a label for every pixel, got shapes. Omit `dense`.")
-        return (*draw_shapes(path, shapes, naming, shape, label_page, frame.hint()), {}, 0)
+        return (*draw_shapes(path, shapes, naming, shape, label_page, frame), {}, 0)
     if path.suffix.lower() == ".json":
         if dense:
             raise OptionError(f"{path}: `dense` needs a label for every pixel, got scribbles. Omit `dense`.")
         strokes = read_strokes(path, naming, 0 if label_page is None and shape[0] == 1 else label_page)
         return (*draw_strokes(path, strokes, shape, frame.hint()), {}, 0)
-    decoded = decoded_labels(path, shape[1:]).as_pages(shape[0], label_page)
+    decoded = in_page_order(path, decoded_labels(path, shape[1:]).as_pages(shape[0], label_page), frame)
     codes, is_colour, unlabelled = label_codes(path, decoded, by_index=False)
     codes[unlabelled if dense else unlabelled | (codes == 0)] = -1
     empty = int((codes < 0).sum())
@@ -242,6 +242,15 @@ def decoded_labels(path: Path, size: tuple[int, int] | None = None) -> Decoded:
         kind = "WebP" if decoded.format == "WEBP" else "JPEG"
         raise InputError(f"{path}: {kind} compression changes label values. Save it as PNG or TIFF.")
     return decoded
+
+
+def in_page_order(path: Path, decoded: Decoded, frame: Frame) -> Decoded:
+    """Return a label file with its pages in the order of the image, by slice and time."""
+    order = frame.page_order(planes_of(decoded.page_axes, range(len(decoded.pages))))
+    if order is None:
+        return decoded
+    note = f"{path.name} has the axes of the image in another order: pages are matched by slice and time."
+    return replace(decoded, pages=decoded.pages[order], notes=(*decoded.notes, note))
 
 
 def label_codes(path: Path, decoded: Decoded, *, by_index: bool) -> tuple[np.ndarray, bool, np.ndarray]:

@@ -135,7 +135,7 @@ def shape_pixels(
     naming: Naming,
     shape: tuple[int, int, int],
     page: int | None,
-    hint: str = "",
+    frame: Frame,
 ) -> tuple[list[tuple[int, np.ndarray]], list[str]]:
     """Return the class and pixel indices of each shape, largest first (smaller ones overwrite), and notes.
 
@@ -143,7 +143,7 @@ def shape_pixels(
         InputError: as `vispe.images.annotations.shapes.painted`.
     """
     default = 0 if page is None and shape[0] == 1 else page
-    covered, notes = painted(path, shapes, shape, default, hint)
+    covered, notes = painted(path, shapes, shape, default, frame)
     drawn = [(class_of(each, naming), pixels) for each, pixels in covered]
     return drawn, notes + list(overlapping(path, drawn))
 
@@ -154,14 +154,14 @@ def draw_shapes(
     naming: Naming,
     shape: tuple[int, int, int],
     page: int | None,
-    hint: str = "",
+    frame: Frame,
 ) -> tuple[np.ndarray, list[Level], list[str]]:
     """Draw shapes, smaller ones over larger ones; returns as `vispe.images.labels.scribbles.draw_strokes`.
 
     Raises:
         InputError: as `vispe.images.annotations.shapes.painted`.
     """
-    drawn, notes = shape_pixels(path, shapes, naming, shape, page, hint)
+    drawn, notes = shape_pixels(path, shapes, naming, shape, page, frame)
     classes = sorted({k for k, _ in drawn})
     index = np.zeros(shape, np.int64)
     for k, pixels in drawn:
@@ -199,7 +199,7 @@ def draw_truth(
     """
     frame = frame or Frame()
     shapes = shape_set([path], [shape[1:]], [image], Naming(tuple(names or ())), [frame])
-    drawn, notes = shape_pixels(path, shapes.of[0], shapes.naming, shape, page, frame.hint())
+    drawn, notes = shape_pixels(path, shapes.of[0], shapes.naming, shape, page, frame)
     out = np.zeros(shape, np.int32)
     for k, pixels in drawn:
         out.ravel()[pixels] = k

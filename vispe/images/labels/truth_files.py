@@ -1,14 +1,14 @@
 """Ground-truth masks from image files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from vispe.errors import InputError
+from vispe.errors import InputError, VispeError
 from vispe.images.labels.class_values import describe
-from vispe.images.labels.label_files import _distinct, _placed, decoded_labels, label_codes
+from vispe.images.labels.label_files import _distinct, _placed, decoded_labels, in_page_order, label_codes
 from vispe.images.labels.shape_labels import draw_truth, holds_shapes
 from vispe.images.labels.unlabelled_values import counts_up, void_level
 from vispe.images.orientation import Frame
@@ -61,12 +61,9 @@ def read_truth(
     path = Path(path)
     if holds_shapes(path):
         return draw_truth(path, None if image is None else Path(image), shape, names, page, note, frame)
-    decoded = decoded_labels(path, shape[1:]).as_pages(shape[0], page)
-    codes, is_colour, unlabelled = label_codes(path, decoded, by_index=True)
-    if is_colour:
-        raise InputError(f"{path}: ground-truth masks must have one channel of class numbers, got colours.")
     frame = frame or Frame()
-    codes, notes = frame.fitted(path, np.where(unlabelled, -1, codes), decoded.orientation, shape[1:])
+    codes, orientation = _codes(path, shape, page, frame)
+    codes, notes = frame.fitted(path, codes, orientation, shape[1:])
     codes = _placed(path, codes, shape, page, "truth", frame.hint())
     first = 0 if zero_is == "class" else 1
     levels = _distinct(codes)
@@ -80,6 +77,12 @@ def read_truth(
         )
         codes = np.where(codes == levels[-1], -1, codes)
         levels = levels[:-1]
+    if first == 0 and n_classes and levels.size and levels[0] > 0 and levels[-1] <= limit:
+        values = describe([(int(v),) for v in levels])
+        notes.append(
+            f"{path}: no pixel is 0, and the values ({values}) are read as class numbers from 0. If 1 is the first "
+            "class, set `zero_is=ignore`."
+        )
     for text in notes:
         if note is not None:
             note(text)
@@ -93,3 +96,62 @@ def read_truth(
         out = np.searchsorted(levels, codes) + 1
         return np.where(codes < first, 0, out).astype(np.int32)
     return np.where(codes < first, 0, codes + 1 - first).astype(np.int32)
+
+
+def masks_from_one(
+    shapes: Mapping[Path, tuple[int, int, int] | None], n_classes: int
+) -> tuple[set[Path], dict[Path, str]]:
+    """Return the masks whose classes count from 1, because a mask among them has exactly the values 1..K.
+
+    Such a mask may lack the last class, so that its values are also class numbers from 0.
+
+    Args:
+        shapes: (z, h, w) of the image of each mask, None if unknown.
+        n_classes: K.
+
+    Returns:
+        The masks to read with `zero_is='ignore'`, and for each mask with the value 0 the reason why it cannot be read.
+    """
+    if len(shapes) < 2:
+        return set(), {}
+    firsts = {path: _first_number(path, shape, n_classes) for path, shape in shapes.items()}
+    one = next((path for path, first in firsts.items() if first == 1), None)
+    if one is None:
+        return set(), {}
+    reason = (
+        f"has the value 0, but {one.name} numbers the {n_classes} classes from 1. Set `zero_is=ignore` if 0 is "
+        "unlabelled, or renumber the masks."
+    )
+    zeros = {path: f"{path} {reason}" for path, first in firsts.items() if first == 0}
+    return firsts.keys() - zeros.keys(), zeros
+
+
+def _first_number(path: Path, shape: tuple[int, int, int] | None, n_classes: int) -> int | None:
+    """Return the number of the first class of a mask: 1 for exactly the values 1..K, 0 with the value 0.
+
+    None for shapes, unreadable files, and masks without 0 and without one of the classes.
+    """
+    if holds_shapes(path):
+        return None
+    try:
+        levels = _distinct(_codes(path, shape, None, Frame())[0]).tolist()
+    except VispeError:
+        return None
+    return 0 if 0 in levels else 1 if levels == list(range(1, n_classes + 1)) else None
+
+
+def _codes(
+    path: Path, shape: tuple[int, int, int] | None, page: int | None, frame: Frame
+) -> tuple[np.ndarray, int]:
+    """Return the values (z, h, w) of a mask, -1 where transparent, and its orientation tag.
+
+    Raises:
+        InputError: unreadable, lossy or coloured.
+    """
+    decoded = (
+        decoded_labels(path) if shape is None else decoded_labels(path, shape[1:]).as_pages(shape[0], page)
+    )
+    codes, is_colour, unlabelled = label_codes(path, in_page_order(path, decoded, frame), by_index=True)
+    if is_colour:
+        raise InputError(f"{path}: ground-truth masks must have one channel of class numbers, got colours.")
+    return np.where(unlabelled, -1, codes), decoded.orientation

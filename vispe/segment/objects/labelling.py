@@ -86,7 +86,9 @@ def split_component(
         mask = mask | (binary_fill_holes(mask) & component.free)
     parts = mask.astype(np.int32)
     if options.touching == "split":
-        relative = None if spacing is None else [s / spacing[-1] for s in spacing]
+        # relative to the mean of y and x, so that a transposed image is split like the image
+        side = None if spacing is None else math.sqrt(spacing[-2] * spacing[-1])
+        relative = None if spacing is None else [s / side for s in spacing]
         # filled holes get probability 1, so that they do not act as necks
         parts = split(mask, np.where(component.mask, component.prob, 1), relative)
     for number, box in enumerate(find_objects(parts), start=1):

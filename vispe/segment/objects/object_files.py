@@ -1,7 +1,7 @@
 """Files of objects: instance maps, tables and figures."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +38,17 @@ def find_image_objects(
     Returns:
         A map (z, h, w) uint32 of object numbers, 0 = none, and the objects.
     """
-    volumes = pages_per_volume(image.axis_lengths)
+    volumes, order = pages_per_volume(image.axis_lengths), page_order(image.axis_lengths, len(results))
     spacing = spacing_of(image.pixel_size, image.z_step, volumes)
-    labels, prob = np.stack([r.labels for r in results]), np.stack([r.prob for r in results])
-    return find(labels, prob, image.pages, names, options, volumes=volumes, spacing=spacing)
+    ordered = [results[page] for page in order]
+    labels, prob = np.stack([r.labels for r in ordered]), np.stack([r.prob for r in ordered])
+    grey = image.pages if order == sorted(order) else image.pages[order]
+    ordered_instances, objects = find(labels, prob, grey, names, options, volumes=volumes, spacing=spacing)
+    instances = np.empty_like(ordered_instances)
+    instances[order] = ordered_instances
+    for row in objects.rows:
+        row["page"] = order[row["page"]]
+    return instances, objects
 
 
 def write_image_objects(
@@ -173,13 +180,26 @@ def notes(
 
 
 def pages_per_volume(axes: dict[str, int]) -> int | None:
-    """Return the pages per volume: the length of Z if it is the innermost page axis; None otherwise.
+    """Return the pages per volume: the length of Z; None without it.
 
     A single page axis of unknown kind (`UNKNOWN_AXES`) counts as Z, as in label maps and 3D filters.
     """
     if list(axes) in [[letter] for letter in UNKNOWN_AXES]:
         return sum(axes.values())
-    return axes["Z"] if axes.get("Z", 1) > 1 and list(axes)[-1] == "Z" else None
+    return axes["Z"] if axes.get("Z", 1) > 1 else None
+
+
+def page_order(axes: Mapping[str, int], count: int) -> list[int]:
+    """Return the numbers of `count` pages, those of a volume together: Z becomes the innermost axis.
+
+    Example:
+        >>> page_order({"Z": 2, "T": 3}, 6)
+        [0, 3, 1, 4, 2, 5]
+    """
+    if "Z" not in axes:
+        return list(range(count))
+    numbers = np.arange(count).reshape(tuple(axes.values()))
+    return np.moveaxis(numbers, list(axes).index("Z"), -1).ravel().tolist()
 
 
 def spacing_of(

@@ -115,11 +115,12 @@ def summarize_batch(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     Returns:
         For each class the count, the mean count per image, the density (objects in the counting frame of all images /
         area of all images) and the mean diameter of an object, in microns if all images have a pixel size, in
-        pixels if none has; for a mixture there are no density and no diameter.
+        pixels if none has; for a mixture, also of pages and volumes, there are no density and no diameter.
     """
     per_image = [record["objects"]["classes"] for record in records if "objects" in record]
     if not per_image:
         return None
+    kinds = {record["objects"]["neighbours"] for record in records if "objects" in record}
     # bootstrap over images: one row of image indices per resample
     draws = np.random.default_rng(0).integers(0, len(per_image), (_DRAWS, len(per_image)))
     out: dict[str, Any] = {"images": len(per_image), "interval": "bootstrap over images", "classes": {}}
@@ -142,7 +143,9 @@ def summarize_batch(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
             summary[f"{key}_ci95"] = _percentile_interval(resampled) if len(per_image) > 1 else None
         for unit in ("um", "px"):
             key = f"equivalent_diameter_{unit}"
-            if not counts.sum() or any(key not in image_objects[name] for image_objects in per_image):
+            known = all(key in image_objects[name] for image_objects in per_image)
+            # diameters of discs and of balls have no common mean
+            if not counts.sum() or not known or len(kinds) > 1:
                 continue
             sums = counts * [image_objects[name][key]["mean"] or 0.0 for image_objects in per_image]
             resampled = counts[draws].sum(1)

@@ -18,7 +18,7 @@ def split(mask: np.ndarray, prob: np.ndarray, spacing: Sequence[float] | None = 
     Args:
         mask: (h, w) or (z, h, w) bool, one connected component.
         prob: probability of its class, same shape, from 0 to 1; clamped to at least one half.
-        spacing: size of a pixel along each axis, in pixels along the last axis.
+        spacing: size of a pixel along each axis, relative to the geometric mean of those along the last two axes.
 
     Returns:
         int32 of the shape of `mask`: 0 outside, 1..n the parts.

@@ -9,7 +9,14 @@ import numpy as np
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.annotations.shapes import Shape
 from vispe.images.labels.class_values import Level, Naming, named_classes, read_names
-from vispe.images.labels.label_files import check_pages, decoded_labels, label_codes, thin_classes, unpacked
+from vispe.images.labels.label_files import (
+    check_pages,
+    decoded_labels,
+    in_page_order,
+    label_codes,
+    thin_classes,
+    unpacked,
+)
 from vispe.images.labels.scribbles import overlap_note, rasterized, read_strokes
 from vispe.images.labels.shape_labels import level_of, shape_pixels, shape_set
 from vispe.images.labels.unlabelled_values import find_void_jointly
@@ -143,7 +150,7 @@ def _drawn(
 ) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
     """Return the first four results of `_read`, for shapes."""
     shape = (image.n_pages, *image.shape)
-    indices_of_shapes, notes = shape_pixels(path, shapes, naming, shape, page, image.frame.hint())
+    indices_of_shapes, notes = shape_pixels(path, shapes, naming, shape, page, image.frame)
     classes = sorted({k for k, _ in indices_of_shapes})
     indices = np.concatenate([p for _, p in indices_of_shapes])
     values = np.concatenate([np.full(len(p), classes.index(k)) for k, p in indices_of_shapes])
@@ -167,12 +174,14 @@ def _from_store(path: Path, image: OutOfCoreImage, page: int | None) -> tuple[Pi
             "integers of one channel."
         )
 
+    order = image.frame.page_order(stored.frame.planes) or range(count)
+
     def pieces() -> Pieces:
         rows = max(_ROWS // stored.chunk[0], 1) * stored.chunk[0]
         for number in range(count):
             for top in range(0, image.shape[0], rows):
                 region = Region(top, min(top + rows, image.shape[0]), 0, image.shape[1])
-                values = stored.read(number, region)[..., 0]
+                values = stored.read(order[number], region)[..., 0]
                 if (lowest := values.min()) < 0:
                     raise InputError(f"{path} contains {lowest}, but label values must be 0 or more.")
                 yield first + number, region, values.astype(np.int64), False
@@ -184,7 +193,7 @@ def _from_image_file(
     path: Path, image: OutOfCoreImage, page: int | None
 ) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in an image file, which is decoded completely, strip by strip."""
-    decoded = decoded_labels(path).as_pages(image.n_pages, page)
+    decoded = in_page_order(path, decoded_labels(path).as_pages(image.n_pages, page), image.frame)
     pages, notes = image.frame.fitted(path, decoded.pages, decoded.orientation, image.shape)
     count, decoded = len(pages), replace(decoded, pages=pages)
     shape = (image.n_pages, *image.shape)

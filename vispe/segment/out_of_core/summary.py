@@ -10,7 +10,7 @@ from vispe.images.write import write_png
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.model.model_file import Model
 from vispe.segment.objects.object_classes import CLASS_COLUMNS
-from vispe.segment.objects.object_files import notes, pages_per_volume, spacing_of, write_table
+from vispe.segment.objects.object_files import notes, page_order, pages_per_volume, spacing_of, write_table
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.out_of_core_objects import RegionSource, find_in_blocks
 from vispe.segment.objects.sizes import summarize_image
@@ -144,20 +144,24 @@ def objects_of_store(
         store=str(work / "marks"), shape=shape, chunks=chunks, dtype=np.int64, fill_value=0, overwrite=True
     )
 
+    volumes, order = pages_per_volume(image.axis_lengths), page_order(image.axis_lengths, image.n_pages)
+
     def prob(page: int, region: Region, number: int) -> np.ndarray:
-        return np.asarray(root["0"][zarr_store.array_index(image, page, region, number - 1)])
+        return np.asarray(root["0"][zarr_store.array_index(image, order[page], region, number - 1)])
 
     def paint(page: int, region: Region, mask: np.ndarray, number: int) -> None:
-        index = zarr_store.array_index(image, page, region, False)
+        index = zarr_store.array_index(image, order[page], region, False)
         objects = np.asarray(out[index])
         objects[mask] = number
         out[index] = objects
 
     def read(page: int, region: Region) -> np.ndarray:
-        return np.asarray(classes[zarr_store.array_index(image, page, region, False)])
+        return np.asarray(classes[zarr_store.array_index(image, order[page], region, False)])
 
-    source = RegionSource(shape, read, prob, image.read, marks, paint)
-    volumes = pages_per_volume(image.axis_lengths)
+    def grey(page: int, region: Region) -> np.ndarray:
+        return image.read(order[page], region)
+
+    source = RegionSource(shape, read, prob, grey, marks, paint)
     spacing = spacing_of(image.pixel_size, image.z_step, volumes)
     # a multiple of the chunk size, as large as memory allows
     side = max(int((memory / _BYTES) ** 0.5) // job.chunk, 1) * job.chunk
@@ -170,6 +174,8 @@ def objects_of_store(
         spacing=spacing,
         memory=memory,
     )
+    for row in objects.rows:
+        row["page"] = order[row["page"]]
     remove(work / "marks", work)
     classifier, columns, class_notes = model.objects, COLUMNS, list[str]()
     if classifier is not None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, VispeError
-from vispe.images.formats.headers import stored_shape, stored_tag
+from vispe.images.formats.headers import stored_frame, stored_shape
 from vispe.images.labels.label_files import read_label_set
-from vispe.images.orientation import Frame
+from vispe.images.labels.truth_files import masks_from_one
 from vispe.images.read import Micrograph
 from vispe.images.sidecars import find_label_files
 from vispe.segment.classify.clustering import PixelClusters
@@ -84,6 +84,7 @@ class Batch(Run):
             match(self.images, "object_classes", self.examples, self.note)
         infer_axes(self.images, self.reading, self.note)
         self.reader = Reader(request.reading, self.images)
+        self._from_one: set[Path] = set()
 
     def read(self, path: Path) -> Micrograph:
         """Read an image; the last one is cached."""
@@ -262,16 +263,24 @@ class Batch(Run):
         Raises:
             InputError: the ground truth of the only image, or of all images, is unusable.
         """
-        for image in list(self.images):
-            if image.truth is None:
-                continue
-            reading = self.reading
-            shape = stored_shape(image.path, reading.z, image.axes or reading.axes, reading.orientation)
-            if shape is None:
-                continue
+        reading, shapes = self.reading, {}
+        for image in self.images:
+            axes = image.axes or reading.axes
+            if image.truth is not None and (
+                shape := stored_shape(image.path, reading.z, axes, reading.orientation)
+            ):
+                shapes[image.truth] = shape
+        if names is not None and self.request.scoring.zero_is == "class":
+            self._from_one, conflicts = masks_from_one(shapes, len(names))
+            for image in [image for image in self.images if image.truth in conflicts]:
+                self.fail(image, InputError(conflicts[image.truth]))
+        scoring = self.request.scoring
+        for image in [image for image in self.images if image.truth in shapes]:
             try:
-                frame = Frame(stored_tag(image.path), reading.orientation == "tag")
-                self.request.scoring.read(image.truth, shape, names, image.path, self.note, frame)
+                axes = image.axes or reading.axes
+                frame = stored_frame(image.path, reading.z, axes, reading.orientation)
+                known = image.path, self.note, frame, image.truth in self._from_one
+                scoring.read(image.truth, shapes[image.truth], names, *known)
             except (VispeError, OSError) as error:
                 self.fail(image, error)
         if not self.images:
@@ -282,7 +291,12 @@ class Batch(Run):
             return None
         names = None if isinstance(model.classifier, PixelClusters) else model.names
         classes = self.request.scoring.read(
-            image.truth, micrograph.pages.shape[:3], names, image.path, frame=micrograph.frame
+            image.truth,
+            micrograph.pages.shape[:3],
+            names,
+            image.path,
+            frame=micrograph.frame,
+            from_one=image.truth in self._from_one,
         )
         return np.where(micrograph.valid, classes, 0)
 

@@ -43,6 +43,7 @@ class ScoreOptions(Options):
         image: Path,
         note: Callable[[str], None] | None = None,
         frame: Frame | None = None,
+        from_one: bool = False,
     ) -> np.ndarray:
         """Return the true classes (pages, h, w) of an image of this shape, 0 where unknown.
 
@@ -53,10 +54,12 @@ class ScoreOptions(Options):
             image: the file of the image.
             note: called with messages for the user.
             frame: `Micrograph.frame` of the image.
+            from_one: whether other masks of the run show that 1 is the first class.
         """
         count = None if names is None else len(names)
         known = {"names": names, "image": image, "note": note, "frame": frame}
-        return read_truth(path, shape, zero_is=self.zero_is, n_classes=count, page=self.page, **known)
+        zero_is = "ignore" if from_one else self.zero_is
+        return read_truth(path, shape, zero_is=zero_is, n_classes=count, page=self.page, **known)
 
 
 def score_classes(

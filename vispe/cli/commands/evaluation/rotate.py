@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
-LIBRARY_NAMES = {"names": "classes", "truths": "masks", "size": "crop"}
+LIBRARY_NAMES = {"names": "classes", "truths": "masks", "size": "crop", "zero_is": "zero"}
 """Parameters of `measure` in messages, and the options of the command that set them."""
 
 

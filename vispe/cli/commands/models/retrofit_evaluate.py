@@ -4,6 +4,7 @@ from typing import Literal
 
 POSITIONALS = ("checkpoint",)
 SHORT = {"out": "-o"}
+LIBRARY_NAMES = {"zero_is": "zero"}
 
 
 def retrofit_evaluate(

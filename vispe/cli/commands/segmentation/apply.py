@@ -4,6 +4,7 @@ from typing import Literal
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
+LIBRARY_NAMES = {"zero_is": "truth_zero"}
 ADVANCED = (
     *("truth_zero", "truth_page", "scene", "orientation", "touching", "object_min_area", "fill_holes"),
     *("exclude_border", "objects_as", "stored_features", "tile", "scheduler", "storage_options"),

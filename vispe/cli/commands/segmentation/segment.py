@@ -9,6 +9,7 @@ from vispe.errors import counted
 
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
+LIBRARY_NAMES = {"zero_is": "truth_zero"}
 OPTIONAL_VALUE = {"cluster": "auto"}
 MULTI_WORD = ("text",)
 ADVANCED = (

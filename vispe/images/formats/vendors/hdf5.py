@@ -77,8 +77,8 @@ def _read_dataset(path: Path, file: h5py.File, scene: str | None) -> Planes:
     dataset = file[names[choose_scene(path, names, requested or scene)]]
     check_size(path, dataset.shape, 8 * dataset.dtype.itemsize)
     letters, sizes = _axes(dataset), dataset.attrs.get("element_size_um")
-    z, y, x = (float(s) for s in sizes) if sizes is not None and np.size(sizes) == 3 else (None, None, None)
-    return Planes(np.array(dataset), letters, both(y, x), z if "Z" in letters else None)
+    z, y, x = (microns(s, "um") for s in (np.ravel(sizes) if np.size(sizes) == 3 else (None, None, None)))
+    return Planes(np.array(dataset), letters, both(y, x), z if "Z" in letters or not letters else None)
 
 
 def _image_names(file: h5py.File) -> list[str]:

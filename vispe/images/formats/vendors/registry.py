@@ -94,7 +94,7 @@ def decode_vendor(path: Path, vendor: Vendor, axes: str | None, scene: str | Non
         notes=(*planes.notes, *notes),
         page_axes=page_axes,
         z_step=planes.z_step,
-    )
+    ).with_axes(letters, axes)
 
 
 VENDORS = (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vispe.images.formats.decoded_image import to_pages
-from vispe.images.formats.units import micron_factor, seconds
+from vispe.images.formats.units import microns, seconds
 from vispe.images.orientation import AS_STORED, Frame
 from vispe.images.remote import is_url, read_errors, unreadable
 from vispe.segment.features.tiles import Region
@@ -90,16 +90,13 @@ class OutOfCoreImage:
     @property
     def pixel_size(self) -> tuple[float, float] | None:
         """Microns per pixel (y, x); None if unknown."""
-        factor = micron_factor(self.unit)
-        return None if factor is None else (self.scale[0] * factor, self.scale[1] * factor)
+        y, x = (microns(one, self.unit) for one in self.scale)
+        return (y, x) if y and x else None
 
     @property
     def z_step(self) -> float | None:
         """Microns between pages along Z; None if unknown."""
-        steps = [
-            (axis.scale, micron_factor(axis.unit)) for axis in self.page_axes if axis.name.lower() == "z"
-        ]
-        return steps[0][0] * steps[0][1] if steps and steps[0][1] is not None else None
+        return next((microns(a.scale, a.unit) for a in self.page_axes if a.name.lower() == "z"), None)
 
     @property
     def frame_interval(self) -> float | None:

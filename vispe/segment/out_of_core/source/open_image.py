@@ -1,7 +1,7 @@
 """Opening of out-of-core images: OME-Zarr 0.1 to 0.5, plain Zarr arrays, and TIFF."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 from vispe.errors import InputError, counted, require
 from vispe.images.formats.decoded_image import check_pixels, checked_axes, times
 from vispe.images.formats.size_limits import amount, check_size
-from vispe.images.orientation import Frame
+from vispe.images.formats.units import micron_factor, size_sources
+from vispe.images.orientation import Frame, planes_of
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.images.remote import StoreURL, is_url
 from vispe.segment.out_of_core import is_store
@@ -57,7 +58,7 @@ def open_image(
         )
     if np.dtype(array.dtype).kind not in "buif":
         raise InputError(f"{path} has dtype {array.dtype}. Export real numbers, such as the magnitude.")
-    axis_details = facts.get("details", {}) if axes is None else {}
+    axis_details = _details(facts, array_axes, axes)
     page_axes = tuple(
         PageAxis(*axis_details.get(i, (letter.lower(), None, None, 1.0)), array.shape[i])
         for i, letter in enumerate(array_axes)
@@ -67,6 +68,7 @@ def open_image(
     channels = math.prod(n for n, letter in zip(array.shape, array_axes, strict=True) if letter in "CS")
     _check_counts(path, array, array_axes, count, channels)
     chosen = tuple(int(i) for i in pick_pages(path, np.arange(count), z))
+    lengths = [(axis.name.upper(), axis.length) for axis in page_axes if axis.length > 1]
     if len(chosen) != count:
         page_axes = (_selected_axis(page_axes, chosen),)
     names = tuple(facts.get("names", ()))
@@ -75,9 +77,12 @@ def open_image(
         range(channels) if channel is None else channel_numbers(path, channel, channels, names)
     )
     y, x = (axis_details.get(array_axes.index(a), (None, None, None, 1.0)) for a in "YX")
-    pixel = ((y[3], x[3]), y[2] if y[2] == x[2] else None)
+    pixel = ((y[3], x[3]), y[2])
+    if y[2] != x[2]:
+        factors = micron_factor(y[2]), micron_factor(x[2])
+        pixel = ((y[3] * factors[0], x[3] * factors[1]), "micrometer") if all(factors) else (pixel[0], None)
     used_names = tuple(names[i] for i in channel_indices) if names else ()
-    frame = Frame(facts.get("tag", 1))
+    frame = Frame(facts.get("tag", 1), planes=planes_of(lengths, chosen))
     notes += [note] if (note := frame.note(path.name)) else []
     return OutOfCoreImage(
         path,
@@ -92,6 +97,21 @@ def open_image(
         tuple(notes),
         frame,
     )
+
+
+def _details(facts: Mapping[str, Any], letters: str, axes: str | None) -> dict[int, tuple]:
+    """Return name, kind, unit and scale of the stored dimensions `letters`, which the user may have named `axes`."""
+    details, stored = facts.get("details", {}), facts.get("axes") or ""
+    if axes is None or len(stored) != len(letters):
+        return details if axes is None else {}
+    known = facts.get("unused", {}) | {stored[i]: detail for i, detail in details.items()}
+    sources = size_sources(stored, letters)
+    out = {}
+    for i, letter in enumerate(letters):
+        source = sources.get(letter, letter if letter in ("T", stored[i]) else None)
+        if source in known:
+            out[i] = (letter.lower(), *known[source][1:])
+    return out
 
 
 def _selected_axis(axes: Sequence[PageAxis], chosen: Sequence[int]) -> PageAxis:

@@ -72,14 +72,17 @@ def _multiscale(path: Path, group: Any, ome: Mapping[str, Any]) -> tuple[Any, di
     array, entry = max(levels, key=lambda level: np.prod(level[0].shape[-2:], dtype=np.int64))
     listed = multiscale.get("axes") or ["t", "c", "z", "y", "x"][-array.ndim :]
     axes = [{"name": axis} if isinstance(axis, str) else axis for axis in listed]
-    scale = np.ones(array.ndim)
-    for transform in (
+    transforms = (
         *entry.get("coordinateTransformations", ()),
         *multiscale.get("coordinateTransformations", ()),
-    ):
-        if transform.get("type") == "scale":
-            scale = scale * np.asarray(transform["scale"], float)
-    details = {i: (a["name"], a.get("type"), a.get("unit"), float(scale[i])) for i, a in enumerate(axes)}
+    )
+    scales = [np.asarray(t["scale"], float) for t in transforms if t.get("type") == "scale"]
+    scale = np.prod(scales, 0) if scales else np.ones(array.ndim)
+    # a unit without a scale is not a size
+    details = {
+        i: (axis["name"], axis.get("type"), axis.get("unit") if scales else None, float(scale[i]))
+        for i, axis in enumerate(axes)
+    }
     names = [str(c.get("label", "")) for c in (ome.get("omero") or {}).get("channels", ())]
     version = "0.5" if array.metadata.zarr_format == 3 else "0.4"
     notes = []
@@ -111,7 +114,7 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     """Open a TIFF file as a Zarr array.
 
     Returns:
-        As `open_store`, with 'tag', its orientation.
+        As `open_store`, with 'unused', details of axes that the array does not have, and 'tag', its orientation.
 
     Raises:
         InputError: a damaged file, or pixels that cannot be read in blocks.
@@ -124,6 +127,7 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         COLOUR_SPACES,
         has_alpha,
         largest_series,
+        lut_note,
         separate_colours,
         series_notes,
         tag_value,
@@ -141,8 +145,11 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
             number = largest_series(tif.series)
             page, series = tif.series[number].keyframe, tif.series[number]
             notes = series_notes(path, tif.series)
+            palette = tag_value(page, "ColorMap", None) is not None
+            lut = lut_note(path, tif) if palette else None
+            notes += [lut] if lut else []
             unsupported = {
-                "a palette": tag_value(page, "ColorMap", None) is not None,
+                "a palette": palette and lut is None,
                 "white as 0": page.photometric == 0,
                 "an alpha channel": has_alpha(page),
                 f"{COLOUR_SPACES.get(page.photometric)} colours": page.photometric in COLOUR_SPACES,
@@ -165,16 +172,20 @@ def open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         raise
     except BROKEN as error:
         raise damaged(path, error) from error
-    sizes = zip("YX", size or (), strict=False)
-    details = {axes.index(a): (a.lower(), "space", "micrometer", one) for a, one in sizes}
-    if steps["Z"] and "Z" in axes:
-        details[axes.index("Z")] = ("z", "space", "micrometer", steps["Z"])
-    if steps["T"] and "T" in axes:
-        details[axes.index("T")] = ("t", "time", "second", steps["T"])
+    known = {
+        letter: (letter.lower(), "space", "micrometer", one)
+        for letter, one in zip("YXZ", (*(size or (None, None)), steps["Z"]), strict=True)
+        if one
+    }
+    if steps["T"]:
+        known["T"] = ("t", "time", "second", steps["T"])
+    details = {axes.index(letter): detail for letter, detail in known.items() if letter in axes}
+    unused = {letter: detail for letter, detail in known.items() if letter not in axes}
     if planes:
         stack = axes.replace("S", "Z").replace("Q", "T")
         notes.append(
             f"{path.name}: its {counted(planes, 'plane')} are read as one colour image; if they are slices of a "
             f"stack, use axes={stack}."
         )
-    return array, {"version": "0.5", "axes": axes, "details": details, "names": names, "tag": tag}, notes
+    facts = {"axes": axes, "details": details, "unused": unused, "names": names, "tag": tag}
+    return array, {"version": "0.5", **facts}, notes
