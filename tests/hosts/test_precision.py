@@ -3,11 +3,12 @@
 import copy
 
 import torch
+from timm.models import VisionTransformer
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import vispe
 from tests.cases import cases
-from tests.hosts.helpers import RELEASE, close, grads, image, tiny
+from tests.hosts.helpers import RELEASE, SHAPE, close, grads, image, tiny
 
 SPECS = [
     "alibi2d",
@@ -107,6 +108,23 @@ def test_distances_are_float32_in_a_half_precision_model():
     model = vispe.convert(tiny(img_size=(8, 8 * 300), depth=1), "alibi2d.local").to(torch.bfloat16)
     mask = model.pos_enc.bias(model.vispe.cache(vispe.Grid((1, 300), prefix=1), torch.zeros(1)), 0).dense()
     assert torch.equal(mask[0, 0, 1, 1:], -torch.arange(300.0))
+
+
+@cases("dtype", [torch.bfloat16, torch.float16])
+@cases("spec", ["fourier.tancik", "fope", "rope_mixed(trainable=false)", "pape.ri", "comrope_ap.folded"])
+def test_a_half_default_dtype_does_not_round_buffers(spec, dtype):
+    """transformers builds models under the dtype of `from_pretrained`, those of timm in `TimmWrapperModel` too."""
+    expected = VisionTransformer(**SHAPE, pos_embed=spec).to(dtype)
+    torch.set_default_dtype(dtype)
+    try:
+        model = VisionTransformer(**SHAPE, pos_embed=spec)
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, value in expected.state_dict().items():
+        assert model.state_dict()[name].dtype == value.dtype, name
+    model.load_state_dict(expected.state_dict())
+    assert torch.equal(model.eval()(image().to(dtype)), expected.eval()(image().to(dtype)))
 
 
 def test_channels_last():

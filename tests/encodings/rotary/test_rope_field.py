@@ -244,3 +244,10 @@ def test_shape_errors():
         build("rope_field", frequencies=[[1]] * 8).transform(Grid((2, 2)).positions(), 0)
     with pytest.raises(ShapeError, match="needs the training grid of 2 axes"):
         build("rope_field(schedule=none)").transform(Grid((2, 2)).positions(), 0)
+
+
+def test_groups_are_built_on_the_meta_device():
+    spiral = create_encoding("rope_field.spiral", dim=64, num_heads=2)
+    expected = spiral.field(2)
+    with torch.device("meta"):
+        assert spiral.field(2).shape == expected.shape

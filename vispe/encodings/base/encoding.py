@@ -70,7 +70,17 @@ class Encoding(Checkpointed):
         # past nn.Module.__setattr__, which would register modules among the options
         vars(self).update(bound.arguments)
         check_options(self, tuple(bound.arguments))
-        self.__post_init__()
+        default = torch.get_default_dtype()
+        if default.itemsize >= 4:
+            self.__post_init__()
+            return
+        # transformers builds models under the dtype of the checkpoint, in which frequencies would be rounded
+        torch.set_default_dtype(torch.float32)
+        try:
+            self.__post_init__()
+        finally:
+            torch.set_default_dtype(default)
+        self.to(default)
 
     def __post_init__(self) -> None:
         """Check combinations of options and create the parameters; called by the constructor."""

@@ -112,6 +112,18 @@ def test_a_vision_model_comes_back(name, spec, tmp_path):
             auto.from_pretrained(tmp_path)
 
 
+@cases("spec", ["fope", "fope+rpb", "rope_mixed(trainable=false)"])
+def test_random_buffers_of_an_encoding_are_loaded(spec, tmp_path):
+    model = converted("CLIPVisionModel", spec)
+    with warnings.catch_warnings(action="ignore"):
+        model.save_pretrained(tmp_path)
+    same(vispe.from_pretrained(transformers.CLIPVisionModel, tmp_path), model)
+    rounded = vispe.from_pretrained(transformers.CLIPVisionModel, tmp_path, dtype=torch.bfloat16)
+    buffers = [(name, b) for name, b in model.named_buffers() if "pos_enc." in name]
+    assert buffers
+    assert all(torch.equal(rounded.get_buffer(name), b) for name, b in buffers)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_restoring_leaves_nothing_in_the_configuration(name):

@@ -165,6 +165,21 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mod
                 close(mine[n].grad, g, 1e-6)
 
 
+@cases("spec", ["tra", "lookhere"])
+@cases("attention", ["sdpa", "eager"])
+def test_padding_after_the_patches_of_an_image_has_no_effect(attention, spec):
+    """With `tra`, a query may retain no key of its image: the lowest number in a mask must not retain padding."""
+    model = vispe.convert(build("Siglip2VisionModel", attention), spec)
+    shapes = torch.tensor([[1, 2], [2, 2]])
+    mask = (torch.arange(16) < shapes.prod(1)[:, None]).long()
+    pixels = inputs("Siglip2VisionModel")["pixel_values"]
+    with torch.no_grad():
+        padded = model(pixels, mask, shapes).last_hidden_state
+        for i, n in enumerate(mask.sum(1).tolist()):
+            alone = model(pixels[i : i + 1, :n], mask[i : i + 1, :n], shapes[i : i + 1]).last_hidden_state
+            close(padded[i : i + 1, :n], alone, 1e-9)
+
+
 @cases("name", [*EVERY, *HEADS])
 def test_a_model_is_converted_copied_and_restored_bit_by_bit(name):
     model, sample = build(name), inputs(name)

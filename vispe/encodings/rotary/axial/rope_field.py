@@ -195,7 +195,9 @@ class RopeField(RopeBase):
             way = torch.arange(len(group) - unrotated, dtype=torch.float64) / max(len(group) - unrotated, 1)
             parts.append(F.pad(high * (low / high) ** way, (unrotated, 0)))
         counts = torch.tensor([len(part) for part in parts])
-        return torch.cat(parts)[:, None] * _spread(groups, axes).repeat_interleave(counts, 0)
+        return torch.cat(parts)[:, None] * _spread(groups, axes).repeat_interleave(
+            counts, 0, output_size=self.pairs
+        )
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         # unit: half the distance from the first to the last patch; origin: the centre

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import dropout
@@ -238,6 +239,9 @@ def attended(
 def as_attention_mask(mask: Any) -> Tensor:
     """Return a mask of transformers as (b, 1, 1 or n, n); masks of flash attention are (b, n).
 
+    The lowest number of the dtype, with which transformers hides keys in 'eager', becomes -inf: a query to which an
+    encoding leaves no other key would attend to these.
+
     Raises:
         UnsupportedCombination: the mask is not a tensor.
     """
@@ -246,4 +250,8 @@ def as_attention_mask(mask: Any) -> Tensor:
             f"The mask of the attention implementation must be a tensor, got {type(mask).__name__}. Call "
             "model.set_attn_implementation('sdpa'); vispe selects the fastest kernel itself."
         )
-    return mask[:, None, None].bool() if mask.ndim == 2 else mask
+    if mask.ndim == 2:
+        return mask[:, None, None].bool()
+    if not mask.is_floating_point():
+        return mask
+    return mask.masked_fill(mask == torch.finfo(mask.dtype).min, float("-inf"))

@@ -68,13 +68,14 @@ class ConvertedVisionTower(LoadsWeights):
         for part in self.modules() if module is self else ():
             if isinstance(part, DetachedTable):
                 part.zero.zero_()
-            elif isinstance(part, Encoding) and not any(map(_loaded, part.parameters())):
+            # buffers too: random frequencies that are not trained are loaded, and must not be drawn again
+            elif isinstance(part, Encoding) and not any(map(_loaded, (*part.parameters(), *part.buffers()))):
                 part.reset_parameters()
 
 
-def _loaded(parameter: Tensor) -> bool:
-    """Return whether transformers has loaded a parameter from a checkpoint."""
-    return getattr(parameter, "_is_hf_initialized", False)
+def _loaded(value: Tensor) -> bool:
+    """Return whether transformers has loaded a parameter or buffer from a checkpoint."""
+    return getattr(value, "_is_hf_initialized", False)
 
 
 class PackedTower(ConvertedVisionTower):
