@@ -52,6 +52,7 @@ class SequenceState:
         padding: number of tokens of each row without a separate index, such as padding (b).
         padded: these tokens, which `crop` may remove: for each call with such tokens, the number of tokens cached
             before it, and their mask (b, s).
+        shift: position of the first token of each row (b), if padding before it has positions; None for 0.
         ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation, or layers
             need the rotation of all tokens; otherwise None.
         by_mask: whether indices exclude padding; those of prompts without images include padding, as in the
@@ -81,6 +82,7 @@ class SequenceState:
     ends_unknown: bool = False
     conversion: tuple[Any, ...] | None = None
     padded: tuple[tuple[int | Tensor, Tensor], ...] = ()
+    shift: Tensor | None = None
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of some rows of the batch."""
@@ -95,6 +97,7 @@ class SequenceState:
             token_attributes=token_attributes,
             upcoming=upcoming,
             padded=tuple((cached, padding[rows]) for cached, padding in self.padded),
+            shift=None if self.shift is None else self.shift[rows],
         )
 
     def repeat(self, times: int) -> SequenceState:
