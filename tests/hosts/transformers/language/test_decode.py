@@ -281,6 +281,38 @@ def first_types(types):
     return {k: v[:, :-1] for k, v in types.items()}
 
 
+@partly(1)
+@cases("spec", ["mrope_i", "mrope(spatial_reset=true)", "v2pe"])
+@cases("side", ["left", "right"])
+@cases("family", FAMILIES)
+def test_padding_that_is_cropped_is_not_counted(family, side, spec):
+    """Tokens after the crop continue each row, as in one call without the tokens that are removed."""
+    model = converted(family, spec)
+    first, turn = batch(family, [3, "image", 4], [6]), batch(family, [5], [2], padding=side, seed=8)
+    recorded = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
+    cache, word = prefilled(model, first)[CACHE], torch.tensor([[5], [6]])
+    with torch.no_grad():
+        model(input_ids=turn["input_ids"], attention_mask=recorded, **{CACHE: cache})
+        for removed in (2, 5):
+            part = copy.deepcopy(cache)
+            part.reorder_cache(torch.tensor([1, 0]))
+            part.crop(-removed)
+            part.reorder_cache(torch.tensor([1, 0]))
+            mask = torch.cat([recorded[:, :-removed], torch.ones_like(word)], 1)
+            whole = first.with_tokens(torch.cat([turn["input_ids"][:, : 5 - removed], word], 1))
+            close(step(model, part, mask, word), model(**whole | {"attention_mask": mask}).logits[:, -1])
+
+
+@cases("family", FAMILIES)
+def test_a_cache_without_tokens_after_a_crop_is_empty(family):
+    model = converted(family, "mrope(spatial_reset=true)")
+    sample = batch(family, [3, "image", 4], [6])
+    out = prefilled(model, sample)
+    out[CACHE].crop(-sample["input_ids"].shape[1])
+    with torch.no_grad():
+        close(model(**sample.inputs, **{CACHE: out[CACHE]}).logits, out.logits)
+
+
 @cases("family", FAMILIES)
 def test_a_cache_of_another_model_is_refused(family):
     sample = batch(family, [3, "image", 4])
@@ -330,6 +362,33 @@ def test_a_cache_is_used_again(family):
 def test_generation_with_a_static_cache(family):
     model, sample = converted(family, "v2pe"), batch(family, *ROWS)
     same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))
+
+
+@partly(1)
+@cases("image", [False, True])
+@cases("family", FAMILIES)
+@torch.no_grad()
+def test_padding_of_a_turn_in_a_static_cache(family, image):
+    """The host passes no padding mask with a static cache; padding is not counted in later calls without ids."""
+    from transformers import StaticCache
+
+    model = converted(family, "mrope_i")
+    first = batch(family, [3, "image", 4], [6], counted=False)
+    turn = batch(family, [7], [2, "image", 1] if image else [2], seed=8, counted=False)
+    cache = StaticCache(model.config.get_text_config(), max_cache_len=128)
+    model(**first.inputs, **{CACHE: cache})
+    whole = {n: torch.cat([first[n], turn[n]], 1) for n in ("input_ids", "attention_mask")}
+    types = {"mm_token_type_ids": (whole["input_ids"] == IMAGE).long()} if family in QWEN else {}
+    images = ("pixel_values", "image_grid_thw", "image_sizes")
+    new = {n: turn[n] for n in images if n in turn.inputs}
+    said = model.generate(**whole, **new, **types, **{CACHE: cache}, max_new_tokens=1)[:, -1:]
+    whole["attention_mask"] = torch.cat([whole["attention_mask"], torch.ones_like(said)], 1)
+    actual = step(model, cache, whole["attention_mask"], said)
+    whole["input_ids"] = torch.cat([whole["input_ids"], said], 1)
+    for n in images:
+        if n in first.inputs:
+            whole[n] = joined(*(t[n] for t in (first, turn) if n in t.inputs))
+    close(actual, model(**whole).logits[:, -1])
 
 
 @pytest.mark.slow

@@ -5,13 +5,15 @@ import copy
 import pytest
 import torch
 
+import vispe
 from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted as more
 from tests.hosts.transformers.more import CLASSES, prompt
-from tests.hosts.transformers.reference import converted
+from tests.hosts.transformers.reference import converted, copy_of
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch
 from vispe.hosts.transformers.language.converted_classes import model as converted_model
 from vispe.hosts.transformers.language.positions import position_assignment
+from vispe.multimodal import alternating
 
 LONG = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
 WAYS = {
@@ -169,3 +171,29 @@ def test_padding_before_the_first_image_of_a_conversation(family):
     model(**turn.inputs | {"attention_mask": mask[:, :-2]}, **{CACHE: cache})
     actual = model(input_ids=words, attention_mask=mask, **{CACHE: cache}).logits
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@cases("spec", ["mrope(spatial_reset=true)", "omnirope", "xdrope", alternating(["mrope_i", "ilrope"], 2)])
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_padding_before_text_does_not_separate_it_from_later_images(family, spec):
+    """Rows and columns of images that are counted from 0 are as far from the text as without padding."""
+    model = vispe.convert(copy_of(family), spec)
+    first, turn, word = batch(family, [2], [6]), batch(family, [1, "image", 2], [3]), torch.tensor([[5], [6]])
+    mask = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
+    cache = model(**first.inputs)[CACHE]
+    actual = [model(**turn.inputs | {"attention_mask": mask}, **{CACHE: cache}).logits[0]]
+    for again in (turn.inputs | {"attention_mask": torch.cat([mask, turn["attention_mask"]], 1)}, None):
+        mask = torch.cat([mask, turn["attention_mask"] if again else torch.ones_like(word)], 1)
+        call = again or {"input_ids": word, "attention_mask": mask}
+        actual.append(model(**call, **{CACHE: cache}).logits[0])
+    ids = [first["input_ids"][:1, -2:], *[turn["input_ids"][:1]] * 2, word[:1]]
+    alone = {"input_ids": torch.cat(ids, 1)}
+    for name in ("pixel_values", "image_grid_thw"):
+        if name in turn.inputs:
+            alone[name] = torch.cat([turn[name]] * 2)
+    expected = model(**alone).logits[0, 2:]
+    if spec == "xdrope":  # each call numbers its images from 0
+        length = turn["input_ids"].shape[1]
+        expected, actual = expected[:length], actual[:1]
+    torch.testing.assert_close(torch.cat(actual), expected, rtol=1e-5, atol=1e-5)

@@ -175,7 +175,10 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
     if state.token_attributes is not None:
         raise UnsupportedHost("reposition: tokens of parallel sets cannot be moved. Fill the cache again.")
     conversion = None if state.conversion is None else (None, *state.conversion[1:])
-    after = SequenceState(offset, (~mask).sum(1), ids, packed=state.packed, conversion=conversion)
+    padded = ((0, ~mask),)
+    after = SequenceState(
+        offset, (~mask).sum(1), ids, packed=state.packed, conversion=conversion, padded=padded
+    )
     index = prompt_token_index(ids.shape[2], len(mask), mask, ids.device)
     after.settled = settled_length(after, None, cache, index, ids, coordinates.scheme)
     cache.vispe_state = after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from vispe.hosts.transformers.language.positions import traced_positions
 from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
 from vispe.hosts.transformers.language.positions.prompt import PROMPT, PromptPositions
 from vispe.hosts.transformers.language.positions.token_index import documents
-from vispe.multimodal import Coordinates, Stream
+from vispe.multimodal import Coordinates, Scheme, Stream
+from vispe.multimodal.per_layer import ConcatenatedScheme
 
 # part of error messages: advice for packed samples
 PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."
@@ -140,6 +141,29 @@ class LanguageCall:
             the coordinates, and the attributes of parallel sets (k, b, s), None without sets.
         """
         scheme, start = self.model.vispe_scheme, self.start(token_index, valid, state)
+        shift = self.shift(state)
+        if shift is not None and start is not None:
+            coordinates, attributes = self._from(token_index, valid, scheme.counter_after(start, -shift))
+            return _shifted(coordinates, shift), attributes
+        return self._from(token_index, valid, start)
+
+    def shift(self, state: SequenceState | None) -> Tensor | None:
+        """Return the position of the first token of each row (b), if padding before it has positions; None for 0.
+
+        Text before the first image has the positions of the stock model, which count padding.
+        """
+        if state is None or _all_follow_text(self.model.vispe_scheme):
+            return None
+        if state.shift is not None or state.by_mask or self.mask is None:
+            return state.shift
+        cached = self.mask.shape[1] - self.tokens.shape[1]
+        return (self.mask[:, :cached].cumsum(1) == 0).sum(1)
+
+    def _from(
+        self, token_index: Tensor, valid: Tensor, start: Tensor | None
+    ) -> tuple[Coordinates, Tensor | None]:
+        """Return what `coordinates` returns, from a counter before the first token."""
+        scheme = self.model.vispe_scheme
         if language_model_of(self.model).vispe_text.parallel is None and traced_positions.traceable(
             self.model, self.kwargs
         ):
@@ -148,6 +172,22 @@ class LanguageCall:
         stream = self.stream(token_index, valid)
         coordinates = scheme.coordinates(stream, start=start, training=self.model.training)
         return coordinates, token_attributes_of(scheme, stream, coordinates)
+
+
+def _all_follow_text(scheme: Scheme) -> bool:
+    """Return whether all coordinates of images move with the text before them."""
+    parts = scheme.layers.schemes if isinstance(scheme, ConcatenatedScheme) else (scheme,)
+    return all(all(part.follows_text) for part in parts)
+
+
+def _shifted(coordinates: Coordinates, shift: Tensor) -> Coordinates:
+    """Return coordinates moved by `shift` text tokens (b) on the axes of text, also in images."""
+    scheme, zero = coordinates.scheme, torch.zeros_like(shift, dtype=torch.float64)
+    by = scheme.continue_text(shift[:, None], zero) - scheme.continue_text(
+        torch.zeros_like(shift)[:, None], zero
+    )
+    ids = torch.where(coordinates.mask, coordinates.ids + by, coordinates.ids)
+    return replace(coordinates, ids=ids, next=scheme.counter_after(coordinates.next, shift))
 
 
 @traced_positions.runs

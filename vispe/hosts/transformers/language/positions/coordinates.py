@@ -62,7 +62,7 @@ def of_images(call: LanguageCall, index: TokenIndex, state: SequenceState | None
     """Return the coordinates of tokens that contain images or videos."""
     valid = valid_tokens(index.ids, call.mask)
     coordinates, token_attributes = call.coordinates(index.ids, valid, state)
-    after = _state_after_images(coordinates, index, valid, state)
+    after = replace(_state_after_images(coordinates, index, valid, state), shift=call.shift(state))
     return Assigned(coordinates.ids, after, token_attributes)
 
 
@@ -85,7 +85,8 @@ def of_table(
     if state is None or state.prefix:
         after = SequenceState(offset, (~valid).sum(1))
     else:
-        after = replace(_with_padding(state, index, valid), offset=offset, settled=None)
+        padded = _with_padding(state, index, valid)
+        after = replace(padded, offset=offset, settled=None, shift=call.shift(state))
     ids, of_prompt = look_up(index.ids, prompt.table, span, beyond), prompt.token_attributes
     if of_prompt is None:
         return Assigned(ids, after)

@@ -50,6 +50,9 @@ class SequenceState:
     Attributes:
         offset: (b), float64, or (b, k) where layers have k counters.
         padding: number of tokens of each row without a separate index, such as padding (b).
+        padded: these tokens, which `crop` may remove: for each call with such tokens, the number of tokens cached
+            before it, and their mask (b, s).
+        shift: position of the first token of each row (b), if padding before it has positions; None for 0.
         ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation, or layers
             need the rotation of all tokens; otherwise None.
         by_mask: whether indices exclude padding; those of prompts without images include padding, as in the
@@ -78,6 +81,8 @@ class SequenceState:
     upcoming: NextTokens | None = None
     ends_unknown: bool = False
     conversion: tuple[Any, ...] | None = None
+    padded: tuple[tuple[int | Tensor, Tensor], ...] = ()
+    shift: Tensor | None = None
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of some rows of the batch."""
@@ -91,11 +96,58 @@ class SequenceState:
             ids=ids,
             token_attributes=token_attributes,
             upcoming=upcoming,
+            padded=tuple((cached, padding[rows]) for cached, padding in self.padded),
+            shift=None if self.shift is None else self.shift[rows],
         )
 
     def repeat(self, times: int) -> SequenceState:
         """Return the state with every row repeated."""
         return self.select(torch.arange(len(self.offset), device=self.offset.device).repeat_interleave(times))
+
+    def with_padding(self, valid: Tensor, before: SequenceState | None, cache: Any) -> SequenceState:
+        """Return the state after a call, in which the padding that the call has added is recorded.
+
+        Args:
+            valid: mask of the tokens of the call that are not padding (b, s).
+            before: state before the call, or None.
+            cache: KV cache before the call, or None.
+        """
+        compiling = torch.compiler.is_compiling()
+        # a record of every compiled step would recompile the step
+        if self is before or valid.is_meta or (compiling and valid.shape[1] == 1):
+            return self
+        padded = () if before is None else before.padded
+        # prompts of text are indexed with their padding
+        added = self.padding if before is None else self.padding - before.padding
+        padding = ~valid & (added > 0)[:, None]
+        if compiling or bool(padding.any()):
+            cached = 0 if before is None else cache.get_seq_length()
+            padded = (*padded, (cached.clone() if isinstance(cached, Tensor) else cached, padding))
+        return self if len(padded) == len(self.padded) else replace(self, padded=padded)
+
+    def cropped(self, length: int) -> SequenceState | None:
+        """Return the state of the first `length` tokens, which end with text; None for no tokens.
+
+        Raises:
+            InputError: the position of padding is unknown.
+        """
+        if not length:
+            return None
+        if int(self.padding.sum()) != sum(int(padding.sum()) for _, padding in self.padded):
+            raise InputError(
+                "The cache cannot be cropped, as compiled steps with padding do not record where it is. Use a copy of "
+                "the cache from before these steps."
+            )
+        ids, token_attributes = (
+            None if x is None else x[..., :length] for x in (self.ids, self.token_attributes)
+        )
+        padded = tuple(
+            (cached, padding[:, : length - int(cached)])
+            for cached, padding in self.padded
+            if int(cached) < length
+        )
+        padding = sum((p.sum(1) for _, p in padded), torch.zeros_like(self.padding))
+        return replace(self, ids=ids, token_attributes=token_attributes, padded=padded, padding=padding)
 
     def add_text_attributes(self, mask: Tensor | None) -> None:
         """Add the attributes of cached text, where layers need those of all tokens, before the first set of a sequence.
@@ -150,14 +202,8 @@ class PositionedCache:
                     "from before the image."
                 )
         super().crop(tokens_to_remove)  # type: ignore[misc]
-        if state is not None and state.ids is not None:
-            remaining = self.get_seq_length()  # type: ignore[attr-defined]
-            token_attributes = (
-                None if state.token_attributes is None else state.token_attributes[..., :remaining]
-            )
-            self.vispe_state = replace(
-                state, ids=state.ids[..., :remaining], token_attributes=token_attributes
-            )
+        if state is not None and tokens_to_remove:
+            self.vispe_state = state.cropped(int(self.get_seq_length()))  # type: ignore[attr-defined]
 
     def reset(self) -> None:
         """Remove all tokens."""

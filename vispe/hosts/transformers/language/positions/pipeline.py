@@ -145,8 +145,10 @@ def _positions(
 ) -> CallPositions:
     """Return the positions, with the attributes of parallel sets for the call and for the cache, or for neither."""
     ids, after, attributes = assigned
+    valid = valid_tokens(index.ids, call.mask)
+    after = after.with_padding(valid, before, call.cache)
     if before is not None and attributes is None and before.token_attributes is not None:
-        attributes = text_attributes(len(ids), valid_tokens(index.ids, call.mask))
+        attributes = text_attributes(len(ids), valid)
     elif before is not None and attributes is not None:
         before.add_text_attributes(call.mask)
     if packed and not continued and not torch.compiler.is_compiling():
