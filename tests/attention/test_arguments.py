@@ -95,6 +95,21 @@ def test_scale(name, backend):
         compare(case, backend, *tensors(1, 6), scale=0.7)
 
 
+@cases("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@cases("scale", [-0.7, 0.0])
+def test_causal_attention_with_a_scale_that_is_not_positive(scale, dtype):
+    q, k, v = (t.detach().to(dtype).requires_grad_() for t in tensors(2, 3, 7))
+    wide = doubles([q, k, v])
+    rows = torch.ones(3, 7, dtype=torch.bool).tril()[None, None]
+    expected = oracle.attend(*wide, keep=rows.expand(2, HEADS, -1, -1), scale=scale)
+    actual = attention(q, k, v, is_causal=True, scale=scale)
+    limit = 3e-2 if dtype == torch.bfloat16 else 1e-5
+    close(actual, expected, limit)
+    grads = torch.autograd.grad(actual.sum(), [q, k, v]), torch.autograd.grad(expected.sum(), wide)
+    for ours, exact in zip(*grads, strict=True):
+        close(ours, exact, limit)
+
+
 @cases("backend", BACKENDS)
 def test_dropout_keeps_the_mean_and_the_rate(backend):
     pos = Grid((4, 4)).positions()

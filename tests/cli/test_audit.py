@@ -103,6 +103,27 @@ def test_heads_of_two_models_are_compared(tmp_path):
     assert "Divergence between the heads of two layers" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_each_of_two_models_gets_its_own_normalisation(tmp_path):
+    kwargs = {"img_size": 64, "embed_dim": 24, "depth": 1, "num_heads": 2}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **kwargs)
+    folders = []
+    for k, mean in enumerate(((0.5, 0.5, 0.5), (0.1, 0.2, 0.3))):
+        model.pretrained_cfg |= {"mean": mean, "std": (0.1 + 0.4 * k,) * 3}
+        folders.append(f"local-dir:{tmp_path / str(k)}")
+        timm.models.save_for_hf(model, tmp_path / str(k), model_args=kwargs)
+    words = ["--noise", "5", "--only", "neighbours,heads", "--controls", "none"]
+    assert main(["audit", folders[0], *words, "--against", folders[1], "-o", str(tmp_path / "both")]) == 0
+    assert main(["audit", folders[1], *words, "-o", str(tmp_path / "one")]) == 0
+    both, one = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("both", "one"))
+    values = [
+        {f["name"]: f["value"] for f in audit["findings"]} for audit in (both["against"]["audit"], one, both)
+    ]
+    assert values[0] == values[1]
+    assert values[0] != values[2]
+    # equal weights, but not the same input
+    assert both["against"]["heads"]["nats"][0][0] > 1e-6
+
+
 def test_a_debiased_model_is_compared_at_the_requested_size(tmp_path, capsys):
     folder = str(tmp_path / "symmetric")
     assert main(["debias", "test_vit", "--weights", "random", "-o", folder]) == 0

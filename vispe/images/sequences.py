@@ -1,6 +1,6 @@
 """Lazy sequences of images and masks, read from files or rendered as synthetic textures on access."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.file_search import match_files
 from vispe.images.labels.truth_files import masks_from_one, read_truth
+from vispe.images.labels.unlabelled_values import counts_up, void_level
 from vispe.images.normalize import normalize
 from vispe.images.orientation import AS_STORED
 from vispe.images.read import read_image
@@ -102,6 +103,8 @@ class FileMasks(Sequence[np.ndarray]):
     ) -> None:
         self._images, self._zero = images, zero
         self._last: tuple[Path, np.ndarray] | None = None
+        # class of each value of a mask, and the first file with it
+        self._classes: dict[int, tuple[int, Path]] = {}
         self.notes: list[str] = []
         self._files = self._match(list(dict.fromkeys(p for p, _ in images.pages)), files)
         self.n_classes = n_classes
@@ -126,20 +129,35 @@ class FileMasks(Sequence[np.ndarray]):
         if self._last is None or self._last[0] != image:
             shape = self._images.shape(image)
             file = self._files[image]
-            convention = {
-                "zero_is": "ignore" if file in self._from_one else self._zero,
-                "n_classes": self.n_classes,
-            }
-            mask = read_truth(file, shape, **convention, note=self._note, frame=self._images.frame)
+            mask = read_truth(
+                file,
+                shape,
+                zero_is="ignore" if file in self._from_one else self._zero,
+                n_classes=self.n_classes,
+                note=self._note,
+                frame=self._images.frame,
+                on_values=lambda values: self._check_values(file, values),
+            )
             self._last = image, mask
         return self._last[1]
+
+    def _check_values(self, file: Path, values: Mapping[int, int]) -> None:
+        """Raise `InputError` if a value is another class than in an earlier mask."""
+        for value, number in values.items():
+            known, other = self._classes.setdefault(value, (number, file))
+            if known != number:
+                here, there = (f"class {n}" if n else "ignored" for n in (number, known))
+                raise InputError(
+                    f"{file}: the value {value} is {here}, but it is {there} in {other}. Use one value for each class "
+                    "in all masks."
+                )
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
     def _count_classes(self) -> int:
-        """Return the number of classes: from the values 0..K-1, otherwise the number of distinct grey levels."""
+        """Return the number of classes: from class numbers, otherwise the number of distinct grey levels."""
         try:
             return max(int(self._read(image).max()) for image in self._files)
         except InputError:
@@ -149,7 +167,10 @@ class FileMasks(Sequence[np.ndarray]):
             levels -= {0} if self._zero == "ignore" else set()
             if len(levels) > 20:
                 raise
-            self._last = None
+            self._last, self._classes = None, {}
+            *numbers, last = sorted(levels) or [0]
+            if counts_up([(v,) for v in numbers]) and void_level([(last,)]):
+                return numbers[-1] + (self._zero == "class")
             listed = ", ".join(map(str, sorted(levels)))
             self.notes.append(
                 f"The masks contain the grey levels {listed}, which are the classes 1 to {len(levels)}."

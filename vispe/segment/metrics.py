@@ -305,9 +305,8 @@ def confusion(first: np.ndarray, second: np.ndarray, n_classes: int) -> np.ndarr
     """Return the counts (K, K) of class pairs over the pixels with data in both maps; rows are `first`."""
     if first.shape != second.shape:
         raise ShapeError(f"label maps must have equal shapes, got {first.shape} and {second.shape}.")
-    highest = int(max(first.max(initial=0), second.max(initial=0)))
-    if highest > n_classes:
-        raise InputError(f"a label map contains class {highest}, but n_classes={n_classes}.")
+    for labels in (first, second):
+        _check_classes(labels, n_classes)
     both = (first > 0) & (second > 0)
     return _pairs(first[both], second[both], n_classes, n_classes)
 
@@ -344,9 +343,20 @@ def adjusted_rand_index(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def class_percentages(labels: np.ndarray, n_classes: int) -> np.ndarray:
-    """Return the area of each class in percent of the pixels with data, (K,); NaN without any."""
-    counts = np.bincount(labels.ravel(), minlength=n_classes + 1)[1 : n_classes + 1]
+    """Return the area of each class in percent of the pixels with data, (K,); NaN without any.
+
+    Raises:
+        InputError: a class above K.
+    """
+    _check_classes(labels, n_classes)
+    counts = np.bincount(labels.ravel(), minlength=n_classes + 1)[1:]
     return 100.0 * counts / counts.sum() if counts.sum() else np.full(n_classes, np.nan)
+
+
+def _check_classes(labels: np.ndarray, n_classes: int) -> None:
+    highest = int(labels.max(initial=0))
+    if highest > n_classes:
+        raise InputError(f"a label map contains class {highest}, but n_classes={n_classes}.")
 
 
 def without_borders(labels: np.ndarray, pixels: int = 1) -> np.ndarray:

@@ -281,6 +281,8 @@ def test_few_samples_are_noted_and_none_refused():
     assert "Only 2 training patches" in positional_probe(features(9, 9, 3)[None]).notes[0]
     with pytest.raises(ShapeError, match=r"step must be at most 2 for a 4x5 grid, got 6"):
         positional_probe(features(4, 5, 3)[None])
+    with pytest.raises(ShapeError, match=r"step must be at most 2 for a 4x4 grid, got 3"):
+        positional_probe(features(4, 4, 3)[None], step=3)
     assert positional_probe(features(4, 5, 3)[None], step=2).n_samples == 5
 
 

@@ -3,13 +3,14 @@ import pytest
 import timm
 import torch
 
+from tests.cases import cases
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnknownName, UnsupportedHost
 from vispe.evaluate.probe.baselines import probe_baselines
 from vispe.evaluate.probe.linear_debiasing import blank_channels, svd_debias
 from vispe.evaluate.probe.rasa.fit import Rasa
 from vispe.evaluate.probe.rasa.table_rows import ALPHA, default_rounds
-from vispe.evaluate.probe.remedies import debias, parse_method
+from vispe.evaluate.probe.remedies import _informative, debias, parse_method
 from vispe.evaluate.probe.targets import ramp
 from vispe.images.symmetry import D4, D4Features
 
@@ -203,3 +204,13 @@ def test_poses_make_features_equivariant_and_blank_and_svd_are_those_of_the_func
         chosen = debias(flexible, "blank", noise(3, seed=2), channels=3).model.debiasing.details
     assert chosen["images"] == 3
     assert len(set(chosen["channels"])) == 3
+
+
+@cases("side", [3, 4, 5, 8, 12])
+def test_blank_selects_the_channels_of_position_on_small_grids(side):
+    line = 9 * torch.arange(float(side))
+    maps = [noise(1, side, k)[0].repeat(8, 1, 1) for k in range(6)]
+    for one in maps:
+        one[17] += line
+        one[20] += line[:, None]
+    assert sorted(_informative(maps, 2, 0)) == [17, 20]

@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image
 
 from tests.cases import cases
 from vispe.errors import InputError
 from vispe.images.labels.label_files import read_labels
 from vispe.images.labels.truth_files import read_truth
+from vispe.images.sequences import FileImages, FileMasks
 
 H, W = 20, 30
 SHAPE = (1, H, W)
@@ -134,3 +136,43 @@ def test_truth_leaves_the_void_out(tmp_path):
     assert "255 (95 % of the pixels) is not a class and is ignored in the score." in said[0]
     binary = save(tmp_path, drawn(255), "uint8")
     np.testing.assert_array_equal(read_truth(binary, SHAPE, n_classes=2)[0], drawn(2, rest=1))
+
+
+def test_truth_leaves_the_void_out_where_a_class_does_not_occur(tmp_path):
+    said = []
+    path = save(tmp_path, drawn(0, 2, rest=255), "uint8")
+    for count in (3, 4):
+        np.testing.assert_array_equal(
+            read_truth(path, SHAPE, n_classes=count, note=said.append)[0], drawn(1, 3)
+        )
+    assert "255 (95 % of the pixels) is not a class" in said[0]
+    labels = save(tmp_path, drawn(1, 3, rest=255), "uint8")
+    np.testing.assert_array_equal(read_truth(labels, SHAPE, zero_is="ignore", n_classes=3)[0], drawn(1, 3))
+    grey = save(tmp_path, drawn(0, 128, rest=255), "uint8")
+    np.testing.assert_array_equal(read_truth(grey, SHAPE, n_classes=3)[0], drawn(1, 2, rest=3))
+
+
+def test_masks_with_contradictory_values_are_refused(tmp_path):
+    files = []
+    for name, values in (("a", drawn(0, 1, rest=255)), ("b", drawn(0, rest=255)), ("c", drawn(0, 1, rest=1))):
+        Image.fromarray(values.astype(np.uint8)).save(tmp_path / f"{name}.png")
+        files.append(tmp_path / f"{name}.png")
+    images = FileImages(files, torch.from_numpy)
+    masks = FileMasks(images, files, n_classes=2)
+    assert [np.unique(masks[k]).tolist() for k in (0, 2)] == [[0, 1, 2], [1, 2]]
+    text = r"b.png: the value 255 is class 2, but it is ignored in .*a.png. Use one value for each class"
+    with pytest.raises(InputError, match=text):
+        masks[1]
+
+
+@cases("zero", ["class", "ignore"])
+def test_the_void_is_not_counted_as_a_class(tmp_path, zero):
+    first = int(zero == "ignore")
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    for file, levels in zip(files, [(0, 1, 2), (0, 2)], strict=True):
+        values = drawn(*(level + first for level in levels), rest=255)
+        Image.fromarray(values.astype(np.uint8)).save(file)
+    masks = FileMasks(FileImages(files, torch.from_numpy), files, zero)
+    assert masks.n_classes == 3
+    np.testing.assert_array_equal(masks[1][::2, 0], drawn(1, 3)[::2, 0])
+    assert not any("grey levels" in note for note in masks.notes)

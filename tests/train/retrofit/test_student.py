@@ -208,6 +208,7 @@ REFUSED = [
     ({"stages": [Stage(32, steps=2, lr=-1.0)]}, "lr=-1.0"),
     ({"data": []}, "needs data, got no source"),
     ({"probe": Probe(img_size=33)}, "probe.img_size must be a multiple .* got 33"),
+    ({"probe": Probe(step=3)}, "probe.step=3 leaves fewer than two patches for fitting on a 4x4 grid"),
     ({"student": Student(trainable="encoding")}, "needs an encoding with parameters, got alibi2d"),
     ({"student": Student(rank=4)}, "rank=4 needs trainable=lora, got student.trainable=all"),
     ({"student": Student(init="random", trainable="lora")}, "student.init=random needs trainable=all"),

@@ -127,6 +127,37 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     assert times == {p: p.stat().st_mtime_ns for p in (tmp_path / "shared").rglob("*.npy")}
 
 
+@pytest.mark.parametrize("average", [{}, {"poses": 2}])
+def test_windows_do_not_depend_on_the_micro_batch_size(tmp_path, average):
+    stages = [Stage(32, steps=2, batch_size=4, crops=7)]
+    made = []
+    for size in (None, 1, 3):
+        folder = tmp_path / str(size)
+        target = Target([3, 11], folder=str(folder / "crops"), **average)
+        options = {"stages": stages, "target": target, "micro_batch_size": size}
+        retrofit(config(folder / "out", **options), source=RandomImages())
+        images, features = Crops(folder / "crops" / "32-7", 7).arrays()
+        made.append((images.copy(), torch.from_numpy(features.copy()).view(torch.bfloat16).float()))
+    for images, features in made[1:]:
+        np.testing.assert_array_equal(images, made[0][0])
+        torch.testing.assert_close(features, made[0][1], rtol=2**-7, atol=1e-5)
+
+
+def test_a_run_with_windows_goes_on_with_another_micro_batch_size(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(step, total, line):
+        if step == 2:
+            raise Stop
+
+    options = {"stages": [Stage(32, steps=3, batch_size=4, crops=7)], "save_steps": 1}
+    with pytest.raises(Stop):
+        retrofit(config(tmp_path, **options), source=RandomImages(), on_step=stop)
+    result = retrofit(config(tmp_path, **options, micro_batch_size=2), source=RandomImages())
+    assert result.card["updates"] == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

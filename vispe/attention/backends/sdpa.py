@@ -179,11 +179,15 @@ def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
     needs_plain_products = call.dropout_p > 0 or (mask is not None and mask.requires_grad)
     if q.is_cpu and q.shape[-1] != width and not needs_plain_products:
         return _sdpa(call, *_with_equal_widths(q, k, v), mask, causal)[..., :width]
+    scale = call.factor
+    # fused kernels multiply the causal mask, -inf, by the scale as well: +inf or NaN if it is not positive
+    if not scale > 0:
+        q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
     if q.is_cuda and is_eager(q):
         q, k, v = _aligned(q), _aligned(k), _aligned(v)
     with sdpa_kernel(SDPBackend.MATH) if call.deterministic and q.is_cuda else nullcontext():
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=call.factor
+            q, k, v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=scale
         )
 
 

@@ -81,7 +81,9 @@ def strongest(a: Tensor, *, causal: bool = False) -> Tensor:
 
 
 @torch.no_grad()
-def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) -> Tensor:
+def compare_heads(
+    a: AuditedModel, b: AuditedModel, images: Iterable[Tensor], images_of_b: Iterable[Tensor] | None = None
+) -> Tensor:
     """Return the divergence between the layers of two models, (layers of a, layers of b) float64 in nats, 0 to ln 2.
 
     This is the minimum over pairs of heads of the Jensen-Shannon divergence averaged over images. Memory does not grow
@@ -90,7 +92,8 @@ def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) ->
     Args:
         a: a model whose attention can be read.
         b: the other model.
-        images: (c, H, W) each, normalised.
+        images: (c, H, W) each, normalised for `a`.
+        images_of_b: the same images, normalised for `b`; `images` by default.
 
     Raises:
         UnsupportedHost: the attention of one model cannot be read.
@@ -104,7 +107,8 @@ def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) ->
             )
     total: dict[tuple[int, int], Tensor] = {}
     count = 0
-    for image in images:
+    pairs = ((x, x) for x in images) if images_of_b is None else zip(images, images_of_b, strict=True)
+    for image, image_of_b in pairs:
         first: list[Tensor] = []
 
         def keep(captured: LayerAttention, first: list[Tensor] = first) -> None:
@@ -117,7 +121,7 @@ def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) ->
                 total[i, captured.layer] = total.get((i, captured.layer), 0) + divergence
 
         a.watch(image[None], keep)
-        b.watch(image[None], compare)
+        b.watch(image_of_b[None], compare)
         count += 1
     if not count:
         raise ShapeError("compare_heads: no images, got an empty sequence. Pass at least one image.")
@@ -128,20 +132,28 @@ def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) ->
 
 
 def compare_heads_or_reason(
-    a: AuditedModel, b: AuditedModel, images: Sequence[Tensor], measures: Sequence[Measure]
+    a: AuditedModel,
+    b: AuditedModel,
+    images: Sequence[Tensor],
+    images_of_b: Sequence[Tensor],
+    measures: Sequence[Measure],
 ) -> tuple[Tensor | None, str]:
     """Return `compare_heads` on the first eight images and an empty string, or None and the reason.
 
     Args:
         a: a model.
         b: another one.
-        images: (c, H, W) each, normalised.
+        images: (c, H, W) each, normalised for `a`.
+        images_of_b: the same images, normalised for `b`.
         measures: the requested measures; heads are compared if any of the family 'attention' is among them.
     """
     if not any(m.family == "attention" for m in measures):
         return None, "no measure of attention was requested"
+    numbers = range(min(len(images), COMPARED))
     try:
-        return compare_heads(a, b, (images[k] for k in range(min(len(images), COMPARED)))), ""
+        return compare_heads(
+            a, b, map(images.__getitem__, numbers), map(images_of_b.__getitem__, numbers)
+        ), ""
     except (UnsupportedHost, ShapeError) as error:
         return None, str(error).rstrip(".")
 

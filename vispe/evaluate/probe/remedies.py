@@ -188,7 +188,8 @@ def _informative(maps: Sequence[Tensor], count: int, seed: int) -> list[int]:
     for one in maps:
         feats = one.movedim(0, -1)
         # small grids need denser training patches
-        step = 6 if min(one.shape[1:]) >= 12 else 3
+        side = min(one.shape[1:])
+        step = 6 if side >= 12 else 3 if side >= 6 else 2
         trials = Trials(POSITIONS, step, 6, Fit("ridge", 1.0))
         # skip the first target, row and column together, which consists of two other targets
         curves.append(trials.channels(feats, trials.draw(tuple(feats.shape[:2]), rng))[1:])

@@ -142,8 +142,8 @@ def follower(rng: np.random.Generator) -> np.random.Generator:
 
 
 def check_sampled(mask: np.ndarray, step: int, cutoff: float) -> None:
-    """Raise ShapeError if the mask has no training patch."""
-    if not mask.any():
+    """Raise ShapeError if the mask has fewer than two training patches: then every prediction is constant."""
+    if mask.sum() < 2:
         h, w = mask.shape
         largest = max(1, int(cutoff * min(h, w) / 2))
         raise ShapeError(

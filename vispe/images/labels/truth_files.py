@@ -27,6 +27,7 @@ def read_truth(
     image: str | Path | None = None,
     note: Callable[[str], None] | None = None,
     frame: Frame | None = None,
+    on_values: Callable[[Mapping[int, int]], None] | None = None,
 ) -> np.ndarray:
     """Read a ground-truth mask, or annotation shapes, as (z, h, w) int32 with 1..K and 0 = ignored in the score.
 
@@ -36,9 +37,9 @@ def read_truth(
       pixel is scored.
     - 'ignore': the label convention; values are 1..K, and 0 is ignored.
 
-    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked; 255 in addition to two or more
-    consecutive class numbers is ignored, as in Cityscapes and PASCAL VOC. Shapes of GeoJSON, ImageJ and COCO have
-    class names; pixels outside of all shapes are ignored for any `zero_is`.
+    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked; 255 in addition to two or more class
+    numbers is ignored, as in Cityscapes and PASCAL VOC (without `n_classes`, if these are consecutive). Shapes of
+    GeoJSON, ImageJ and COCO have class names; pixels outside of all shapes are ignored for any `zero_is`.
 
     Args:
         path: PNG, TIFF or BMP of one channel (or three equal ones), a palette image (read by index), or a file of
@@ -52,6 +53,7 @@ def read_truth(
         image: the image file, as in `read_labels`.
         note: called with notes for the user.
         frame: see `read_labels`.
+        on_values: called with the class of each value of a mask, 0 for an ignored one.
 
     Raises:
         InputError: the file is unreadable, lossy or coloured, its size or page count differs from the image,
@@ -70,13 +72,18 @@ def read_truth(
     levels = levels[levels >= first]
     limit = (n_classes or 255) - 1 + first
     other_levels = [(int(v),) for v in levels[:-1]]
-    if counts_up(other_levels) and other_levels[-1][0] <= limit and void_level([(int(levels[-1]),)]):
+    # not every image shows every class
+    numbers = counts_up(other_levels) or (
+        n_classes is not None and len(other_levels) > 1 and levels[-1] > limit
+    )
+    void: dict[int, int] = {}
+    if numbers and other_levels[-1][0] <= limit and void_level([(int(levels[-1]),)]):
         percentage = 100 * float((codes == levels[-1]).mean())
         notes.append(
             f"{path}: {levels[-1]} ({percentage:.3g} % of the pixels) is not a class and is ignored in the score."
         )
         codes = np.where(codes == levels[-1], -1, codes)
-        levels = levels[:-1]
+        void, levels = {int(levels[-1]): 0}, levels[:-1]
     if first == 0 and n_classes and levels.size and levels[0] > 0 and levels[-1] <= limit:
         values = describe([(int(v),) for v in levels])
         notes.append(
@@ -86,16 +93,18 @@ def read_truth(
     for text in notes:
         if note is not None:
             note(text)
-    if levels.size and levels[-1] > limit:
-        if n_classes is None or levels.size != n_classes:
-            count = f"n_classes={n_classes}" if n_classes else "at most 255 classes"
-            raise InputError(
-                f"{path}: values must be {first} to {limit} with {count} and zero_is={zero_is}, got "
-                f"{describe([(int(v),) for v in levels])}. Renumber the mask."
-            )
-        out = np.searchsorted(levels, codes) + 1
-        return np.where(codes < first, 0, out).astype(np.int32)
-    return np.where(codes < first, 0, codes + 1 - first).astype(np.int32)
+    ranked = bool(levels.size and levels[-1] > limit)
+    if ranked and (n_classes is None or levels.size != n_classes):
+        count = f"n_classes={n_classes}" if n_classes else "at most 255 classes"
+        raise InputError(
+            f"{path}: values must be {first} to {limit} with {count} and zero_is={zero_is}, got "
+            f"{describe([(int(v),) for v in levels])}. Renumber the mask."
+        )
+    if on_values is not None:
+        classes = range(1, len(levels) + 1) if ranked else (levels + 1 - first).tolist()
+        on_values(dict(zip(levels.tolist(), classes, strict=True)) | void)
+    out = np.searchsorted(levels, codes) + 1 if ranked else codes + 1 - first
+    return np.where(codes < first, 0, out).astype(np.int32)
 
 
 def masks_from_one(

@@ -211,8 +211,8 @@ def _make_crops(
     for k, part in enumerate(plan):
         if not isinstance(part.batches, CropBatches):
             continue
-        # batches no larger than in training, so that they fit into memory
-        seed, size = config.seed + k * _SEED_STEP, config.micro_batch_size or min(part.stage.batch_size, 16)
+        # the windows and views of a batch depend on its size, so it must not depend on micro_batch_size
+        seed, size = config.seed + k * _SEED_STEP, min(part.stage.batch_size, 16)
         options = {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
         windows = Batches(source, part.stage.img_size, size, seed=seed, **options)
         identity: dict[str, Any] = {
@@ -246,6 +246,7 @@ def _make_crops(
             lambda: autocast(config, processes),
             report,
             views_of,
+            config.micro_batch_size,
         )
 
 

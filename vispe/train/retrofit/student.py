@@ -17,6 +17,7 @@ from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
 from vispe.images.symmetry import symmetrize
+from vispe.train.evaluate.probe_images import probe_step
 from vispe.train.retrofit.config import Retrofit, Student, Teacher
 from vispe.train.retrofit.lora import add_lora
 from vispe.train.retrofit.teacher import load_teacher
@@ -98,6 +99,13 @@ def _problems(config: Retrofit, teacher: VisionModel) -> Iterator[str]:
             yield f"{key} must be a multiple of the patch size of {name}, {patch_size} px, got {size}. Use {nearest}."
         if teacher.exact and size != teacher.size:
             yield f"{key} must be {teacher.size} px for {name}, got {size}. Set teacher.img_size to {size}."
+    side, probe = (config.probe.img_size or config.stages[0].img_size) // patch_size, config.probe
+    step = probe.step or probe_step(side)
+    if probe.noise + probe.textures and side**2 // step**2 < 2:
+        yield (
+            f"probe.step={step} leaves fewer than two patches for fitting on a {side}x{side} grid, got "
+            f"probe.img_size={probe.img_size}. Use a smaller step, larger images, or no probe images."
+        )
     for k, stage in enumerate(config.stages):
         grid, canvas = stage.img_size // patch_size, config.augment.place
         if canvas and (canvas == grid or 2 * canvas <= grid):

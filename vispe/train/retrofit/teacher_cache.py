@@ -57,6 +57,7 @@ class Crops:
         autocast: Callable[[], AbstractContextManager[Any]],
         on_crops: OnCrops | None = None,
         views_of: Callable[[int], Sequence[View]] = lambda step: (),
+        micro_batch_size: int | None = None,
     ) -> None:
         """Compute missing windows and features; interrupted runs resume. Processes compute batches in turn.
 
@@ -70,6 +71,7 @@ class Crops:
             autocast: context manager of the teacher's precision.
             on_crops: called after every batch, in the main process.
             views_of: views over which features of a batch are averaged, by the number of the batch.
+            micro_batch_size: images per forward pass of the teacher; a batch by default.
 
         Raises:
             InputError: the folder contains windows of another source.
@@ -100,7 +102,8 @@ class Crops:
             # the teacher gets the quantised windows, the input of the student
             with torch.no_grad(), autocast():
                 inputs = _normalised(pixels, mean, std).to(processes.torch_device)
-                maps, _ = averaged_tokens(teacher, inputs, views_of(step))
+                chunks, views = inputs.split(micro_batch_size or len(inputs)), views_of(step)
+                maps = torch.cat([averaged_tokens(teacher, chunk, views)[0] for chunk in chunks])
             images[rows] = pixels[: rows.stop - rows.start].numpy()
             features[rows] = (
                 maps.to("cpu", torch.bfloat16)

@@ -106,6 +106,25 @@ def test_accuracy_across_poses_with_truth_that_is_exact_at_every_angle():
         assert abs(row(rows, "all poses", "phase_error", name).values).max() < 1
 
 
+def test_phase_error_compares_the_labelled_pixels_only():
+    images = [field((72, 72), k) for k in range(2)]
+    truths = [bright(x) for x in images]
+    for truth in truths:
+        truth[:, :44] = 0
+    rows = across_poses(bright, images, 2, truths, angles=(0, 90, 180), margin=4)
+    for name in ("class 1", "class 2"):
+        assert row(rows, "all poses", "phase_error", name).values.tolist() == [0, 0]
+        spread = row(
+            across_poses(bright, images, 2, angles=(0, 90), margin=4), "all poses", "phase_spread", name
+        )
+        assert row(rows, "all poses", "phase_spread", name).values.tolist() == spread.values.tolist()
+
+
+def test_classes_beyond_the_number_of_classes_are_refused_without_a_truth():
+    with pytest.raises(InputError, match="class 2, but n_classes=1"):
+        across_poses(bright, [field((40, 40))], 1, angles=(0,), margin=4)
+
+
 def test_a_leaning_threshold_is_caught_by_accuracy_and_phase_fractions():
     side = 40
     stripes = (torch.arange(side) >= side // 2).to(F64) * 4 - 2  # right half bright, by a wide margin

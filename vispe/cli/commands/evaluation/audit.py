@@ -68,7 +68,8 @@ def audit(
     processes = Processes.started()
     options = {"img_size": img_size, "seed": seed, "device": processes.device(device)}
     subject = load_evaluated_model(model, pos_embed=pos_embed, weights=weights, **options)
-    inputs, names, notes = load_images(subject, paths, noise=noise, textures=textures, seed=seed)
+    drawn = {"noise": noise, "textures": textures, "seed": seed}
+    inputs, names, notes = load_images(subject, paths, **drawn)
     other = None
     if against is not None:
         size = {"img_size": img_size} if accepts_img_size(against) else {}
@@ -79,8 +80,12 @@ def audit(
             f"{against}. Set --img-size."
         )
     states: list[Path] = []
-    audits, hosts = [], [as_audited_model(one) for one in ([subject] if other is None else [subject, other])]
-    for k, host in enumerate(hosts):
+    audits, hosts, inputs_of = [], [as_audited_model(subject)], [inputs]
+    if other is not None:
+        # the same images, as the other model normalises them
+        hosts.append(as_audited_model(other))
+        inputs_of.append(load_images(other, paths, **drawn)[0])
+    for k, (host, images_of_host) in enumerate(zip(hosts, inputs_of, strict=True)):
         # the state file exists until the report is written, so that an interrupted run can resume
         state = None if out is None else Path(out, f"audit-{k}.state")
         states += [] if state is None else [state]
@@ -88,7 +93,7 @@ def audit(
             audits.append(
                 audit(
                     host,
-                    inputs,
+                    images_of_host,
                     measures,
                     controls=VIEWS if controls is None else controls,
                     seed=seed,
@@ -102,7 +107,9 @@ def audit(
         return
     result = audits[0]
     pair = (
-        Comparison(*audits, *compare_heads_or_reason(*hosts, inputs, measures)) if len(audits) > 1 else None
+        Comparison(*audits, *compare_heads_or_reason(*hosts, *inputs_of, measures))
+        if len(audits) > 1
+        else None
     )
     report = {
         "model": model,

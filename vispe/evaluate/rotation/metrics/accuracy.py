@@ -64,7 +64,7 @@ def across_poses(
         'accuracy' at each angle with the floor 'truth turned' (truth rotated forth and back against truth); for 'all
         poses' its mean, worst, spread (best minus worst) and standard deviation; and for each class, by name,
         'phase_spread': max minus min area fraction over angles, and 'phase_error': the largest signed deviation over
-        angles from the true fraction, both in percentage points.
+        angles from the true fraction on labelled pixels, both in percentage points.
 
     Raises:
         OptionError: the number of names differs from `n_classes`, or there are no angles.
@@ -87,7 +87,8 @@ def across_poses(
             f"{counted(len(angles), 'angle')}. Pass one name per class."
         )
     area: list[np.ndarray] = []
-    true_area: list[np.ndarray] = []
+    # deviation of the area fractions from the truth, on labelled pixels
+    deviation: list[np.ndarray] = []
 
     def pairs(batch: Tensor) -> Iterator[Pair]:
         canvas = Canvas.fit(tuple(batch.shape[-2:]), margin, side, how)
@@ -96,23 +97,23 @@ def across_poses(
         if truth is not None:
             truth = truth[: canvas.source[0], : canvas.source[1]]
             still = rotated_window_labels(canvas, truth, 0)
-            true_area.append(class_percentages(np.where(disc, still, 0), n_classes))
+            true_area = class_percentages(np.where(disc, still, 0), n_classes)
+            deviation.append(np.empty((len(angles), n_classes)))
         area.append(np.empty((len(angles), n_classes)))
         for k, angle in enumerate(angles):
             labels = np.where(disc, labels_of(s, canvas.pose(batch, angle)[0]), 0)
             area[-1][k] = class_percentages(labels, n_classes)
             if truth is not None:
-                yield (
-                    (k, "value"),
-                    [without_borders(rotated_window_labels(canvas, truth, angle), border)],
-                    [labels],
-                )
+                rotated = rotated_window_labels(canvas, truth, angle)
+                labelled = np.where(rotated > 0, labels, 0)
+                deviation[-1][k] = class_percentages(labelled, n_classes) - true_area
+                yield (k, "value"), [without_borders(rotated, border)], [labels]
                 trip = np.where(disc, round_trip_window_labels(canvas, truth, angle), 0)
                 yield (k, "floor"), [without_borders(still, border)], [trip]
 
     values = compared(images, pairs, {"accuracy": partial(mean_iou, n_classes=n_classes)})
     rows = [] if truths is None else _accuracy_rows(values, angles, part)
-    return (*rows, *_area_rows(np.array(area), np.array(true_area) if truths is not None else None, names))
+    return (*rows, *_area_rows(np.array(area), None if truths is None else np.array(deviation), names))
 
 
 def _accuracy_rows(
@@ -138,14 +139,14 @@ def _accuracy_rows(
     ]
 
 
-def _area_rows(area: np.ndarray, truth: np.ndarray | None, names: Sequence[str]) -> list[Measurement]:
-    """Return the records of area fractions (n, angles, K) in per cent."""
+def _area_rows(area: np.ndarray, deviation: np.ndarray | None, names: Sequence[str]) -> list[Measurement]:
+    """Return the records of area fractions (n, angles, K) and of their deviations from the truth, in per cent."""
     rows = []
     for k, name in enumerate(names):
         rows.append(Measurement.of(Key(ALL_POSES, "phase_spread", name), np.ptp(area[:, :, k], axis=1)))
-        if truth is not None:
-            deviation = area[:, :, k] - truth[:, None, k]
-            worst = np.take_along_axis(deviation, np.abs(deviation).argmax(1)[:, None], 1)[:, 0]
+        if deviation is not None:
+            signed = deviation[:, :, k]
+            worst = np.take_along_axis(signed, np.abs(signed).argmax(1)[:, None], 1)[:, 0]
             rows.append(Measurement.of(Key(ALL_POSES, "phase_error", name), worst))
     return rows
 
