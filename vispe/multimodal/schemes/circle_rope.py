@@ -121,7 +121,7 @@ class CircleRoPE(Scheme):
         if self.precision == "float64":
             points = self._points(sizes)
         else:  # in one array, some cosines have another last digit than in the authors' loop over images
-            points = torch.cat([self._points(size) for size in sizes.split(1)], 1)
+            points = torch.cat([self._points(size[None]) for size in sizes.unbind()], 1)
         points = points.double()
         return grid, first, points, _extreme(points.amax(0), of, len(sizes), "amax")
 
