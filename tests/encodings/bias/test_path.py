@@ -122,3 +122,16 @@ def test_errors():
     with pytest.raises(ShapeError, match=r"some have been dropped. Keep all"):
         made.bias(Grid((4,)).positions().gather(torch.tensor([[0, 2]])), 0, x[:, :2])
     assert made.bias(Positions(torch.arange(4.0)[None, :, None]), 0, x).pos.grid is None
+
+
+@cases("gate", [False, True])
+def test_tokens_without_a_position_are_not_in_the_sequence(gate):
+    made, x = build(gate=gate), torch.randn(2, 7, 12, dtype=torch.float64)
+    q, k = torch.randn(2, 2, 2, 7, 6, dtype=torch.float64)
+    spatial = torch.tensor([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 1, 1, 1]]).bool()
+    pos = Positions(torch.arange(7.0)[None, :, None].expand(2, 7, 1), spatial)
+    logits = made.bias(pos, 0, x).dense(q=q, k=k)
+    for b, at in enumerate(spatial):
+        alone = Positions(torch.arange(float(at.sum()))[None, :, None])
+        short = made.bias(alone, 0, x[b : b + 1, at]).dense(q=q[b : b + 1, :, at], k=k[b : b + 1, :, at])
+        torch.testing.assert_close(logits[b][:, at][:, :, at], short[0])

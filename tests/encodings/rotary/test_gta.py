@@ -280,3 +280,10 @@ def test_position_errors():
     dropped = pos.gather(torch.tensor([[0, 2, 3]])).replace(attrs={"extrinsic": torch.eye(4)[None, None]})
     with pytest.raises(ShapeError, match="set before tokens are dropped"):
         encoding.transform(dropped, 0)
+
+
+@cases(("normalize", "factor"), [("train", 3.0), ("none", 3.0), ("axis", 1.0)])
+def test_spacing_scales_coordinates_that_are_not_relative_to_the_field(normalize, factor):
+    encoding = create_encoding("gta", dim=16, num_heads=2, normalize=normalize)
+    plain, spaced = (encoding.coordinates(Grid((4, 5), spacing=s).positions()) for s in (None, (3.0, 3.0)))
+    torch.testing.assert_close(spaced, factor * plain)

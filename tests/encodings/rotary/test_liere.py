@@ -218,3 +218,10 @@ def test_other_errors():
         OptionError, match="needs a pair of channels per axis, got 4 channels per head for 3 axes"
     ):
         create_encoding("liere(kind=even,axes=3)", dim=8, num_heads=2)
+
+
+@cases(("normalize", "factor"), [("train", 3.0), ("none", 3.0), ("linspace", 1.0)])
+def test_spacing_scales_coordinates_that_are_not_relative_to_the_field(normalize, factor):
+    encoding = build(normalize=normalize)
+    plain, spaced = (encoding.coordinates(Grid((4, 5), spacing=s).positions()) for s in (None, (3.0, 3.0)))
+    torch.testing.assert_close(spaced, factor * plain)

@@ -161,7 +161,8 @@ def _run_timm(case, spec, weights, own, bias):
     model = VisionTransformer(
         img_size=4, patch_size=1, embed_dim=dim, depth=1, num_heads=heads, num_classes=0, qkv_bias=bias
     )
-    vispe.convert(model, {**spec, "axes": 2})
+    # images have two axes, for which ComRoPE needs two blocks; LieRE needs one
+    vispe.convert(model, {"name": "liere", "axes": 2, "block": spec["block"]})
     attn = model.blocks[0].attn
     attn.pos_enc = vispe.create_encoding(spec, dim=dim, num_heads=heads)
     fused = {

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.golden.adapters.mrope import delta_of, outputs, sections_of, stream_of
+from tests.golden.adapters.mrope import delta_of, outputs, rope_delta, sections_of, stream_of
 from vispe.multimodal import create_scheme
 
 
@@ -18,8 +18,8 @@ def run(case):
     padding = case.config("padding_position")
     scheme = create_scheme("hope_vlm", sections=sections_of(case), train_scales=choices)
     result = scheme.coordinates(stream, draws=draws, padding=padding)
-    yield "draws", outputs(case, result, result.delta(*delta_of(case)))
+    yield "draws", outputs(case, result, rope_delta(stream, result, *delta_of(case)))
     if len(choices) == 1:
         scheme = create_scheme("hope_vlm", sections=sections_of(case), scale=choices[0])
         result = scheme.coordinates(stream, padding=padding)
-        yield "scale", outputs(case, result, result.delta(*delta_of(case)))
+        yield "scale", outputs(case, result, rope_delta(stream, result, *delta_of(case)))

@@ -3,6 +3,7 @@
 import torch
 
 from tests.golden.adapters._rotary import requested, transformed
+from tests.golden.adapters.mrope import rope_delta
 from vispe.multimodal import Image, Stream, create_scheme
 
 DELTAS = {"max": "max", "ceil(max)": "ceil"}  # conventions of the package
@@ -53,5 +54,5 @@ def _package(case):
     scheme = create_scheme("v2pe", stride=case.config("visual_stride"), per="picture")
     coordinates = scheme.coordinates(stream, padding=case.config("padding_position"))
     end, _, length = case.config("rope_delta_convention").partition("+1 - ")
-    deltas = coordinates.delta(DELTAS[end.strip()], padded=length == "padded length")
+    deltas = rope_delta(stream, coordinates, DELTAS[end.strip()], length == "padded length")
     return requested(case, {"position_ids": coordinates.ids.expand(3, -1, -1), "rope_deltas": deltas})

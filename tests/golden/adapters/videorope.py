@@ -1,6 +1,6 @@
 """Golden cases of VideoRoPE and the baselines of its authors' code."""
 
-from tests.golden.adapters.mrope import delta_of, outputs, sections_of, stream_of
+from tests.golden.adapters.mrope import delta_of, outputs, rope_delta, sections_of, stream_of
 from vispe.multimodal import create_scheme
 
 
@@ -16,7 +16,7 @@ def run(case):
         delta = result.delta() - (~result.mask).sum(1, keepdim=True)
     else:
         result = scheme.coordinates(stream, padding=padding)
-        delta = result.delta(*ends)
+        delta = rope_delta(stream, result, *ends)
     yield "float32", outputs(case, result, delta)
 
 

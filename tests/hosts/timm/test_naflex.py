@@ -171,6 +171,10 @@ def test_what_belongs_to_one_grid_refuses_mixed_batches_and_takes_equal_ones():
             "positional_attention(table=ranked)",
             r"^positional_attention computes table='ranked' for one grid at a time",
         ),
+        (
+            "positional_attention(table=target)",
+            r"^target computes next positions for one grid at a time, .* several sizes, got .* equal grids",
+        ),
     ):
         model = vispe.convert(naflex(), name)
         assert model(pack([(4, 2)] * 2)).isfinite().all()

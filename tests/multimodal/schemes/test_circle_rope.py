@@ -180,6 +180,15 @@ def test_sums_in_the_precision_of_the_authors_code(options):
     assert torch.equal(result.next[1].float(), (start + text).float())
 
 
+def test_float32_points_of_an_image_do_not_depend_on_the_other_images_of_the_batch():
+    scheme = create_scheme("circlerope(precision=float32)")
+    sizes = [(3, 3), (4, 2), (1, 3), (4, 1), (3, 4), (5, 7), (2, 6), (7, 3)]
+    together = scheme.coordinates(Stream.of([[Image(*size)] for size in sizes])).ids
+    for row, size in enumerate(sizes):
+        alone = scheme.coordinates(Stream.of([[Image(*size)]])).ids[:, 0]
+        assert torch.equal(together[:, row, : alone.shape[1]], alone)
+
+
 def test_a_counter_in_float32_goes_on_and_restarts():
     """Packed samples and a continued row have the coordinates of each alone."""
     scheme = create_scheme("circlerope(blend=1,precision=float32)")

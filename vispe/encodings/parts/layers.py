@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product
+from vispe.grid import Positions
 from vispe.utils.autocast import no_autocast
 
 
@@ -174,3 +175,20 @@ def _reset(weight: Tensor, bias: Tensor | None) -> None:
         # weight[0].numel() is the fan-in: inputs of one output channel
         bound = 1 / math.sqrt(weight[0].numel()) if weight[0].numel() else 0.0
         nn.init.uniform_(bias, -bound, bound)
+
+
+def positioned_first(pos: Positions) -> tuple[Tensor, Tensor] | None:
+    """Return the order that moves tokens with a position to the front, and its inverse (b or 1, n); None for grids.
+
+    Causal convolutions along a sequence skip the other tokens. Those of a grid come first and act as zero padding.
+    """
+    if pos.grid is not None:
+        return None
+    order = (~pos.spatial).int().argsort(dim=-1, stable=True)
+    return order, order.argsort(-1)
+
+
+def take_tokens(x: Tensor, order: Tensor) -> Tensor:
+    """Return tokens (b, ..., n, d) in an order (b or 1, n)."""
+    index = order.reshape(len(order), *[1] * (x.dim() - 3), -1, 1)
+    return x.take_along_dim(index.expand(*x.shape[:-1], 1), -2)

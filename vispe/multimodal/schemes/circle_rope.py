@@ -118,6 +118,18 @@ class CircleRoPE(Scheme):
         count = sizes.prod(1)
         of = torch.arange(len(sizes), device=sizes.device).repeat_interleave(count)
         first = count.cumsum(0) - count
+        if self.precision == "float64":
+            points = self._points(sizes)
+        else:  # in one array, some cosines have another last digit than in the authors' loop over images
+            points = torch.cat([self._points(size[None]) for size in sizes.unbind()], 1)
+        points = points.double()
+        return grid, first, points, _extreme(points.amax(0), of, len(sizes), "amax")
+
+    def _points(self, sizes: Tensor) -> Tensor:
+        """Return the points of all patches of grids (g, 2) as time, rows and columns (3, n)."""
+        count = sizes.prod(1)
+        of = torch.arange(len(sizes), device=sizes.device).repeat_interleave(count)
+        first = count.cumsum(0) - count
         index = torch.arange(len(of), device=sizes.device) - first[of]
         real = getattr(torch, self.precision)
         h, w = sizes.to(real).unbind(1)
@@ -133,8 +145,7 @@ class CircleRoPE(Scheme):
             points = (1 - self.blend) * points + self.blend * _laid(x, y)
         if self.offset is not None:
             points = points + _extreme(points.amin(0), of, len(sizes), "amin").abs()[of] + self.offset
-        points = points.double()
-        return grid, first, points, _extreme(points.amax(0), of, len(sizes), "amax")
+        return points
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return chunks of pairs for time, rows and columns (pairs,)."""

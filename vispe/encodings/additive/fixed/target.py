@@ -37,7 +37,8 @@ class TargetPosition(Additive):
     New resolution: as for `of`.   Cost: that of `of`.
     Invariant to: nothing; permuting the order permutes the rows of the table.
     Raises: OptionError where `of` is not additive; ShapeError as `of`, where a sampler moved tokens after they were put
-        in order, and where some of those without a grid were dropped before they were.
+        in order, where some of those without a grid were dropped before they were, and for samples of several grids
+        with the index of one.
     Differs from the reference: tables are those of `of`, on grids of 1 to 3 axes; the paper has text, and any order of
         positions for the next token.
 
@@ -104,6 +105,12 @@ def _after(pos: Positions) -> Positions:
             raise ShapeError(
                 "target does not know what follows free tokens of which some are dropped. Use the table first, or "
                 "drop tokens of positions that reorder_positions() has ordered."
+            )
+        sides = (pos.extent / pos.cell).round()
+        if len(sides) > 1 and bool((sides != sides[:1]).any()):
+            raise ShapeError(
+                f"target computes next positions for one grid at a time, but the batch has samples of several sizes, "
+                f"got {sorted({tuple(map(int, row)) for row in sides.tolist()})}. Pack samples of equal grids."
             )
         # tokens are missing: the next cell of the whole grid, whether its token is there or not
         whole, cell = pos.grid.positions(pos.coords.device), pos.index + 1

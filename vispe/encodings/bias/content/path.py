@@ -11,7 +11,7 @@ from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.scores import ScoreBias
-from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
+from vispe.encodings.parts.layers import PreciseConv, PreciseLinear, positioned_first, take_tokens
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination, counted
 from vispe.grid import Positions
@@ -110,15 +110,23 @@ class Path(Biased):
             raise ShapeError("path reads the tokens. Pass x (b, n, d) to bias().")
         if pos.index is not None:
             raise ShapeError("path needs all tokens of a sequence, but some have been dropped. Keep all.")
-        # tokens without a position make no step, and act as zero padding before the first token
+        # tokens without a position make no step
         valid = pos.spatial[..., None]
         x = at_least_float32(x) * valid
         beta = 2 * self.beta(x).sigmoid() * valid
         forget = None if self.forget is None else (F.logsigmoid(self.forget(x)) * valid).transpose(1, 2)
-        return PathScores(pos, self._steps(x), beta.transpose(1, 2), forget)
+        return PathScores(pos, self._directions(x, pos), beta.transpose(1, 2), forget)
+
+    def _directions(self, x: Tensor, pos: Positions) -> Tensor:
+        """Return the directions w (b, h, n, d_h), of length 1."""
+        orders = positioned_first(pos)
+        if orders is None:
+            return self._steps(x)
+        order, back = orders
+        return take_tokens(self._steps(take_tokens(x, order)), back)
 
     def _steps(self, x: Tensor) -> Tensor:
-        """Return the directions w (b, h, n, d_h), of length 1."""
+        """Return the directions of consecutive tokens."""
         wide = F.pad(self.up(self.down(x)), (0, 0, TAPS - 1, 0))
         # explicit sum over taps: a convolution would round under autocast
         taps = self.conv.weight[:, 0].to(wide.dtype).unbind(-1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.pairs import PairRotation
+from vispe.encodings.parts.layers import positioned_first, take_tokens
 from vispe.encodings.parts.rotary.angles import AxialRotary
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
@@ -72,8 +73,18 @@ class ContextRotary(AxialRotary):
             angle = self.angles(pos) + self._field(tokens, pos) * spatial
         else:
             # first factor: prefix tokens do not contribute to the sums; second: they are not rotated
-            angle = self._steps(tokens, spatial).mul(spatial).cumsum(-2) * self._rates() * spatial
+            angle = self._increments(tokens, pos).mul(spatial).cumsum(-2) * self._rates() * spatial
         return PairRotation(angle.cos(), angle.sin(), self.layout)
+
+    def _increments(self, x: Tensor, pos: Positions) -> Tensor:
+        """Return the angle increments, in which tokens without a position are not neighbours of others."""
+        spatial = pos.spatial[..., None]
+        orders = positioned_first(pos)
+        if orders is None:
+            return self._steps(x, spatial[:, None])
+        order, back = orders
+        steps = self._steps(take_tokens(x, order), take_tokens(spatial, order)[:, None])
+        return take_tokens(steps, back)
 
     def _field(self, x: Tensor, pos: Positions) -> Tensor:
         """Return the angles (b, h, n, pairs) that tokens (b, n, d) add to those of RoPE."""

@@ -162,7 +162,7 @@ class SelectiveRope(ContextRotary):
 
     def _steps(self, x: Tensor, spatial: Tensor) -> Tensor:
         unit = unit_heads(x, self.num_heads, self.eps)
-        phi = self._phases(unit) * spatial  # tokens without a position come first and act as zero padding
+        phi = self._phases(unit) * spatial  # tokens without a position at the start act as zero padding
         size = self.kernel_size
         # taps from the oldest to the newest token; the fixed ones are phi_t - phi_(t-1)
         taps = phi.new_tensor([0.0, 0.0, -1.0, 1.0]) if self.taps is None else at_least_float32(self.taps)

@@ -67,8 +67,9 @@ class GTA(Rotary):
         values: also transform values and outputs; otherwise only scores are relative.
         max_freq: periods of the fastest channel over a coordinate of 1, one for all axes or one each.
         share_freqs: all so2 frequencies equal max_freq; otherwise they are max_freq * 2 ** -k.
-        normalize: 'axis' has coordinates i / n per axis; 'train' i / n_train, the same for a patch at every
-            resolution; 'none' uses units of `Grid.spacing`.
+        normalize: 'axis' has coordinates i / n per axis, whatever the spacing; 'train' divides coordinates by n_train:
+            i / n_train with a spacing of 1, the same for a patch at every resolution; 'none' leaves units of
+            `Grid.spacing`.
         reference: grid of the training resolution, n_train; `Grid.reference` by default, else the grid itself.
         trans_coeff: initial value of the learned factor of pose translations, one per layer.
 

@@ -49,9 +49,9 @@ class LieRE(SkewRotary):
             frequencies exp(-4 t), 'even' with t, for t from 0 to 1.
         per_head: whether generators are per head.
         share_layers: one set of generators for all layers.
-        normalize: 'train' has coordinates i / n_train per axis, the same for a patch at every resolution;
-            'linspace' has those of the authors' code, from 0 to n / n_train both ends included; 'none' uses
-            units of `Grid.spacing`.
+        normalize: 'train' divides coordinates by n_train per axis: i / n_train with a spacing of 1, the same for a
+            patch at every resolution; 'linspace' has those of the authors' code, from 0 to n / n_train both ends
+            included, whatever the spacing; 'none' leaves units of `Grid.spacing`.
         reference: grid of the training resolution, n_train; `Grid.reference` by default, else the grid itself.
         init: 'uniform' draws from [0, 2 pi) (all generators then have the same sign), 'symmetric' from [-pi, pi),
             'normal' is P - P^T for P of standard deviation init_std * scale_factor.
