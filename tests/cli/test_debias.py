@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import timm
+import transformers
 from PIL import Image
 
 from vispe.cli.main import main
@@ -31,6 +33,24 @@ def test_the_folder_is_a_model_for_other_commands(tmp_path, capsys):
     assert f"{out}, 1 noise image" in capsys.readouterr().out
     assert main(["debias", *MODEL, "-o", out]) == 2
     assert "exist; add --force to overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prefix", ["local-dir:", "hf:"])
+def test_a_model_in_a_relative_folder_is_found_from_elsewhere(prefix, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    if prefix == "hf:":
+        kwargs = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
+        config = transformers.ViTConfig(**kwargs, intermediate_size=16, patch_size=8)
+        transformers.ViTModel(config).save_pretrained("net")
+        transformers.ViTImageProcessor().save_pretrained("net")
+    else:
+        timm.models.save_for_hf(
+            timm.create_model("test_vit", img_size=64), "net", model_args={"img_size": 64}
+        )
+    assert main(["debias", f"{prefix}net", "-o", "out"]) == 0
+    monkeypatch.chdir("elsewhere")
+    assert main(["probe", "../out", "--noise", "1", "--step", "2", "--no-layers"]) == 0
 
 
 @pytest.mark.parametrize(

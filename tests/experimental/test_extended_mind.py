@@ -7,7 +7,7 @@ from tests.cases import cases
 from tests.encodings.parts.rotary.pairwise_inputs import inputs, line, rotation
 from vispe.attention import DenseBias, attention
 from vispe.attention.call import Call
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.experimental.extended_mind import ExternalMemory, attend_with_external_memory, external_memory_bias
 
 
@@ -82,5 +82,10 @@ def test_wrong_memories_are_refused():
         attend_with_external_memory(call, ExternalMemory(bank, bank), topk=2)
     with pytest.raises(OptionError, match="topk must be a positive integer"):
         attend_with_external_memory(call, ExternalMemory(bank[:, :2], bank[:, :2]), topk=0)
+    ignored = ({"sinks": torch.ones(len(q[0]))}, {"softcap": 2.0}, {"return_lse": True})
+    for arguments in (*ignored, {"dropout_p": 0.5}):
+        other = Call(q, k, v, enable_gqa=True, **arguments)
+        with pytest.raises(UnsupportedCombination, match=f"do not support {next(iter(arguments))}. Omit it"):
+            attend_with_external_memory(other, ExternalMemory(bank[:, :2], bank[:, :2]), topk=2)
     with pytest.raises(OptionError, match="'own' needs the rotation"):
         ExternalMemory(bank, bank, "own")

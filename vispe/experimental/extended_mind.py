@@ -96,7 +96,7 @@ def attend_with_external_memory(
     Raises:
         OptionError: `topk` is not a positive integer, or `mode` is unknown.
         ShapeError: the memories have another batch size, number of heads or head_dim than the call.
-        UnsupportedCombination: the call uses dropout or a transform of values.
+        UnsupportedCombination: the call uses dropout, sinks, `softcap`, `return_lse` or a transform of values.
 
     Example:
         >>> import torch
@@ -168,7 +168,9 @@ def _check(call: Call, memories: ExternalMemory, topk: object, mode: object) -> 
             f"Memory values must have the {counted(call.v.shape[3], 'channel')} of the values, got "
             f"{memories.values.shape[3]}."
         )
-    if call.dropout_p or (call.transform is not None and call.transform.changes_values):
-        raise UnsupportedCombination(
-            "ExternalMemory do not support attention dropout or transforms of values. Omit these."
-        )
+    arguments = {"dropout_p": call.dropout_p, "sinks": call.sinks is not None, "softcap": call.softcap}
+    arguments |= {"return_lse": call.return_lse}
+    arguments |= {"transforms of values": call.transform is not None and call.transform.changes_values}
+    unsupported = next((name for name, value in arguments.items() if value), None)
+    if unsupported is not None:
+        raise UnsupportedCombination(f"External memories do not support {unsupported}. Omit it.")

@@ -85,6 +85,9 @@ def debias(
         warnings.warn(remark, stacklevel=1)
     # the folder may be used from elsewhere
     name = str(Path(model).resolve()) if kind == "retrofit" else model
+    prefix, _, rest = model.rpartition(":")
+    if prefix in ("local-dir", "hf", "open_clip:local-dir") and Path(rest).is_dir():
+        name = f"{prefix}:{Path(rest).resolve()}"
     file = weights if weights in (None, "random") else str(Path(weights).resolve())
     arguments = {"name": name, "pos_embed": pos_embed, "weights": file, "img_size": img_size, "seed": seed}
     save_debiased(out, result, arguments, force)
