@@ -5,7 +5,7 @@ one kind of program do not match the pixels shown by the other kind.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -71,11 +71,29 @@ class Frame:
         tag: orientation tag of the file, 1 if it has none.
         applied: whether the pixels were rotated and mirrored by the tag.
         planes: slice and time (z, t) of each page, from 0 in the file, if its pages are along several axes; else ().
+        axes: letters of the page axes of the file, slowest first.
+        selected: number of each page, from 0 in the file, if some pages are selected; () for all pages.
     """
 
     tag: int = 1
     applied: bool = False
     planes: tuple[tuple[int, int], ...] = ()
+    axes: str = ""
+    selected: tuple[int, ...] = ()
+
+    def with_pages(self, axes: Sequence[tuple[str, int]], pages: Sequence[int] | np.ndarray) -> "Frame":
+        """Return the frame of selected pages of a file with these page axes."""
+        count = np.prod([n for _, n in axes], dtype=np.int64)
+        selected = () if len(pages) == count else tuple(map(int, pages))
+        letters = "".join(letter for letter, _ in axes)
+        return replace(self, planes=planes_of(axes, pages), axes=letters, selected=selected)
+
+    def plane(self, page: int) -> tuple[int, int] | None:
+        """Return slice and time (z, t) of a page of the image, from 0 in the file; None for a file of one page."""
+        if self.planes or not self.axes:
+            return self.planes[page] if self.planes else None
+        number = self.selected[page] if self.selected else page
+        return (0, number) if self.axes == "T" else (number, 0)
 
     def note(self, name: str) -> str | None:
         """Return a note about the orientation tag of an image; None without a tag."""

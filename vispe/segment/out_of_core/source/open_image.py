@@ -12,7 +12,7 @@ from vispe.errors import InputError, counted, require
 from vispe.images.formats.decoded_image import check_pixels, checked_axes, times
 from vispe.images.formats.size_limits import amount, check_size
 from vispe.images.formats.units import micron_factor, size_sources
-from vispe.images.orientation import Frame, planes_of
+from vispe.images.orientation import Frame
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.images.remote import StoreURL, is_url
 from vispe.segment.out_of_core import is_store
@@ -82,7 +82,7 @@ def open_image(
         factors = micron_factor(y[2]), micron_factor(x[2])
         pixel = ((y[3] * factors[0], x[3] * factors[1]), "micrometer") if all(factors) else (pixel[0], None)
     used_names = tuple(names[i] for i in channel_indices) if names else ()
-    frame = Frame(facts.get("tag", 1), planes=planes_of(lengths, chosen))
+    frame = Frame(facts.get("tag", 1)).with_pages(lengths, chosen)
     notes += [note] if (note := frame.note(path.name)) else []
     return OutOfCoreImage(
         path,
