@@ -276,6 +276,36 @@ def test_a_cache_is_cropped_before_an_image(family):
     close(actual, expected)
 
 
+@cases("spec", ["v2pe", "mrope_i", "mrope(spatial_reset=true)"])
+@cases("size", [1, 4])
+@cases("ends", [[9], [3, 9], [2, 5, 9], [4, 9]])
+def test_a_cache_is_cropped_after_the_last_token_of_an_image(spec, size, ends):
+    """The last token of an image, or its only one, may have the coordinates of text after it."""
+    model, tokens = converted("qwen2_vl", spec), torch.tensor([[5, 6, 7, *[IMAGE] * size, 8, 9, 4, 1, 2]])
+    pixels = {"pixel_values": torch.randn(4 * size, 96, generator=torch.Generator().manual_seed(0))}
+    pixels["image_grid_thw"] = torch.tensor([[1, 2 * size**0.5, 2 * size**0.5]]).long()
+    cache, turn, first = None, torch.tensor([[9, 10]]), 0
+    # calls end before, right after and some tokens after the image
+    for end in (end if end < 4 else end + size - 1 for end in ends):
+        part, images = tokens[:, first:end], pixels if first < 4 <= end else {}
+        with torch.no_grad():
+            cache = model(input_ids=part, **images, **{CACHE: cache}, use_cache=True)[CACHE]
+        first = end
+    # one image token of mrope is where a text token would be, so its cache can be cropped anywhere
+    last = 0 if (spec, size) == ("mrope_i", 1) else 3 + size
+    for length in range(1, first):
+        part = copy.deepcopy(cache)
+        if length < last:
+            with pytest.raises(InputError, match=f"which ends at token {last}, got"):
+                part.crop(length - first)
+            continue
+        part.crop(length - first)
+        images = pixels if length > 3 else {}
+        with torch.no_grad():
+            whole = model(input_ids=torch.cat([tokens[:, :length], turn], 1), **images).logits[:, -2:]
+            close(model(input_ids=turn, **{CACHE: part}).logits, whole)
+
+
 def first_types(types):
     """Types of all tokens but the last."""
     return {k: v[:, :-1] for k, v in types.items()}
