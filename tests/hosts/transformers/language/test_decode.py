@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.hosts.transformers.reference import (
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, batch, needs
 from tests.products import partly
 from vispe.errors import InputError
+from vispe.hosts.transformers.language.positions.kv_cache import set_state, text_state
 
 ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
 
@@ -304,6 +306,29 @@ def test_a_cache_is_cropped_after_the_last_token_of_an_image(spec, size, ends):
         with torch.no_grad():
             whole = model(input_ids=torch.cat([tokens[:, :length], turn], 1), **images).logits[:, -2:]
             close(model(input_ids=turn, **{CACHE: part}).logits, whole)
+
+
+class OfLength:
+    """A cache whose positive argument of crop is its new length, as in transformers 5.17."""
+
+    length = 9
+
+    def get_seq_length(self):
+        return self.length
+
+    def crop(self, tokens_to_remove):
+        more = tokens_to_remove > 0
+        self.length = min(tokens_to_remove, self.length) if more else self.length + tokens_to_remove
+
+
+def test_a_crop_to_a_length_is_checked_too():
+    cache = OfLength()
+    set_state(cache, replace(text_state(1, torch.device("cpu")), settled=4))
+    with pytest.raises(InputError, match=r"which ends at token 4, got a crop to 3 tokens"):
+        cache.crop(3)
+    for argument, length in ((12, 9), (7, 7), (4, 4)):
+        cache.crop(argument)
+        assert cache.get_seq_length() == length
 
 
 def first_types(types):

@@ -194,7 +194,9 @@ class PositionedCache:
         """
         state = self.vispe_state
         if state is not None and state.settled is not None:
-            remaining = int(self.get_seq_length()) + tokens_to_remove  # type: ignore[attr-defined]
+            length = int(self.get_seq_length())  # type: ignore[attr-defined]
+            # transformers 5.17 reads a positive number as the new length, later versions raise an error
+            remaining = min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove
             if 0 < remaining < int(state.settled):
                 raise InputError(
                     f"The cache can only be cropped after the last image in it, which ends at token "
