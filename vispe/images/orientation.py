@@ -5,13 +5,13 @@ one kind of program do not match the pixels shown by the other kind.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 
-from vispe.errors import OptionError, did_you_mean
+from vispe.errors import InputError, OptionError, counted, did_you_mean
 
 Orientation = Literal["stored", "tag"]
 """Reading of files with a tag: pixels as stored, or rotated and mirrored by the tag."""
@@ -71,11 +71,29 @@ class Frame:
         tag: orientation tag of the file, 1 if it has none.
         applied: whether the pixels were rotated and mirrored by the tag.
         planes: slice and time (z, t) of each page, from 0 in the file, if its pages are along several axes; else ().
+        axes: letters of the page axes of the file, slowest first.
+        selected: number of each page, from 0 in the file, if some pages are selected; () for all pages.
     """
 
     tag: int = 1
     applied: bool = False
     planes: tuple[tuple[int, int], ...] = ()
+    axes: str = ""
+    selected: tuple[int, ...] = ()
+
+    def with_pages(self, axes: Sequence[tuple[str, int]], pages: Sequence[int] | np.ndarray) -> "Frame":
+        """Return the frame of selected pages of a file with these page axes."""
+        count = np.prod([n for _, n in axes], dtype=np.int64)
+        selected = () if len(pages) == count else tuple(map(int, pages))
+        letters = "".join(letter for letter, _ in axes)
+        return replace(self, planes=planes_of(axes, pages), axes=letters, selected=selected)
+
+    def plane(self, page: int) -> tuple[int, int] | None:
+        """Return slice and time (z, t) of a page of the image, from 0 in the file; None for a file of one page."""
+        if self.planes or not self.axes:
+            return self.planes[page] if self.planes else None
+        number = self.selected[page] if self.selected else page
+        return (0, number) if self.axes == "T" else (number, 0)
 
     def note(self, name: str) -> str | None:
         """Return a note about the orientation tag of an image; None without a tag."""
@@ -100,18 +118,30 @@ class Frame:
         how = "applied" if self.applied else "not applied"
         return f" (it has the orientation tag {self.tag}, {MEANING[self.tag]}, which is {how}; see `orientation`)"
 
-    def page_order(self, planes: tuple[tuple[int, int], ...]) -> list[int] | None:
+    def page_order(self, path: Path, planes: tuple[tuple[int, int], ...]) -> list[int] | None:
         """Return the pages of a label file in the order of the image, None if they are in this order.
 
-        Fiji saves T before Z, also of images that store Z first.
+        Fiji saves T before Z, also of images that store Z first. Slices and times of a selection count from 0 in the
+        label file.
 
         Args:
+            path: the label file.
             planes: slice and time of each page of the label file.
+
+        Raises:
+            InputError: the label file has as many pages as the image, but other slices and times.
         """
-        if planes == self.planes or sorted(planes) != sorted(self.planes) or len(set(planes)) < len(planes):
+        ours, theirs = _ranked(self.planes), _ranked(planes)
+        unique = len(set(ours)) == len(ours) == len(theirs) == len(set(theirs))
+        if not unique or ours == theirs:
             return None
-        numbers = {plane: number for number, plane in enumerate(planes)}
-        return [numbers[plane] for plane in self.planes]
+        if set(ours) != set(theirs):
+            raise InputError(
+                f"{path}: labels, truth and masks must have the slices and times of the image, got {_counts(theirs)} "
+                f"for {_counts(ours)}. Save the file with the axes of the image, or as a stack with one axis of pages."
+            )
+        numbers = {plane: number for number, plane in enumerate(theirs)}
+        return [numbers[plane] for plane in ours]
 
     def fitted(
         self, path: Path, pages: np.ndarray, own: int, size: tuple[int, int]
@@ -172,6 +202,18 @@ def planes_of(
     numbers = dict(zip((a for a, _ in axes), np.unravel_index(pages, [n for _, n in axes]), strict=True))
     z, t = (numbers.get(letter, np.zeros(len(pages), int)).tolist() for letter in "ZT")
     return tuple(zip(z, t, strict=True))
+
+
+def _ranked(planes: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """Return slices and times numbered from 0 without gaps."""
+    slices, times = (sorted({plane[axis] for plane in planes}) for axis in (0, 1))
+    return [(slices.index(z), times.index(t)) for z, t in planes]
+
+
+def _counts(planes: Sequence[tuple[int, int]]) -> str:
+    """Return the numbers of slices and times for a message."""
+    slices, times = (len({plane[axis] for plane in planes}) for axis in (0, 1))
+    return f"{counted(slices, 'slice')} at {counted(times, 'time')}"
 
 
 AS_STORED = Frame()

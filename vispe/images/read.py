@@ -16,7 +16,7 @@ from vispe.errors import InputError, counted, did_you_mean
 from vispe.images.formats.decode import decode
 from vispe.images.formats.decoded_image import GIGAPIXEL, Decoded, PageAxes, Resolution
 from vispe.images.formats.size_limits import enough_memory
-from vispe.images.orientation import AS_STORED, Frame, Orientation, check_orientation, planes_of
+from vispe.images.orientation import AS_STORED, Frame, Orientation, check_orientation
 from vispe.images.sample import parse_crop, read_mask, transparent
 
 
@@ -38,6 +38,7 @@ class Micrograph:
         frame: orientation tag of the file, and whether it was applied.
         sample: (z, h, w) bool, False for pixels excluded by a crop, a mask or transparency; None if there are none.
         exclusions: one sentence for each reason for exclusions.
+        multichannel: whether the file has several channels that are not RGB, also if one of them is selected.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Micrograph:
     frame: Frame = AS_STORED
     sample: np.ndarray | None = None
     exclusions: tuple[str, ...] = ()
+    multichannel: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -164,15 +166,17 @@ def _read(
     pages = pick_pages(path, decoded.pages, z)
     chosen = pick_pages(path, np.arange(len(decoded.pages)), z)
     page_axes = _picked_axes(decoded.page_axes, chosen)
-    frame = replace(frame, planes=planes_of(decoded.page_axes, chosen))
+    frame = frame.with_pages(decoded.page_axes, chosen)
     pages = _plain_colours(pages, decoded, notes)
     names = decoded.channel_names if len(decoded.channel_names) == pages.shape[-1] else ()
+    rgb = pages.shape[-1] == 3 and pages.dtype == np.uint8 and not names
+    multichannel = pages.shape[-1] > 1 and not rgb
     if channel is not None:
         chosen = channel_numbers(path, channel, pages.shape[-1], names)
         pages = np.ascontiguousarray(pages[..., chosen])
         names = tuple(names[i] for i in chosen) if names else ()
     metadata = {"pixel_size": decoded.pixel_size, "resolution": decoded.resolution, "z_step": decoded.z_step}
-    metadata |= {"frame_interval": decoded.frame_interval, "frame": frame}
+    metadata |= {"frame_interval": decoded.frame_interval, "frame": frame, "multichannel": multichannel}
     image = Micrograph(path, pages, channel_names=names, page_axes=page_axes, **metadata)
     pixels = image.valid.size
     if pixels > GIGAPIXEL:

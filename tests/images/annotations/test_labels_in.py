@@ -208,6 +208,25 @@ def test_slice_and_time_select_the_page_of_a_series_of_volumes(tmp_path, axes, k
         read_labels(path, (2, H, W), frame=read_image(tmp_path / "a.tif", z="8:10").frame)
 
 
+@cases("kind", ["plane", "position"])
+def test_slices_count_in_the_file_also_if_pages_are_selected(tmp_path, kind):
+    metadata = {"axes": "ZYX"}
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((6, H, W), np.uint8), ome=True, metadata=metadata)
+    if kind == "plane":
+        shapes = [feature("Polygon", [box(0, 0, 4, 4)], f"{z}", plane={"z": z, "t": 0}) for z in (3, 4)]
+        path = geojson(tmp_path / "a.geojson", *shapes)
+    else:
+        path = tmp_path / "a.zip"
+        roifile.roiwrite(path, [roi("RECT", None, f"{z}", (2, 3, 9, 8), position=z + 1) for z in (3, 4)])
+    image = read_image(tmp_path / "a.tif", z="2:5")
+    assert image.frame == stored_frame(tmp_path / "a.tif", z="2:5")
+    actual = read_labels(path, image.pages.shape[:3], frame=image.frame).values
+    assert [page.max() for page in actual] == [0, 1, 2]
+    other = read_image(tmp_path / "a.tif", z=3).frame
+    with pytest.raises(InputError, match=r"in the file of the image\) must be selected by `z`, got 4"):
+        read_labels(path, (1, H, W), frame=other)
+
+
 @cases(
     ("bad", "text"),
     [

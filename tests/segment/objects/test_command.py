@@ -12,6 +12,8 @@ from skimage.measure import label, regionprops
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
+from vispe.images.annotations.annotation_files import read_shapes
+from vispe.images.read import read_image
 from vispe.images.write import write_instances
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.overlays import PALETTE
@@ -201,6 +203,60 @@ def test_objects_for_other_programs(tmp_path, capsys):
     assert coco["images"][0]["file_name"] == "coins.png"
     record = json.loads((out / "report.json").read_text())["images"][0]
     assert {"geojson", "rois", "coco"} <= set(record["files"])
+
+
+AXES = {"Z": 3, "T": 2, "C": 2, "Y": 48, "X": 48}
+
+
+@pytest.mark.parametrize(
+    ("axes", "z", "plane", "position"),
+    [
+        ("ZYX", 2, (2, 0), {"position": 3}),
+        ("TYX", 1, (0, 1), {"position": 2}),
+        ("TZYX", 5, (2, 1), {"z_position": 3, "t_position": 2}),
+        ("ZTYX", 4, (2, 0), {"z_position": 3, "t_position": 1}),
+        ("ZCYX", 1, (1, 0), {"z_position": 2, "t_position": 1}),
+        ("YX", None, None, {}),
+    ],
+)
+def test_exported_objects_have_the_slice_and_time_of_the_page(tmp_path, axes, z, plane, position):
+    stack = np.zeros([AXES[letter] for letter in axes], np.uint8)
+    stack[..., 10:20, 8:30] = 200
+    metadata = {"axes": axes}
+    tifffile.imwrite(tmp_path / "a.tif", stack, ome=True, metadata=metadata, photometric="minisblack")
+    path = tmp_path / "strokes.json"
+    path.write_text(
+        json.dumps(
+            [
+                {"class": 1, "width": 3, "points": [[3, 40], [40, 40]]},
+                {"class": 2, "width": 3, "points": [[10, 15], [27, 15]]},
+            ]
+        )
+    )
+    words = [
+        "segment",
+        tmp_path / "a.tif",
+        "--labels",
+        path,
+        *FAST,
+        "--objects",
+        "disc",
+        "-o",
+        tmp_path / "o",
+    ]
+    words += [] if z is None else ["--z", z]
+    words += ["--channel", 0] if "C" in axes else []
+    assert main([*map(str, words), "--objects-as", "geojson,rois", "--classifier", "logistic"]) == 0
+    (geojson,) = json.loads((tmp_path / "o" / "a_objects.geojson").read_text())["features"]
+    expected = None if plane is None else {"c": -1, "z": plane[0], "t": plane[1]}
+    assert geojson["geometry"].get("plane") == expected
+    (roi,) = roifile.ImagejRoi.fromfile(tmp_path / "o" / "a_RoiSet.zip")
+    names = ("position", "z_position", "t_position", "c_position")
+    assert {n: getattr(roi, n) for n in names if getattr(roi, n)} == position
+    image = read_image(tmp_path / "a.tif", z=z)
+    for name in ("a_objects.geojson", "a_RoiSet.zip"):
+        (shape,) = read_shapes(tmp_path / "o" / name, image.shape)
+        assert shape.page_in(image.frame) == (None if z is None else 0)
 
 
 def test_export_of_objects_needs_objects(tmp_path, capsys):

@@ -125,7 +125,9 @@ def test_axes_named_by_the_user_have_the_sizes_of_the_stored_dimensions(tmp_path
     same, mixed = open_image(path), open_image(path, axes="ZTYX")
     assert mixed.pixel_size == same.pixel_size == (0.5, 0.5)
     assert [(axis.name, axis.length) for axis in mixed.page_axes] == [("z", 3), ("t", 2)]
-    assert open_image(path, axes="TYZX").pixel_size is None  # Z of the file has no unit
+    lost = open_image(path, axes="TYZX")  # Z of the file has no unit
+    assert lost.pixel_size is None
+    assert lost.notes == ("the pixel size is unknown: Y or X of `axes=TYZX` is a dimension without one.",)
     assert open_image(path, axes="TYZX").z_step == 0.5
 
 

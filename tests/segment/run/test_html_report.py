@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from tests.segment.test_pipeline import scene
@@ -93,6 +94,21 @@ def test_maps_and_histograms_are_drawn(run, trusted):
     assert sum(int(n) for n in re.findall(r": (\d+)</title>", bars)) == len(rows)
     for data in re.findall(r'href="data:image/jpeg;base64,([^"]+)"', page):
         Image.open(io.BytesIO(base64.b64decode(data))).load()
+
+
+def test_pages_and_volumes_have_separate_histograms(run, tmp_path):
+    stack = np.stack([np.asarray(Image.open(run.parent / f"i{n}.png")) for n in range(2)])
+    tifffile.imwrite(tmp_path / "v.tif", stack, imagej=True, metadata={"axes": "ZYX"})
+    images = [str(run.parent / "i0.png"), str(tmp_path / "v.tif")]
+    out = tmp_path / "out"
+    assert main(["apply", str(run / "model.vispe"), *images, "--objects", "disc", "-o", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    for name, which in (("i0", "pages"), ("v", "volumes")):
+        (bars,) = re.findall(rf'aria-label="disc: objects by diameter \(px\), {which}[^>]*>(.*?)</svg>', page)
+        rows = list(csv.DictReader((out / f"{name}_objects.csv").read_text().splitlines()))
+        assert sum(int(n) for n in re.findall(r": (\d+)</title>", bars)) == len(rows) > 1
+    assert "those of discs of equal area (pages) or balls of equal volume (volumes), " in page
+    assert "those of discs of equal area, " in (run / "report.html").read_text()
 
 
 def test_materials_have_intervals(run):

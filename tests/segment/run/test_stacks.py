@@ -184,29 +184,58 @@ def test_pages_of_pillow_and_of_scikit_image(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "s.tif").pages[..., 0], planes)
 
 
-@cases("kind", ["labels", "truth", "mask", "blocks", "store"])
+KINDS = ("labels", "truth", "mask", "blocks", "store")
+
+
+def _label_pages(folder, kind, image_axes, label_axes, values, z=None):
+    """Return the label pages (z, h, w) of an image along other axes, as read by one of `KINDS`."""
+    path = folder / "a_labels.tif"
+    tifffile.imwrite(path, values, imagej=True, metadata={"axes": f"{label_axes}YX"})
+    pages = np.zeros((3, 2, H, W), np.uint8)
+    metadata = {"axes": f"{image_axes}YX"}
+    tifffile.imwrite(folder / "a.tif", pages, ome=True, photometric="minisblack", metadata=metadata)
+    image = read_image(folder / "a.tif", z=z)
+    if kind == "labels":
+        return read_labels(path, image.pages.shape[:3], frame=image.frame).values
+    if kind == "truth":
+        return read_truth(path, image.pages.shape[:3], frame=image.frame, zero_is="ignore")
+    if kind == "mask":
+        return read_mask(path, image.pages.shape[:3], image.frame)[0]
+    pytest.importorskip("zarr", reason="needs the extra vispe[big]")
+    from tests.segment.out_of_core.stores import write_store
+
+    if kind == "store":
+        path = write_store(folder / "a_labels.zarr", values, f"{label_axes.lower()}yx")
+    scribbles = read_scribbles([path], [open_image(folder / "a.tif", z=z)], LabelOptions())[0][0]
+    out = np.zeros(image.pages.shape[:3], int)
+    out.ravel()[scribbles.indices] = scribbles.classes
+    return out
+
+
+@cases("kind", KINDS)
 def test_pages_of_labels_match_by_slice_and_time(tmp_path, kind):
     values = RNG.integers(0, 3, (2, 3, H, W), dtype=np.uint8)  # Fiji saves T before Z
-    tifffile.imwrite(tmp_path / "a_labels.tif", values, imagej=True, metadata={"axes": "TZYX"})
-    metadata, pages = {"axes": "ZTYX"}, np.zeros((3, 2, H, W), np.uint8)
-    tifffile.imwrite(tmp_path / "a.tif", pages, ome=True, photometric="minisblack", metadata=metadata)
+    actual = _label_pages(tmp_path, kind, "ZT", "TZ", values)
     expected = values.swapaxes(0, 1).reshape(6, H, W)
-    image, path = read_image(tmp_path / "a.tif"), tmp_path / "a_labels.tif"
-    if kind == "labels":
-        actual = read_labels(path, image.pages.shape[:3], frame=image.frame).values
-    elif kind == "truth":
-        actual = read_truth(path, image.pages.shape[:3], frame=image.frame, zero_is="ignore")
-    elif kind == "mask":
-        actual, expected = read_mask(path, image.pages.shape[:3], image.frame)[0], expected > 0
-    else:
-        pytest.importorskip("zarr", reason="needs the extra vispe[big]")
-        from tests.segment.out_of_core.stores import write_store
+    np.testing.assert_array_equal(actual, expected > 0 if kind == "mask" else expected)
 
-        path = path if kind == "blocks" else write_store(tmp_path / "a_labels.zarr", values, "tzyx")
-        scribbles = read_scribbles([path], [open_image(tmp_path / "a.tif")], LabelOptions())[0][0]
-        actual = np.zeros(expected.shape, int)
-        actual.ravel()[scribbles.indices] = scribbles.classes
-    np.testing.assert_array_equal(actual, expected)
+
+@cases("kind", KINDS)
+def test_labels_with_other_slices_and_times_are_refused(tmp_path, kind):
+    values = RNG.integers(0, 3, (3, 2, H, W), dtype=np.uint8)
+    text = (
+        r"must have the slices and times of the image, got 2 slices at 3 times for 3 slices at 2 times\. Save"
+    )
+    with pytest.raises(InputError, match=text):
+        _label_pages(tmp_path, kind, "ZT", "TZ", values)
+
+
+@cases("kind", KINDS)
+def test_slices_and_times_of_selected_pages_count_from_0_in_labels(tmp_path, kind):
+    values = RNG.integers(0, 3, (2, 2, H, W), dtype=np.uint8)
+    actual = _label_pages(tmp_path, kind, "ZT", "TZ", values, z="2:6")
+    expected = values.swapaxes(0, 1).reshape(4, H, W)
+    np.testing.assert_array_equal(actual, expected > 0 if kind == "mask" else expected)
 
 
 def test_chosen_pages_keep_the_axis_that_they_lie_on(tmp_path):

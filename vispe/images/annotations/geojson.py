@@ -132,6 +132,7 @@ def geojson_text(
     names: Sequence[str],
     colors: Sequence[Color],
     stem: str,
+    plane: tuple[int, int] | None = None,
 ) -> str:
     """Return objects as a FeatureCollection that QuPath imports as detections.
 
@@ -141,8 +142,11 @@ def geojson_text(
         names: names of the K classes.
         colors: colours of the K classes.
         stem: name of the image, from which the identifiers are derived.
+        plane: slice and time (z, t) of the objects, from 0; None for an image of one page.
     """
     features = []
+    # QuPath counts channels from 0, and -1 means all of them
+    where = {} if plane is None else {"plane": {"c": -1, "z": plane[0], "t": plane[1]}}
     for number, parts in polygons.items():
         rings = [[[*ring.tolist(), ring[0].tolist()] for ring in polygon] for polygon in parts]
         single = len(rings) == 1
@@ -154,6 +158,7 @@ def geojson_text(
                 "geometry": {
                     "type": "Polygon" if single else "MultiPolygon",
                     "coordinates": rings[0] if single else rings,
+                    **where,
                 },
                 "properties": {
                     "objectType": "detection",

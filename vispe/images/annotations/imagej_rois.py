@@ -214,11 +214,14 @@ def roiset_bytes(
     class_of: Mapping[int, int],
     names: Sequence[str],
     colors: Sequence[Color],
+    plane: tuple[int, int] | None = None,
+    hyperstack: bool = True,
 ) -> bytes:
     """Return objects as a RoiSet.zip of ImageJ, named by class and number as in ``pore-12``; see `geojson_text`.
 
     Simply connected objects are written as traced regions, all others as composites. Characters above U+FFFF
-    are replaced by `_` in names, since roifile truncates such names.
+    are replaced by `_` in names, since roifile truncates such names. ImageJ reads slice and time in hyperstacks only,
+    and the number of the page (position) in other stacks only.
 
     Raises:
         MissingExtra: roifile is not installed.
@@ -229,7 +232,12 @@ def roiset_bytes(
         for number, parts in polygons.items():
             k = class_of[number] - 1
             name = re.sub("[^\0-\uffff]", "_", f"{names[k]}-{number}")
-            data = _roi(parts, name, colors[k]).tobytes()
+            roi = _roi(parts, name, colors[k])
+            if plane is not None and hyperstack:
+                roi.z_position, roi.t_position = plane[0] + 1, plane[1] + 1
+            elif plane is not None:
+                roi.position = max(plane) + 1
+            data = roi.tobytes()
             entry = zipfile.ZipInfo(re.sub(r'[\\/:*?"<>|]', "_", name) + ".roi", (1980, 1, 1, 0, 0, 0))
             archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
     return out.getvalue()

@@ -35,6 +35,8 @@ def write_objects(
     force: bool = False,
     *,
     image: str | None = None,
+    plane: tuple[int, int] | None = None,
+    hyperstack: bool = True,
 ) -> dict[str, Path]:
     """Write the objects of an image for other programs; the round trip through each format is exact.
 
@@ -48,6 +50,10 @@ def write_objects(
         kinds: `'geojson'` (QuPath), `'rois'` (ImageJ) and `'coco'`.
         force: overwrite existing files.
         image: file name of the image, which is stored in COCO files; default `stem`.
+        plane: slice and time (z, t) of the map in the file of the image, from 0, which QuPath and ImageJ read; None for
+            an image of one page. COCO has no such numbers.
+        hyperstack: whether the file is a hyperstack in ImageJ (several axes of pages, or channels), whose regions have
+            slice and time. In other stacks, regions have the number of the page.
 
     Returns:
         The path of each kind.
@@ -78,8 +84,8 @@ def write_objects(
     polygons = vectorize(checked)
     plain = [(int(r), int(g), int(b)) for r, g, b in np.asarray(colors).tolist()]
     encoders: dict[str, Callable[[], bytes]] = {
-        "geojson": lambda: geojson_text(polygons, class_of, names, plain, stem).encode(),
-        "rois": lambda: roiset_bytes(polygons, class_of, names, plain),
+        "geojson": lambda: geojson_text(polygons, class_of, names, plain, stem, plane).encode(),
+        "rois": lambda: roiset_bytes(polygons, class_of, names, plain, plane, hyperstack),
         "coco": lambda: coco_text(checked, polygons, class_of, names, image or stem).encode(),
     }
     for kind, path in targets.items():

@@ -53,18 +53,20 @@ class Shape:
     def page_in(self, frame: Frame) -> int | None:
         """Return the page in an image, None if the file does not contain it.
 
+        Slices, times and pages count in the file of the image, also if some of its pages are selected.
+
         Raises:
-            InputError: slice and time are not those of exactly one page.
+            InputError: slice and time are not those of exactly one page, or the page is not selected.
         """
         if self.plane is None:
-            return self.page
+            return self._selected(self.page, frame)
         z, t = self.plane
         if not frame.planes:
             if z and t:
                 raise InputError(
                     f"{self.where}: the pages of the image are along one axis, got slice {z} of time {t} (from 0)."
                 )
-            return z or t or 0
+            return self._selected(z or t or 0, frame)
         pages = [number for number, plane in enumerate(frame.planes) if plane == self.plane]
         if len(pages) != 1:
             raise InputError(
@@ -72,6 +74,16 @@ class Shape:
                 f"time {t}, which {counted(len(pages), 'page')} have."
             )
         return pages[0]
+
+    def _selected(self, number: int | None, frame: Frame) -> int | None:
+        """Return the index of a page of the file among the selected pages."""
+        if number is None or not frame.selected:
+            return number
+        if number not in frame.selected:
+            raise InputError(
+                f"{self.where}: the page (from 0 in the file of the image) must be selected by `z`, got {number}."
+            )
+        return frame.selected.index(number)
 
     @property
     def empty(self) -> bool:

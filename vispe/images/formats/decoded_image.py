@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError, counted, short
-from vispe.images.formats.units import size_sources
+from vispe.images.formats.units import lost_pixel_size, size_sources
 from vispe.images.orientation import oriented, oriented_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
@@ -109,7 +109,7 @@ class Decoded:
         y, x, z = (sizes.get(sources[letter]) for letter in "YXZ")
         notes = self.notes
         if self.pixel_size and not (y and x):
-            notes += (f"the pixel size is unknown: Y or X of `axes={axes}` is a dimension without one.",)
+            notes += (lost_pixel_size(str(axes)),)
         right = self.resolution and {"Y": self.resolution[1], "X": self.resolution[0]}
         tags = right and (right.get(sources["X"]), right.get(sources["Y"]))
         return replace(

@@ -18,7 +18,7 @@ from vispe.images.formats.decoded_image import (
 )
 from vispe.images.formats.metadata import png_metadata_after_pixels
 from vispe.images.formats.size_limits import check_size
-from vispe.images.orientation import Frame, Orientation, known_tag, oriented_size, planes_of
+from vispe.images.orientation import Frame, Orientation, known_tag, oriented_size
 from vispe.images.read import pick_pages
 
 
@@ -54,7 +54,7 @@ def stored_frame(
         with path.open("rb") as stream:
             magic = stream.read(4)
         (page_axes, *_), tag = _tiff(path, axes) if magic in TIFF_MAGIC else _plain(path, axes)
-        return Frame(tag, orientation == "tag", planes_of(page_axes, _pages(path, page_axes, z)))
+        return Frame(tag, orientation == "tag").with_pages(page_axes, _pages(path, page_axes, z))
     except (InputError, *BROKEN):
         return Frame(1, orientation == "tag")
 

@@ -108,6 +108,11 @@ def size_sources(letters: str | None, axes: str | None) -> dict[str, str | None]
     return {letter: of_length.get(letter, "Z" if letter == "Z" else None) for letter in "YXZ"}
 
 
+def lost_pixel_size(axes: str) -> str:
+    """Return the note that Y or X, as named by the user, is a dimension without a size."""
+    return f"the pixel size is unknown: Y or X of `axes={axes}` is a dimension without one."
+
+
 def _scaled(value: object, unit: object, table: Mapping[str, float]) -> float | None:
     try:
         number = float(value)  # type: ignore[arg-type]

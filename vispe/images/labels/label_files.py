@@ -245,8 +245,12 @@ def decoded_labels(path: Path, size: tuple[int, int] | None = None) -> Decoded:
 
 
 def in_page_order(path: Path, decoded: Decoded, frame: Frame) -> Decoded:
-    """Return a label file with its pages in the order of the image, by slice and time."""
-    order = frame.page_order(planes_of(decoded.page_axes, range(len(decoded.pages))))
+    """Return a label file with its pages in the order of the image, by slice and time.
+
+    Raises:
+        InputError: the file has as many pages as the image, but other slices and times.
+    """
+    order = frame.page_order(path, planes_of(decoded.page_axes, range(len(decoded.pages))))
     if order is None:
         return decoded
     note = f"{path.name} has the axes of the image in another order: pages are matched by slice and time."

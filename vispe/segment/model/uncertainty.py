@@ -5,7 +5,11 @@ Related: areas with confidence intervals (`vispe.segment.classify.class_prior`),
 unlike those of the training images (`vispe.segment.classify.out_of_distribution`).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+
+from vispe.segment.types import Prediction
 
 _PIXELS = 1 << 17  # pixels per chunk
 
@@ -39,3 +43,13 @@ def most_probable(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.n
             label[~valid_rows], unsure[~valid_rows] = 0, np.nan
         labels[top : top + rows], uncertainty[top : top + rows] = label, unsure
     return labels, uncertainty
+
+
+def mean_uncertainty(results: Sequence[Prediction]) -> float:
+    """Return the mean uncertainty of the pixels with data of all pages, 0 without any.
+
+    Values are multiples of 2^-24, so the float64 sum of up to 2^29 pixels is exact in any order, as in blocks.
+    """
+    total = sum(float(np.nansum(page.uncertainty, dtype=np.float64)) for page in results)
+    count = sum(int(np.isfinite(page.uncertainty).sum()) for page in results)
+    return total / count if count else 0.0

@@ -11,6 +11,7 @@ from vispe.errors import counted
 from vispe.utils.report.html_page import Page
 
 _BINS = 24
+_SHAPES = {False: "discs of equal area", True: "balls of equal volume"}
 
 
 def objects_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> None:
@@ -26,15 +27,19 @@ def objects_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]
             rows.append([*row, _density(summary), *_sizes(summary)])
     page.table(rows, left=(0, 1))
     classes_table(page, images)
-    first = images[0]["objects"]
+    first, volumes = images[0]["objects"], {record["objects"]["neighbours"] == 26 for record in images}
+    shapes = " (pages) or ".join(_SHAPES[kind] for kind in sorted(volumes)) + " (volumes)" * (
+        len(volumes) > 1
+    )
     page.text(
         "Objects: rows in the tables of the folder. Density: unbiased by the border (counting frame), so it differs "
-        "from the number of objects divided by the area. Diameters are those of discs of equal area, "
-        f"{first['sizes']}. Orientation in the tables: degrees counter-clockwise from the horizontal axis.",
+        "from the number of objects divided by the area. Diameters are those of "
+        f"{shapes}, {first['sizes']}. Orientation in the tables: degrees counter-clockwise from the horizontal axis.",
         soft=True,
     )
-    for (name, unit), values in _diameters(folder, images).items():
-        page.histogram(values, _BINS, f"{name}: objects by diameter ({unit}), all images")
+    for (name, unit, flat), values in _diameters(folder, images).items():
+        which = "all images" if len(volumes) == 1 else "pages" if flat else "volumes"
+        page.histogram(values, _BINS, f"{name}: objects by diameter ({unit}), {which}")
 
 
 def classes_table(page: Page, images: Sequence[Mapping[str, Any]]) -> None:
@@ -76,9 +81,9 @@ def _sizes(summary: Mapping[str, Any]) -> list[str]:
     return [mean, f"{sizes['p50']:.3g}", f"{sizes['p10']:.3g} to {sizes['p90']:.3g}"]
 
 
-def _diameters(folder: Path, images: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], np.ndarray]:
-    """Read the diameters of all objects by class and unit; images with different units get separate histograms."""
-    diameters: dict[tuple[str, str], list[float]] = {}
+def _diameters(folder: Path, images: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, bool], np.ndarray]:
+    """Read the diameters of all objects by class, unit, and whether they are those of pages."""
+    diameters: dict[tuple[str, str, bool], list[float]] = {}
     for record in images:
         table = folder / Path(record["files"]["objects_table"]).name
         if not table.is_file():
@@ -86,6 +91,6 @@ def _diameters(folder: Path, images: Sequence[Mapping[str, Any]]) -> dict[tuple[
         with table.open(newline="", encoding="utf-8", errors="backslashreplace") as stream:
             for row in csv.DictReader(stream):
                 unit = "um" if row["equivalent_diameter_um"] else "px"
-                key = row["class"], unit.replace("um", "µm")
+                key = row["class"], unit.replace("um", "µm"), bool(row["area_px"])
                 diameters.setdefault(key, []).append(float(row[f"equivalent_diameter_{unit}"]))
     return {key: np.array(values) for key, values in diameters.items() if len(values) > 1}

@@ -151,7 +151,8 @@ def _exchanged(
     palette = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else list(colors)
     classes = [names.index(row[column]) + 1 for row in rows]
     arguments = (instances[0], classes, names, palette, options.kinds, force)
-    return dict(write_objects(folder, image.path.stem, *arguments, image=image.path.name))
+    where = {"plane": image.frame.plane(0), "hyperstack": len(image.frame.axes) > 1 or image.multichannel}
+    return dict(write_objects(folder, image.path.stem, *arguments, image=image.path.name, **where))
 
 
 def notes(

@@ -174,7 +174,7 @@ def _from_store(path: Path, image: OutOfCoreImage, page: int | None) -> tuple[Pi
             "integers of one channel."
         )
 
-    order = image.frame.page_order(stored.frame.planes) or range(count)
+    order = image.frame.page_order(path, stored.frame.planes) or range(count)
 
     def pieces() -> Pieces:
         rows = max(_ROWS // stored.chunk[0], 1) * stored.chunk[0]

@@ -19,6 +19,7 @@ from vispe.segment.invariance_report.image_report import RUNS, trust_image
 from vispe.segment.materials.image_record import TABLE, measure_image
 from vispe.segment.model.model_file import Model
 from vispe.segment.model.prediction import Segmenter, total_areas
+from vispe.segment.model.uncertainty import mean_uncertainty
 from vispe.segment.objects.object_files import file_suffixes, write_image_objects
 from vispe.segment.run.image_pipeline import Grey, Reader, predict, write
 from vispe.segment.run.inputs import (
@@ -213,7 +214,7 @@ class Batch(Run):
                 image.labels,
                 fractions(counts, areas, model.names, model.classifier.kind),
                 no_data=float(1 - micrograph.valid.mean()),
-                uncertainty=float(np.nanmean([r.uncertainty for r in results])),
+                uncertainty=mean_uncertainty(results),
                 overlap=sum(r.overlap for r in results),
                 disagreeing=sum(r.disagreeing for r in results),
             ),

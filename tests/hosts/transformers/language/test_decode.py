@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.hosts.transformers.reference import (
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, batch, needs
 from tests.products import partly
 from vispe.errors import InputError
+from vispe.hosts.transformers.language.positions.kv_cache import set_state, text_state
 
 ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
 
@@ -274,6 +276,59 @@ def test_a_cache_is_cropped_before_an_image(family):
         )
     actual = step(model, out[CACHE], torch.ones_like(tokens), word)
     close(actual, expected)
+
+
+@cases("spec", ["v2pe", "mrope_i", "mrope(spatial_reset=true)"])
+@cases("size", [1, 4])
+@cases("ends", [[9], [3, 9], [2, 5, 9], [4, 9]])
+def test_a_cache_is_cropped_after_the_last_token_of_an_image(spec, size, ends):
+    """The last token of an image, or its only one, may have the coordinates of text after it."""
+    model, tokens = converted("qwen2_vl", spec), torch.tensor([[5, 6, 7, *[IMAGE] * size, 8, 9, 4, 1, 2]])
+    pixels = {"pixel_values": torch.randn(4 * size, 96, generator=torch.Generator().manual_seed(0))}
+    pixels["image_grid_thw"] = torch.tensor([[1, 2 * size**0.5, 2 * size**0.5]]).long()
+    cache, turn, first = None, torch.tensor([[9, 10]]), 0
+    # calls end before, right after and some tokens after the image
+    for end in (end if end < 4 else end + size - 1 for end in ends):
+        part, images = tokens[:, first:end], pixels if first < 4 <= end else {}
+        with torch.no_grad():
+            cache = model(input_ids=part, **images, **{CACHE: cache}, use_cache=True)[CACHE]
+        first = end
+    # one image token of mrope is where a text token would be, so its cache can be cropped anywhere
+    last = 0 if (spec, size) == ("mrope_i", 1) else 3 + size
+    for length in range(1, first):
+        part = copy.deepcopy(cache)
+        if length < last:
+            with pytest.raises(InputError, match=f"which ends at token {last}, got"):
+                part.crop(length - first)
+            continue
+        part.crop(length - first)
+        images = pixels if length > 3 else {}
+        with torch.no_grad():
+            whole = model(input_ids=torch.cat([tokens[:, :length], turn], 1), **images).logits[:, -2:]
+            close(model(input_ids=turn, **{CACHE: part}).logits, whole)
+
+
+class OfLength:
+    """A cache whose positive argument of crop is its new length, as in transformers 5.17."""
+
+    length = 9
+
+    def get_seq_length(self):
+        return self.length
+
+    def crop(self, tokens_to_remove):
+        more = tokens_to_remove > 0
+        self.length = min(tokens_to_remove, self.length) if more else self.length + tokens_to_remove
+
+
+def test_a_crop_to_a_length_is_checked_too():
+    cache = OfLength()
+    set_state(cache, replace(text_state(1, torch.device("cpu")), settled=4))
+    with pytest.raises(InputError, match=r"which ends at token 4, got a crop to 3 tokens"):
+        cache.crop(3)
+    for argument, length in ((12, 9), (7, 7), (4, 4)):
+        cache.crop(argument)
+        assert cache.get_seq_length() == length
 
 
 def first_types(types):

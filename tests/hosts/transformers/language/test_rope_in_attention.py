@@ -6,11 +6,11 @@ import torch
 import vispe
 from tests.cases import cases
 from tests.hosts.transformers.reference import copy_of, generated, recomputed, same
-from tests.hosts.transformers.tiny import CACHE, FAMILIES, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, batch
 from tests.products import partly
 from vispe.errors import InputError, ShapeError, UnsupportedHost
 from vispe.hosts.transformers.language.rope_in_attention import reposition
-from vispe.multimodal import Stream, Text, alternating, create_scheme
+from vispe.multimodal import Image, Stream, Text, alternating, create_scheme
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 ROWS = ([7], [3, "image", 4], [1, "wide", 1, "image", 2])
@@ -104,6 +104,20 @@ def test_cached_tokens_get_other_positions(family):
             cache.crop(-8)
     torch.testing.assert_close(moved, expected, atol=1e-5, rtol=1e-5)
     assert (unmoved - expected).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_repositioned_tokens_are_not_cropped_before_an_image_of_one_token():
+    model, text = late("qwen2_vl", "v2pe"), torch.tensor([[5, 6, 7, IMAGE, 8, 9, 4]])
+    pixels = {"pixel_values": torch.randn(4, 96), "image_grid_thw": torch.tensor([[1, 2, 2]])}
+    cache = model(input_ids=text, **pixels, use_cache=True)[CACHE]
+    reposition(
+        cache, create_scheme("v2pe(stride=4)").coordinates(Stream.of([[Text(3), Image(1, 1), Text(3)]]))
+    )
+    with pytest.raises(InputError, match=r"which ends at token 4, got a crop to 3"):
+        cache.crop(-4)
+    cache.crop(-3)
+    assert cache.get_seq_length() == 4
 
 
 def _again(model, sample):

@@ -11,8 +11,8 @@ import numpy as np
 from vispe.errors import InputError, counted, require
 from vispe.images.formats.decoded_image import check_pixels, checked_axes, times
 from vispe.images.formats.size_limits import amount, check_size
-from vispe.images.formats.units import micron_factor, size_sources
-from vispe.images.orientation import Frame, planes_of
+from vispe.images.formats.units import lost_pixel_size, micron_factor, microns, size_sources
+from vispe.images.orientation import Frame
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.images.remote import StoreURL, is_url
 from vispe.segment.out_of_core import is_store
@@ -81,8 +81,10 @@ def open_image(
     if y[2] != x[2]:
         factors = micron_factor(y[2]), micron_factor(x[2])
         pixel = ((y[3] * factors[0], x[3] * factors[1]), "micrometer") if all(factors) else (pixel[0], None)
+    if axes is not None and _has_pixel_size(facts) and not (microns(y[3], y[2]) and microns(x[3], x[2])):
+        notes.append(lost_pixel_size(axes))
     used_names = tuple(names[i] for i in channel_indices) if names else ()
-    frame = Frame(facts.get("tag", 1), planes=planes_of(lengths, chosen))
+    frame = Frame(facts.get("tag", 1)).with_pages(lengths, chosen)
     notes += [note] if (note := frame.note(path.name)) else []
     return OutOfCoreImage(
         path,
@@ -112,6 +114,13 @@ def _details(facts: Mapping[str, Any], letters: str, axes: str | None) -> dict[i
         if source in known:
             out[i] = (letter.lower(), *known[source][1:])
     return out
+
+
+def _has_pixel_size(facts: Mapping[str, Any]) -> bool:
+    """Return whether Y and X of the metadata have a size."""
+    stored, details = facts.get("axes") or "", facts.get("details", {})
+    known = facts.get("unused", {}) | {stored[i]: detail for i, detail in details.items() if i < len(stored)}
+    return all(letter in known and microns(known[letter][3], known[letter][2]) for letter in "YX")
 
 
 def _selected_axis(axes: Sequence[PageAxis], chosen: Sequence[int]) -> PageAxis:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError
+from vispe.errors import InputError, VispeError
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types, types_by_embedding
 from vispe.hosts.transformers.language.parallel_sets import IDS, RULES, members_of, token_attributes_of
@@ -101,6 +101,17 @@ class LanguageCall:
                     "mm_token_type_ids, and no token with the embedding of an image token. Pass these types (b, s)."
                 )
         return torch.zeros_like(token_index) if types is None else types
+
+    def visual_tokens(self, token_index: Tensor) -> Tensor | None:
+        """Return which tokens are those of images and videos (b, s); None if there are none, or if it is unknown."""
+        if not self.has_images and self.prompt is None:
+            return None
+        if self.input_ids is None and torch.compiler.is_compiling():
+            return None  # the comparison of embeddings needs values
+        try:
+            return self.types_of(token_index) != 0
+        except VispeError:
+            return None
 
     def stream(self, token_index: Tensor, valid: Tensor) -> Stream:
         """Return the stream of text, images and videos of tokens (b, s).

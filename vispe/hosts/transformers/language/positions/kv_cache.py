@@ -194,7 +194,9 @@ class PositionedCache:
         """
         state = self.vispe_state
         if state is not None and state.settled is not None:
-            remaining = int(self.get_seq_length()) + tokens_to_remove  # type: ignore[attr-defined]
+            length = int(self.get_seq_length())  # type: ignore[attr-defined]
+            # transformers 5.17 reads a positive number as the new length, later versions raise an error
+            remaining = min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove
             if 0 < remaining < int(state.settled):
                 raise InputError(
                     f"The cache can only be cropped after the last image in it, which ends at token "
@@ -238,8 +240,11 @@ def settled_length(
     token_index: Tensor,
     ids: Tensor,
     scheme: Scheme,
+    visual: Tensor | None = None,
 ) -> int | Tensor:
     """Return the number of cached tokens up to the last one, in all rows, that is not text with this offset.
+
+    Tokens of images may have coordinates of text with the offset that they cause (the last one of an image of `v2pe`).
 
     Args:
         state: state after the call.
@@ -248,14 +253,22 @@ def settled_length(
         token_index: token indices of the call (b, s).
         ids: coordinates of the call (axes, b, s).
         scheme: scheme of the model.
+        visual: tokens of images and videos in the call (b, s); None if there are none, or if they are unknown.
     """
     text = ((ids - text_coordinates(scheme, token_index, state)).abs() < 1e-6).all(0)
-    text_at_end = text.flip(1).long().cumprod(1).sum(1).amin()
-    settled = cache.get_seq_length() - text_at_end
-    if before is None or before.settled is None or before.offset.shape != state.offset.shape:
-        return settled
-    continued = (text_at_end == ids.shape[2]) & (before.offset == state.offset).all()
-    return torch.where(continued, before.settled, settled)
+    length = ids.shape[2]
+    first = length - text.flip(1).long().cumprod(1).sum(1)
+    cached = cache.get_seq_length() - length
+    if before is not None and before.settled is not None and before.offset.shape == state.offset.shape:
+        continued = (first == 0).all() & (before.offset == state.offset).all()
+        first = torch.where(continued, before.settled - cached, first)
+    if visual is not None:
+        index = torch.arange(length, device=first.device)
+        is_text = ~visual.to(first.device) & (index >= first[:, None])
+        ends = torch.where(is_text, index, length).amin(1)
+        # sequences whose tokens all have coordinates of text can be cropped anywhere
+        first = torch.where((first >= 0) & (first + cached > 0), ends, first)
+    return cached + first.amax()
 
 
 def text_coordinates(scheme: Scheme, token_index: Tensor, state: SequenceState) -> Tensor:

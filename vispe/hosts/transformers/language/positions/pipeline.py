@@ -41,6 +41,7 @@ class CallPositions:
         after: state of the cache after the call.
         token_attributes: attributes of parallel sets (k, b, s); None if neither the call nor the cache has sets.
         packed: whether rows are packed samples that are isolated from each other.
+        visual: tokens of images and videos (b, s); None if there are none, or if they are unknown.
     """
 
     token_index: Tensor
@@ -49,6 +50,7 @@ class CallPositions:
     after: SequenceState
     token_attributes: Tensor | None = None
     packed: bool = False
+    visual: Tensor | None = None
 
 
 def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPositions:
@@ -87,7 +89,8 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     else:
         assigned = coordinates.of_text(call, index, before)
     # rows with parallel sets are isolated by the mask of the sets, which the cache stores
-    return _positions(call, index, before, assigned, packed, continued=parallel is not None)
+    positions = _positions(call, index, before, assigned, packed, continued=parallel is not None)
+    return replace(positions, visual=call.visual_tokens(index.ids))
 
 
 def text_call_positions(call: LanguageCall, position_ids: Tensor | None) -> CallPositions:

@@ -220,5 +220,5 @@ def store_state(text: Any, cache: Any, outputs: Any, positions: CallPositions) -
     after.conversion = text.vispe_text.of_keys
     if after.settled is None:
         of_call = positions.token_index, positions.ids, text.vispe_scheme
-        after.settled = settled_length(after, positions.before, cache, *of_call)
+        after.settled = settled_length(after, positions.before, cache, *of_call, positions.visual)
     set_state(cache, after)
