@@ -160,17 +160,26 @@ def test_tables_of_the_model_and_of_the_encoding_with_one_name_are_loaded_separa
             )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["torchvision_vit", "torchvision_swin", "hub_sam", "hub_vitdet", "timm_sam"])
-def test_detached_tables_remain_zero_in_a_model_that_gets_its_memory_later(name):
+@cases("name", ["torchvision_vit", "torchvision_swin", "hub_swin", "hub_sam", "hub_vitdet", "timm_sam"])
+def test_detached_tables_remain_zero_in_a_model_that_gets_its_values_later(name):
     model, x = vispe.convert(build(name), "alibi2d"), image(name)
-    later = copy.deepcopy(model).to("meta")
+    expected, later = run(model, x), copy.deepcopy(model).to("meta")
     torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN
     try:
         later.to_empty(device="cpu").load_state_dict(model.state_dict())
     finally:
         torch.use_deterministic_algorithms(False)
-    assert torch.equal(run(later, x), run(model, x))
+    assert torch.equal(run(later, x), expected)
+    with torch.device("meta"):
+        assigned = vispe.convert(MODELS[name][0]().eval(), "alibi2d")
+    assigned.load_state_dict(model.state_dict(), assign=True)  # float32 before
+    assert torch.equal(run(assigned, x), expected)
+    accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
+    with accelerate.init_empty_weights():
+        dispatched = vispe.convert(MODELS[name][0]().eval(), "alibi2d")
+    for key, value in model.state_dict().items():
+        accelerate.utils.set_module_tensor_to_device(dispatched, key, "cpu", value, dtype=value.dtype)
+    assert torch.equal(run(dispatched.to("cpu"), x), expected)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, in timm's resampling
