@@ -393,3 +393,23 @@ def test_the_stored_table_of_torchvision_swin_is_that_of_stock(size):
     with torch.no_grad():
         x = torch.randn(1, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         close(ours(x), stock(x), 1e-9)
+
+
+@cases("name", ["timm_swin", "timm_swin_v2", "torchvision_swin", "torchvision_swin_v2", "hub_swin"])
+@cases("spec", ["tra", "tra+learn", "cope", "cope(spacing=[2,1])"])
+def test_encodings_that_count_keys_ignore_other_parts_of_a_shifted_window(name, spec):
+    """After the shift, the last windows contain the last and the first rows of the map, which are not adjacent."""
+    model = shake(vispe.convert(build(name), spec), 3)
+    stages = (
+        model.layers if "timm" in name else model.encoder.layers if "hub" in name else [model.features[1]]
+    )
+    block = (stages[0].blocks if hasattr(stages[0], "blocks") else stages[0])[1]
+
+    def last_rows(first_rows):
+        x = torch.randn(1, 16, 16, 16, generator=torch.Generator().manual_seed(4)).double()
+        x[:, :2] = torch.randn(1, 2, 16, 16, generator=torch.Generator().manual_seed(first_rows)).double()
+        out = block(x.flatten(1, 2), (16, 16)) if "hub" in name else block(x)
+        out = out[0].unflatten(1, (16, 16)) if isinstance(out, tuple) else out
+        return out.reshape(1, 16, 16, 16)[:, 14:]
+
+    assert torch.equal(last_rows(5), last_rows(6))
