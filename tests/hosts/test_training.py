@@ -26,6 +26,7 @@ from tests.hosts.helpers import (
     tiny,
     without_table,
 )  # fmt: skip
+from tests.hosts.windows.common import build
 
 SPECS = [
     "alibi2d",
@@ -179,6 +180,14 @@ def test_dropout_of_positions_and_attention_is_timms():
     expected = oracle(stock, x, head_masks(stock, dense(3, 5, 1)))
     torch.manual_seed(2)
     close(ours.forward_features(x), expected)
+
+
+@cases("training", [False, True])
+@cases("spec", ["rope_axial+alibi2d", "seqpe", "gpsa"])
+def test_an_encoding_is_in_the_mode_of_its_model(spec, training):
+    for model in (tiny().train(training), build("torchvision_vit").train(training)):
+        vispe.convert(model, spec)
+        assert [n for n, module in model.named_modules() if module.training != training] == []
 
 
 def test_ema_copy_is_a_model_of_its_own():

@@ -112,3 +112,14 @@ def test_errors():
         attention(q, q, q, bias=bias, backend="flex")
     with pytest.raises(ShapeError, match="tapa needs 1-axis positions, got 2 axes"):
         create_encoding("tapa(spacing=[2])", dim=8, num_heads=2).bias(pos, 0)
+
+
+@cases("spec", ["tapa", "self_extend", "hope_hyperbolic"])
+def test_logits_are_exact_under_autocast(spec):
+    encoding, pos = create_encoding(spec, dim=16, num_heads=2), Grid((2, 3)).positions()
+    q, k, _ = content(6, 8)
+    q, k = q.float(), k.float()
+    expected = encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+    assert torch.equal(actual, expected)

@@ -219,3 +219,11 @@ def test_a_grid_that_nobody_keeps_is_refused():
 def test_other_axes_are_refused():
     with pytest.raises(UnsupportedCombination, match="3-axis grid"):
         vispe.convert(build("vit"), "alibi2d")
+
+
+def test_a_model_without_values_is_loaded_by_assignment():
+    source, x = vispe.convert(build("vit"), "alibi3d"), volume("vit")
+    with torch.device("meta"):
+        model = vispe.convert(MODELS["vit"][0]().eval(), "alibi3d")
+    model.load_state_dict(source.state_dict(), assign=True)
+    assert torch.equal(said(model, x), said(source, x))

@@ -160,17 +160,26 @@ def test_tables_of_the_model_and_of_the_encoding_with_one_name_are_loaded_separa
             )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["torchvision_vit", "torchvision_swin", "hub_sam", "hub_vitdet", "timm_sam"])
-def test_detached_tables_remain_zero_in_a_model_that_gets_its_memory_later(name):
+@cases("name", ["torchvision_vit", "torchvision_swin", "hub_swin", "hub_sam", "hub_vitdet", "timm_sam"])
+def test_detached_tables_remain_zero_in_a_model_that_gets_its_values_later(name):
     model, x = vispe.convert(build(name), "alibi2d"), image(name)
-    later = copy.deepcopy(model).to("meta")
+    expected, later = run(model, x), copy.deepcopy(model).to("meta")
     torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN
     try:
         later.to_empty(device="cpu").load_state_dict(model.state_dict())
     finally:
         torch.use_deterministic_algorithms(False)
-    assert torch.equal(run(later, x), run(model, x))
+    assert torch.equal(run(later, x), expected)
+    with torch.device("meta"):
+        assigned = vispe.convert(MODELS[name][0]().eval(), "alibi2d")
+    assigned.load_state_dict(model.state_dict(), assign=True)  # float32 before
+    assert torch.equal(run(assigned, x), expected)
+    accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
+    with accelerate.init_empty_weights():
+        dispatched = vispe.convert(MODELS[name][0]().eval(), "alibi2d")
+    for key, value in model.state_dict().items():
+        accelerate.utils.set_module_tensor_to_device(dispatched, key, "cpu", value, dtype=value.dtype)
+    assert torch.equal(run(dispatched.to("cpu"), x), expected)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, in timm's resampling
@@ -384,3 +393,23 @@ def test_the_stored_table_of_torchvision_swin_is_that_of_stock(size):
     with torch.no_grad():
         x = torch.randn(1, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         close(ours(x), stock(x), 1e-9)
+
+
+@cases("name", ["timm_swin", "timm_swin_v2", "torchvision_swin", "torchvision_swin_v2", "hub_swin"])
+@cases("spec", ["tra", "tra+learn", "cope", "cope(spacing=[2,1])"])
+def test_encodings_that_count_keys_ignore_other_parts_of_a_shifted_window(name, spec):
+    """After the shift, the last windows contain the last and the first rows of the map, which are not adjacent."""
+    model = shake(vispe.convert(build(name), spec), 3)
+    stages = (
+        model.layers if "timm" in name else model.encoder.layers if "hub" in name else [model.features[1]]
+    )
+    block = (stages[0].blocks if hasattr(stages[0], "blocks") else stages[0])[1]
+
+    def last_rows(first_rows):
+        x = torch.randn(1, 16, 16, 16, generator=torch.Generator().manual_seed(4)).double()
+        x[:, :2] = torch.randn(1, 2, 16, 16, generator=torch.Generator().manual_seed(first_rows)).double()
+        out = block(x.flatten(1, 2), (16, 16)) if "hub" in name else block(x)
+        out = out[0].unflatten(1, (16, 16)) if isinstance(out, tuple) else out
+        return out.reshape(1, 16, 16, 16)[:, 14:]
+
+    assert torch.equal(last_rows(5), last_rows(6))

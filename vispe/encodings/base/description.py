@@ -39,6 +39,7 @@ class Described(nn.Module):
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {}
     multi_softmax: ClassVar[bool] = False
     reads_tokens: ClassVar[bool] = False
+    counts_keys: ClassVar[bool] = False
 
     @property
     def config(self) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class Encoding(Checkpointed):
     such as a table of offsets, that needs no n x n mask), `encodes` (subset of `INFORMATION`), `invariant` (subset of
     `INVARIANCES`: of its contribution to attention between patches, with default options), `preset_invariant` (the
     same for presets that differ), `multi_softmax` (it implements `branches`), `reads_tokens` (it reads the tokens
-    that it is added to, or that enter attention), `formula` (LaTeX, for the documentation), `tested_options` (option
-    strings that the common tests cover).
+    that it is added to, or that enter attention), `counts_keys` (the logit of a pair depends on other keys), `formula`
+    (LaTeX, for the documentation), `tested_options` (option strings that the common tests cover).
 
     Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
     annotations (`vispe.utils.options`), and calls `__post_init__`, which creates the parameters. `axes` and the

@@ -204,14 +204,14 @@ def feature_blocks(depth: int, indices: int | list[int] | None, host: str = "mod
 
 
 def attach(module: nn.Module, encoding: Encoding | None) -> None:
-    """Set `pos_enc` of a module to an encoding or None.
+    """Set `pos_enc` of a module to an encoding, in training or evaluation mode as the module, or None.
 
     None is not registered as a module: torch would accept every checkpoint entry below a registered None.
     """
     if encoding is None:
         module.__dict__["pos_enc"] = None
     else:
-        module.register_module("pos_enc", encoding)
+        module.register_module("pos_enc", encoding.train(module.training))
 
 
 def composed(encodings: list[Encoding]) -> Encoding | None:

@@ -8,6 +8,7 @@ bias, if it stays in use, and the mask of shifted windows are added to the logit
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +18,9 @@ from torch.nn import functional as F
 
 from vispe.attention.bias.windows import WindowMask
 from vispe.encodings.base import Encoding
+from vispe.encodings.parts.bias.nearer_key_count import HIDDEN_PAIRS
 from vispe.encodings.parts.preparation import prepare
-from vispe.grid import Grid
+from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context
 from vispe.hosts.common.position_cache import PositionCache
@@ -84,15 +86,15 @@ class SiteAttention(nn.Module):
         parts = () if self.pos_enc is None else self.pos_enc.parts()
         if isinstance(x, torch.fx.Proxy):  # a traced graph has no cache
             mask = dense_mask(x, host_bias, shift_mask)
-            return Context(
-                fx_leaves.layer_positions(x, shape, site.prefix, site.grid, parts), (), mask, False
-            )
+            pos = fx_leaves.layer_positions(x, shape, site.prefix, site.grid, parts)
+            return Context(hide_other_parts(pos, parts, x, shift_mask), (), mask, False)
         pos = site.cache(Grid(shape, prefix=site.prefix, reference=site.grid), x)
         if shift_mask is None or host_bias is not None:
             mask = dense_mask(x, host_bias, shift_mask)
         else:
             mask = WindowMask(shift_mask, pos, x.shape[0])
-        return Context(prepare(parts, pos, batch=x.shape[0]), (), mask, False)
+        pos = prepare(parts, pos, batch=x.shape[0])
+        return Context(hide_other_parts(pos, parts, x, shift_mask), (), mask, False)
 
 
 def split(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,6 +111,17 @@ def dense_mask(x: Tensor, host_bias: Tensor | None, shift_mask: Tensor | None) -
     # (windows, n, n) -> (images * windows, 1, n, n)
     mask = shift_mask.repeat(x.shape[0] // shift_mask.shape[0], 1, 1)[:, None]
     return mask if host_bias is None else host_bias + mask
+
+
+@torch.fx.wrap
+def hide_other_parts(
+    pos: Positions, parts: Sequence[Encoding], x: Tensor, shift_mask: Tensor | None
+) -> Positions:
+    """Return the positions of windows x (b, n, d), with the pairs hidden by a shift mask if an encoding counts keys."""
+    if shift_mask is None or not any(e.counts_keys for e in parts):
+        return pos
+    hidden = (shift_mask != 0).repeat(x.shape[0] // shift_mask.shape[0], 1, 1)
+    return pos.replace(attrs={**pos.attrs, HIDDEN_PAIRS: hidden})
 
 
 def cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ layers. Every attention layer gets its own encodings, for its heads and its wind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,10 @@ RELATIVE = (
 )
 # models that resample their table in every call, so that a table of zeros is sufficient
 _UNTABLED = ("transformers.models.vitdet.", "transformers.models.sam3.")
+_UNCONDITIONAL = ("torchvision.", "monai.")  # libraries that add their absolute table unconditionally
+# tables that transformers initialises in place; the absolute one of SAM is also added
+_INITIALISED = dict.fromkeys(("rel_pos_h", "rel_pos_w", "relative_position_bias_table"), "transformers.")
+_INITIALISED["pos_embed"] = ("transformers.models.sam.", "transformers.models.sam_hq.")
 _NETWORK = [f"rel_pos.mlp.fc{n}.{name}" for n in (1, 2) for name in ("weight", "bias")]
 _STATE = (*RELATIVE[:4], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
 _STATE = (*_STATE, "rel_pos.relative_position_bias_table", *_NETWORK)
@@ -78,15 +82,6 @@ class ConvertedWindows(LoadsWeights):
                 for name in self._vispe_unused(state_dict, prefix):
                     del state_dict[name]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Move or cast the model; `to_empty` would leave the zeros of detached tables without values."""
-        parent: Any = super()
-        moved = parent._apply(fn, recurse)
-        for _, holder, name in _tables(self):
-            if (zeros := holder._buffers.get(name)) is not None:
-                holder._buffers[name] = torch.zeros_like(zeros)
-        return moved
 
 
 class AnySizePatches(nn.Module):
@@ -153,12 +148,13 @@ class _Windows(HostFamily):
             elif known(type(model)).startswith(_UNTABLED) and name == "position_embeddings":
                 holder.vispe_size = holder._parameters.pop(name).shape
                 holder.__class__ = converted_subclass(type(holder), WithoutTable)
-            elif known(type(model)).startswith("monai.") or not (
-                known(type(model)).startswith("timm.") or name == "position_embeddings"
-            ):
-                # these libraries add or initialise the table unconditionally, so it is replaced by zeros
-                table = holder._parameters.pop(name).detach()
-                holder.register_buffer(name, table.new_zeros([1] * table.ndim), persistent=False)
+            elif path == MODELS[known(type(model))] and known(type(model)).startswith(_UNCONDITIONAL):
+                del holder._parameters[name]
+                holder.__dict__[name] = 0
+            elif known(type(model)).startswith(_INITIALISED.get(name, ())):
+                # not a buffer, which could remain on the meta device; torch adds a CPU scalar on any device
+                del holder._parameters[name]
+                holder.__dict__[name] = torch.zeros((), device="cpu")
             else:
                 holder.register_parameter(name, None)
         return detached
@@ -179,8 +175,7 @@ class _Windows(HostFamily):
             if isinstance(holder, WithoutTable):
                 holder.__class__ = stock_type(holder)
                 del holder.vispe_size
-            if holder._buffers.pop(name, None) is not None:
-                holder._non_persistent_buffers_set.discard(name)
+            vars(holder).pop(name, None)
             setattr(holder, name, table_like(table, like))
             current = getattr(holder, "window_size", None)
             if name == "relative_position_bias_table" and current != window:  # timm resamples it

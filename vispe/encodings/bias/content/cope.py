@@ -11,7 +11,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.bias.nearer_key_count import count_nearer
+from vispe.encodings.parts.bias.nearer_key_count import HIDDEN_PAIRS, count_nearer
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
@@ -28,11 +28,12 @@ class CountBias(Bias):
         causal: whether only keys up to the query count.
     """
 
-    __slots__ = ("causal", "order", "table_of_counts")
+    __slots__ = ("causal", "hidden", "order", "table_of_counts")
 
     def __init__(self, table: Tensor, pos: Positions, order: Positions, causal: bool) -> None:
         super().__init__(pos)
         self.table_of_counts, self.order, self.causal = table, order, causal
+        self.hidden: Tensor | None = pos.attrs.get(HIDDEN_PAIRS)
 
     @property
     def per_sample(self) -> bool:
@@ -53,7 +54,7 @@ class CountBias(Bias):
         q, k = request.pick(request.q, 1), request.pick(request.k, 1)
         # relevance of every key to every query, (b, h, n, m)
         gates = (exact_product(q, k.transpose(-1, -2)) * request.scale).sigmoid()
-        count, valid = count_nearer(gates, self.order, self.causal)
+        count, valid = count_nearer(gates, self.order, self.causal, self.hidden)
         last = self.table_of_counts.shape[0] - 1
         # counts beyond the table share its last row
         count = count.clamp(max=last)
@@ -110,6 +111,7 @@ class Cope(Biased):
     )
     tested_options = ("max_pos=3", "causal=true", "spacing=[2,0.5]")
     ndim = (1, 2, 3)
+    counts_keys = True
     encodes: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection", "rotation")
 

@@ -17,6 +17,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
+from vispe.utils.autocast import no_autocast
 from vispe.utils.options import PositiveFloat, PositiveInt, Spacing
 
 
@@ -147,4 +148,5 @@ class GridScores(ScoreBias):
         q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
         # 1 / sqrt(d_h), as in attention without an explicit scale
         scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
-        return self.scores(q, k, scale, pos_q, pos_k, request)
+        with no_autocast(q.device):
+            return self.scores(q, k, scale, pos_q, pos_k, request)

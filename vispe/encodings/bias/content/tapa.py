@@ -25,7 +25,9 @@ class Tapa(Biased):
 
     logits = (q_A . k_A / sqrt(theta d)) cos(2 pi |p_i - p_j|^alpha q_P . k_P / sqrt((1 - theta) d))  arXiv 2509.12635
 
-    A are the first theta d channels of a head, P the others. At distance 0 only the amplitude remains.
+    A are the first theta d channels of a head, P the others. At distance 0 only the amplitude remains. The phase
+    multiplies rounding errors of q and k: bfloat16 models differ from float32 by 1 to 30 %, the more the larger q and k
+    are, although the logits are computed in float32.
 
     Args:
         dim: width of the tokens; its channels per head are d.

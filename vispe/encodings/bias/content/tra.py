@@ -11,7 +11,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.bias.nearer_key_count import count_nearer
+from vispe.encodings.parts.bias.nearer_key_count import HIDDEN_PAIRS, count_nearer
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
@@ -30,11 +30,12 @@ class ThresholdBias(Bias):
         eps: added to mean squares.
     """
 
-    __slots__ = ("causal", "decay", "eps", "order")
+    __slots__ = ("causal", "decay", "eps", "hidden", "order")
 
     def __init__(self, decay: Tensor, pos: Positions, order: Positions, causal: bool, eps: float) -> None:
         super().__init__(pos)
         self.decay, self.order, self.causal, self.eps = decay, order, causal, eps
+        self.hidden: Tensor | None = pos.attrs.get(HIDDEN_PAIRS)
         self.whole = True
 
     @property
@@ -55,7 +56,10 @@ class ThresholdBias(Bias):
         # later keys must not be counted as retained
         if self.causal:
             retained = retained & ~self._later()
-        count, valid = count_nearer(retained.to(score.dtype), self.order, self.causal)
+        # the constant of a library, such as -100, would retain hidden keys where no other key remains
+        if self.hidden is not None:
+            retained = retained & ~self.hidden[:, None]
+        count, valid = count_nearer(retained.to(score.dtype), self.order, self.causal, self.hidden)
         # (b, h, n, 1) * (b, h, n, m) -> (b, h, n, m)
         decay = request.pick(self.decay, 1)[..., None] * count
         # pairs with a prefix token have no decay, but are removed by their score as well
@@ -125,6 +129,7 @@ class Tra(Biased):
     encodes: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection", "rotation")
     reads_tokens = True
+    counts_keys = True
 
     dim: PositiveInt
     num_heads: PositiveInt

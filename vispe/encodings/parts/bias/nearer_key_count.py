@@ -12,20 +12,28 @@ from vispe.grid import Positions
 FINE = 1024  # distances that differ by less than 1 / FINE of a grid step are equal
 
 
-def count_nearer(gates: Tensor, pos: Positions, causal: bool) -> tuple[Tensor, Tensor]:
+HIDDEN_PAIRS = (
+    "hidden_pairs"  # attribute of positions: pairs (b, n, n) hidden by a mask, whose keys do not count
+)
+
+
+def count_nearer(
+    gates: Tensor, pos: Positions, causal: bool, hidden: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return sums of gates over nearer keys, and a mask of valid pairs, bool (b or 1, 1, n, n).
 
     The sum of query i and key j is over all keys m at most as far from i as j, including j and i. Pairs with a token
-    without a position are invalid; with `causal`, so are later keys.
+    without a position are invalid; with `causal`, so are later keys; and so are hidden pairs.
 
     Args:
         gates: (b, h, n, n), of each query for each key.
         pos: positions of the tokens.
         causal: whether only keys up to the query count, along one axis.
+        hidden: hidden pairs, bool (b, n, n).
     """
     order, last, visible = pos.remember(("nearer", causal), lambda: _order(pos, causal))
     order, last = (index[:, None].expand_as(gates) for index in (order, last))
-    visible = visible[:, None]
+    visible = (visible if hidden is None else visible & ~hidden)[:, None]
     # sort keys by distance, cumulative sum, then read the sum at the last key of equal distance
     return gates.where(visible, 0.0).gather(-1, order).cumsum(-1).gather(-1, last), visible
 

@@ -12,6 +12,7 @@ from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import at_least_float32
 from vispe.errors import ShapeError
 from vispe.grid import Positions
+from vispe.utils.autocast import no_autocast
 
 
 class ScoreBias(Bias):
@@ -56,7 +57,8 @@ class ScoreBias(Bias):
         pos_q, pos_k = request.where(self.pos)
         q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
         scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
-        scores = self.scores(q, k, scale, pos_q, pos_k, request)
+        with no_autocast(q.device):
+            scores, product = self.scores(q, k, scale, pos_q, pos_k, request), scale * q @ k.transpose(-1, -2)
         # tokens without a position attend, and are attended to, by content alone
         has_position = (pos_q.spatial[:, :, None] & pos_k.spatial[:, None])[:, None]
-        return torch.where(has_position, scores, scale * q @ k.transpose(-1, -2))
+        return torch.where(has_position, scores, product)

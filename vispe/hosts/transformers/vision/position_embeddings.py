@@ -20,7 +20,7 @@ Detached = dict[str, tuple[Any, tuple[str, ...]]]  # path: table, names of the m
 
 
 class DetachedTable(nn.Module):
-    """Placeholder of a detached absolute table, which returns zeros; its buffer stores only device and dtype.
+    """Placeholder of a detached absolute table, which returns zeros; it has no tensors that a model must move or load.
 
     Args:
         table: the detached table.
@@ -29,16 +29,32 @@ class DetachedTable(nn.Module):
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
         self.size = (table.num_embeddings, table.embedding_dim)
-        self.register_buffer("zero", table.weight.detach().new_zeros(1), persistent=False)
 
     @property
     def weight(self) -> Tensor:
-        """Zeros, created in every call: transformers resamples them, and may initialise them in place."""
-        return self.zero.new_zeros(self.size)
+        """Zeros, created in every call: transformers reads their shape, and may initialise them in place."""
+        return torch.zeros(self.size, device="cpu")
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return zeros (..., d) for ids (...)."""
-        return self.zero.new_zeros(1).expand(*ids.shape, self.size[1])
+        """Return zeros (..., d) for ids (...); integers, so that a sum has the dtype of the other term."""
+        return ids.new_zeros(1).expand(*ids.shape, self.size[1])
+
+
+class WithoutEmbedding(nn.Module):
+    """Mixin of embeddings whose table is a `DetachedTable`, which is not resampled."""
+
+    def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
+        """Return zeros for an image (height, width) whose tokens are added to them."""
+        del height, width
+        return embeddings.new_zeros(1)
+
+    @staticmethod
+    def resize_positional_embeddings(
+        positional_embeddings: Tensor, spatial_shapes: Tensor, max_length: int
+    ) -> Tensor:
+        """Return zeros for patches of images with grids (b, 2) in SigLIP 2."""
+        del positional_embeddings, max_length
+        return spatial_shapes.new_zeros(1)
 
 
 class WithoutTable(nn.Module):
@@ -83,6 +99,8 @@ def detach_tables(tower: nn.Module) -> Detached:
             holder.__dict__[name] = table.new_zeros((1,) * table.ndim)
         elif isinstance(table, nn.Embedding):
             setattr(holder, name, DetachedTable(table))
+            if holder is not tower:
+                holder.__class__ = converted_subclass(type(holder), WithoutEmbedding)
         elif isinstance(table, nn.Module):
             # not registered as None, as torch accepts every checkpoint entry below a registered None
             del holder._modules[name]
@@ -104,9 +122,9 @@ def attach_tables(tower: nn.Module, detached: Detached) -> None:
         if isinstance(holder.__dict__.get(name), Tensor):
             holder.__dict__[name] = table
             continue
-        if isinstance(holder, WithoutTable):
+        if isinstance(holder, WithoutTable | WithoutEmbedding):
             holder.__class__ = stock_type(holder)
-            del holder.vispe_size
+            vars(holder).pop("vispe_size", None)
         holder.__dict__.pop(name, None)
         is_parameter = isinstance(table, nn.Parameter)
         setattr(holder, name, table_like(table, like) if is_parameter else table.to(like.device, like.dtype))

@@ -44,7 +44,7 @@ from vispe.hosts.transformers.vision.dense_prediction import (
 )
 from vispe.hosts.transformers.vision.families import attentions, family_of, pair, prefix_of
 from vispe.hosts.transformers.vision.packed_tokens import PackedContext, seeded_prepare, split_chunks
-from vispe.hosts.transformers.vision.position_embeddings import DetachedTable, table_names
+from vispe.hosts.transformers.vision.position_embeddings import table_names
 
 
 class ConvertedVisionTower(LoadsWeights):
@@ -63,13 +63,11 @@ class ConvertedVisionTower(LoadsWeights):
         return table_names(self)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module; the tower, which comes last, also initialises its encodings and table placeholders."""
+        """Initialise a module; the tower, which comes last, also initialises its encodings."""
         super()._init_weights(module)  # type: ignore[misc]
         for part in self.modules() if module is self else ():
-            if isinstance(part, DetachedTable):
-                part.zero.zero_()
             # buffers too: random frequencies that are not trained are loaded, and must not be drawn again
-            elif isinstance(part, Encoding) and not any(map(_loaded, (*part.parameters(), *part.buffers()))):
+            if isinstance(part, Encoding) and not any(map(_loaded, (*part.parameters(), *part.buffers()))):
                 part.reset_parameters()
 
 
