@@ -249,7 +249,7 @@ def commands(name, weights, size, folder):
 @pytest.mark.parametrize("number", slow_except(range(5), [0, 3, 4]))
 def test_commands_take_a_file_of_the_authors(number, tmp_path, capsys, monkeypatch):
     save_file(authors(stock(img_size=160)), tmp_path / "w.safetensors")
-    words = list(commands("test_vit", tmp_path / "w.safetensors", 96, tmp_path))[number]
+    words = list(commands("test_vit", tmp_path / "w.safetensors", 192, tmp_path))[number]
     assert main(words) == 0, capsys.readouterr().err
 
 
