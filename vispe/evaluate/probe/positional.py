@@ -78,7 +78,7 @@ class ProbeResult(Result):
 
     Example:
         >>> import torch
-        >>> result = positional_probe(torch.rand(1, 8, 6, 6))
+        >>> result = positional_probe(torch.rand(1, 8, 6, 6), step=2)
         >>> result.grid, [row.target for row in result.rows][-1], result.channel_r2.shape
         ((8, 6), 'random', (6,))
     """
