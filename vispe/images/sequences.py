@@ -146,9 +146,9 @@ class FileMasks(Sequence[np.ndarray]):
         for value, number in values.items():
             known, other = self._classes.setdefault(value, (number, file))
             if known != number:
-                here, there = (f"class {n}" if n else "ignored" for n in (number, known))
+                own, earlier = (f"class {n}" if n else "ignored" for n in (number, known))
                 raise InputError(
-                    f"{file}: the value {value} is {here}, but it is {there} in {other}. Use one value for each class "
+                    f"{file}: the value {value} is {own}, but it is {earlier} in {other}. Use one value for each class "
                     "in all masks."
                 )
 

@@ -10,11 +10,8 @@ from vispe.attention.bias.distance_metrics import distances
 from vispe.grid import Positions
 
 FINE = 1024  # distances that differ by less than 1 / FINE of a grid step are equal
-
-
-HIDDEN_PAIRS = (
-    "hidden_pairs"  # attribute of positions: pairs (b, n, n) hidden by a mask, whose keys do not count
-)
+# attribute of positions: pairs (b, n, n) hidden by a mask, whose keys do not count
+HIDDEN_PAIRS = "hidden_pairs"
 
 
 def count_nearer(

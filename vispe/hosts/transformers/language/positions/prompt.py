@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 PROMPT = "vispe_prompt"  # keyword of generation
-MASK = (
-    "vispe_mask"  # keyword of generation: the padding mask, which the host replaces for caches of fixed size
-)
+# keyword of generation: the padding mask, which the host replaces for caches of fixed size
+MASK = "vispe_mask"
 
 
 @dataclass(eq=False)
