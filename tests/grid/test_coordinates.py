@@ -164,10 +164,10 @@ def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
     pos = Grid((3, 4), prefix=1).positions()
     meta = Grid((3, 4), prefix=1).positions("meta")
     for same in (pos, meta, pos.replace(attrs={"x": 1}), copy.deepcopy(pos), pickle.loads(pickle.dumps(pos))):
-        assert same.in_place
+        assert same.on_grid
         assert same.regular
     dropped = pos.gather(torch.tensor([[0, 5, 3]]))
-    assert dropped.in_place
+    assert dropped.on_grid
     assert not dropped.regular
     fields = ("coords", "spatial", "extent", "cell", "index", "grid")
     elsewhere = [pos.replace(**{name: getattr(pos, name)}) for name in fields]
@@ -182,9 +182,9 @@ def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
         elsewhere[0].gather(torch.tensor([[0]])),
     ]
     for other in elsewhere:
-        assert not other.in_place
+        assert not other.on_grid
         assert not other.regular
-    assert pos.in_place
+    assert pos.on_grid
 
 
 def test_what_is_remembered():
@@ -265,14 +265,14 @@ def test_origin(shape):
     assert torch.equal(end.coords[:, 2:], last - start.coords[:, 2:])
     assert torch.equal(centre.coords[:, 2:], start.coords[:, 2:] - last / 2)
     assert torch.equal(centre.coords[:, 2:].flip(1), -centre.coords[:, 2:])
-    assert start.in_place
+    assert start.on_grid
     for pos in (end, centre):
         assert (pos.coords[:, :2] == 0).all()
         assert torch.equal(pos.extent, start.extent)
         assert torch.equal(pos.cell, start.cell)
         assert torch.equal(pos.cells(), start.cells())  # which cell a token is does not change
-        assert not pos.in_place
-        assert not pos.gather(torch.tensor([[0, 2]])).in_place
+        assert not pos.on_grid
+        assert not pos.gather(torch.tensor([[0, 2]])).on_grid
         wide = pos.with_spacing((3.0,) * len(shape))
         assert wide.grid.origin == pos.grid.origin
         torch.testing.assert_close(wide.coords, pos.coords / pos.cell * 3)

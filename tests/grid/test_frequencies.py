@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import frequencies as fr
+from vispe.grid import grid_frequencies as gf
 
 quick = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 dims = st.integers(2, 64).map(lambda n: 2 * n)
@@ -110,9 +111,9 @@ def test_ms_poe_p_rope_and_the_rest():
     torch.testing.assert_close(fr.ms_poe_ratios(3, reach=True), torch.tensor([1.2, 1.5, 1.8]))
     torch.testing.assert_close(fr.ms_poe_ratios(1, reach=True), torch.tensor([1.2]))
     mixed = torch.tensor([0.1, 3.0, 0.5, 2.0])
-    torch.testing.assert_close(fr.p_rope(mixed, 0.5), torch.tensor([0.0, 3.0, 0.0, 2.0]))
-    assert torch.equal(fr.p_rope(mixed, 1.0), mixed)
-    assert torch.equal(fr.p_rope(mixed, 0.74), fr.p_rope(mixed, 0.5))  # rounded down
+    torch.testing.assert_close(gf.p_rope(mixed, 0.5), torch.tensor([0.0, 3.0, 0.0, 2.0]))
+    assert torch.equal(gf.p_rope(mixed, 1.0), mixed)
+    assert torch.equal(gf.p_rope(mixed, 0.74), gf.p_rope(mixed, 0.5))  # rounded down
     assert fr.dynamic_scale(8, 16) == 1
     assert fr.dynamic_scale(40, 16) == 2.5
     assert fr.entropy_factor(256, 16) == pytest.approx(2)
@@ -133,30 +134,30 @@ SMALLEST_BASES = {  # of side 14, 16, 24, 32, 37, 64, 128, by pairs
 @cases("pairs", SMALLEST_BASES)
 def test_min_base_is_that_of_the_table(pairs):
     for side, base in zip((14, 16, 24, 32, 37, 64, 128), SMALLEST_BASES[pairs], strict=True):
-        actual = fr.min_base(pairs, side)
+        actual = gf.min_base(pairs, side)
         assert actual == pytest.approx(base, rel=0.025)
         expected = torch.cos(torch.arange(side + 1)[:, None] * actual ** (-torch.arange(pairs) / pairs)).sum(
             -1
         )
         assert (expected > -1e-4).all()
         freqs = torch.tensor([actual ** (-i / pairs) for i in range(pairs)])
-        torch.testing.assert_close(fr.cosine_similarity_bound(freqs, side), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(gf.cosine_similarity_bound(freqs, side), expected, rtol=1e-4, atol=1e-4)
         smaller = (actual / 1.0101) ** (-torch.arange(pairs) / pairs)
-        assert (fr.cosine_similarity_bound(smaller, side) < 0).any()
+        assert (gf.cosine_similarity_bound(smaller, side) < 0).any()
 
 
 def test_min_base_of_the_smallest_side():
     # cos(1) + cos(1 / base) >= 0 already holds for base 1.01
-    assert fr.min_base(2, 1) == pytest.approx(1.01)
+    assert gf.min_base(2, 1) == pytest.approx(1.01)
 
 
 def test_min_base_of_text_is_that_of_the_table():
-    assert fr.min_base(64, 1024) == pytest.approx(4303, rel=0.025)
+    assert gf.min_base(64, 1024) == pytest.approx(4303, rel=0.025)
 
 
 def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):
     freqs = torch.tensor(rates(dim, base), dtype=torch.float64)
-    made = fr.grid_frequencies(
+    made = gf.grid_frequencies(
         freqs, schedule, torch.tensor(scale, dtype=torch.float64), torch.tensor(length), cell=cell
     )
     return freqs, made
@@ -192,7 +193,7 @@ def test_grid_schedules(scale, schedule):
 def test_align_corners_maps_the_last_patch_to_the_last_and_a_single_one_to_0(trained):
     for now in (1, 2, 49):
         scale = torch.tensor(now / trained, dtype=torch.float64)
-        made = fr.grid_frequencies(
+        made = gf.grid_frequencies(
             torch.ones(2), "align_corners", scale, torch.tensor(trained * 0.5), cell=torch.tensor(0.5)
         )
         torch.testing.assert_close(made * (now - 1), torch.full((2,), float(trained - 1) * (now > 1)))
@@ -204,7 +205,7 @@ def test_ntk_of_a_grid_is_the_ntk_base():
     expected = fr.inverse_frequencies(32, fr.ntk_base(100.0, 3.0, 32), torch.float64)
     torch.testing.assert_close(made, expected)
     one = torch.tensor([1.0])
-    assert torch.equal(fr.grid_frequencies(one, "ntk", torch.tensor(3.0), torch.tensor(16.0)), one)
+    assert torch.equal(gf.grid_frequencies(one, "ntk", torch.tensor(3.0), torch.tensor(16.0)), one)
 
 
 def test_yarn_of_a_grid_never_stretches_waves_of_less_than_four_patches():
@@ -222,10 +223,10 @@ def test_grid_schedules_broadcast_and_keep_gradients():
     freqs = torch.rand(3, 4, requires_grad=True)
     scale, length = torch.tensor([[2.0], [0.5]]), torch.tensor([[16.0], [9.0]])
     for schedule in ("rescale", "pi", "yarn"):
-        made = fr.grid_frequencies(freqs, schedule, scale, length, cell=torch.ones(2, 1))
+        made = gf.grid_frequencies(freqs, schedule, scale, length, cell=torch.ones(2, 1))
         assert made.shape == (2, 3, 4)
         for i in range(2):
-            alone = fr.grid_frequencies(freqs, schedule, scale[i], length[i])
+            alone = gf.grid_frequencies(freqs, schedule, scale[i], length[i])
             torch.testing.assert_close(made[i], alone)
         (grad,) = torch.autograd.grad(made, freqs, torch.randn_like(made))
         assert (grad != 0).all()
@@ -251,12 +252,12 @@ def test_grid_schedules_broadcast_and_keep_gradients():
         ),
         (lambda: fr.ms_poe_ratios(0), OptionError, "needs heads >= 1 and 0 < low <= high, got heads=0"),
         (
-            lambda: fr.p_rope(torch.ones(2), 2),
+            lambda: gf.p_rope(torch.ones(2), 2),
             OptionError,
             "share must be a fraction from 0 to 1, got share=2",
         ),
         (lambda: fr.entropy_factor(1, 16), OptionError, "more than one key, got tokens=1, trained=16"),
-        (lambda: fr.min_base(0, 4), OptionError, "pairs >= 1 and side >= 1, got pairs=0"),
+        (lambda: gf.min_base(0, 4), OptionError, "pairs >= 1 and side >= 1, got pairs=0"),
         (
             lambda: on_grid("linear", 2.0),
             OptionError,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 
-from vispe.errors import OptionError, ShapeError, counted
+from vispe.errors import OptionError, ShapeError
+from vispe.grid.cached_values import cached_value
 from vispe.grid.per_token import PerToken
-from vispe.grid.position_fields import extent_of, joined_fields
-from vispe.grid.validation import as_offset, as_shape, as_spacing, is_size
-from vispe.utils.autocast import no_autocast
+from vispe.grid.position_fields import extent_of, joined_fields, spacing_of
+from vispe.grid.validation import as_offset, as_shape, as_spacing, check_fields, is_size
 
 T = TypeVar("T")
 Origin = Literal["start", "end", "centre"]
@@ -112,7 +110,7 @@ class Grid:
             spatial = torch.cat([spatial.new_zeros(self.prefix), spatial])
         pos = Positions(coords[None], spatial[None], extent[None], cell=cell[None], grid=self)
         # other origins have coordinates that differ from cells
-        pos.in_place = self.origin == "start" and self.offset is None
+        pos.on_grid = self.origin == "start" and self.offset is None
         return pos
 
     def _line(self, cells: Tensor, n: int) -> Tensor:
@@ -126,9 +124,9 @@ class Positions:
     """Coordinates of the tokens of a batch, including prefix tokens.
 
     Not a tuple or dataclass, since sharded training casts tensors in these. Treat instances as immutable: `replace`,
-    `spaced` and `gather` return new ones. `in_place` is True if every token is known to be at the position of its cell
-    in `grid`, counted from the start: for the result of `Grid.positions` of such a grid and for tokens gathered from
-    it, until anything but `attrs` is replaced.
+    `with_spacing` and `gather` return new ones. `on_grid` is True if every token is known to be at the position of its
+    cell in `grid`, counted from the start: for the result of `Grid.positions` of such a grid and for tokens gathered
+    from it, until anything but `attrs` is replaced.
 
     Args:
         coords: (b or 1, n, a) float32 or float64, axes slow to fast; 0 for tokens without a position. May require grad.
@@ -157,9 +155,9 @@ class Positions:
         "coords",
         "extent",
         "grid",
-        "in_place",
         "index",
         "memo",
+        "on_grid",
         "spatial",
     )
 
@@ -190,36 +188,9 @@ class Positions:
         self.attrs = attrs or {}
         self.memo: dict[Any, Any] | None = {}  # None disables caching, see `remember`
         # a Python bool instead of a comparison of tensors, so that compiled programs do not depend on values
-        self.in_place = False
-        self._check(extent)
+        self.on_grid = False
+        check_fields(self, extent)
         self.extent = extent_of(coords, self.spatial, self.cell) if extent is None else extent
-
-    def _check(self, extent: Tensor | None) -> None:
-        b, n, a = self.coords.shape
-        fields = (
-            ("spatial", self.spatial, n),
-            ("index", self.index, n),
-            ("extent", extent, a),
-            ("cell", self.cell, a),
-        )
-        for name, field, expected in fields:
-            if field is not None and (
-                field.ndim != 2 or field.shape[1] != expected or field.shape[0] not in (1, b)
-            ):
-                raise ShapeError(
-                    f"Positions needs {name} of shape ({b} or 1, {expected}) for coords {(b, n, a)}, got "
-                    f"{tuple(field.shape)}."
-                )
-        if self.spatial.dtype != torch.bool:
-            raise ShapeError(f"Positions needs spatial of dtype bool, got {self.spatial.dtype}.")
-        if self.grid is None:
-            return
-        if self.grid.axes != a or (self.index is None and self.grid.tokens != n):
-            raise ShapeError(
-                f"Positions needs coords of {counted(self.grid.tokens, 'token')} on "
-                f"{counted(self.grid.axes, 'axis')} for {self.grid}, got {(b, n, a)}. Pass `index`, the cell of each "
-                "token."
-            )
 
     def __repr__(self) -> str:
         suffix = "" if self.index is None else ", tokens dropped"
@@ -249,7 +220,12 @@ class Positions:
             >>> Positions.joined([fine, coarse]).coords.flatten().tolist()
             [-0.5, 0.5, -2.0, 2.0]
         """
-        positions = [_as_part(part) for part in parts]
+        positions = [
+            part
+            if isinstance(part, Positions)
+            else (replace(part, origin="centre") if part.offset is None else part).positions()
+            for part in parts
+        ]
         return Positions(**joined_fields(positions, [spacing_of(part) for part in positions]))
 
     @property
@@ -265,7 +241,7 @@ class Positions:
     @property
     def regular(self) -> bool:
         """Whether the tokens are a full regular grid in raster order, as translation-invariant tables need."""
-        return self.in_place and self.index is None
+        return self.on_grid and self.index is None
 
     @property
     def static(self) -> bool:
@@ -325,17 +301,17 @@ class Positions:
         gathered = Positions(
             coords, spatial, self.extent, cell=self.cell, index=index, grid=self.grid, attrs=attrs
         )
-        gathered.in_place = self.in_place
+        gathered.on_grid = self.on_grid
         return gathered
 
     def replace(self, **changes: Any) -> Positions:
-        """Return a copy with some fields replaced; the cache and `in_place` are reused if only `attrs` changes."""
-        excluded = ("__weakref__", "in_place", "memo")
+        """Return a copy with some fields replaced; the cache and `on_grid` are reused if only `attrs` changes."""
+        excluded = ("__weakref__", "on_grid", "memo")
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in excluded}
         copy = Positions(**{**fields, **changes})
         # cached values do not depend on attributes
         if set(changes) <= {"attrs"}:
-            copy.memo, copy.in_place = self.memo, self.in_place
+            copy.memo, copy.on_grid = self.memo, self.on_grid
         return copy
 
     def with_spacing(self, spacing: Sequence[float]) -> Positions:
@@ -370,31 +346,4 @@ class Positions:
         """
         if self.memo is None or not self.static:
             return make()
-        dispatched = not torch.compiler.is_dynamo_compiling() and torch._C._len_torch_dispatch_stack()  # pyright: ignore
-        if dispatched and key not in self.memo:
-            # torch.export runs this code with fake tensors, which must not outlive it
-            key = (key, detect_fake_mode())
-        if key not in self.memo:
-            compiling = torch.compiler.is_compiling()
-            capturing = not compiling and self.coords.is_cuda and torch.cuda.is_current_stream_capturing()
-            # torch.func transforms wrap new tensors only for themselves; captured ones have no value before a replay
-            if capturing or torch._C._are_functorch_transforms_active():  # pyright: ignore
-                return make()
-            # values cached in inference mode or under autocast must also be exact and usable outside of it
-            in_inference = nullcontext() if compiling else torch.inference_mode(False)
-            with in_inference, no_autocast(self.coords.device):
-                self.memo[key] = make()
-        return self.memo[key]
-
-
-def spacing_of(pos: Positions) -> Tensor:
-    """Return the distance between neighbouring cells at every token, (b or 1, n or 1, a)."""
-    spacing = pos.attrs.get("spacing")
-    # (b or 1, a) -> (b or 1, 1, a) for a common spacing
-    return pos.cell[:, None] if spacing is None else spacing.values
-
-
-def _as_part(part: Positions | Grid) -> Positions:
-    if isinstance(part, Positions):
-        return part
-    return (replace(part, origin="centre") if part.offset is None else part).positions()
+        return cached_value(self.memo, key, make, self.coords.device)

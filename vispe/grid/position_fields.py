@@ -1,4 +1,4 @@
-"""Extents of positions, and fields of several grids joined into one sequence."""
+"""Extents and spacings of positions, and fields of several grids joined into one sequence."""
 
 from __future__ import annotations
 
@@ -54,3 +54,10 @@ def extent_of(coords: Tensor, spatial: Tensor, cell: Tensor) -> Tensor:
     high = coords.masked_fill(no_position, float("-inf")).amax(1)
     # without any position, high - low is -infinity
     return (high - low).clamp(min=0) + cell
+
+
+def spacing_of(pos: Any) -> Tensor:
+    """Return the distance between neighbouring cells at every token, (b or 1, n or 1, a)."""
+    spacing = pos.attrs.get("spacing")
+    # (b or 1, a) -> (b or 1, 1, a) for a common spacing
+    return pos.cell[:, None] if spacing is None else spacing.values

@@ -1,4 +1,4 @@
-"""Checks of grid shapes, offsets and spacings."""
+"""Checks of grid shapes, offsets, spacings and the fields of positions."""
 
 from __future__ import annotations
 
@@ -60,3 +60,31 @@ def as_spacing(spacing: object, axes: int) -> tuple[float, ...]:
             f"spacing must be one positive number for each of {counted(axes, 'axis')}, got spacing={spacing!r}."
         )
     return tuple(numbers)
+
+
+def check_fields(pos: Any, extent: Tensor | None) -> None:
+    """Raise `ShapeError` unless the fields of `Positions` and an `extent` have the shapes that its docstring names."""
+    b, n, a = pos.coords.shape
+    fields = (
+        ("spatial", pos.spatial, n),
+        ("index", pos.index, n),
+        ("extent", extent, a),
+        ("cell", pos.cell, a),
+    )
+    for name, field, expected in fields:
+        if field is not None and (
+            field.ndim != 2 or field.shape[1] != expected or field.shape[0] not in (1, b)
+        ):
+            raise ShapeError(
+                f"Positions needs {name} of shape ({b} or 1, {expected}) for coords {(b, n, a)}, got "
+                f"{tuple(field.shape)}."
+            )
+    if pos.spatial.dtype != torch.bool:
+        raise ShapeError(f"Positions needs spatial of dtype bool, got {pos.spatial.dtype}.")
+    if pos.grid is None:
+        return
+    if pos.grid.axes != a or (pos.index is None and pos.grid.tokens != n):
+        raise ShapeError(
+            f"Positions needs coords of {counted(pos.grid.tokens, 'token')} on "
+            f"{counted(pos.grid.axes, 'axis')} for {pos.grid}, got {(b, n, a)}. Pass `index`, the cell of each token."
+        )

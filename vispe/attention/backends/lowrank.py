@@ -37,7 +37,7 @@ def unsupported_reason(call: Call) -> str | None:
         )
     if not isinstance(bias, DistanceBias) or bias.metric != "squared" or bias.wrap:
         return "only squared distance without wrap and LowRankBias have low rank"
-    if bias.pos is None or bias.pos.grid is None or not bias.pos.in_place or not bias.pos.static:
+    if bias.pos is None or bias.pos.grid is None or not bias.pos.on_grid or not bias.pos.static:
         return "free coordinates cannot be split exactly, only positions on a regular grid can"
     dtype = call.dtype
     if dtype == torch.float16:

@@ -195,7 +195,7 @@ class Bias:
                 "vispe.attention, or DenseBias(bias.dense(...)).score_mod() if a tensor of all pairs fits into memory."
             )
         pos = self._bound("score_mod")
-        if pos.grid is None or not pos.in_place:
+        if pos.grid is None or not pos.on_grid:
             raise UnsupportedCombination(
                 f"{name} has no score_mod here, since its tokens are not at the positions of a grid. Use "
                 "vispe.attention, or DenseBias(bias.dense()).score_mod() if a tensor of all pairs fits into memory."

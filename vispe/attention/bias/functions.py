@@ -57,7 +57,7 @@ class FunctionBias(Bias):
     def finite(self) -> bool:
         """Whether its table on a grid is known to contain no infinity; False for free coordinates, and with a key."""
         pos = self.pos
-        if self._key is not None or pos is None or pos.grid is None or not pos.in_place or not pos.static:
+        if self._key is not None or pos is None or pos.grid is None or not pos.on_grid or not pos.static:
             return False
         with torch.no_grad():
             return readable(pos.coords) and no_infinity(self.table(pos.grid))
@@ -81,7 +81,7 @@ class FunctionBias(Bias):
     def _dense(self, request: DenseRequest) -> Tensor:
         pos_q, pos_k = request.where(self.pos)
         # on a regular grid the table gives equal offsets bitwise equal values
-        if pos_q is pos_k is self.pos and pos_q.grid is not None and pos_q.in_place and pos_q.static:
+        if pos_q is pos_k is self.pos and pos_q.grid is not None and pos_q.on_grid and pos_q.static:
             return TableBias(self.table(pos_q.grid), pos_q).dense(heads=request.heads)
         spaced = (p if self.spacing is None else p.with_spacing(self.spacing) for p in (pos_q, pos_k))
         values = request.pick(self._between(*spaced)).transpose(0, 1)

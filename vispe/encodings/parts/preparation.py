@@ -40,10 +40,10 @@ def prepare(
     )
     # a row of coordinates per sample, so that each sample gets a separate draw
     if per_sample and batch is not None and pos.coords.shape[0] == 1:
-        in_place, index = pos.in_place, pos.numbers().expand(batch, -1)
+        on_grid, index = pos.on_grid, pos.numbers().expand(batch, -1)
         pos = pos.replace(coords=pos.coords.expand(batch, -1, -1), index=index)
         # `replace` resets it, but the coordinates are still those of the grid
-        pos.in_place = in_place
+        pos.on_grid = on_grid
     for encoding in ordered:
         pos = encoding.prepare(pos, generator, draws)
     return pos

@@ -132,7 +132,7 @@ def patches(pos: Positions, prefix: int) -> Positions:
         raise ShapeError(f"Late prefix tokens need positions on a grid, got {pos}.")
     indices = torch.arange(prefix, pos.tokens, device=pos.coords.device)
     remaining = pos.gather(indices.expand(pos.coords.shape[0], -1)).replace(grid=replace(pos.grid, prefix=0))
-    remaining.in_place = pos.in_place
+    remaining.on_grid = pos.on_grid
     return remaining
 
 

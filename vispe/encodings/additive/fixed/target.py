@@ -131,5 +131,5 @@ def _after(pos: Positions) -> Positions:
     after = Positions(
         coords * known[..., None], known, pos.extent, cell=pos.cell, index=index, grid=pos.grid, attrs=attrs
     )
-    after.in_place = pos.in_place
+    after.on_grid = pos.on_grid
     return after

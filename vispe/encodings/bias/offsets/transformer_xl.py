@@ -118,7 +118,7 @@ class TransformerXL(Biased, Rotary):
         parts = [part.transpose(0, 1) for part in self.r.split(width)]  # per axis, (h, width, d_h)
         grid = pos.grid
         # free coordinates have no table of offsets: sines and cosines of every token are multiplied instead
-        if grid is None or not pos.in_place:
+        if grid is None or not pos.on_grid:
             return self._free(pos, parts)
         # (2 n - 1, width) @ (h, width, d_h) -> (h, 2 n - 1, d_h)
         tables = [exact_product(self._codes(pos, grid, axis), part) for axis, part in enumerate(parts)]

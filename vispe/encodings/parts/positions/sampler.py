@@ -156,7 +156,7 @@ def _moved(
     """Return positions with cell i of axis a at ``maps[a][:, i]``, prefix tokens unchanged."""
     _check_free(sampler, pos)
     # fractional cells for coordinates that are not on a grid
-    cells = pos.cells() if pos.in_place else pos.coords / pos.cell[:, None]
+    cells = pos.cells() if pos.on_grid else pos.coords / pos.cell[:, None]
     lines = [interpolated(m, cells[..., a]) for a, m in enumerate(maps)]
     # product in float64 where it exists, rounded once to the dtype of the coordinates
     cell = pos.cell.double() if pos.cell.device.type != "mps" else pos.cell

@@ -8,7 +8,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.grid.frequencies import grid_frequencies
+from vispe.grid.grid_frequencies import grid_frequencies
 
 
 class MixedRope(RopeBase):

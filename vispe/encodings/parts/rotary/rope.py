@@ -19,7 +19,7 @@ from vispe.encodings.base import Rotary
 from vispe.encodings.parts.rotary.head_basis import BasisKey, HeadBasis
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
-from vispe.grid.frequencies import Schedule
+from vispe.grid.grid_frequencies import Schedule
 from vispe.utils.options import Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Shape, Spacing
 
 Basis = Literal["none", "head"]

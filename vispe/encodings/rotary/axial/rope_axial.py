@@ -20,13 +20,8 @@ from vispe.encodings.parts.rotary.rope import (
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
-from vispe.grid.frequencies import (
-    cosine_similarity_bound,
-    grid_frequencies,
-    inverse_frequencies,
-    min_base,
-    p_rope,
-)
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.grid.grid_frequencies import cosine_similarity_bound, grid_frequencies, min_base, p_rope
 from vispe.utils.options import FiniteFloat, Interval, PositiveFloat, Probability, Shape, UnitInterval
 
 Indexing = Literal["xy", "ij"]
@@ -62,7 +57,7 @@ class RopeAxial(RopeBase):
         depth: blocks of the model, for `per_block`.
         temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi units of the spacing. 100 is
             enough for a side of 24 patches with heads of 64 channels, 318 for one of 64
-            (`vispe.grid.frequencies.min_base`); hosts warn if it is too small.
+            (`vispe.grid.grid_frequencies.min_base`); hosts warn if it is too small.
         indexing: 'xy' gives the first channels to the last axis (x, then y), 'ij' to the first axis.
         layout: which channels are a pair: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs. A checkpoint
             works only with its own.

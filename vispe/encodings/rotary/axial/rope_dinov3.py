@@ -19,7 +19,8 @@ from vispe.encodings.parts.rotary.rope import (
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.grid.grid_frequencies import Schedule, grid_frequencies
 from vispe.utils.options import Interval, PositiveFloat, Shape
 
 NormalizeCoords = Literal["separate", "max", "min"]

@@ -14,7 +14,7 @@ from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.grid.frequencies import Schedule, grid_frequencies
+from vispe.grid.grid_frequencies import Schedule, grid_frequencies
 from vispe.utils.options import FiniteFloat, PositiveFloat, PositiveInt, Probability
 
 Directions = Literal["golden", "spiral"]

@@ -16,7 +16,7 @@ from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.grid.coordinates import spacing_of
+from vispe.grid.position_fields import spacing_of
 from vispe.utils.options import Axes, NonNegativeFloat, PositiveFloat, PositiveInt, Spacing, UnitInterval
 
 Scaling = Literal["sqrt", "linear", "adaptive", "none"]

@@ -41,7 +41,7 @@ def coords_unsupported_reason(bias: Bias) -> str | None:
             continue
         if not term.invariant:
             return f"{type(term).__name__} depends on more than the offset between two tokens"
-        if term.pos is not None and not term.pos.in_place:
+        if term.pos is not None and not term.pos.on_grid:
             return (
                 f"the tokens are not at the positions of their grid, so {type(term).__name__} is not a table"
             )
@@ -75,8 +75,8 @@ def _cross_unsupported_reason(bias: CrossAttentionBias) -> str | None:
             return f"queries and keys are not on the grid of the {name}"
         if isinstance(term, TableBias | ProfileBias):
             continue
-        in_place = pos_q.in_place and pos_k.in_place
-        if not (in_place and grid.spacing == pos_q.grid.spacing == pos_k.grid.spacing):
+        on_grid = pos_q.on_grid and pos_k.on_grid
+        if not (on_grid and grid.spacing == pos_q.grid.spacing == pos_k.grid.spacing):
             return f"queries and keys are not at the positions of the grid, so {name} is not a table"
     return None
 
