@@ -40,7 +40,7 @@ def test_dense_is_the_meaning(name):
         return
     q, k, _ = tensors(2, pos.tokens)
     expected = case.dense(doubles(case.params), q.double(), k.double(), 0.5)
-    if case.bias.whole:  # its oracle takes the product off, which is not part of the bias
+    if case.bias.replaces_product:  # its oracle takes the product off, which is not part of the bias
         expected = expected + 0.5 * q.double() @ k.double().mT
     actual = case.bias.dense(q=q, k=k, scale=0.5)
     assert actual.ndim == 4

@@ -40,7 +40,7 @@ BIASES = {
     ),
     "per query": lambda: DenseBias(torch.randn(1, 2, N, N) + 100 * torch.randn(1, 1, N, 1)),
     "content": lambda: ContextBias(
-        torch.randn(2, 9, 16) * 5, torch.arange(N * N).reshape(N, N) % 9, "key", False, POS, known="nine"
+        torch.randn(2, 9, 16) * 5, torch.arange(N * N).reshape(N, N) % 9, "key", False, POS, cache_key="nine"
     ),
     "sum": lambda: SumBias([TableBias(_table(1, 20), POS), DistanceBias((-0.5, -0.1), POS)]),
 }
@@ -111,7 +111,7 @@ def test_content_in_blocks(dot, explicit, dtype, monkeypatch):
     weights[:, 4] += 3 * torch.ones(16)  # a bucket with large products of either sign
     buckets = torch.arange(N * N).reshape(N, N) % 9
     for terms in (1, 2):
-        bias = [ContextBias(5 * weights, buckets, dot, False, POS, known="nine")] * terms
+        bias = [ContextBias(5 * weights, buckets, dot, False, POS, cache_key="nine")] * terms
         _check(bias[0] if terms == 1 else SumBias(bias), dtype)
 
 

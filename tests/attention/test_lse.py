@@ -37,7 +37,7 @@ def definition(q, k, v, dense, keep, sinks, softcap):
 def test_values_and_gradients(name, sunk, softcap):
     pos = Grid((3, 4), prefix=1).positions()
     case = CASES[name](pos, 2)
-    if softcap is not None and case.bias is not None and case.bias.whole:
+    if softcap is not None and case.bias is not None and case.bias.replaces_product:
         return  # nothing to cap
     q, k, v = tensors(2, pos.tokens)
     sinks = torch.randn(HEADS, requires_grad=True) if sunk else None

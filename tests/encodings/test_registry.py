@@ -195,7 +195,7 @@ def test_compose():
 
 def test_lists(registry, monkeypatch):
     few = ("sincos2d", "none", "learned", "alibi2d", "alibi")
-    monkeypatch.setattr(registry, "_REGISTRY", {n: registry._known(n) for n in few})
+    monkeypatch.setattr(registry, "_REGISTRY", {n: registry._find_class(n) for n in few})
     monkeypatch.setattr(registry, "_FILES", {})
     names = list_encodings()
     assert names == ["alibi", "alibi2d", "learned", "none", "sincos2d"]

@@ -97,7 +97,7 @@ def select_backend(call: Call, named: Selected) -> tuple[str, str]:
     if call.bias is None:
         return "sdpa", "there is no bias"
     if _lowrank_is_faster(call):
-        if call.whole:
+        if call.replaces_product:
             return "lowrank", "the logits are the product of the columns of the bias"
         keys = call.k.shape[2]
         return (
@@ -125,7 +125,7 @@ def select_backend(call: Call, named: Selected) -> tuple[str, str]:
 def _lowrank_is_faster(call: Call) -> bool:
     """Whether low-rank columns are faster than a dense mask and as exact."""
     bias = call.bias
-    if isinstance(bias, LowRankBias) and bias.whole:
+    if isinstance(bias, LowRankBias) and bias.replaces_product:
         return lowrank.unsupported_reason(call) is None
     if (
         not isinstance(bias, DistanceBias)

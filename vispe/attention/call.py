@@ -67,7 +67,7 @@ class Call:
                 f"The bias is defined for {counted(pos.tokens, 'token')} ({pos}), got {counted(q.shape[2], 'query')} "
                 f"and {counted(k.shape[2], 'key')}. Create the bias from the positions of this input."
             )
-        if self.whole:
+        if self.replaces_product:
             self._check_replaced_product()
         check_sinks(self.sinks, q)
         if self.softcap is not None and not 0.0 < self.softcap < float("inf"):
@@ -123,9 +123,9 @@ class Call:
         return max(self.q.shape[3] + extra, self.v.shape[3])
 
     @property
-    def whole(self) -> bool:
+    def replaces_product(self) -> bool:
         """Whether the bias replaces the product of queries and keys."""
-        return self.bias is not None and self.bias.whole
+        return self.bias is not None and self.bias.replaces_product
 
     def zero_padding(self, x: Tensor) -> Tensor:
         """Return keys or values `x` (b, h, m, d) with padded tokens, which may be NaN, set to 0."""
@@ -138,7 +138,7 @@ class Call:
         if self.transform is not None:
             q, k, v = self.transform.inputs(q, k, v)
         # q = 0 makes the product 0 exactly; subtracting the product from the logits would leave rounding errors
-        if self.whole:
+        if self.replaces_product:
             q = q.masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0.0)
         # expand key heads to consecutive query heads
         groups = q.shape[1] // k.shape[1]

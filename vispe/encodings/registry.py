@@ -98,7 +98,7 @@ def _load_plugins() -> None:
             )
 
 
-def _known(name: str) -> type[Encoding] | None:
+def _find_class(name: str) -> type[Encoding] | None:
     """Return the class registered as `name`, importing its module if necessary, or None."""
     if name not in _REGISTRY and name in _FILES:
         defined = vars(import_module(_FILES[name])).values()
@@ -111,8 +111,8 @@ def _known(name: str) -> type[Encoding] | None:
 def encoding_classes() -> dict[str, type[Encoding]]:
     """Return all classes by name, importing their modules if necessary."""
     _load_plugins()
-    known = {name: _known(name) for name in {**_FILES, **_REGISTRY}}
-    return {name: cls for name, cls in known.items() if cls is not None}
+    classes = {name: _find_class(name) for name in {**_FILES, **_REGISTRY}}
+    return {name: cls for name, cls in classes.items() if cls is not None}
 
 
 def natural_order(names: Iterable[str]) -> list[str]:
@@ -131,13 +131,13 @@ def encoding_class(name: str) -> type[Encoding]:
         >>> encoding_class("alibi2d").__name__
         'Alibi2D'
     """
-    cls = _known(name)
+    cls = _find_class(name)
     if cls is None:
         _load_plugins()
-        cls = _known(name)
+        cls = _find_class(name)
     if cls is None:
         # presets included, to suggest similar names
-        known = [
+        names = [
             n for name, c in encoding_classes().items() for n in (name, *(f"{name}.{p}" for p in c.presets))
         ]
         if name in SCHEME_NAMES:
@@ -145,7 +145,7 @@ def encoding_class(name: str) -> type[Encoding]:
                 f"There is no encoding {name!r}: it is a position scheme for the language model of a vision-language "
                 f"model. Use vispe.convert(model, {name!r}) there, or vispe.multimodal.create_scheme({name!r})."
             )
-        hint = did_you_mean(name, [*known, *SCHEME_NAMES])
+        hint = did_you_mean(name, [*names, *SCHEME_NAMES])
         raise UnknownEncoding(
             f"There is no encoding {name!r}.{hint} Known: {', '.join(natural_order(encoding_classes()))}."
         )
@@ -282,33 +282,33 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     _agrees(name, options, facts)
     cls = encoding_class(name)
     parameters = inspect.signature(cls).parameters
-    known = {k: v for k, v in facts.items() if k in parameters and v is not None}
+    supplied = {k: v for k, v in facts.items() if k in parameters and v is not None}
     axes = len(facts.get("grid") or ())
     if axes in cls.ndim and "axes" in parameters and parameters["axes"].default is not None:
-        known["axes"] = axes  # without the option, the encoding is for the grid of the model
+        supplied["axes"] = axes  # without the option, the encoding is for the grid of the model
     if (
         "head_dim" not in parameters
-        and "dim" in known
+        and "dim" in supplied
         and issubclass(cls, Biased | Rotary)
         and not cls.reads_tokens
     ):
         # a class without the option finds the width of its heads as dim / num_heads
-        known["dim"] = (facts.get("head_dim") or 0) * (facts.get("num_heads") or 0) or known["dim"]
-    sizes = {**known, **options}
+        supplied["dim"] = (facts.get("head_dim") or 0) * (facts.get("num_heads") or 0) or supplied["dim"]
+    sizes = {**supplied, **options}
     if sizes.get("head_dim") and sizes.get("dim") == sizes["head_dim"] * sizes.get("num_heads", 0):
         # the usual width is not part of the configuration
-        known.pop("head_dim", None)
+        supplied.pop("head_dim", None)
         options.pop("head_dim", None)
     # required options that neither the host nor the spec supplies
     missing = [
-        p.name for p in parameters.values() if p.default is p.empty and p.name not in {**known, **options}
+        p.name for p in parameters.values() if p.default is p.empty and p.name not in {**supplied, **options}
     ]
     if missing:
         raise OptionError(
             f"{name} needs {', '.join(missing)}. Pass create_encoding({name!r}, "
             f"{', '.join(f'{m}=...' for m in missing)})."
         )
-    return cls(**{**known, **options})
+    return cls(**{**supplied, **options})
 
 
 def check_term(name: str, options: dict[str, Any]) -> dict[str, Any]:

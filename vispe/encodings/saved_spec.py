@@ -85,17 +85,17 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else value
 
 
-def _same(saved: Terms, ours: Terms) -> bool:
-    saved, ours = _plain(saved), _plain(ours)
-    if len(saved) != len(ours):
+def _same(saved: Terms, terms: Terms) -> bool:
+    saved, terms = _plain(saved), _plain(terms)
+    if len(saved) != len(terms):
         return False
-    for saved_term, our_term in zip(saved, ours, strict=True):
+    for saved_term, term in zip(saved, terms, strict=True):
         # None means that the host supplies the grid, so it agrees with any
-        grids = saved_term.get(_AUTO), our_term.get(_AUTO)
+        grids = saved_term.get(_AUTO), term.get(_AUTO)
         if None not in grids and grids[0] != grids[1]:
             return False
         if {k: v for k, v in saved_term.items() if k != _AUTO} != {
-            k: v for k, v in our_term.items() if k != _AUTO
+            k: v for k, v in term.items() if k != _AUTO
         }:
             return False
     return True

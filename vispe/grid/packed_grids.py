@@ -111,8 +111,8 @@ def _kernel(kernel: int | tuple[int, int]) -> tuple[int, int]:
 
 def _sizes(grids: Tensor, kernel: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
     """Yield frames, rows and columns of each image or video, checked."""
-    whole = not (grids.is_floating_point() or grids.is_complex() or grids.dtype == torch.bool)
-    if grids.ndim != 2 or grids.shape[1] != 3 or not len(grids) or not whole:
+    is_integer = not (grids.is_floating_point() or grids.is_complex() or grids.dtype == torch.bool)
+    if grids.ndim != 2 or grids.shape[1] != 3 or not len(grids) or not is_integer:
         raise ShapeError(
             "Packed patches need grids of shape (m, 3), integers of frames, rows and columns, got "
             f"{tuple(grids.shape)} {grids.dtype}."

@@ -229,7 +229,7 @@ class Maker:
         dot, scaled = self.rng.choice(["query", "key"]), self.rng.random() < 0.5
         buckets = OffsetBuckets(table, tuple(edge.tolist()), lambda: pairs)
         bias = ContextBias(
-            weights, buckets, dot, scaled, pos, known="buckets" if self.rng.random() < 0.5 else None
+            weights, buckets, dot, scaled, pos, cache_key="buckets" if self.rng.random() < 0.5 else None
         )
 
         def dense(p: list[Tensor], q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -41,7 +41,7 @@ def unsupported_reason(call: Call) -> str | None:
         (transforms is not None, f"FlexAttention is not used here: {transforms}"),
         (q.device.type not in ("cpu", "cuda"), f"FlexAttention is not used on {q.device}"),
         (not q.is_cuda and needs_grad, "FlexAttention has no gradients on CPU"),
-        (call.whole, "FlexAttention always multiplies queries and keys, which the bias replaces"),
+        (call.replaces_product, "FlexAttention always multiplies queries and keys, which the bias replaces"),
         (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.dropout_p > 0, "FlexAttention has no dropout"),

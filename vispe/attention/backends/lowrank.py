@@ -54,7 +54,7 @@ def run(call: Call) -> Tensor:
     row, col = _columns(call.bias, call.factor, dtype)
     pad = -(q.shape[-1] + row.shape[-1]) % 8  # SDPA kernels need a head_dim that is a multiple of 8
     # if the bias replaces the product, its columns replace queries and keys
-    if call.whole:
+    if call.replaces_product:
         q, k, pad = q[..., :0], k[..., :0], -row.shape[-1] % 8
     wide = Call(
         _append(q, row, pad, dtype),

@@ -91,7 +91,13 @@ def run(call: Call) -> Tensor:
 def cached_mask(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor | None:
     """Return the cached mask for a bias-only call that was validated before with equal shapes and dtypes, or None."""
     pos, key = bias.pos, bias.key
-    if bias.whole or pos is None or pos.memo is None or torch.compiler.is_compiling() or forward_mode():
+    if (
+        bias.replaces_product
+        or pos is None
+        or pos.memo is None
+        or torch.compiler.is_compiling()
+        or forward_mode()
+    ):
         return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch.is_autocast_enabled("cpu"):
         return None
@@ -109,7 +115,7 @@ def cache_mask(call: Call) -> None:
     if (
         bias is None
         or bias.pos is None
-        or bias.whole
+        or bias.replaces_product
         or torch.compiler.is_compiling()
         or not q.is_cpu
         or q.shape[1] != k.shape[1]
@@ -144,11 +150,11 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) ->
         for t in (call.added(), call.allowed())
     )
     # cached masks in half precision are shifted by constants that depend on all keys, which another mask may hide
-    alone = added is None and allowed is None
+    no_mask = added is None and allowed is None
     wide = torch.promote_types(call.dtype, torch.float32)
-    dense = call.dense_bias(heads, cache_dtype=call.dtype if alone else wide)
+    dense = call.dense_bias(heads, cache_dtype=call.dtype if no_mask else wide)
     # a mask with a key in each row needs no search for rows without any
-    if alone and dense is not None and _is_open(call, dense, heads):
+    if no_mask and dense is not None and _is_open(call, dense, heads):
         mask, dead = dense, None
     else:
         mask, dead = combine_masks(dense, added, allowed, call.finite)

@@ -1,10 +1,11 @@
 """Base class of attention biases.
 
 A bias is a description that kernels can match on; `Bias.dense` defines its meaning:
-``logits[b, h, i, j] = scale * q_i . k_j + dense[b, h, i, j]``, or dense alone if it is `whole`. On one regular grid
-every translation-invariant bias is one table ``T[h, 2 gh - 1, 2 gw - 1]`` (any number of axes) with index
-``T[h, y_i - y_j + gh - 1, x_i - x_j + gw - 1]``, where i is the query. Rows and columns of tokens without a position
-(prefix tokens) are 0 unless a bias has `prefix` values. Content-dependent biases are in `vispe.attention.bias.content`.
+``logits[b, h, i, j] = scale * q_i . k_j + dense[b, h, i, j]``, or dense alone if it `replaces_product`. On
+one regular grid every translation-invariant bias is one table ``T[h, 2 gh - 1, 2 gw - 1]`` (any number of axes) with
+index ``T[h, y_i - y_j + gh - 1, x_i - x_j + gw - 1]``, where i is the query. Rows and columns of tokens without a
+position (prefix tokens) are 0 unless a bias has `prefix` values. Content-dependent biases are in
+`vispe.attention.bias.content`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Bias:
 
     Attributes:
         pos: the positions; None if the bias fits any.
-        whole: whether the bias replaces ``scale * q . k``, so that the logits are this bias plus further terms.
+        replaces_product: whether the bias replaces ``scale * q . k``; the logits are then this bias plus further terms.
 
     Raises:
         ShapeError: `dense` is called without positions on a bias that is not bound to any, or `mask` on a learned bias.
@@ -46,10 +47,10 @@ class Bias:
         (True, False)
     """
 
-    __slots__ = ("pos", "whole")
+    __slots__ = ("pos", "replaces_product")
 
     def __init__(self, pos: Positions | None) -> None:
-        self.pos, self.whole = pos, False
+        self.pos, self.replaces_product = pos, False
 
     def as_logits(self) -> Self:
         """Return a copy of the bias that replaces the product of queries and keys.
@@ -73,7 +74,7 @@ class Bias:
         if cls.__dictoffset__:
             for name, value in self.__dict__.items():
                 setattr(copied, name, value)
-        copied.whole = True
+        copied.replaces_product = True
         return copied
 
     def dense(
@@ -176,10 +177,10 @@ class Bias:
             >>> torch.allclose(out, attention(q, q, q, bias=bias), atol=1e-5)
             True
         """
-        terms, whole = self._score_terms(), self.whole
+        terms, replaces_product = self._score_terms(), self.replaces_product
 
         def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            total = torch.zeros_like(score) if whole else score
+            total = torch.zeros_like(score) if replaces_product else score
             for term in terms:
                 total = total + term(b, h, i, j).to(score.dtype)
             return total

@@ -100,7 +100,7 @@ class ContextBias(Bias):
         scaled: whether the term is multiplied by the scale of the logits.
         pos: the positions it is bound to.
         content: vectors (b, h, n or m, d_h) used instead of the queries or keys.
-        known: cache key of these buckets; tensors derived from them are cached with `pos`. Not cached if None.
+        cache_key: cache key of these buckets; tensors derived from them are cached with `pos`. Not cached if None.
 
     Raises:
         ShapeError: shapes of `weights` or `buckets` are wrong, or a tensor is not floating point.
@@ -114,7 +114,7 @@ class ContextBias(Bias):
                 [15.,  3.]])
     """
 
-    __slots__ = ("content", "dot", "known", "pair_buckets", "scaled", "weights")
+    __slots__ = ("cache_key", "content", "dot", "pair_buckets", "scaled", "weights")
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class ContextBias(Bias):
         scaled: bool,
         pos: Positions | None = None,
         content: Tensor | None = None,
-        known: Hashable | None = None,
+        cache_key: Hashable | None = None,
     ) -> None:
         super().__init__(pos)
         if weights.ndim != 3 or (isinstance(buckets, Tensor) and buckets.ndim not in (2, 3)):
@@ -135,7 +135,7 @@ class ContextBias(Bias):
             )
         check_floating("ContextBias", weights=weights, content=content)
         self.weights, self.pair_buckets, self.dot, self.scaled = weights, buckets, dot, scaled
-        self.content, self.known = content, known
+        self.content, self.cache_key = content, cache_key
 
     @property
     def buckets(self) -> Tensor:

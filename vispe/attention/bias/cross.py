@@ -51,7 +51,7 @@ class CrossAttentionBias(Bias):
                 "DenseBias with a tensor (b, h, queries, keys)."
             )
         self.bias, self.pos_q, self.pos_k = bias, pos_q, pos_k
-        self.whole = bias.whole
+        self.replaces_product = bias.replaces_product
 
     @property
     def per_head(self) -> bool:

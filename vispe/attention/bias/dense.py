@@ -139,13 +139,13 @@ class SumBias(Bias):
         super().__init__(next((t.pos for t in terms if t.pos is not None), None))
         self.terms = tuple(terms)
         # two terms cannot both replace the product
-        replacing = [type(t).__name__ for t in self.terms if t.whole]
+        replacing = [type(t).__name__ for t in self.terms if t.replaces_product]
         if len(replacing) > 1:
             raise UnsupportedCombination(
                 f"At most one term may replace the product of queries and keys, got {' and '.join(replacing)}. "
                 "Omit the others."
             )
-        self.whole = bool(replacing)
+        self.replaces_product = bool(replacing)
 
     @property
     def invariant(self) -> bool:

@@ -31,14 +31,14 @@ class DenseRequest(NamedTuple):
             return per_head
         return per_head[self.heads] if axis == 0 else per_head[:, self.heads]
 
-    def where(self, own: Positions | None) -> tuple[Positions, Positions]:
-        """Return the positions of queries and keys for a bias that is bound to the positions `own`.
+    def positions(self, bound: Positions | None) -> tuple[Positions, Positions]:
+        """Return the positions of queries and keys for a bias that is bound to the positions `bound`.
 
         Raises:
             ShapeError: neither the request nor the bias has positions.
         """
         # explicit positions override those that the bias is bound to
-        pos_q = own if self.pos_q is None else self.pos_q
+        pos_q = bound if self.pos_q is None else self.pos_q
         pos_k = pos_q if self.pos_k is None else self.pos_k
         if pos_q is None or pos_k is None:
             raise ShapeError("The bias is not bound to positions. Pass pos_q (and pos_k) to dense().")

@@ -142,7 +142,7 @@ class DistanceBias(Bias):
         return [distance_term(self.slope(pos.coords), *self.coords(pos), self.metric)]
 
     def _dense(self, request: DenseRequest) -> Tensor:
-        pos_q, pos_k = (self.in_spacing(p) for p in request.where(self.pos))
+        pos_q, pos_k = (self.in_spacing(p) for p in request.positions(self.pos))
         # cached with the positions: all layers share one distance matrix (b or 1, n, n)
         if request.cacheable and pos_k is pos_q:
             distance = pos_q.remember(("distance", *self.rule), lambda: distances(pos_q, pos_q, *self.rule))

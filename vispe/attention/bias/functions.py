@@ -79,7 +79,7 @@ class FunctionBias(Bias):
         raise NotImplementedError
 
     def _dense(self, request: DenseRequest) -> Tensor:
-        pos_q, pos_k = request.where(self.pos)
+        pos_q, pos_k = request.positions(self.pos)
         # on a regular grid the table gives equal offsets bitwise equal values
         if pos_q is pos_k is self.pos and pos_q.grid is not None and pos_q.on_grid and pos_q.static:
             return TableBias(self.table(pos_q.grid), pos_q).dense(heads=request.heads)

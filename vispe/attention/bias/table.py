@@ -94,7 +94,7 @@ class TableBias(Bias):
         return [lookup_term(extended(at_least_float32(self.values), self.prefix), cell_numbers(pos))]
 
     def _dense(self, request: DenseRequest) -> Tensor:
-        pos_q, pos_k = request.where(self.pos)
+        pos_q, pos_k = request.positions(self.pos)
         if pos_q.grid is None or pos_k.grid is None or pos_q.grid.shape != pos_k.grid.shape:
             raise ShapeError(
                 f"A bias table needs queries and keys of one grid, got {pos_q.grid} and {pos_k.grid}. "

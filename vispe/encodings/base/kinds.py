@@ -105,7 +105,7 @@ class Biased(Encoding):
         """
         raise NotImplementedError
 
-    def _made_of(self, *extra: Hashable) -> tuple[Hashable, tuple[Tensor, ...]] | None:
+    def _sources(self, *extra: Hashable) -> tuple[Hashable, tuple[Tensor, ...]] | None:
         """Return the cache key of a function of offsets (`extra`, options) and the tensors that it reads.
 
         None under compilation, where nothing is cached.

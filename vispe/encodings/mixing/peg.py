@@ -130,9 +130,9 @@ class Peg(Mixing):
             for module in ("pos_block", "peg"):
                 for last in ("weight", "bias"):
                     for inner in ("proj.0", "proj"):
-                        theirs = f"{parent_prefix}{module}.{i}.{inner}.{last}"
-                        if theirs in state_dict:
-                            state_dict[f"{prefix}proj.{i}.{last}"] = state_dict.pop(theirs)
+                        released = f"{parent_prefix}{module}.{i}.{inner}.{last}"
+                        if released in state_dict:
+                            state_dict[f"{prefix}proj.{i}.{last}"] = state_dict.pop(released)
 
     def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
         """Return the tokens (b, n, d) after block `layer`; unchanged if no convolution follows it."""

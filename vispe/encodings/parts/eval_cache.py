@@ -46,12 +46,12 @@ class EvalCache:
         # tables with `reveal` depend on progress
         steps = [m.progress for m in owner.modules() if hasattr(m, "progress")]
         if self.entry is not None:
-            where, known, at, value = self.entry
-            if where() is pos and (trust or (at == steps and _equal(known, parameters))):
+            pos_ref, old_parameters, old_steps, value = self.entry
+            if pos_ref() is pos and (trust or (old_steps == steps and _equal(old_parameters, parameters))):
                 return value
         value = make()
-        made = (value,) if isinstance(value, Tensor) else value
-        if all(map(_plain, made)) and sum(t.nbytes for t in made) <= LIMIT:
+        tensors = (value,) if isinstance(value, Tensor) else value
+        if all(map(_plain, tensors)) and sum(t.nbytes for t in tensors) <= LIMIT:
             self.entry = ref(pos), [p.detach().clone() for p in parameters], steps, value
         return value
 
@@ -62,10 +62,10 @@ class EvalCache:
         return EvalCache, ()
 
 
-def _equal(known: list[Tensor], parameters: list[Tensor]) -> bool:
-    if len(known) != len(parameters):
+def _equal(old: list[Tensor], parameters: list[Tensor]) -> bool:
+    if len(old) != len(parameters):
         return False
-    return all(a.dtype == b.dtype and a.equal(b) for a, b in zip(known, parameters, strict=True))
+    return all(a.dtype == b.dtype and a.equal(b) for a, b in zip(old, parameters, strict=True))
 
 
 def _plain(x: Tensor) -> bool:

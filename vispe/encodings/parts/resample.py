@@ -16,7 +16,7 @@ def trained_grid(
     name: str,
     known: tuple[int, ...] | None,
     entries: int,
-    ours: tuple[int, ...],
+    new: tuple[int, ...],
     size: Callable[[Sequence[int]], int],
 ) -> tuple[int, ...]:
     """Return the grid of a table in a checkpoint, and log it if it differs from that of the module.
@@ -25,26 +25,26 @@ def trained_grid(
         name: name of the table in the checkpoint.
         known: grid recorded in the checkpoint, or None.
         entries: number of entries of the table.
-        ours: grid of the module that it is loaded into.
+        new: grid of the module that it is loaded into.
         size: function from a grid to the number of entries of its table.
 
     Raises:
-        EncodingMismatch: the grid is not recorded, and the table fits neither `ours` nor a grid with equal sides.
+        EncodingMismatch: the grid is not recorded, and the table fits neither `new` nor a grid with equal sides.
     """
     old = known
-    if old is None and entries == size(ours):
-        old = ours
+    if old is None and entries == size(new):
+        old = new
     if old is None:  # as timm does, equal sides are assumed
-        sides = ((n,) * len(ours) for n in count(1))
+        sides = ((n,) * len(new) for n in count(1))
         old = next(grid for grid in sides if size(grid) >= entries)
-    if size(old) != entries or len(old) != len(ours):
+    if size(old) != entries or len(old) != len(new):
         raise EncodingMismatch(
-            f"{name} has {counted(entries, 'entry')}, but its model has the grid {ours}, which needs {size(ours)}. The "
+            f"{name} has {counted(entries, 'entry')}, but its model has the grid {new}, which needs {size(new)}. The "
             "checkpoint does not record its grid, and no grid of equal sides has this many entries. Build the model "
             "for the image size that it was trained with, load the checkpoint, and call set_input_size."
         )
-    if old != ours:
-        _logger.info("%s is resampled from the grid %s to %s.", name, old, ours)
+    if old != new:
+        _logger.info("%s is resampled from the grid %s to %s.", name, old, new)
     return old
 
 

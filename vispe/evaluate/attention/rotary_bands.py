@@ -95,7 +95,7 @@ def rotated(captured: LayerAttention) -> tuple[Tensor, Tensor, PairRotation] | N
     transform = captured.call.transform
     links = transform.links if isinstance(transform, Chain) else (transform,)
     rotation = next((link for link in links if isinstance(link, PairRotation)), captured.rotation)
-    if rotation is None or captured.call.whole:
+    if rotation is None or captured.call.replaces_product:
         return None
     prefix, channels = captured.grid.prefix, 2 * rotation.cos.shape[-1]
     q, k, _ = captured.remember("qkv", captured.call.transformed)

@@ -62,7 +62,7 @@ class RelevanceContext(Context):
         transform = transform_of(encodings, self.positions, number, x.detach()) if encodings else None
         if encodings and value_term_of(encodings, self.positions, number) is not None:
             raise UnsupportedHost("relevance: no rule for encodings that add to the output of attention.")
-        if bias is not None and (bias.whole or bias.per_sample or not bias.finite):
+        if bias is not None and (bias.replaces_product or bias.per_sample or not bias.finite):
             raise UnsupportedHost(
                 "relevance: no rule for a bias that reads tokens, masks or replaces logits."
             )

@@ -119,7 +119,7 @@ class Context:
         layer = module.vispe_layer
         bias = bias_of(self.encodings, self.positions, layer, x)
         # a bias without a cache key would be computed in every call
-        if bias is None or bias.key is None or bias.whole or bias.per_sample:
+        if bias is None or bias.key is None or bias.replaces_product or bias.per_sample:
             return None
         if value_term_of(self.encodings, self.positions, layer) is not None:
             return None
@@ -218,7 +218,7 @@ def stock_mask_text(layers: Sequence[nn.Module], encodings: Sequence[Encoding], 
     with torch.no_grad():
         bias = bias_of(inside, grid.positions(), 0)
         has_value_term = value_term_of(inside, grid.positions(), 0) is not None
-    if bias is None or bias.key is None or bias.whole or bias.per_sample or has_value_term:
+    if bias is None or bias.key is None or bias.replaces_product or bias.per_sample or has_value_term:
         return None
     return (
         f"in eager mode on fewer than {MIN_LOWRANK_KEYS} tokens, the fixed bias is a dense mask of the model's own "

@@ -62,7 +62,7 @@ def test_windows_say_what_the_buckets_say(prefix):
     for bucket in range(bias.weights.shape[1]):
         weights = torch.zeros(1, bias.weights.shape[1], 8)
         weights[0, bucket] = 1
-        one = ContextBias(weights, bias.buckets, "query", False, pos, known=bias.known)
+        one = ContextBias(weights, bias.buckets, "query", False, pos, cache_key=bias.cache_key)
         request = content_cpu.DenseRequest(
             None, None, torch.ones(1, 1, pos.tokens, 8), None, 1.0, slice(None)
         )
@@ -103,11 +103,11 @@ def test_where_windows_are_not_taken(monkeypatch):
     assert windows_of(made("shaw(method=key_query)", (7, 9)).bias(pos, 0).terms[1]) is None
     mixed = bias.buckets.clone()
     mixed[..., 5, 7] = mixed[..., 7, 5]
-    assert windows_of(ContextBias(bias.weights, mixed, "query", True, pos, known="mixed")) is None
+    assert windows_of(ContextBias(bias.weights, mixed, "query", True, pos, cache_key="mixed")) is None
     many = bias.buckets.clone()
     many[..., 0] = torch.arange(pos.tokens)
     monkeypatch.setattr(windows, "MAX_PREFIX_BUCKETS", pos.tokens - 1)
-    assert windows_of(ContextBias(bias.weights, many, "query", True, pos, known="many")) is None
+    assert windows_of(ContextBias(bias.weights, many, "query", True, pos, cache_key="many")) is None
     few = pos.gather(torch.arange(40)[None])
     assert windows_of(made("shaw", (7, 9)).bias(few, 0)) is None
 

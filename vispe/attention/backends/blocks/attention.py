@@ -86,10 +86,10 @@ def _masks(
         yield slice(None), rounded(mask, dtype)
         return
     for i in range(batch):
-        own = bias.mask(block, i) if mask is None else mask
+        of_sample = bias.mask(block, i) if mask is None else mask
         # key padding differs between samples
-        own = own if keep is None else own.masked_fill(~keep[i], float("-inf"))
-        yield slice(i, i + 1), rounded(own, dtype)
+        of_sample = of_sample if keep is None else of_sample.masked_fill(~keep[i], float("-inf"))
+        yield slice(i, i + 1), rounded(of_sample, dtype)
 
 
 def _backward_of_fixed(
@@ -139,8 +139,8 @@ def _backward(
         mask = None if bias.per_sample else bias.mask(block, 0)
         for i in range(b):
             # logits of this block minus log-sum-exp: their exponential is P
-            own = bias.mask(block, i).to(q.dtype) if mask is None else mask
-            torch.baddbmm(own, q1[i, heads, tokens], k1[i, heads], out=p)
+            of_sample = bias.mask(block, i).to(q.dtype) if mask is None else mask
+            torch.baddbmm(of_sample, q1[i, heads, tokens], k1[i, heads], out=p)
             if keep is not None:
                 p.masked_fill_(~keep[i], float("-inf"))
             p.exp_()

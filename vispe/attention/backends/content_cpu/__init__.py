@@ -103,7 +103,7 @@ def _attend_head(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, skip: int, scale
 def _terms(bias: Bias | None) -> list[ContextBias]:
     """Return the tables that a bias consists of, or an empty list if it has other terms."""
     terms = bias.terms if isinstance(bias, SumBias) else [bias]
-    tables = [t for t in terms if type(t) is ContextBias and not t.whole]
+    tables = [t for t in terms if type(t) is ContextBias and not t.replaces_product]
     return tables if len(tables) == len(terms) else []
 
 

@@ -69,7 +69,7 @@ class Lookup(SampleBias):
 def on_grid(term: ContextBias) -> tuple[Tensor, Grid] | None:
     """Return buckets (n, n) and grid of a table with dot='query' and a cache key on one full grid, or None."""
     pos, buckets = term.pos, term.buckets
-    if term.dot != "query" or term.known is None or pos is None or pos.memo is None or not pos.static:
+    if term.dot != "query" or term.cache_key is None or pos is None or pos.memo is None or not pos.static:
         return None
     # other tables have no cache key, or a pattern per sample
     same = buckets.ndim == 2 or len(buckets) == 1

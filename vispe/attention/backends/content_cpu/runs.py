@@ -92,7 +92,9 @@ def runs_of(term: ContextBias) -> Pattern | None:
     if table_and_grid is None or term.pos is None or table_and_grid[1].shape[-1] < MIN_RUN_LENGTH:
         return None
     (table, grid), padding_bucket = table_and_grid, term.weights.shape[1]
-    return term.pos.remember(("runs", term.known, padding_bucket), lambda: _find(table, padding_bucket, grid))
+    return term.pos.remember(
+        ("runs", term.cache_key, padding_bucket), lambda: _find(table, padding_bucket, grid)
+    )
 
 
 def _find(table: Tensor, padding_bucket: int, grid: Grid) -> Pattern | None:

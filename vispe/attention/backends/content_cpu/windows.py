@@ -118,7 +118,7 @@ def windows_of(term: ContextBias) -> Offsets | None:
     # for a small table, products with all of its buckets are faster
     if term.weights.shape[1] < grid.tokens:
         return None
-    return term.pos.remember(("windows", term.known), lambda: _find(table, grid))
+    return term.pos.remember(("windows", term.cache_key), lambda: _find(table, grid))
 
 
 def _find(table: Tensor, grid: Grid) -> Offsets | None:

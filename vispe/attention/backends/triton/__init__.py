@@ -54,7 +54,7 @@ def unsupported_reason(call: Call) -> str | None:
     cross = call.bias if isinstance(call.bias, CrossAttentionBias) else None
     for excluded, why in (
         (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
-        (call.whole, "a bias that replaces the product of queries and keys is not fused"),
+        (call.replaces_product, "a bias that replaces the product of queries and keys is not fused"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.softcap is not None, "softcap is not fused"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
@@ -157,7 +157,7 @@ def attend_again(
 ) -> Tensor | None:
     """Return attention of a bias-only call if `record_call` validated one with equal shapes and dtypes, else None."""
     pos = bias.pos
-    if pos is None or pos.memo is None or bias.whole or not is_eager(q) or forward_mode():
+    if pos is None or pos.memo is None or bias.replaces_product or not is_eager(q) or forward_mode():
         return None
     dtype, factor = compute_dtype(q), q.shape[-1] ** -0.5 if scale is None else scale
     signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
@@ -188,7 +188,13 @@ def attend_again(
 def record_call(call: Call) -> None:
     """Record a bias-only call of `run` for `attend_again`."""
     q, k, v, bias = call.q, call.k, call.v, call.bias
-    if bias is None or bias.pos is None or bias.whole or q.shape[1] != k.shape[1] or not is_eager(q):
+    if (
+        bias is None
+        or bias.pos is None
+        or bias.replaces_product
+        or q.shape[1] != k.shape[1]
+        or not is_eager(q)
+    ):
         return
     # only grid kernels with one strip per bias are repeated without checks
     if reads_content(bias) or _scattered(call):

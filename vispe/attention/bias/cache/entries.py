@@ -124,10 +124,10 @@ def sources_of(bias: Bias) -> tuple[Hashable, Parameters] | None:
         return (type(bias), bias.key), ()
     if isinstance(bias, SumBias):
         sources = [sources_of(term) for term in bias.terms]
-        known = [source for source in sources if source is not None]
-        if len(known) < len(sources):
+        complete = [source for source in sources if source is not None]
+        if len(complete) < len(sources):
             return None
-        return tuple(rule for rule, _ in known), tuple(t for _, numbers in known for t in numbers)
+        return tuple(rule for rule, _ in complete), tuple(t for _, numbers in complete for t in numbers)
     if type(bias) is TableBias and bias.depends_on is not None:
         options, tensors = bias.depends_on
         return ("table", bias.is_sparse, bias.values.shape, bias.values.dtype, options), tensors

@@ -48,11 +48,11 @@ def cached_strip(bias: Bias, options: Hashable, make: Callable[[], Strip]) -> St
     if entry.strip is None:
         # a strip cached in inference mode must also be usable in training
         with torch.inference_mode(False), torch.no_grad():
-            made = make()
-        size = sum(t.nbytes for t in made if t is not None)
+            strip = make()
+        size = sum(t.nbytes for t in strip if t is not None)
         if size > MAX_MASK_BYTES or not fits(cache, size):
-            return made
-        entry.strip = made
+            return strip
+        entry.strip = strip
     return entry.strip
 
 

@@ -72,9 +72,9 @@ class TargetPosition(Additive):
             )
         self.of = spec_to_text(terms)
         facts = {name: getattr(self, name) for name in HOST_FACTS if hasattr(self, name)}
-        made = create_encoding(self.of, **facts)
-        parts = made.parts()
-        self.following = cast("Additive", made)
+        encoding = create_encoding(self.of, **facts)
+        parts = encoding.parts()
+        self.following = cast("Additive", encoding)
         self._accept(*(a for a in (1, 2, 3) if all(a in e.ndim for e in parts)))
         vars(self)["extrapolates"] = all(e.extrapolates for e in parts)
 
@@ -99,7 +99,7 @@ def _after(pos: Positions) -> Positions:
         )
     if TARGET in pos.attrs:
         coords, cell = pos.attrs[TARGET].values, pos.attrs[TARGET_CELL].values
-        known = cell >= 0
+        has_next = cell >= 0
     elif pos.index is not None:
         if pos.grid is None:
             raise ShapeError(
@@ -113,23 +113,29 @@ def _after(pos: Positions) -> Positions:
                 f"got {sorted({tuple(map(int, row)) for row in sides.tolist()})}. Pack samples of equal grids."
             )
         # tokens are missing: the next cell of the whole grid, whether its token is there or not
-        whole, cell = pos.grid.positions(pos.coords.device), pos.index + 1
-        known = pos.spatial & (cell < pos.grid.patches)
+        full, cell = pos.grid.positions(pos.coords.device), pos.index + 1
+        has_next = pos.spatial & (cell < pos.grid.patches)
         # patches come after the prefix tokens
         token = (cell + pos.grid.prefix).clamp(0, pos.grid.tokens - 1)
         # in units of the current spacing, which may differ from that of the grid
-        coords = whole.coords[0, token] * (pos.cell / whole.cell)[:, None]
+        coords = full.coords[0, token] * (pos.cell / full.cell)[:, None]
     else:
         # the sequence as it stands, moved on by one
         coords, cell = pos.coords.roll(-1, 1), pos.numbers() + 1
         # roll wraps the last token around to the first
         before_last = torch.arange(pos.tokens, device=coords.device) < pos.tokens - 1
-        known = pos.spatial & pos.spatial.roll(-1, 1) & before_last
+        has_next = pos.spatial & pos.spatial.roll(-1, 1) & before_last
     attrs = {k: v for k, v in pos.attrs.items() if k not in (TARGET, TARGET_CELL, TARGET_SAMPLED)}
-    # cell 0 in place of a missing next cell, masked by `known`
-    index = None if pos.grid is None else torch.where(known, cell, 0).expand(coords.shape[0], -1)
+    # cell 0 instead of a missing next cell, masked by `has_next`
+    index = None if pos.grid is None else torch.where(has_next, cell, 0).expand(coords.shape[0], -1)
     after = Positions(
-        coords * known[..., None], known, pos.extent, cell=pos.cell, index=index, grid=pos.grid, attrs=attrs
+        coords * has_next[..., None],
+        has_next,
+        pos.extent,
+        cell=pos.cell,
+        index=index,
+        grid=pos.grid,
+        attrs=attrs,
     )
     after.on_grid = pos.on_grid
     return after

@@ -146,8 +146,8 @@ class FourierLearned(FourierEncoding):
         if f"{prefix}Wr.weight" not in state_dict:
             return
         names = {"Wr.weight": "frequency.weight", "mlp.2.weight": "mlp.1.weight", "mlp.2.bias": "mlp.1.bias"}
-        for theirs, ours in names.items():
-            state_dict[prefix + ours] = state_dict.pop(prefix + theirs)
+        for released, name in names.items():
+            state_dict[prefix + name] = state_dict.pop(prefix + released)
 
     def _table(self, pos: Positions) -> Tensor:
         table = super()._table(pos)

@@ -176,13 +176,13 @@ class Loope(ProgressiveBands, Additive):
         self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
     ) -> None:
         """Resample the cell shifts of another grid, as `shift` does; a matrix over cells cannot be resampled."""
-        offset, ours = state_dict.get(f"{prefix}offset"), self.offset
-        if offset is not None and ours is not None and offset.ndim == 2 and offset.shape != ours.shape:
-            exact = at_least_float32(offset)[None, None]
-            resampled = F.interpolate(exact, size=ours.shape, mode="bilinear", align_corners=False)
-            state_dict[f"{prefix}offset"] = resampled[0, 0].to(offset.dtype)
+        saved, offset = state_dict.get(f"{prefix}offset"), self.offset
+        if saved is not None and offset is not None and saved.ndim == 2 and saved.shape != offset.shape:
+            exact = at_least_float32(saved)[None, None]
+            resampled = F.interpolate(exact, size=offset.shape, mode="bilinear", align_corners=False)
+            state_dict[f"{prefix}offset"] = resampled[0, 0].to(saved.dtype)
             _logger.info(
-                "%soffset is resampled from the grid %s to %s.", prefix, tuple(offset.shape), self.grid
+                "%soffset is resampled from the grid %s to %s.", prefix, tuple(saved.shape), self.grid
             )
         matrix = state_dict.get(f"{prefix}network.linear.weight")
         if self.grid is None or not isinstance(self.network, ReleasedShift) or matrix is None:

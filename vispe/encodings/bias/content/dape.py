@@ -53,7 +53,7 @@ class AdaptedBias(Bias):
         a = self.inner._dense(request._replace(heads=None)).expand_as(x)
         # -inf (masked) entries are hidden from the network and stay masked
         adapted = self.network(torch.cat([x, a.masked_fill(a == float("-inf"), 0.0)], 1))
-        pos_q, pos_k = request.where(self.pos)
+        pos_q, pos_k = request.positions(self.pos)
         valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
         # requested heads are selected last; pairs with prefix tokens are not adapted
         return request.pick(a + adapted.where(valid[:, None], 0.0), 1)
@@ -222,7 +222,7 @@ class Dape(Biased):
         inner = self.adapted.bias(pos, layer, x)
         if inner is None:
             return None
-        if inner.whole:
+        if inner.replaces_product:
             raise UnsupportedCombination(
                 f"dape adapts a bias, but {self.inner} replaces the logits. Use another inner."
             )

@@ -144,7 +144,7 @@ class GridScores(ScoreBias):
         """Return the logits; unlike other score biases, prefix tokens interact with rotated patches, as in RoPE."""
         if request.q is None or request.k is None:
             return super()._dense(request)
-        pos_q, pos_k = request.where(self.pos)
+        pos_q, pos_k = request.positions(self.pos)
         q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
         # 1 / sqrt(d_h), as in attention without an explicit scale
         scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale

@@ -36,7 +36,7 @@ class ThresholdBias(Bias):
         super().__init__(pos)
         self.decay, self.order, self.causal, self.eps = decay, order, causal, eps
         self.hidden: Tensor | None = pos.attrs.get(HIDDEN_PAIRS)
-        self.whole = True
+        self.replaces_product = True
 
     @property
     def per_sample(self) -> bool:

@@ -97,7 +97,7 @@ class Alibi(AlibiBase):
         count = self._need_grid(pos).shape[0] - 1
         sides = _SIDES if self.both_sides else _SIDES[:1]
         sides_drawn = [
-            self._given(supplied[name], name, count)
+            self._checked_draw(supplied[name], name, count)
             if name in supplied
             else self._drawn(count, pos, generator)
             for name in sides
@@ -111,7 +111,7 @@ class Alibi(AlibiBase):
         chosen = torch.randperm(reach - 1, generator=generator, device=pos.coords.device)[:count]
         return (chosen.sort().values + 1).to(pos.coords)
 
-    def _given(self, draw: Tensor, name: str, count: int) -> Tensor:
+    def _checked_draw(self, draw: Tensor, name: str, count: int) -> Tensor:
         if tuple(draw.shape) != (count,):
             raise ShapeError(f"alibi needs a draw of {name} of shape ({count},), got {tuple(draw.shape)}.")
         return draw.sort().values

@@ -117,7 +117,7 @@ class BamSsmax(PriorEncoding, Rotary):
             pos,
             wrap=self.wrap,
             spacing=self.spacing,
-            depends_on=self._made_of("scaled"),
+            depends_on=self._sources("scaled"),
         )
 
     def _factor(self, pos: Positions) -> Tensor:

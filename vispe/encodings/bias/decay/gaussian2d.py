@@ -62,7 +62,9 @@ class GaussianBias(Bias):
 
     def _dense(self, request: DenseRequest) -> Tensor:
         spacing = self.spacing
-        pos_q, pos_k = (p if spacing is None else p.with_spacing(spacing) for p in request.where(self.pos))
+        pos_q, pos_k = (
+            p if spacing is None else p.with_spacing(spacing) for p in request.positions(self.pos)
+        )
         # squared distances, without a square root, whose gradient at 0 is infinite
         squared = distances(pos_q, pos_k, SQUARED, self.wrap, "none")
         valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]

@@ -32,7 +32,7 @@ class WeightedBias(Bias):
 
     def __init__(self, weight: Bias, profile: Bias) -> None:
         super().__init__(profile.pos)
-        self.weight, self.profile, self.whole = weight, profile, True
+        self.weight, self.profile, self.replaces_product = weight, profile, True
 
     @property
     def per_sample(self) -> bool:

@@ -116,8 +116,8 @@ class Deberta(Biased, Rotary):
         self.span = buckets or most
         self.rel_embeddings = nn.Parameter(torch.empty(self.ndim[0] * 2 * self.span, self.dim))
         for name, term in (("pos_key_proj", "c2p"), ("pos_query_proj", "p2c")):
-            own = self.terms in (term, "both") and not self.share_att_key
-            setattr(self, name, PreciseLinear(self.dim, self.inner) if own else None)
+            is_separate = self.terms in (term, "both") and not self.share_att_key
+            setattr(self, name, PreciseLinear(self.dim, self.inner) if is_separate else None)
         self.reset_parameters()
 
     @property
@@ -201,8 +201,8 @@ class Deberta(Biased, Rotary):
 
     def _tables(self, side: Literal["query", "key"]) -> list[Tensor]:
         """Return the projected embeddings of each axis, (h, 2 span, d_h)."""
-        made, bias = self._projected(side)
-        parts = list(made.split(2 * self.span))
+        table, bias = self._projected(side)
+        parts = list(table.split(2 * self.span))
         if bias is not None:  # only once for all axes
             parts[0] = parts[0] + bias
         # (2 span, h d_h) -> (h, 2 span, d_h)
@@ -211,8 +211,8 @@ class Deberta(Biased, Rotary):
     def _projected(self, side: Literal["query", "key"]) -> tuple[Tensor, Tensor | None]:
         """Return the embeddings times the projection, (axes * 2 span, h d_h), and its bias, in float32 or better."""
         if not self.share_att_key:
-            own = cast("PreciseLinear", self.pos_key_proj if side == "key" else self.pos_query_proj)
-            return exact_product(self.rel_embeddings, own.weight.t()), own.bias
+            proj = cast("PreciseLinear", self.pos_key_proj if side == "key" else self.pos_query_proj)
+            return exact_product(self.rel_embeddings, proj.weight.t()), proj.bias
         tied = vars(self).get("_tied")
         if tied is None:
             raise UnsupportedCombination(
@@ -230,5 +230,5 @@ class Deberta(Biased, Rotary):
         # adapters and quantised layers have no single weight: call the layer; its bias is the output for 0
         with no_autocast(self.rel_embeddings.device):
             table = torch.cat([self.rel_embeddings, torch.zeros_like(self.rel_embeddings[:1])])
-            made = at_least_float32(layer(table)[:, rows])
-        return made[:-1] - made[-1:], made[-1]
+            projected = at_least_float32(layer(table)[:, rows])
+        return projected[:-1] - projected[-1:], projected[-1]

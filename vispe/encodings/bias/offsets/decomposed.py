@@ -114,11 +114,14 @@ class Decomposed(Biased):
             table = state_dict.get(prefix + name)
             if table is None or table.ndim != 2:
                 continue
-            known = None if grid is None or len(grid) != len(self.grid) else (grid[axis],)
+            saved_grid = None if grid is None or len(grid) != len(self.grid) else (grid[axis],)
             # one table per axis, each resampled along its axis
-            ours = self.grid[axis]
-            if trained_grid(prefix + name, known, len(table), (ours,), lambda g: 2 * g[0] - 1) != (ours,):
-                state_dict[prefix + name] = stretched(table, ours).to(table.dtype)
+            new_grid = (self.grid[axis],)
+            if (
+                trained_grid(prefix + name, saved_grid, len(table), new_grid, lambda g: 2 * g[0] - 1)
+                != new_grid
+            ):
+                state_dict[prefix + name] = stretched(table, *new_grid).to(table.dtype)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias of block `layer`."""

@@ -230,7 +230,7 @@ class IRPE(Biased):
         options = self.method, self.ratio, self.prefix_buckets
         # the table on q is indexed by the offset from the key
         pairs = buckets.grid_buckets(pos, *options, transposed=dot == "key")
-        return ContextBias(tables[0], pairs, dot, True, pos, known=("irpe", letter, *options))
+        return ContextBias(tables[0], pairs, dot, True, pos, cache_key=("irpe", letter, *options))
 
     def _fixed(self, pos: Positions, letter: str) -> Bias:
         tables = parameters_of(self.get_submodule(f"rpe_{letter}"))
@@ -245,12 +245,12 @@ class IRPE(Biased):
         # the table on q is read at the negative offset
         values = values if letter == "k" else values.flip(1, 2)
         if not self.prefix_buckets:
-            return TableBias(values, pos, one_grid=False, depends_on=self._made_of(letter))
+            return TableBias(values, pos, one_grid=False, depends_on=self._sources(letter))
         # one shared prefix bucket is expanded to the three kinds of pairs
         edge = sum(tables[1:], tables[0])[:, -self.prefix_buckets :].expand(-1, 3)
         # for q, prefix to patch and patch to prefix are exchanged
         edge = edge if letter == "k" else edge[:, [1, 0, 2]]
-        return TableBias(values, pos, edge, one_grid=False, depends_on=self._made_of(letter))
+        return TableBias(values, pos, edge, one_grid=False, depends_on=self._sources(letter))
 
     def _pairs(self, pos: Positions) -> tuple[Tensor, ...]:
         return buckets.pair_buckets(pos, self.method, self.ratio, self.prefix_buckets)

@@ -138,7 +138,7 @@ class TableOfOffsets(Biased):
         # (h, rows) -> (h, 2 n_1 - 1, ...)
         values = table.reshape(self.num_heads, *(2 * n - 1 for n in self.table_grid))
         resampled = resample_table(values, self.table_grid, grid.shape, self.resample)
-        return TableBias(resampled, pos, prefix, depends_on=self._made_of())
+        return TableBias(resampled, pos, prefix, depends_on=self._sources())
 
 
 def _offsets(grid: Sequence[int]) -> int:

@@ -126,9 +126,9 @@ class ContinuousBias(Biased):
         """Rename the network of released checkpoints, from the attention layer, or the root if shared by layers."""
         names = {name: name for name in self.state_dict()}
         for holder in HOLDERS[1:]:
-            for ours in self.state_dict():
-                theirs = ours.replace("cpb_mlp.0", "mlp.fc1").replace("cpb_mlp.2", "mlp.fc2")
-                names[holder + theirs] = ours
+            for name in self.state_dict():
+                released = name.replace("cpb_mlp.0", "mlp.fc1").replace("cpb_mlp.2", "mlp.fc2")
+                names[holder + released] = name
         take(state_dict, parent_prefix, prefix, names)
         drop_index(state_dict, parent_prefix, HOLDERS)
 
@@ -154,7 +154,7 @@ class ContinuousBias(Biased):
         """Return the bias, the same for every block that has this network."""
         grid = self._need_grid(pos)
         values = self._eval_cache(self, pos, lambda: self._table(pos, grid))
-        return TableBias(values, pos, depends_on=None if DRAW in pos.attrs else self._made_of())
+        return TableBias(values, pos, depends_on=None if DRAW in pos.attrs else self._sources())
 
     def _table(self, pos: Positions, grid: Grid) -> Tensor:
         offsets = self._offsets(pos, grid)

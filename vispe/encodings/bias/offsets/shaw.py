@@ -182,14 +182,14 @@ class Shaw(Biased):
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias of block `layer`."""
-        pairs, table, known = self._read(
+        pairs, table, cache_key = self._read(
             pos, self.distance_embedding, 1 if "factor" in self.method else None, self.folded
         )
         if "factor" in self.method:
             # (h or 1, rows, 1) -> (h or 1, rows)
             return FactorBias(table[..., 0], pairs if isinstance(pairs, Tensor) else pairs.pairs(), pos)
         dots = ("query", "key") if self.method == "key_query" else ("query",)
-        terms = [ContextBias(table, pairs, dot, True, pos, known=known) for dot in dots]
+        terms = [ContextBias(table, pairs, dot, True, pos, cache_key=cache_key) for dot in dots]
         return SumBias(terms) if len(terms) > 1 else terms[0]
 
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:

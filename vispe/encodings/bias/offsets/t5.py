@@ -147,7 +147,7 @@ class T5Buckets(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias, the same for every block that has this table."""
         self._need_axes(pos)
-        return OffsetBias(self._read, pos, spacing=self.spacing, depends_on=self._made_of())
+        return OffsetBias(self._read, pos, spacing=self.spacing, depends_on=self._sources())
 
     def _read(self, step: Tensor) -> Tensor:
         """Return the table values (h, m) of offsets (m, axes)."""

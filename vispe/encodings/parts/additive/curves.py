@@ -43,7 +43,7 @@ def curve_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
 
 
 @curve_indices.register_fake  # pyright: ignore[reportUnknownMemberType]  torch does not type it
-def _unknown_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
+def _fake_curve_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
     del start
     return torch.empty(h * w, dtype=torch.float64, device=device)
 

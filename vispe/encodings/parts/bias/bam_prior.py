@@ -84,7 +84,7 @@ class PriorEncoding(Biased):
 
     def _prior(self, pos: Positions) -> OffsetBias:
         self._need_axes(pos)
-        return OffsetBias(self._fall, pos, wrap=self.wrap, spacing=self.spacing, depends_on=self._made_of())
+        return OffsetBias(self._fall, pos, wrap=self.wrap, spacing=self.spacing, depends_on=self._sources())
 
     def _fall(self, step: Tensor) -> Tensor:
         """Return the logarithm of the prior (h, m) at offsets (m, axes)."""

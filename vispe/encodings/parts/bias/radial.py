@@ -58,7 +58,7 @@ class RadialEncoding(Biased):
             reference=self.reference,
             spacing=self.spacing,
             key=key,
-            depends_on=None if key is not None else self._made_of(getattr(function, "__name__", "")),
+            depends_on=None if key is not None else self._sources(getattr(function, "__name__", "")),
         )
 
 

@@ -27,7 +27,7 @@ class ScoreBias(Bias):
     def __init__(self, pos: Positions) -> None:
         super().__init__(pos)
         # replaces the product of queries and keys instead of being added to it
-        self.whole = True
+        self.replaces_product = True
 
     @property
     def per_sample(self) -> bool:
@@ -54,7 +54,7 @@ class ScoreBias(Bias):
             raise ShapeError(
                 f"The logits of {self.of} need queries and keys, got None. Pass q and k to dense()."
             )
-        pos_q, pos_k = request.where(self.pos)
+        pos_q, pos_k = request.positions(self.pos)
         q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
         scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
         with no_autocast(q.device):

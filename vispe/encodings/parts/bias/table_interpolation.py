@@ -16,17 +16,17 @@ Resample = Literal["geometric", "bicubic"]
 
 
 def take(state_dict: dict[str, Any], parent_prefix: str, prefix: str, names: dict[str, str]) -> None:
-    """Rename entries of released checkpoints from the attention layer (or the root, if shared by layers) to ours.
+    """Rename entries of released checkpoints from the attention layer (or the root, if shared by layers).
 
     Args:
         state_dict: state dict that is being loaded.
         parent_prefix: prefix of the module that contains the encoding.
         prefix: prefix of the encoding.
-        names: released names, after `parent_prefix`, to ours.
+        names: released names, after `parent_prefix`, to names of vispe.
     """
-    for theirs, ours in names.items():
-        if parent_prefix + theirs in state_dict:
-            state_dict[prefix + ours] = state_dict.pop(parent_prefix + theirs)
+    for released, name in names.items():
+        if parent_prefix + released in state_dict:
+            state_dict[prefix + name] = state_dict.pop(parent_prefix + released)
 
 
 def drop_index(state_dict: dict[str, Any], parent_prefix: str, holders: Sequence[str]) -> None:

@@ -296,13 +296,13 @@ def _real_basis(vectors: Tensor, rates: Tensor) -> Tensor:
     pairs = vectors[:, size - planes :] * 2**0.5
     rows = torch.stack([pairs.real.t(), pairs.imag.t()], 1).flatten(0, 1)
     # real and imaginary parts of rate 0 need not be orthogonal: these planes are completed by QR
-    turning = (rates > 1e-12).repeat_interleave(2)
-    known = rows[turning]
-    if len(known) == size:
-        return known
-    rest = _complete(known)
-    full = torch.empty(size, size, dtype=rest.dtype, device=rest.device)
-    still = torch.ones(size, dtype=torch.bool, device=rest.device)
-    still[: 2 * planes] = ~turning
-    full[~still], full[still] = known, rest
+    rotates = (rates > 1e-12).repeat_interleave(2)
+    rotated = rows[rotates]
+    if len(rotated) == size:
+        return rotated
+    unrotated = _complete(rotated)
+    full = torch.empty(size, size, dtype=unrotated.dtype, device=unrotated.device)
+    is_unrotated = torch.ones(size, dtype=torch.bool, device=unrotated.device)
+    is_unrotated[: 2 * planes] = ~rotates
+    full[~is_unrotated], full[is_unrotated] = rotated, unrotated
     return full

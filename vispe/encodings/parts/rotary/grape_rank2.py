@@ -81,7 +81,7 @@ class OneSidedBias(Bias):
         return True
 
     def _dense(self, request: DenseRequest) -> Tensor:
-        pos_q, pos_k = request.where(self.pos)
+        pos_q, pos_k = request.positions(self.pos)
         step = (pos_q.coords[:, :, None, 0] - pos_k.coords[:, None, :, 0]).clamp(min=0)
         step = step.masked_fill(~(pos_q.spatial[:, :, None] & pos_k.spatial[:, None]), 0.0)
         return step[:, None] * -request.pick(step.new_tensor(self.slopes))[:, None, None]

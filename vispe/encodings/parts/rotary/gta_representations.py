@@ -108,25 +108,25 @@ def joined(groups: list[tuple[ChannelGroup, Matrices | None]], values: bool) -> 
         groups: each group with its matrices, None for the identity.
         values: whether values and outputs are transformed as well.
     """
-    known = [m.k for _, m in groups if m is not None]
-    batch, tokens = (max(k.shape[i] for k in known) for i in (0, 1))
+    matrices_of_keys = [m.k for _, m in groups if m is not None]
+    batch, tokens = (max(k.shape[i] for k in matrices_of_keys) for i in (0, 1))
     total = sum(g.size for g, _ in groups)
     block = math.lcm(*(g.block for g, _ in groups))
     aligned = all(g.size % block == 0 for g, _ in groups)
-    # blocks of the common size if it divides all groups, else one block for the whole head
+    # blocks of the common size if it divides all groups, else one block for the matrix head
     sides: list[Tensor] = []
     for side in range(3 if values else 2):
         parts: list[Tensor] = []
         start = 0
         for group, matrices in groups:
-            one = known[0].new_ones(1, 1, group.size, 1, 1) if matrices is None else matrices[side]
+            one = matrices_of_keys[0].new_ones(1, 1, group.size, 1, 1) if matrices is None else matrices[side]
             one = one.expand(batch, tokens, -1, -1, -1)
             part = _diagonal(one, (block if aligned else group.size) // group.block)
             end = start + group.size
             parts.append(part if aligned else F.pad(part, (start, total - end, start, total - end)))
             start = end
-        whole = torch.cat(parts, 2) if aligned else torch.stack(parts).sum(0)
-        sides.append(whole[:, None])
+        matrix = torch.cat(parts, 2) if aligned else torch.stack(parts).sum(0)
+        sides.append(matrix[:, None])
     q, k = sides[:2]
     return BlockTransform(q=q, k=k, v=k, out=sides[2]) if values else BlockTransform(q=q, k=k)
 

@@ -107,10 +107,11 @@ class RopeBase(Rotary):
 
     def __post_init__(self) -> None:
         self.width = self._resolve_head_dim()
-        if self.width * self.rotated % self._whole:
+        if self.width * self.rotated % self._channel_multiple:
             raise OptionError(
-                f"{self.name} needs a head_dim divisible by {self._whole}, got head_dim={self.width} with rotated="
-                f"{self.rotated:g} (dim={self.dim}, num_heads={self.num_heads}). Choose another num_heads or rotated."
+                f"{self.name} needs a head_dim divisible by {self._channel_multiple}, got head_dim={self.width} with "
+                f"rotated={self.rotated:g} (dim={self.dim}, num_heads={self.num_heads}). Choose another num_heads or "
+                "rotated."
             )
         self.pairs = int(self.width * self.rotated) // 2
         self._check_augmentation()
@@ -138,7 +139,7 @@ class RopeBase(Rotary):
             self.head_basis.reset_parameters()
 
     @property
-    def _whole(self) -> int:
+    def _channel_multiple(self) -> int:
         """Divisor of the number of rotated channels."""
         return 4
 
@@ -162,14 +163,14 @@ class RopeBase(Rotary):
                 f"reference={list(self.reference)} has no effect with schedule={self.schedule!r}, "
                 f"logit_scale={self.logit_scale!r}. Omit it."
             )
-        if self.schedule == "align_corners" and self._own_schedule != "none":
+        if self.schedule == "align_corners" and self._default_schedule != "none":
             raise OptionError(
                 f"schedule='align_corners' needs patch indices, but {self.name} reads fractions of the field. "
                 "Use schedule='rescale'."
             )
 
     @property
-    def _own_schedule(self) -> Schedule:
+    def _default_schedule(self) -> Schedule:
         """The schedule that works without a training grid."""
         return "none"
 
@@ -177,7 +178,7 @@ class RopeBase(Rotary):
     def _needs_reference(self) -> bool:
         """Whether the training grid is needed."""
         scaled = isinstance(self.logit_scale, str) and self.logit_scale != "none"
-        return scaled or self.schedule != self._own_schedule
+        return scaled or self.schedule != self._default_schedule
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
@@ -195,14 +196,14 @@ class RopeBase(Rotary):
             limit = getattr(self, name)
             shape = (self.depth if self.per_block and self.depth else 1, axes)
             if limit is not None and name in supplied:
-                drawn[name] = self._given(name, supplied[name], shape)
+                drawn[name] = self._checked_draw(name, supplied[name], shape)
             elif limit is not None and self.training:
                 # uniform in [-1, 1]; as a factor, log-uniform in [1 / limit, limit]
                 unit = torch.rand(shape, generator=generator, device=pos.coords.device) * 2 - 1
                 drawn[name] = unit * limit if name == "shift_coords" else (unit * math.log(limit)).exp()
         return pos.replace(attrs={**pos.attrs, "rope": Draws(**drawn)}) if drawn else pos
 
-    def _given(self, name: str, draw: Tensor, shape: tuple[int, int]) -> Tensor:
+    def _checked_draw(self, name: str, draw: Tensor, shape: tuple[int, int]) -> Tensor:
         draw = draw[None] if draw.ndim == 1 else draw
         if tuple(draw.shape) != shape:
             raise ShapeError(f"{self.name} needs a draw of {name} of shape {shape}, got {tuple(draw.shape)}.")
@@ -318,7 +319,7 @@ def axial_angles(
     freqs: list[Tensor],
     order: Sequence[int],
     pairs: int,
-    still: int = 0,
+    unrotated: int = 0,
     alternate: bool = False,
 ) -> Tensor:
     """Return angles (b or 1, 1, n, pairs): zeros, axis after axis in `order`, then zeros.
@@ -328,12 +329,12 @@ def axial_angles(
         freqs: per axis (b or 1, pairs of the axis).
         order: axes, in the order of their channels.
         pairs: total number of pairs.
-        still: leading pairs that are not rotated.
+        unrotated: leading pairs that are not rotated.
         alternate: axes alternate from pair to pair instead, for axes with equal numbers of pairs.
     """
     # of shape (b or 1, n, 1) * (b or 1, 1, pairs of the axis)
     parts = [coords[..., axis, None] * freqs[axis][:, None].to(coords) for axis in order]
     # alternating: (b, n, pairs of an axis, axes) -> (b, n, pairs)
     angle = torch.stack(parts, -1).flatten(-2) if alternate else torch.cat(parts, -1)
-    rest = pairs - still - angle.shape[-1]
-    return F.pad(angle, (still, rest))[:, None] if still or rest else angle[:, None]
+    rest = pairs - unrotated - angle.shape[-1]
+    return F.pad(angle, (unrotated, rest))[:, None] if unrotated or rest else angle[:, None]

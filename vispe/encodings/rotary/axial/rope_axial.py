@@ -201,7 +201,7 @@ class RopeAxial(RopeBase):
         check_split(self.name, self.split, self.pairs - self._unrotated)
 
     @property
-    def _whole(self) -> int:
+    def _channel_multiple(self) -> int:
         if self.schedule_axes == "space":
             return 1  # video models leave the remaining channels unrotated
         if self.tail == "end":  # channels may remain

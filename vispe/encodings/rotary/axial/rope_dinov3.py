@@ -130,19 +130,19 @@ class RopeDinov3(RopeBase):
         check_split(self.name, self.split, self.pairs)
 
     @property
-    def _own_schedule(self) -> Schedule:
+    def _default_schedule(self) -> Schedule:
         return "rescale"
 
     def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
-        """Drop the periods that released checkpoints save, once they agree with ours to bfloat16."""
+        """Drop the periods that released checkpoints save, once they agree with periods to bfloat16."""
         for name in (f"{parent_prefix}rope_embed.periods", f"{parent_prefix}rope.periods"):
             if name in state_dict:
-                saved, ours = state_dict[name].double().cpu(), self.periods(len(state_dict[name]))
+                saved, periods = state_dict[name].double().cpu(), self.periods(len(state_dict[name]))
                 # 2^-7 is the spacing of bfloat16 numbers at 1
-                if not torch.allclose(saved, ours, rtol=2**-7):
+                if not torch.allclose(saved, periods, rtol=2**-7):
                     raise OptionError(
                         f"{name} has periods {saved.min():.4g} to {saved.max():.4g} but temperature={self.temperature} "
-                        f"gives {ours.min():.4g} to {ours.max():.4g}. Use min_period and max_period."
+                        f"gives {periods.min():.4g} to {periods.max():.4g}. Use min_period and max_period."
                     )
                 del state_dict[name]
 
@@ -175,8 +175,8 @@ class RopeDinov3(RopeBase):
         """Return radians per unit of our coordinates from those of the training grid, by way of lengths."""
         # coordinates from -1 to 1 are 2 units per size
         per_length = freqs * 2 / trained[:, None]
-        made = grid_frequencies(per_length, self.schedule, size / trained, trained, cell=cell)
-        return made * size[:, None] / 2
+        scaled = grid_frequencies(per_length, self.schedule, size / trained, trained, cell=cell)
+        return scaled * size[:, None] / 2
 
     def _size(self, extent: Tensor) -> Tensor:
         """Return what divides the coordinates of each axis, (b or 1, a)."""

@@ -169,11 +169,11 @@ class RopeField(RopeBase):
         self._accept(*axes)
 
     @property
-    def _whole(self) -> int:
+    def _channel_multiple(self) -> int:
         return 2
 
     @property
-    def _own_schedule(self) -> Schedule:
+    def _default_schedule(self) -> Schedule:
         return "none" if self.normalize_coords == "none" else "rescale"
 
     def field(self, axes: int) -> Tensor:
@@ -217,7 +217,7 @@ class RopeField(RopeBase):
         """Return radians per unit of the coordinates for each axis, (b or 1, pairs) float64."""
         exact = exact_device(pos.coords)
         unscheduled = [f[None] for f in self.field(pos.axes).to(exact).unbind(1)]
-        if self.schedule == self._own_schedule:
+        if self.schedule == self._default_schedule:
             return unscheduled
         # convert via lengths, which both grids share
         now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))

@@ -141,8 +141,10 @@ class ComRoPEAP(ComRoPE):
         rotations: list[Tensor] = []
         for (line, index), mask in zip(lines, order.chunk(self.axes), strict=True):
             # one exponential per coordinate of the axis, then copied to its tokens
-            made = exponential(matrices.index_select(2, mask), promoted(line, self.skew)[None, :, None])
-            rotations.append(made.index_select(2, index))
+            matrices_exp = exponential(
+                matrices.index_select(2, mask), promoted(line, self.skew)[None, :, None]
+            )
+            rotations.append(matrices_exp.index_select(2, index))
         # back to the original order of blocks
         return torch.cat(rotations, 3).index_select(3, order.argsort())
 

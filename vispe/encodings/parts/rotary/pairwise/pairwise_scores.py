@@ -40,7 +40,7 @@ class PairwiseRotaryScores(Bias):
                 f"{type(self).__name__} needs queries (b, n, axes), keys (b, m, axes) and rates (h, axes, pairs), "
                 f"got {tuple(queries.shape)}, {tuple(keys.shape)} and {tuple(rates.shape)}."
             )
-        self.whole = True
+        self.replaces_product = True
         self.queries, self.keys, self.rates = queries.double(), keys.double(), rates.double()
         self.layout: Layout = layout
         self.factor = factor

@@ -26,7 +26,7 @@ def test_stored_masks_are_not_confused(first):
         result = attention(q, k, v, bias=whole if alone else FIXED)
         logits = FIXED.dense() + (0 if alone else q.shape[-1] ** -0.5 * q @ k.mT)
         torch.testing.assert_close(result, logits.softmax(-1) @ v)
-    assert not FIXED.whole
+    assert not FIXED.replaces_product
 
 
 def test_columns_take_the_position_of_queries_and_keys():
@@ -65,8 +65,8 @@ def test_fused_kernels_refuse(backend):
 
 def test_a_sum_has_at_most_one():
     table = TableBias(torch.randn(3, 5, 7), POS)
-    assert SumBias([FIXED, table.as_logits()]).whole
-    assert not SumBias([FIXED, table]).whole
+    assert SumBias([FIXED, table.as_logits()]).replaces_product
+    assert not SumBias([FIXED, table]).replaces_product
     message = "At most one term may replace the product .* DistanceBias and TableBias"
     with pytest.raises(UnsupportedCombination, match=message):
         SumBias([FIXED.as_logits(), table.as_logits()])
