@@ -1,15 +1,11 @@
 """Kernels compiled by vispe's own launches for GPUs that are not there.
 
 The long tests take a sample of families of kernels, dtypes, head_dims, lengths and compute capabilities, and the
-complete product with VISPE_EVERY=1. `python -m tests.attention.triton.compiled.test_launches FILE` writes the resources
-of all kernels of the complete product, one line of JSON per case, and skips the cases that FILE has.
+complete product with VISPE_EVERY=1. `eval/bench/launch_matrix.py` records the resources of the complete product.
 """
 
-import json
 import os
-import sys
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
@@ -123,12 +119,3 @@ def test_other_sizes_launch_the_same_kernels(family, bias, fresh_kernels):
         for grid in OTHER_GRIDS if family != "decomposed" else ():
             run(case, grid=grid)
     assert set(gpu.signatures) == kernels
-
-
-if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    done = {json.loads(line)["case"] for line in out.read_text().splitlines()} if out.exists() else set()
-    for case in all_cases():
-        if str(case) not in done:
-            with out.open("a") as file:
-                file.write(json.dumps({"case": str(case), "kernels": compiled(case)}) + "\n")
