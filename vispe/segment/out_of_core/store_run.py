@@ -13,7 +13,8 @@ from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.invariance_report.image_report import trust_image
 from vispe.segment.materials.image_record import measure_image
 from vispe.segment.model.model_file import Model
-from vispe.segment.model.prediction import Segmenter, no_large_component
+from vispe.segment.model.post_processing import no_large_component
+from vispe.segment.model.prediction import Segmenter
 from vispe.segment.out_of_core import output_stem, progress, zarr_store
 from vispe.segment.out_of_core.block_engine import engine, file_digest, prepare_page, run_block
 from vispe.segment.out_of_core.finalize import area_of_page, finalize_block
