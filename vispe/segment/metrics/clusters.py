@@ -52,13 +52,16 @@ def apply_mapping(values: np.ndarray, mapping: Mapping[int, int]) -> np.ndarray:
     Raises:
         InputError: a cluster without a class.
     """
-    table = np.zeros(max(mapping, default=0) + 1, np.int32)
-    table[list(mapping)] = list(mapping.values())
-    if int(values.max(initial=0)) >= len(table):
+    table = np.full(max(mapping, default=0) + 1, -1, np.int32)
+    table[[0, *mapping]] = [0, *mapping.values()]
+    inside = (values >= 0) & (values < len(table))
+    mapped = np.where(inside, table[np.where(inside, values, 0)], -1)
+    if (mapped < 0).any():
+        clusters = ", ".join(map(str, sorted(mapping))) or "none"
         raise InputError(
-            f"the label map contains cluster {int(values.max())}, but the mapping ends at {len(table) - 1}."
+            f"the label map contains cluster {int(values[mapped < 0][0])}, but the mapping has {clusters}."
         )
-    return table[values]
+    return mapped
 
 
 def adjusted_rand(pred: np.ndarray, truth: np.ndarray, *, ignore: np.ndarray | None = None) -> float:

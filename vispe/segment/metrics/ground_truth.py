@@ -48,8 +48,10 @@ def scores(
 
     Raises:
         ShapeError: shapes differ.
-        InputError: values outside 0..K, not K names, or no pixel to score.
+        InputError: values outside 0..K, not K names, a negative `boundary_px`, or no pixel to score.
     """
+    if not boundary_px >= 0:  # also NaN
+        raise InputError(f"boundary_px must be 0 or larger, got {boundary_px}.")
     pred, truth, valid, names = check_maps(pred, truth, n_classes, ignore, names)
     check_not_empty(valid)
     k = n_classes
