@@ -14,11 +14,11 @@ from PIL import Image
 
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
-from vispe.segment import overlays
 from vispe.segment.classify.fractions import estimate_words, map_words
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.invariance_report import figure
 from vispe.segment.live.paint.session import Paint
+from vispe.segment.overlays import figure_layout, label_map
 from vispe.segment.pipeline import PostProcessing, segment
 from vispe.segment.run import image_pipeline
 from vispe.segment.run.run_report import fractions
@@ -38,9 +38,9 @@ def run(tmp_path_factory):
     Image.fromarray(drawn).save(folder / "drawn.png")
     said = {"legend": [], "key": []}
     patch = pytest.MonkeyPatch()
-    rows, key = overlays._legend_rows, figure.legend_text
+    rows, key = figure_layout.legend_rows, figure.legend_text
     patch.setattr(
-        overlays, "_legend_rows", lambda *passed: said["legend"].append(actual := rows(*passed)) or actual
+        label_map, "legend_rows", lambda *passed: said["legend"].append(actual := rows(*passed)) or actual
     )
     patch.setattr(figure, "legend_text", lambda *passed: said["key"].append(actual := key(*passed)) or actual)
     words = [
@@ -107,7 +107,7 @@ def test_console(run, shares):
 def test_legend_and_key_of_the_figures(run, shares):
     (rows,) = run[1]["legend"]
     assert [(name, share) for _, name, share in rows] == [
-        (name, overlays._percent(share)) for name, share in shares[0].items()
+        (name, figure_layout.percent_text(share)) for name, share in shares[0].items()
     ]
     assert run[1]["key"] == [figure.legend_text(name, share) for name, share in shares[0].items()]
 
