@@ -12,7 +12,8 @@ import numpy as np
 
 from vispe.errors import InputError, counted
 from vispe.images.annotations.rasterize import fill
-from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
+from vispe.images.labels.scribbles import WIDEST
+from vispe.images.labels.stroke_pixels import Stroke, check_work, stroke_pixels
 from vispe.images.orientation import Frame, oriented
 
 Color = tuple[int, int, int]

@@ -10,7 +10,7 @@ from vispe.errors import InputError, counted, did_you_mean
 from vispe.images.annotations.annotation_files import holds_shapes, read_shapes
 from vispe.images.annotations.shapes import Color, Shape, overlapping, painted
 from vispe.images.file_search import natural
-from vispe.images.labels.class_values import Level, Naming, checked_names, class_number
+from vispe.images.labels.class_names import Level, Naming, checked_names, class_number
 from vispe.images.orientation import Frame
 
 

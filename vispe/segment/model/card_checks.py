@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError, counted
-from vispe.images.labels.class_values import LONGEST, has_controls, unique
+from vispe.images.labels.class_names import LONGEST, has_controls
+from vispe.images.labels.json_files import unique_keys
 from vispe.images.normalize import MODES
 from vispe.segment.classify.calibration import MAX_TEMPERATURE
 
@@ -20,7 +21,7 @@ def read_card(data: bytes) -> object:
     """Parse the card of a model file; ValueError if it is not JSON, too long, or has duplicate keys."""
     if len(data) > _CARD_BYTES:
         raise ValueError(f"its card has {len(data)} bytes, more than {_CARD_BYTES}")
-    return json.loads(data, object_pairs_hook=unique)
+    return json.loads(data, object_pairs_hook=unique_keys)
 
 
 def _check_texts(path: Path, value: object, where: str, depth: int = 0) -> None:

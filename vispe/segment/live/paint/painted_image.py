@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vispe.images.labels.scribbles import Stroke, stroke_pixels
+from vispe.images.labels.stroke_pixels import Stroke, stroke_pixels
 from vispe.images.read import Micrograph
 from vispe.segment.live.live_segmentation import Live
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError, is_integer
-from vispe.images.labels.scribbles import Stroke
+from vispe.images.labels.stroke_pixels import Stroke
 from vispe.images.read import Micrograph
 from vispe.images.write import write_labels
 from vispe.segment.classify.pixel_classifier import KINDS
