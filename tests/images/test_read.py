@@ -510,7 +510,7 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path):
 
 
 def test_large_images_are_read_and_noted(tmp_path, monkeypatch):
-    monkeypatch.setattr("vispe.images.read.GIGAPIXEL", 1000)
+    monkeypatch.setattr("vispe.images.read.image_file.GIGAPIXEL", 1000)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     Image.fromarray(ramp(np.uint8, H, W)).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png").notes == (
