@@ -48,18 +48,15 @@ def channel_numbers(
     Raises:
         InputError: no channel, or one that does not exist.
     """
-    entries = (
-        [requested]
-        if isinstance(requested, int)
-        else requested.split(",")
-        if isinstance(requested, str)
-        else requested
-    )
-    if not entries:
+    if isinstance(requested, str):
+        requested = requested.split(",")
+    elif isinstance(requested, int | np.integer):
+        requested = [requested]
+    if not requested:
         raise InputError(
             f"{path}: channel must name at least one channel, got {requested!r}. Omit it to use all channels."
         )
-    return [_channel(path, entry, n, names) for entry in entries]
+    return [_channel(path, entry, n, names) for entry in requested]
 
 
 def _channel(path: Path, entry: int | str, n: int, names: tuple[str, ...]) -> int:
