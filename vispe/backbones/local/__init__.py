@@ -1,1 +1,1 @@
-"""Models in local folders: results of `vispe retrofit`, models of transformers."""
+"""Models in local folders: results of `vispe retrofit` and `vispe debias`, transformers, checkpoints of open_clip."""

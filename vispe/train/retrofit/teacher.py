@@ -95,7 +95,7 @@ def _without_weights(config: Teacher) -> Teacher:
         return replace(config, weights="random")
     import open_clip
 
-    from vispe.backbones.clip_weights import split_name
+    from vispe.backbones.local.clip_checkpoints import split_name
 
     plain, tag = split_name(config.name.removeprefix(CLIP))
     if ":" in plain:
