@@ -40,8 +40,7 @@ def load_clip(
         weights: checkpoint file, or 'random'; required for MODEL without a tag.
         img_size: image size in pixels.
         seed: seed of random weights.
-        load: whether to load the weights; if false, weights are random, and the tag determines only the
-            preprocessing.
+        load: whether to load the weights; if false, weights are random, and the tag determines only the preprocessing.
 
     Raises:
         UnknownName: open_clip has no such model, or the model no such tag.

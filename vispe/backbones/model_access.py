@@ -22,8 +22,7 @@ def image_tower(model: nn.Module) -> nn.Module:
 def final_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the final, normalised patch features (b, d, h, w) and class tokens (b, d), with gradients.
 
-    The mode of the model, training or evaluation, is not changed. Class tokens are None for models without
-    them.
+    The mode of the model, training or evaluation, is not changed. Class tokens are None for models without them.
 
     Args:
         model: model of timm, or an image tower of open_clip, converted or not.

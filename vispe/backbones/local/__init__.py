@@ -1,1 +1,1 @@
-"""Models in local folders: results of `vispe retrofit` and `vispe debias`, transformers, checkpoints of open_clip."""
+"""Models and weights in local files: results of vispe, models of transformers, checkpoints of timm and open_clip."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.backbones.load_model import check_kind, kind_of
+from vispe.backbones.model_names import check_kind, kind_of
 from vispe.errors import InputError, short
 from vispe.images.formats.decoded_image import BROKEN
 from vispe.images.formats.size_limits import RATIO, machine_memory
