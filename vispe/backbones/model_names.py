@@ -20,8 +20,10 @@ SPELLINGS: dict[str, tuple[str, str]] = {
     "segmenter": ("a saved segmenter", "a .vispe file"),
 }
 """Each kind of model, what it is, and how its name is spelled."""
+
 NETWORKS = ("timm", "open_clip", "transformers", "retrofit", "debiased")
 """Kinds that are vision models with blocks and feature maps."""
+
 MICRO, CLIP, TRANSFORMERS = "vispe_micro", "open_clip:", "hf:"
 _TIMM = ("hf-hub:", "hf_hub:", "local-dir:")
 OPTIONS: dict[str, tuple[str, ...]] = {

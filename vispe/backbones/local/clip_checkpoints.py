@@ -15,6 +15,7 @@ from vispe.errors import InputError, OptionError, UnknownName, did_you_mean, sho
 
 MODEL, TAG = "ViT-B-16", "laion2b_s34b_b88k"
 """The default model and weights."""
+
 FOLDER = "local-dir:"
 HUB = "hf-hub:"
 _CARD = "open_clip_config.json"

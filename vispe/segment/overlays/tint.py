@@ -20,6 +20,7 @@ PALETTE: tuple[Color, ...] = tuple(
 The first seven are those of Okabe and Ito, sorted by contrast; the others were chosen one by one to maximise the
 smallest CIEDE2000 distance to all earlier ones, for normal vision and the three types of colour blindness.
 """
+
 _BAND = 1 << 19  # pixels per band
 
 
