@@ -24,10 +24,10 @@ from vispe.cli.main import main as command
 from vispe.errors import counted
 from vispe.images.file_search import find_images
 from vispe.segment.classify.fractions import estimate_words
-from vispe.segment.model.model_file import versions
 from vispe.segment.overlays import PALETTE, boundaries
 from vispe.utils.files import write_json
 from vispe.utils.report.figure_style import INK, SOFT, hide_axes
+from vispe.utils.version import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIBBLES = ROOT / "data" / "demo"

@@ -141,8 +141,8 @@ def shown(grey: np.ndarray, live: Live, result: Prediction) -> Callable[[], None
     """Return what brings a result to layers that are there."""
     from napari.components import ViewerModel
 
+    from vispe.segment.napari.requests import Answer
     from vispe.segment.napari.results import show_pages
-    from vispe.segment.napari.session import Answer
 
     viewer = ViewerModel()
     image = viewer.add_image(grey, name="image")

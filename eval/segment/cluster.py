@@ -29,9 +29,9 @@ from vispe.images.labels.truth_files import read_truth
 from vispe.segment.classify.clustering import METHODS
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import KINDS, FeatureConfig
-from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import ScoreOptions, segment
 from vispe.utils.files import write_json
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cluster.json"
 FITS = ("each image", "all images of the set")

@@ -28,8 +28,8 @@ from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.metrics import mean_iou
-from vispe.segment.model.model_file import versions
 from vispe.utils.files import atomic_path
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_coarse.json"
 MODEL = "vit_small_patch14_dinov2"

@@ -36,9 +36,9 @@ from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.sample_grid import Sample, offsets, sample
 from vispe.segment.features.tiles import Region
 from vispe.segment.live.array_image import micrograph
-from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import DEFAULT
 from vispe.utils.files import write_json
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "domain.json"
 CHANGES = ("same", "inverted", "gamma", "blurred", "half", "double", "noisy")

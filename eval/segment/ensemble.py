@@ -27,8 +27,8 @@ from scribble_features import features_of, read_arguments, scale_of, sets
 from vispe.segment.classify.calibration import calibrate, concatenate_ids
 from vispe.segment.classify.class_prior import area_estimate, count, estimate, interval, reweigh, weights
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.model.model_file import versions
 from vispe.utils.files import atomic_path
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_ensemble.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "micrographs" / "fractions.md"

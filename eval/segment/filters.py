@@ -22,9 +22,9 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
-from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import MODEL_NAME, PostProcessing, ScoreOptions, apply, segment
 from vispe.utils.files import write_json
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_filters.json"
 CLASSIFIERS = ("logistic", "forest", "boosting")

@@ -22,8 +22,8 @@ from scribble_features import features_of, read_arguments, scale_of, sets
 
 from vispe.segment.classify.class_prior import area_estimate, areas, count, estimate, posterior
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.model.model_file import versions
 from vispe.utils.files import write_json
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_intervals.json"
 DRAWS, TREES, PIXELS = 12, 8, 4096  # of the bootstrap: resamples, trees of each, labelled pixels of each

@@ -28,9 +28,9 @@ from filters import CROSS, TRAIN
 from vispe.backbones.micro import WEIGHTS
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
-from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import MODEL_NAME, PostProcessing, ScoreOptions, apply, segment
 from vispe.utils.files import write_json
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_micro.json"
 KINDS = ("filters", "tokens", "both")

@@ -32,10 +32,10 @@ from skimage.measure import label
 from skimage.segmentation import watershed
 
 from vispe.backbones.micro import WEIGHTS
-from vispe.segment.model.model_file import versions
 from vispe.segment.objects.split import NECK
 from vispe.segment.pipeline import MODEL_NAME, ObjectOptions, apply, segment
 from vispe.utils.files import write_json
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "objects.json"
 LEAST = 10

@@ -27,9 +27,9 @@ from vispe.images.textures import disc_packing, random_field, voronoi
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggest_file import draw_suggestions
 from vispe.segment.live.suggestions import candidates, radius_for, suggest
-from vispe.segment.model.model_file import versions
 from vispe.segment.overlays import PALETTE
 from vispe.utils.files import write_json
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "suggest.json"
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "figures" / "suggest-curve.png"

@@ -42,10 +42,10 @@ from vispe.segment.features.feature_cache import CachedFeatures
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.metrics import mean_iou
-from vispe.segment.model.model_file import versions
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.types import PostProcessing
 from vispe.utils.files import atomic_path
+from vispe.utils.version import versions
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_tokens.json"
 SYNTHETIC = "synthetic"

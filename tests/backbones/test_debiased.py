@@ -6,17 +6,11 @@ import pytest
 import timm
 import torch
 
-from vispe.backbones.load_model import kind_of, load_debiased, load_model
-from vispe.backbones.local.debiased import (
-    MAP,
-    RECORD,
-    DebiasedModel,
-    Debiasing,
-    inner_model,
-    read_debiased,
-    save_debiased,
-)
+from vispe.backbones.load_model import load_debiased, load_model
+from vispe.backbones.local.debiased import DebiasedModel, Debiasing, inner_model
+from vispe.backbones.local.debiased_folder import MAP, RECORD, read_debiased, save_debiased
 from vispe.backbones.model_access import final_tokens
+from vispe.backbones.model_names import kind_of
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
 from vispe.images.symmetry import D4, ViewAverage

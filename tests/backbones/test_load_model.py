@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 import vispe
 from vispe.backbones.hub import downloads
-from vispe.backbones.load_model import NETWORKS, SPELLINGS, check_kind, kind_of, load_model, spellings
+from vispe.backbones.load_model import load_model
+from vispe.backbones.model_names import NETWORKS, SPELLINGS, check_kind, kind_of, spellings
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost
 from vispe.evaluate.evaluated import load_evaluated_model

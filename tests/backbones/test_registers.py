@@ -6,7 +6,7 @@ import torch
 
 import vispe
 from vispe.backbones.load_model import load_debiased
-from vispe.backbones.local.debiased import save_debiased
+from vispe.backbones.local.debiased_folder import save_debiased
 from vispe.backbones.local.registers import find_register_neurons, register_intermediates
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, UnsupportedHost

@@ -7,7 +7,8 @@ import torch
 from tests.cases import cases
 from vispe.backbones.attention_recorder import attention_layers, attention_map, record_attention
 from vispe.backbones.local.transformers_model import TransformersModel
-from vispe.backbones.vision_model import VisionModel, reinitialized_copy
+from vispe.backbones.model_access import reinitialized_copy
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, UnsupportedHost
 from vispe.evaluate.evaluated import load_evaluated_model
 from vispe.evaluate.measure.audited_model import as_audited_model

@@ -10,7 +10,8 @@ import torch
 import vispe
 from vispe.backbones.attention_recorder import record_attention
 from vispe.backbones.local.transformers_model import TransformersModel
-from vispe.backbones.vision_model import VisionModel, reinitialized_copy
+from vispe.backbones.model_access import reinitialized_copy
+from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.attention.head_health import head_health
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.measure.audited_model import as_audited_model

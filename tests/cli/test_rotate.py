@@ -11,9 +11,10 @@ from vispe.errors import InputError, OptionError, ShapeError, UnknownName
 from vispe.evaluate.evaluated import EvaluatedModel, load_evaluated_model
 from vispe.evaluate.image_sources import load_sources
 from vispe.evaluate.rotation import VisionModel
-from vispe.images.sequences import FileImages, FileMasks, TextureImages
+from vispe.images.sequences import FileImages, FileMasks
 from vispe.images.symmetry import D4Features
 from vispe.images.textures import random_field
+from vispe.images.textures.texture_images import TextureImages
 
 PLUGIN = """
 import numpy as np, torch

@@ -399,6 +399,7 @@ def test_z_and_channel(tmp_path):
     np.testing.assert_array_equal(read(z=":2"), a[:2])
     np.testing.assert_array_equal(read(z="3:"), a[3:])
     np.testing.assert_array_equal(read(channel=1), a[..., 1:2])
+    np.testing.assert_array_equal(read(channel=np.int64(0)), a[..., :1])
     np.testing.assert_array_equal(read(channel="2,0"), a[..., [2, 0]])
     np.testing.assert_array_equal(read(channel=[0, 2]), a[..., [0, 2]])
     for z in ("6", "4:4", "5:3", "0:7"):
@@ -510,7 +511,7 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path):
 
 
 def test_large_images_are_read_and_noted(tmp_path, monkeypatch):
-    monkeypatch.setattr("vispe.images.read.GIGAPIXEL", 1000)
+    monkeypatch.setattr("vispe.images.read.image_file.GIGAPIXEL", 1000)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     Image.fromarray(ramp(np.uint8, H, W)).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png").notes == (

@@ -22,8 +22,8 @@ from tests.products import partly
 from vispe.errors import InputError, ShapeError
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
-from vispe.segment import overlays
-from vispe.segment.overlays import PALETTE, boundaries, overlay, uncertainty_image
+from vispe.segment.overlays import PALETTE, boundaries, figure_layout, overlay, uncertainty_image
+from vispe.segment.overlays.figure_layout import scale_bar
 from vispe.utils.files import atomic_path, check_writable, write_csv, write_json
 
 RNG = np.random.default_rng(2)
@@ -360,8 +360,8 @@ def test_overlay_uses_the_colours_and_the_title():
     ],
 )
 def test_scale_bars_are_round(pixel_size, length, text):
-    assert overlays._scale_bar(overlays._page(500), 500, 1, pixel_size) == (length, text)
-    assert overlays._scale_bar(overlays._page(500), 100, 5, pixel_size)[0] <= 125
+    assert scale_bar(500, 1, pixel_size) == (length, text)
+    assert scale_bar(100, 5, pixel_size)[0] <= 125
 
 
 EMPTY_PAGE = np.zeros((60, 80, 1), np.float32), np.ones((60, 80), np.uint8), ["pore"]
@@ -373,14 +373,14 @@ def test_the_font_is_the_same_wherever_matplotlib_stores_it(monkeypatch, elsewhe
     expected = np.asarray(overlay(*EMPTY_PAGE))
     spec = importlib.machinery.ModuleSpec("matplotlib", None, origin="elsewhere/__init__.py")
     if elsewhere:
-        monkeypatch.setattr(overlays, "find_spec", lambda name: spec)
+        monkeypatch.setattr(figure_layout, "find_spec", lambda name: spec)
     else:
         for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
             monkeypatch.delitem(sys.modules, name)
-    overlays._font.cache_clear()
+    figure_layout._font.cache_clear()
     assert np.array_equal(np.asarray(overlay(*EMPTY_PAGE)), expected)
     assert elsewhere or "matplotlib" not in sys.modules
-    overlays._font.cache_clear()
+    figure_layout._font.cache_clear()
 
 
 @pytest.mark.slow

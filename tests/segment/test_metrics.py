@@ -82,6 +82,12 @@ def slow_boundary_f1(pred, truth, valid, c, reach):
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
+@cases("reach", [-1, np.nan])
+def test_the_tolerance_of_boundaries_is_checked(reach):
+    with pytest.raises(InputError, match=r"boundary_px must be 0 or larger"):
+        scores(np.ones((2, 3), int), np.ones((2, 3), int), 1, boundary_px=reach)
+
+
 @cases("reach", [0, 1, 2, 3.5])
 def test_boundary_f1(reach):
     truth = np.ones((31, 45), int)
@@ -156,8 +162,11 @@ def test_more_or_fewer_clusters_than_classes():
     assert actual["iou"]["class 3"] == 0
     assert match_clusters(np.ones((3, 4), int), np.full((3, 4), 3), 3) == {1: 3}
     assert (apply_mapping(np.zeros((2, 2), int), {1: 3}) == 0).all()
-    with pytest.raises(InputError, match=r"the label map contains cluster 7, but the mapping ends at 1"):
-        apply_mapping(np.full((2, 2), 7), {1: 3})
+    for cluster, mapping in ((7, {1: 3}), (2, {1: 3, 3: 1}), (-1, {1: 3})):
+        with pytest.raises(
+            InputError, match=f"the label map contains cluster {cluster}, but the mapping has"
+        ):
+            apply_mapping(np.full((2, 2), cluster), mapping)
     with pytest.raises(InputError, match=r"the ground truth contains class 3, but n_classes=2"):
         match_clusters(np.full((2, 2), 4), np.full((2, 2), 3), 2)
 

@@ -1,8 +1,7 @@
 """Data-parallel processes: rank, share of the work, device, and gathering of results.
 
 Processes are started by `torchrun` or `accelerate launch`, on one machine or several. Measurements are split into
-consecutive parts and gathered. In training, gradients are summed, and processes are connected through
-accelerate.
+consecutive parts and gathered. In training, gradients are summed, and processes are connected through accelerate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models by name: the spellings that all commands and Python functions share, and their loading.
+"""Loading of models by name, for all commands and Python functions.
 
 Libraries are imported on demand, as importing timm takes seconds.
 """
@@ -9,39 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from vispe.errors import InputError, OptionError, UnknownName
+from vispe.backbones.model_names import CLIP, NETWORKS, OPTIONS, Kind, check_kind, refuse_options, spellings
+from vispe.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from vispe.backbones.vision_model import VisionModel
-
-Kind = Literal["timm", "open_clip", "transformers", "retrofit", "debiased", "micro", "callable", "segmenter"]
-SPELLINGS: dict[str, tuple[str, str]] = {
-    "timm": ("a timm model", "a timm name, hf-hub:OWNER/NAME or local-dir:FOLDER"),
-    "open_clip": ("an open_clip model", "open_clip:MODEL/TAG"),
-    "transformers": ("a transformers model", "hf:OWNER/NAME or hf:FOLDER"),
-    "retrofit": ("a retrofit", "the folder of a finished vispe retrofit"),
-    "debiased": ("a debiased model", "a folder of vispe debias"),
-    "micro": ("the shipped backbone", "vispe_micro"),
-    "callable": ("a Python callable", "package.module:name or file.py:name"),
-    "segmenter": ("a saved segmenter", "a .vispe file"),
-}
-"""Each kind of model, what it is, and how its name is spelled."""
-
-NETWORKS = ("timm", "open_clip", "transformers", "retrofit", "debiased")
-"""Kinds that are vision models with blocks and feature maps."""
-
-MICRO, CLIP, TRANSFORMERS = "vispe_micro", "open_clip:", "hf:"
-_TIMM = ("hf-hub:", "hf_hub:", "local-dir:")
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "timm": ("pos_embed", "weights", "img_size", "options"),
-    "open_clip": ("pos_embed", "weights", "img_size"),
-    "debiased": ("img_size",),
-    "micro": ("weights",),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,62 +37,6 @@ class LoadedModel:
     settings: dict[str, Any] = field(default_factory=dict)
     whole: nn.Module | None = None
     reader: Callable[[], Any] | None = None
-
-
-def kind_of(name: str | Path) -> Kind:
-    """Return the kind of a model name; names without a known prefix or file are those of timm.
-
-    >>> [kind_of(name) for name in ("vit_small_patch14_dinov2", "open_clip:ViT-B-32/openai", "hf:folder")]
-    ['timm', 'open_clip', 'transformers']
-    >>> [kind_of(name) for name in ("vispe_micro", "out/model.vispe", "math:floor")]
-    ['micro', 'segmenter', 'callable']
-    """
-    from vispe.backbones.local.debiased import is_debiased
-    from vispe.backbones.local.retrofitted import is_retrofitted
-
-    name = str(name)
-    if name == MICRO:
-        return "micro"
-    if name.endswith(".vispe"):
-        return "segmenter"
-    prefixes = ((CLIP, "open_clip"), (TRANSFORMERS, "transformers"), *((prefix, "timm") for prefix in _TIMM))
-    for prefix, kind in prefixes:
-        if name.startswith(prefix):
-            return kind
-    if is_retrofitted(name):
-        return "retrofit"
-    if is_debiased(name):
-        return "debiased"
-    return "callable" if ":" in name else "timm"
-
-
-def spellings(kinds: Iterable[str]) -> str:
-    """Return how the names of some kinds of models are spelled, as a list in a sentence.
-
-    >>> spellings(["open_clip", "micro"])
-    'open_clip:MODEL/TAG; or vispe_micro'
-    """
-    *others, last = [SPELLINGS[kind][1] for kind in SPELLINGS if kind in kinds]
-    return "; ".join([*others, f"or {last}" if others else last])
-
-
-def check_kind(name: str | Path, kinds: Iterable[str], parameter: str = "model") -> Kind:
-    """Return the kind of a model name, if it is one of some kinds.
-
-    Args:
-        name: the model name.
-        kinds: the supported kinds.
-        parameter: name of the parameter for messages.
-
-    Raises:
-        OptionError: another kind of model.
-    """
-    kind = kind_of(name)
-    if kind not in kinds:
-        raise OptionError(
-            f"{parameter} does not support {SPELLINGS[kind][0]} here, got {name}. Use {spellings(kinds)}."
-        )
-    return kind
 
 
 def load_model(
@@ -159,7 +79,7 @@ def load_model(
     """
     name, kind = str(name), check_kind(name, kinds, parameter)
     values = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "options": options or None}
-    refuse_options(name, {k: v for k, v in values.items() if k not in _OPTIONS.get(kind, ())})
+    refuse_options(name, {k: v for k, v in values.items() if k not in OPTIONS.get(kind, ())})
     if kind == "timm":
         from vispe.backbones.timm import load_backbone
 
@@ -179,15 +99,11 @@ def load_model(
         whole = load_clip(plain, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
         return LoadedModel(kind, tower_of(whole), whole=whole, reader=partial(tokenizer_of, plain))
     if kind == "transformers":
-        from vispe.backbones.local.transformers_model import (
-            TransformersModel,
-            colours,
-            load_transformers,
-            processor_of,
-        )
+        from vispe.backbones.local.transformers_files import load_transformers, normalization_of, processor_of
+        from vispe.backbones.local.transformers_model import TransformersModel
 
         whole = load_transformers(name)
-        tower = TransformersModel(whole, *colours(name)).eval()
+        tower = TransformersModel(whole, *normalization_of(name)).eval()
         return LoadedModel(kind, tower, whole=whole, reader=partial(processor_of, name))
     if kind in ("retrofit", "debiased"):
         from vispe.backbones.local.retrofitted import load_retrofitted
@@ -219,7 +135,8 @@ def load_debiased(folder: str | Path, img_size: Any = None) -> VisionModel:
         UnknownName, UnsupportedHost: the model is unknown.
     """
     from vispe.backbones.hub import named_by_file
-    from vispe.backbones.local.debiased import DebiasedModel, read_debiased
+    from vispe.backbones.local.debiased import DebiasedModel
+    from vispe.backbones.local.debiased_folder import read_debiased
     from vispe.backbones.vision_model import VisionModel
 
     arguments, debiasing = read_debiased(folder)
@@ -232,38 +149,3 @@ def load_debiased(folder: str | Path, img_size: Any = None) -> VisionModel:
     base = VisionModel(loaded.model, **loaded.settings)
     settings = {"mean": base.mean, "std": base.std, "exact": base.exact}
     return VisionModel(DebiasedModel(loaded.model, debiasing).eval(), **settings)
-
-
-def refuse_options(name: str, options: dict[str, Any]) -> None:
-    """Raise OptionError for the first option that is set, since it has no effect on this kind of model."""
-    key = next((key for key, value in options.items() if value is not None), None)
-    if key is not None:
-        raise OptionError(
-            f"{key}={options[key]!r} has no effect on {name}, which is loaded as {SPELLINGS[kind_of(name)][0]}. Omit "
-            "it."
-        )
-
-
-def accepts_img_size(name: str) -> bool:
-    """Return whether a model can be built for an image size; other models have that of their weights.
-
-    >>> accepts_img_size("vit_small_patch14_dinov2"), accepts_img_size("hf:folder")
-    (True, False)
-    """
-    from vispe.backbones.local.debiased import read_debiased
-
-    kind = kind_of(name)
-    if kind == "debiased":
-        kind = kind_of(read_debiased(name)[0]["name"])
-    return "img_size" in _OPTIONS.get(kind, ())
-
-
-def has_weights(name: str) -> bool:
-    """Return whether a model name includes its weights, which need no option.
-
-    >>> has_weights("open_clip:ViT-B-32/openai"), has_weights("vit_small_patch14_dinov2")
-    (True, False)
-    """
-    kind = kind_of(name)
-    tagged = "/" in name or name.startswith(tuple(CLIP + prefix for prefix in _TIMM))
-    return tagged if kind == "open_clip" else kind != "timm"

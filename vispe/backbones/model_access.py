@@ -1,12 +1,15 @@
-"""Uniform access to vision models of timm and open_clip: blocks, patches, image size, feature maps and tokens."""
+"""Uniform access to vision models: blocks, patches, image size, feature maps and tokens; copies of models."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.local.transformers_model import of_transformers, reinitialize
 from vispe.errors import UnsupportedHost
 from vispe.hosts.common.overlapping_patches import spacing_of
 
@@ -19,8 +22,7 @@ def image_tower(model: nn.Module) -> nn.Module:
 def final_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the final, normalised patch features (b, d, h, w) and class tokens (b, d), with gradients.
 
-    The mode of the model, training or evaluation, is not changed. Class tokens are None for models without
-    them.
+    The mode of the model, training or evaluation, is not changed. Class tokens are None for models without them.
 
     Args:
         model: model of timm, or an image tower of open_clip, converted or not.
@@ -142,3 +144,58 @@ def _data_config(model: nn.Module) -> dict[str, Any]:
     from timm.data import resolve_model_data_config
 
     return resolve_model_data_config(model)
+
+
+def reinitialized_copy(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[str]]:
+    """Return a reinitialised copy of a model, the control for effects of training.
+
+    Untrained transformers are not invariant either. Every module is reinitialised by its own `reset_parameters`, then
+    a timm model by its `init_weights`; embeddings and tokens that the model itself owns are drawn from
+    normal(0, 0.02), as in timm.
+
+    Args:
+        model: the model; not changed.
+        seed: random seed.
+
+    Returns:
+        The copy, in evaluation mode, and the names of the parameters that were not reinitialised.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit")
+        >>> copied, unchanged = reinitialized_copy(model, seed=1)
+        >>> torch.equal(copied.head.weight, model.head.weight), unchanged
+        (False, ())
+    """
+    clone = copy.deepcopy(model)
+    original = {name: p.detach().clone() for name, p in clone.named_parameters()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for module in clone.modules():
+            if callable(getattr(module, "reset_parameters", None)):
+                module.reset_parameters()
+        if of_transformers(clone):
+            reinitialize(clone)
+        elif callable(getattr(clone, "init_weights", None)):
+            clone.init_weights()
+        for name, p in clone.named_parameters():
+            tables = ("pos_embed", "_token", "positional_embedding", "class_embedding")
+            is_table = name.rpartition(".")[2].endswith(tables)
+            if is_table and torch.equal(p, original[name]):
+                torch.nn.init.trunc_normal_(p, std=0.02)
+    # parameters that every initialisation sets to the same constant count as reinitialised
+    same = [
+        name for name, p in clone.named_parameters() if torch.equal(p, original[name]) and not _constant(p)
+    ]
+    return clone.eval(), tuple(same)
+
+
+def _constant(p: Tensor) -> bool:
+    """Return whether a parameter is all zeros or all ones, the usual constant initialisations."""
+    return bool((p == 0).all()) or bool((p == 1).all())
+
+
+def copy_with_shared_weights(model: nn.Module) -> nn.Module:
+    """Return a copy of a model whose modules can be changed; parameters and buffers are those of the model."""
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)

@@ -20,8 +20,7 @@ def overlap(model: nn.Module, stride: int) -> None:
 
     Args:
         model: a plain ViT of timm or a tower of open_clip, or one converted by vispe, for images of any size.
-        stride: pixels between tokens, a divisor of the patch size; a stride equal to the patch size changes
-            nothing.
+        stride: pixels between tokens, a divisor of the patch size; a stride equal to the patch size changes nothing.
 
     Raises:
         OptionError: the stride does not divide the patch size.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.hub import cached, check_reach, downloaded, repositories, with_safe
+from vispe.backbones.local.timm_weights import built_with
 from vispe.backbones.vision_model import VisionModel
-from vispe.backbones.weights import built_with
 from vispe.errors import (
     InputError,
     OptionError,

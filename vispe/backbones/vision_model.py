@@ -1,6 +1,5 @@
 """Vision models as functions from images to feature maps: per block, and with permuted tokens."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.local.transformers_model import of_transformers, reinitialize
 from vispe.backbones.model_access import (
     blocks_of,
+    copy_with_shared_weights,
     has_class_token,
     image_tower,
     input_settings,
@@ -35,8 +34,7 @@ class VisionModel:
         norm: apply the model's final norm.
         mean: channel means of images in [0, 1], (3, 1, 1); default: those of the model's training.
         std: channel standard deviations, (3, 1, 1); default as for `mean`.
-        exact: whether only images of the model's size are accepted; default: determined from the model's
-            class.
+        exact: whether only images of the model's size are accepted; default: determined from the model's class.
         stride: pixels between tokens, for overlapping patches, see `overlap`; then `model` is a copy of the passed
             model, which is not changed and shares its weights.
 
@@ -103,7 +101,7 @@ class VisionModel:
             # imported on demand, as it imports timm
             from vispe.backbones.overlap import overlap
 
-            self.model = _copy_with_shared_weights(tower)
+            self.model = copy_with_shared_weights(tower)
             overlap(self.model, stride)
 
     @property
@@ -133,7 +131,8 @@ class VisionModel:
     @property
     def permutable(self) -> bool:
         """Whether tokens can be permuted after the patch embedding, see `permuted`."""
-        return self._passes() == 1 and patch_projection(self.model) is not None
+        # some debiased models have several forward passes per image
+        return getattr(self.model, "passes", 1) == 1 and patch_projection(self.model) is not None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the feature maps (b, d, h, w) of images (b, 3, H, W)."""
@@ -170,7 +169,7 @@ class VisionModel:
     def _transformed_tokens(self, images: Tensor, g: Element) -> Iterator[None]:
         """Let the patch embedding return the transformed tokens of `images`."""
         conv = self._projection()
-        if (passes := self._passes()) > 1:
+        if (passes := getattr(self.model, "passes", 1)) > 1:
             raise UnsupportedHost(
                 "Position code and patch kernel can be separated for features of one forward pass only, got a mean "
                 f"over {passes}. Measure the full error only."
@@ -191,10 +190,6 @@ class VisionModel:
             yield
         finally:
             handle.remove()
-
-    def _passes(self) -> int:
-        """Return the number of forward passes per image, above 1 for some debiased models."""
-        return getattr(self.model, "passes", 1)
 
     def _projection(self) -> nn.Conv2d:
         conv = patch_projection(self.model, overlapping=True)
@@ -227,11 +222,10 @@ class VisionModel:
     def _blocks(self) -> list[int]:
         """Return the indices of the blocks whose outputs are returned, in ascending order."""
         layers = [self.layer] if isinstance(self.layer, int) else list(self.layer)
-        for layer in layers:
-            if not -self.depth <= layer < self.depth:
-                raise OptionError(
-                    f"layer must be one of the {counted(self.depth, 'block')} of the model, got {layer}."
-                )
+        if missing := [layer for layer in layers if not -self.depth <= layer < self.depth]:
+            raise OptionError(
+                f"layer must be one of the {counted(self.depth, 'block')} of the model, got {missing[0]}."
+            )
         selected = sorted({layer % self.depth for layer in layers})
         if not layers or len(selected) < len(layers):
             listed = ", ".join(map(str, layers)) or "none"
@@ -250,61 +244,6 @@ class VisionModel:
             return len(blocks_of(self.model))
         except UnsupportedHost:
             return len(getattr(self.model, "feature_info", None) or ()) or 1
-
-
-def reinitialized_copy(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[str]]:
-    """Return a reinitialised copy of a model, the control for effects of training.
-
-    Untrained transformers are not invariant either. Every module is reinitialised by its own `reset_parameters`, then
-    a timm model by its `init_weights`; embeddings and tokens that the model itself owns are drawn from
-    normal(0, 0.02), as in timm.
-
-    Args:
-        model: the model; not changed.
-        seed: random seed.
-
-    Returns:
-        The copy, in evaluation mode, and the names of the parameters that were not reinitialised.
-
-    Example:
-        >>> import timm
-        >>> model = timm.create_model("test_vit")
-        >>> copied, unchanged = reinitialized_copy(model, seed=1)
-        >>> torch.equal(copied.head.weight, model.head.weight), unchanged
-        (False, ())
-    """
-    clone = copy.deepcopy(model)
-    original = {name: p.detach().clone() for name, p in clone.named_parameters()}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        for module in clone.modules():
-            if callable(getattr(module, "reset_parameters", None)):
-                module.reset_parameters()
-        if of_transformers(clone):
-            reinitialize(clone)
-        elif callable(getattr(clone, "init_weights", None)):
-            clone.init_weights()
-        for name, p in clone.named_parameters():
-            tables = ("pos_embed", "_token", "positional_embedding", "class_embedding")
-            is_table = name.rpartition(".")[2].endswith(tables)
-            if is_table and torch.equal(p, original[name]):
-                torch.nn.init.trunc_normal_(p, std=0.02)
-    # parameters that every initialisation sets to the same constant count as reinitialised
-    same = [
-        name for name, p in clone.named_parameters() if torch.equal(p, original[name]) and not _constant(p)
-    ]
-    return clone.eval(), tuple(same)
-
-
-def _constant(p: Tensor) -> bool:
-    """Return whether a parameter is all zeros or all ones, the usual constant initialisations."""
-    return bool((p == 0).all()) or bool((p == 1).all())
-
-
-def _copy_with_shared_weights(model: nn.Module) -> nn.Module:
-    """Return a copy of a model whose modules can be changed; parameters and buffers are those of the model."""
-    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
 
 
 def _device(model: nn.Module) -> torch.device:

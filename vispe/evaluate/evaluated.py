@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction, Segmenter
 from vispe.backbones.device import choose_device
-from vispe.backbones.load_model import kind_of, load_model, refuse_options
+from vispe.backbones.load_model import load_model
 from vispe.backbones.micro import patch_means
+from vispe.backbones.model_names import kind_of, refuse_options
 from vispe.backbones.user_callables import D4Segmenter
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError, counted

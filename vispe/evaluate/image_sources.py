@@ -11,7 +11,8 @@ from torch.utils.data import ConcatDataset
 
 from vispe.errors import OptionError, counted
 from vispe.evaluate.evaluated import EvaluatedModel
-from vispe.images.sequences import FileImages, FileMasks, TextureImages
+from vispe.images.sequences import FileImages, FileMasks
+from vispe.images.textures.texture_images import TextureImages
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,8 @@ import numpy as np
 
 from vispe.errors import OptionError
 from vispe.images.formats.decoded_image import Decoded
-from vispe.images.labels.label_files import check_pages, decoded_labels, in_page_order
+from vispe.images.labels.label_codes import decoded_labels
+from vispe.images.labels.label_pages import check_pages, in_page_order
 from vispe.images.orientation import Frame
 
 _RANGE = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")

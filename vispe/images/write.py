@@ -42,23 +42,14 @@ def write_labels(
         InputError: not uint8, several pages as PNG, an unsupported suffix, or `path` exists.
     """
     path = Path(path)
-    if values.ndim != 3:
-        raise ShapeError(f"{path}: label maps must have the shape (z, h, w), got {values.shape}.")
-    if micrograph is not None and values.shape != micrograph.pages.shape[:3]:
-        size = micrograph.pages.shape[:3]
-        raise ShapeError(
-            f"{path}: the label map must have the shape of the image, {size}, got {values.shape}."
-        )
+    _check_shape(path, "label maps", values, micrograph)
     if values.dtype != np.uint8:
         raise InputError(f"{path}: label maps must be uint8 (at most 255 classes), got {values.dtype}.")
     if path.suffix.lower() == ".png":
         if len(values) != 1:
             raise InputError(f"{path}: PNG files have one page, got {len(values)}. Write a .tif file.")
         return write_png(path, values[0], force, micrograph=micrograph)
-    _check_tiff(path)
-    with atomic_path(path, force) as temporary:
-        _write_tiff(temporary, values, "ZYX", micrograph, compression="zlib")
-    return path
+    return _write_tiff(path, values, "ZYX", micrograph, force, compression="zlib")
 
 
 def write_instances(
@@ -73,16 +64,10 @@ def write_instances(
         InputError: an unsupported dtype or suffix, or `path` exists.
     """
     path = Path(path)
-    if values.ndim != 3 or (micrograph is not None and values.shape != micrograph.pages.shape[:3]):
-        raise ShapeError(
-            f"{path}: instance maps must have the shape (z, h, w) of the image, got {values.shape}."
-        )
+    _check_shape(path, "instance maps", values, micrograph)
     if values.dtype not in (np.uint16, np.uint32):
         raise InputError(f"{path}: instance maps must be uint16 or uint32, got {values.dtype}.")
-    _check_tiff(path)
-    with atomic_path(path, force) as temporary:
-        _write_tiff(temporary, values, "ZYX", micrograph, compression="zlib")
-    return path
+    return _write_tiff(path, values, "ZYX", micrograph, force, compression="zlib")
 
 
 def write_probabilities(
@@ -116,10 +101,7 @@ def write_probabilities(
         raise InputError(
             f"{path}: names must have one entry for each of {counted(prob.shape[1], 'class')}, got {len(names)}."
         )
-    _check_tiff(path)
-    with atomic_path(path, force) as temporary:
-        _write_tiff(temporary, prob, "ZCYX", micrograph, names=names)
-    return path
+    return _write_tiff(path, prob, "ZCYX", micrograph, force, names=names)
 
 
 def write_png(
@@ -151,9 +133,12 @@ def write_png(
     return path
 
 
-def _check_tiff(path: Path) -> None:
-    if path.suffix.lower() not in (".tif", ".tiff"):
-        raise InputError(f"{path} must end in .tif (or .png for a label map of one page).")
+def _check_shape(path: Path, what: str, values: np.ndarray, micrograph: Micrograph | None) -> None:
+    if values.ndim != 3:
+        raise ShapeError(f"{path}: {what} must have the shape (z, h, w), got {values.shape}.")
+    if micrograph is not None and values.shape != micrograph.pages.shape[:3]:
+        size = micrograph.pages.shape[:3]
+        raise ShapeError(f"{path}: {what} must have the shape of the image, {size}, got {values.shape}.")
 
 
 def _write_tiff(
@@ -161,10 +146,11 @@ def _write_tiff(
     array: np.ndarray,
     axes: str,
     micrograph: Micrograph | None,
+    force: bool,
     *,
     compression: str | None = None,
     names: Sequence[str] | None = None,
-) -> None:
+) -> Path:
     """Write pages as an ImageJ hyperstack, or as OME-TIFF if ImageJ does not support the size, dtype or axes.
 
     Args:
@@ -172,18 +158,21 @@ def _write_tiff(
         array: array with `axes`; Z stands for all pages in the order of the image.
         axes: 'ZYX' or 'ZCYX'.
         micrograph: the image, whose axes, pixel size, Z step and frame interval are written.
+        force: overwrite an existing file.
         compression: compression of tifffile.
         names: names of the channels.
     """
     import tifffile
 
+    if path.suffix.lower() not in (".tif", ".tiff"):
+        raise InputError(f"{path} must end in .tif (or .png for a label map of one page).")
     x, y, unit, length = _calibration(micrograph)
     step = micrograph.z_step if micrograph is not None and length else None
     interval = micrograph.frame_interval if micrograph is not None else None
     pages = _page_axes(micrograph, len(array))
     letters = "".join(letter for letter, _ in pages)
     shaped = array.reshape(*(n for _, n in pages), *array.shape[1:])
-    common: dict[str, Any] = {
+    options: dict[str, Any] = {
         "photometric": "minisblack",
         "compression": compression,
         "resolution": (x, y),
@@ -201,19 +190,22 @@ def _write_tiff(
             metadata["classes"] = json.dumps(list(names))
             pages = [f"page {i}: " for i in range(len(array))] if len(array) > 1 else [""]
             metadata["Labels"] = [page + name for page in pages for name in names]
-        tifffile.imwrite(path, shaped, imagej=True, metadata=metadata, **common)
-        return
-    if micrograph is not None and micrograph.pixel_size is not None:
-        size = micrograph.pixel_size
-        metadata |= {"PhysicalSizeX": size[1], "PhysicalSizeY": size[0]}
-        metadata |= {f"PhysicalSize{axis}Unit": "µm" for axis in "XY"}
-        if step is not None:
-            metadata |= {"PhysicalSizeZ": step, "PhysicalSizeZUnit": "µm"}
-    if interval is not None:
-        metadata |= {"TimeIncrement": interval, "TimeIncrementUnit": "s"}
-    if names is not None:
-        metadata["Channel"] = {"Name": list(names)}
-    tifffile.imwrite(path, shaped, ome=True, bigtiff=array.nbytes >= _IMAGEJ, metadata=metadata, **common)
+        options["imagej"] = True
+    else:
+        if micrograph is not None and micrograph.pixel_size is not None:
+            size = micrograph.pixel_size
+            metadata |= {"PhysicalSizeX": size[1], "PhysicalSizeY": size[0]}
+            metadata |= {f"PhysicalSize{axis}Unit": "µm" for axis in "XY"}
+            if step is not None:
+                metadata |= {"PhysicalSizeZ": step, "PhysicalSizeZUnit": "µm"}
+        if interval is not None:
+            metadata |= {"TimeIncrement": interval, "TimeIncrementUnit": "s"}
+        if names is not None:
+            metadata["Channel"] = {"Name": list(names)}
+        options |= {"ome": True, "bigtiff": array.nbytes >= _IMAGEJ}
+    with atomic_path(path, force) as temporary:
+        tifffile.imwrite(temporary, shaped, metadata=metadata, **options)
+    return path
 
 
 def _page_axes(micrograph: Micrograph | None, count: int) -> PageAxes:

@@ -515,7 +515,7 @@ def test_truth_is_matched_by_the_names_of_classes(tmp_path):
 
 
 def test_shapes_that_cover_the_image_thousands_of_times_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("vispe.images.annotations.shapes.MAX_COVERED_PIXELS", 100)
+    monkeypatch.setattr("vispe.images.annotations.coverage.MAX_COVERED_PIXELS", 100)
     squares = [feature("Polygon", [box(0, 0, 10, 10)], "ab"[k % 2]) for k in range(300)]
     path = geojson(tmp_path / "a.geojson", *squares)
     with pytest.raises(

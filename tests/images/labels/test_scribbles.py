@@ -11,7 +11,8 @@ from skimage.draw import disk, line
 from tests.cases import cases
 from vispe.errors import InputError
 from vispe.images.labels import scribbles
-from vispe.images.labels.scribbles import Stroke, check_work, draw_strokes, stroke_pixels
+from vispe.images.labels.scribbles import draw_strokes
+from vispe.images.labels.stroke_pixels import Stroke, check_work, stroke_pixels
 
 
 def expected(points, width, h, w):

@@ -331,7 +331,7 @@ def test_the_temperature_is_part_of_the_model_file(rare, kind):
 
 @pytest.mark.slow
 def test_old_and_wrong_temperatures(rare, tmp_path):
-    from vispe.segment.model.file_checks import check_card
+    from vispe.segment.model.card_checks import check_card
 
     pipeline.segment([rare / "a.png"], rare / "out", labels=[rare / "a_labels.png"], features=FeatureConfig())
     import zipfile

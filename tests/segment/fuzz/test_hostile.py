@@ -117,7 +117,7 @@ def test_a_lack_of_memory_is_one_sentence(monkeypatch, tmp_path):
         raise MemoryError("Unable to allocate 2.33 GiB")
 
     Image.fromarray(corpus.grey()).save(tmp_path / "a.png")
-    monkeypatch.setattr("vispe.images.read._plain_colours", much)
+    monkeypatch.setattr("vispe.images.read.image_file._plain_colours", much)
     with pytest.raises(InputError, match=r"a\.png: out of memory \(Unable to allocate 2\.33 GiB\)"):
         read_image(tmp_path / "a.png")
 

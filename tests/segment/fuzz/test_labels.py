@@ -14,7 +14,7 @@ from skimage.draw import disk, line
 from tests.cases import cases
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError, VispeError
-from vispe.images.labels.class_values import read_names
+from vispe.images.labels.class_names import read_names
 from vispe.images.labels.label_files import read_labels
 from vispe.images.labels.truth_files import read_truth
 
@@ -78,7 +78,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 
 
 def test_a_long_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("vispe.images.labels.class_values._JSON_BYTES", 50)
+    monkeypatch.setattr("vispe.images.labels.json_files._JSON_BYTES", 50)
     with pytest.raises(InputError, match=r"s\.json must be at most 0 MB"):
         strokes(tmp_path, GOOD)
 

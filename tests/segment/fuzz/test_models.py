@@ -27,7 +27,7 @@ from vispe.errors import InputError, VispeError
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig
-from vispe.segment.model.file_checks import TRUSTED
+from vispe.segment.model.estimator_file import TRUSTED
 from vispe.segment.model.model_file import Model, load_model, save_model
 
 RNG = np.random.default_rng(0)
@@ -249,7 +249,7 @@ def test_members_that_lead_elsewhere_are_refused(tmp_path, plain, name):
 
 
 def test_members_that_unpack_to_far_more_are_refused(tmp_path, plain, monkeypatch):
-    monkeypatch.setattr("vispe.segment.model.file_checks._FREE", 1_000_000)
+    monkeypatch.setattr("vispe.segment.model.archive._FREE", 1_000_000)
     for member in ("estimator", "tensors"):
         data = {member: bytes(3_000_000)}
         path = changed(tmp_path / "m.vispe", plain["forest"], compression=zipfile.ZIP_DEFLATED, **data)

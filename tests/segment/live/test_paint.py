@@ -80,7 +80,7 @@ def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_p
     assert actual["ready"]
     config = paint.live._features.config
     live = Live(paint.image, features=config, classifier="ensemble", names=["ground", "disc"])
-    expected = live.update(paint.labels())
+    expected = live.update(paint.images[paint.shown].labels())
     assert np.array_equal(paint.prediction.labels, expected.labels)
     assert paint.save() == ["a_strokes.json", "model.vispe", "a_seg.png"]
     out = tmp_path / "a_paint"
@@ -103,7 +103,7 @@ def test_the_preview_is_that_of_logistic_and_the_result_follows(image, paint):
     assert "calibration" not in paint.live.model.notes
     options = {"features": paint.live._features.config, "names": ["ground", "disc"]}
     fast = Live(paint.image, classifier="logistic", **options)
-    assert np.array_equal(paint.prediction.labels, fast.update(paint.labels()).labels)
+    assert np.array_equal(paint.prediction.labels, fast.update(paint.images[paint.shown].labels()).labels)
     final = paint.update(content)
     assert not final["preview"]
     assert paint.live.model.classifier.kind == "ensemble"
@@ -149,7 +149,7 @@ def test_strokes_come_in_their_order_and_undo_takes_them_back(paint, image):
     over = [*strokes, {"class": 2, "width": 9, "points": [[2, 2], [30, 2]]}]
     second = paint.update({"names": ["a", "b"], "strokes": over})
     assert second["labels"] != first["labels"]
-    assert (paint.labels()[2, 5:30] == 2).all()
+    assert (paint.images[paint.shown].labels()[2, 5:30] == 2).all()
     covered = [*strokes, {"class": 2, "width": 9, "points": [[2, 2], [48, 2]]}]
     assert not paint.update({"names": ["a", "b"], "strokes": covered})["ready"]
     assert paint.update({"names": ["a", "b"], "strokes": strokes}) == first
@@ -242,7 +242,7 @@ def test_a_save_that_fails_can_be_repeated(paint, image, monkeypatch, step):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"vispe.segment.live.paint.session.{step}", full)
+        patched.setattr(f"vispe.segment.live.paint.saved_files.{step}", full)
         with pytest.raises(OSError, match="No space"):
             paint.save()
     assert len(paint.save()) == 3
@@ -399,22 +399,24 @@ def test_in_a_browser(server, image, tmp_path):
         browser.key("2")
         browser.drag(at(x, y), at(x + 1, y))
         browser.wait("document.body.dataset.version === '2'")
-        assert [s.level for s in paint.strokes] == [(1,), (2,)]
-        np.testing.assert_allclose(paint.strokes[0].points[[0, -1]], [[3, 3], [40, 3]], atol=0.6)
+        assert [s.level for s in paint.images[paint.shown].strokes] == [(1,), (2,)]
+        np.testing.assert_allclose(
+            paint.images[paint.shown].strokes[0].points[[0, -1]], [[3, 3], [40, 3]], atol=0.6
+        )
         assert browser.run("result !== null && fractions.length === 2")
         shown = Image.open(io.BytesIO(browser.image_png()))
         assert shown.size == (1200, 800)
         browser.key("z")
         browser.wait("document.body.dataset.version === '3'")
-        assert len(paint.strokes) == 1
+        assert len(paint.images[paint.shown].strokes) == 1
         browser.key("y")
         browser.wait("document.body.dataset.version === '4'")
-        assert len(paint.strokes) == 2
+        assert len(paint.images[paint.shown].strokes) == 2
         # the eraser takes away the whole stroke that it touches
         browser.key("e")
         browser.drag(at(20, 3), at(21, 4))
         browser.wait("document.body.dataset.version === '5'")
-        assert [s.level for s in paint.strokes] == [(2,)]
+        assert [s.level for s in paint.images[paint.shown].strokes] == [(2,)]
         browser.key("z")
         browser.wait("document.body.dataset.version === '6'")
         # a pen that leaves the image lifts: nothing is painted along the border
@@ -422,8 +424,8 @@ def test_in_a_browser(server, image, tmp_path):
         browser.key("b")
         browser.drag(at(right - 6, 8), at(right + 9, 9), at(right + 9, 30), at(right - 6, 31))
         browser.wait("document.body.dataset.version === '7'")
-        assert len(paint.strokes) == 4
-        assert not paint.labels()[14:26, -3:].any()
+        assert len(paint.images[paint.shown].strokes) == 4
+        assert not paint.images[paint.shown].labels()[14:26, -3:].any()
         browser.key("z")
         browser.wait("document.body.dataset.version === '8'")
         # the message of saving stays, although the images of the final result arrive after it

@@ -16,7 +16,8 @@ from vispe.errors import InputError
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, TokenBasis
-from vispe.segment.model.model_file import VERSION, Model, load_model, save_model
+from vispe.segment.model.archive import VERSION
+from vispe.segment.model.model_file import Model, load_model, save_model
 
 
 def data(seed=0):

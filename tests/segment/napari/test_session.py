@@ -12,7 +12,8 @@ from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggestions import suggest
 from vispe.segment.model.model_file import load_model
-from vispe.segment.napari.session import FEATURES, FeatureSettings, Session, WorkItem
+from vispe.segment.napari.requests import FEATURES, FeatureSettings, WorkItem
+from vispe.segment.napari.session import Session
 from vispe.segment.pipeline import DEFAULT
 
 

@@ -14,15 +14,15 @@ from PIL import Image
 
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
-from vispe.segment import overlays
 from vispe.segment.classify.fractions import estimate_words, map_words
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.invariance_report import figure
-from vispe.segment.live.paint.session import Paint
+from vispe.segment.live.paint.window_images import shown_result
+from vispe.segment.overlays import figure_layout, label_map
 from vispe.segment.pipeline import PostProcessing, segment
 from vispe.segment.run import image_pipeline
 from vispe.segment.run.run_report import fractions
-from vispe.segment.types import Areas
+from vispe.segment.types import Areas, Prediction
 
 NAMES = ["ground", "disc"]
 """Classes of the scene, whose estimated fractions differ from those of the map."""
@@ -38,9 +38,9 @@ def run(tmp_path_factory):
     Image.fromarray(drawn).save(folder / "drawn.png")
     said = {"legend": [], "key": []}
     patch = pytest.MonkeyPatch()
-    rows, key = overlays._legend_rows, figure.legend_text
+    rows, key = figure_layout.legend_rows, figure.legend_text
     patch.setattr(
-        overlays, "_legend_rows", lambda *passed: said["legend"].append(actual := rows(*passed)) or actual
+        label_map, "legend_rows", lambda *passed: said["legend"].append(actual := rows(*passed)) or actual
     )
     patch.setattr(figure, "legend_text", lambda *passed: said["key"].append(actual := key(*passed)) or actual)
     words = [
@@ -107,7 +107,7 @@ def test_console(run, shares):
 def test_legend_and_key_of_the_figures(run, shares):
     (rows,) = run[1]["legend"]
     assert [(name, share) for _, name, share in rows] == [
-        (name, overlays._percent(share)) for name, share in shares[0].items()
+        (name, figure_layout.percent_text(share)) for name, share in shares[0].items()
     ]
     assert run[1]["key"] == [figure.legend_text(name, share) for name, share in shares[0].items()]
 
@@ -194,19 +194,10 @@ def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, mon
 
 
 def test_the_list_of_paint_has_the_fractions_of_the_map():
-    class Shown:
-        names = NAMES
-        colors = ((1, 2, 3), (4, 5, 6))
-        live = type("Live", (), {"notes": ()})
-
     labels = np.array([[1, 2, 2, 0]], np.uint8)
     areas = Areas(np.array([2.0, 1.0]), np.zeros(2), (), np.zeros(2))
-    actual = type(
-        "Found",
-        (),
-        {"labels": labels, "areas": areas, "uncertainty": np.zeros((1, 4), np.float32), "notes": ()},
-    )
-    assert Paint._shown(Shown, actual)["fractions"] == [1 / 3, 2 / 3]
+    prediction = Prediction(np.zeros((2, 1, 4)), labels, np.zeros((1, 4), np.float32), 0, 0, (), areas)
+    assert shown_result(prediction, ((1, 2, 3), (4, 5, 6)))["fractions"] == [1 / 3, 2 / 3]
 
 
 def test_a_class_without_evidence_has_no_interval():

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.segment.text.common import VISION, VOCABULARY, save, stock, write_folder
-from vispe.backbones.clip_weights import Checkpoint
+from vispe.backbones.local.clip_checkpoints import Checkpoint
 from vispe.errors import InputError, OptionError, UnknownName
 from vispe.segment.text.readouts import parse_readout
 from vispe.segment.text.weights import MODEL, TAG, build, find_weights, on_disk, tokenizer

@@ -11,7 +11,8 @@ import torch
 
 from tests.train.tiny import TEACHER, RandomImages, config
 from vispe.backbones.distributed import Processes
-from vispe.backbones.local.debiased import Debiasing, save_debiased
+from vispe.backbones.local.debiased import Debiasing
+from vispe.backbones.local.debiased_folder import save_debiased
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import InputError, OptionError
 from vispe.images.symmetry import D4, Placement, View, ViewAverage

@@ -1,1 +1,1 @@
-"""Models in local folders: results of `vispe retrofit`, models of transformers."""
+"""Models and weights in local files: results of vispe, models of transformers, checkpoints of timm and open_clip."""

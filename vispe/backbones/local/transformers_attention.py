@@ -30,8 +30,7 @@ def reading(layers: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
     """Call `on_call(module, call, x)` for each attention layer that runs inside the context, without changing outputs.
 
     Raises:
-        UnsupportedHost: a `Call` cannot describe the attention of a layer, or a layer does not use the
-            interface.
+        UnsupportedHost: a `Call` cannot describe the attention of a layer, or a layer does not use the interface.
     """
     from transformers import AttentionInterface
 

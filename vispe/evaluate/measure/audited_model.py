@@ -13,9 +13,9 @@ from vispe.backbones.attention_recorder import LayerAttention, attention_layers,
 from vispe.backbones.batching import labels_of
 from vispe.backbones.local.debiased import inner_model
 from vispe.backbones.local.transformers_model import TransformersModel, is_language_model, of_transformers
-from vispe.backbones.model_access import final_tokens, image_tower
+from vispe.backbones.model_access import final_tokens, image_tower, reinitialized_copy
 from vispe.backbones.user_callables import D4Segmenter
-from vispe.backbones.vision_model import VisionModel, reinitialized_copy
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.evaluate.measure.answers import answers_of

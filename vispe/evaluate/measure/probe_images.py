@@ -12,7 +12,8 @@ from torch.utils.data import ConcatDataset
 
 from vispe.errors import OptionError
 from vispe.evaluate.evaluated import EvaluatedModel
-from vispe.images.sequences import FileImages, TextureImages
+from vispe.images.sequences import FileImages
+from vispe.images.textures.texture_images import TextureImages
 
 PLAIN = 224  # side in pixels for subjects without an input size
 

@@ -6,7 +6,8 @@ Every function takes a callable and images and returns records with one value pe
 
 from vispe.backbones.batching import PerImage
 from vispe.backbones.distributed import Processes
-from vispe.backbones.vision_model import VisionModel, reinitialized_copy
+from vispe.backbones.model_access import reinitialized_copy
+from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.rotation.evaluation import measure
 from vispe.evaluate.rotation.metrics.accuracy import across_poses
 from vispe.evaluate.rotation.metrics.any_angle import angle_equivariance

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, Segmenter, features_of
 from vispe.backbones.distributed import Processes
-from vispe.backbones.vision_model import VisionModel, reinitialized_copy
+from vispe.backbones.model_access import reinitialized_copy
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, counted, did_you_mean
 from vispe.evaluate.rotation.distributed import Piece, filled
 from vispe.evaluate.rotation.figures.examples import Shown, example_labels, example_maps, rescale_to_rgb

@@ -8,7 +8,7 @@ from vispe.images.annotations.coco import annotated, is_coco, read_coco
 from vispe.images.annotations.geojson import features_of, read_features
 from vispe.images.annotations.imagej_rois import read_rois
 from vispe.images.annotations.shapes import Shape
-from vispe.images.labels.class_values import load_json
+from vispe.images.labels.json_files import load_json
 from vispe.images.orientation import Frame
 
 ENDINGS = (".geojson", ".roi", "roiset.zip")

@@ -9,7 +9,7 @@ import numpy as np
 from vispe.errors import InputError, OptionError, did_you_mean
 from vispe.images.annotations.coco import coco_text
 from vispe.images.annotations.geojson import geojson_text
-from vispe.images.annotations.imagej_rois import roiset_bytes
+from vispe.images.annotations.roi_writer import roiset_bytes
 from vispe.images.annotations.shapes import Color
 from vispe.images.annotations.vectorize import checked_instances, vectorize
 from vispe.utils.files import atomic_path, check_writable

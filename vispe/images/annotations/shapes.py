@@ -4,21 +4,18 @@ Coordinates are (x, y) in pixels from the corner of the image: the first pixel s
 The readers convert the coordinates of each file format.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from vispe.errors import InputError, counted
 from vispe.images.annotations.rasterize import fill
-from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
+from vispe.images.labels.scribbles import WIDEST
+from vispe.images.labels.stroke_pixels import Stroke, stroke_pixels
 from vispe.images.orientation import Frame, oriented
 
 Color = tuple[int, int, int]
 
-MAX_COVERED_PIXELS = 1 << 28
-"""Upper bound of the summed area of the shapes of a file in pixels; higher for larger images."""
 
 MAX_COORDINATE = 10_000_000
 """Largest coordinate of a point in pixels."""
@@ -105,9 +102,9 @@ class Shape:
         mask = None
         if self.mask is not None:
             top, left, part = self.mask
-            full = np.zeros(size, bool)
-            full[top : top + part.shape[0], left : left + part.shape[1]] = part
-            mask = (0, 0, oriented(full[None], tag)[0])
+            corners = np.array([[left, top], [left + part.shape[1], top + part.shape[0]]])
+            left, top = points(corners).min(0).tolist()
+            mask = (top, left, oriented(part[None], tag)[0])
         areas = tuple(tuple(points(ring) for ring in rings) for rings in self.areas)
         lines = tuple((points(line), width) for line, width in self.lines)
         return replace(self, areas=areas, lines=lines, mask=mask)
@@ -168,87 +165,3 @@ def checked_points(where: str, points: object, fewest: int) -> np.ndarray:
             f"{where}: coordinates must be finite and at most {MAX_COORDINATE} pixels. Export the file again."
         )
     return array
-
-
-def painted(
-    path: Path, shapes: Sequence[Shape], shape: tuple[int, int, int], default_page: int | None, frame: Frame
-) -> tuple[list[tuple[Shape, np.ndarray]], list[str]]:
-    """Return the pixels of every shape, largest first: where shapes overlap, the smaller one wins.
-
-    Args:
-        path: the file, for notes.
-        shapes: shapes in any order; of two shapes of equal size, the later one wins.
-        shape: (pages, h, w) of the image.
-        default_page: page of shapes without one.
-        frame: frame of the image.
-
-    Returns:
-        Each shape with the indices of its pixels, (page * h + y) * w + x, ascending; and notes.
-
-    Raises:
-        InputError: a shape lies completely outside the image, or on a page that does not exist.
-    """
-    z, h, w = shape
-    covered_pixels, cut, empty, n_covered = [], 0, 0, 0
-    most = max(MAX_COVERED_PIXELS, 4 * z * h * w)
-    check_work(str(path), [pen for each in shapes for pen in each.pens()], h, w)
-    for each in shapes:
-        page = default_page if (own := each.page_in(frame)) is None else own
-        if page is None:
-            raise InputError(f"{each.where} has no page, but the image has {z}. Set `label_page`.")
-        if not 0 <= page < z:
-            raise InputError(f"{each.where}: the page must be 0 to {z - 1}, got {page}.")
-        left, top, right, bottom = each.box()
-        if right < 0 or bottom < 0 or left > w or top > h:
-            raise InputError(
-                f"{each.where} is outside the image of {w} x {h} pixels, got x {left:g} to {right:g}, y {top:g} to "
-                f"{bottom:g}{frame.hint()}. Coordinates are pixels of the complete image at full resolution; check "
-                "that the annotations belong to this image."
-            )
-        cut += left < 0 or top < 0 or right > w or bottom > h
-        pixels = each.pixel_indices(h, w)
-        empty += not len(pixels)
-        n_covered += len(pixels)
-        if n_covered > most:
-            raise InputError(
-                f"{path}: the total area of its {counted(len(shapes), 'shape')} exceeds {most / 1e6:.0f} million "
-                "pixels. Remove overlapping shapes."
-            )
-        covered_pixels.append((each, pixels + page * h * w))
-    notes = []
-    if cut:
-        notes.append(f"{path.name}: clipped {counted(cut, 'shape')} at the border of the image.")
-    if empty:
-        notes.append(f"{path.name}: skipped {counted(empty, 'shape')} without a pixel centre.")
-    return sorted(covered_pixels, key=lambda item: -len(item[1])), notes
-
-
-def overlapping(path: Path, drawn: Sequence[tuple[int, np.ndarray]]) -> Iterator[str]:
-    """Yield a note on the number of pixels under shapes of different classes, if there are any.
-
-    Args:
-        path: the file.
-        drawn: class and pixel indices of each shape.
-    """
-    classes = sorted({c for c, _ in drawn})
-    size = 1 + max((int(p[-1]) for _, p in drawn if len(p)), default=-1)
-    if len(classes) < 2:
-        n_overlapping = 0
-    elif sum(len(p) for _, p in drawn) > size // 16:
-        # for many pixels, a map of the image needs less memory than a list of indices
-        count = np.zeros(size, np.uint8)
-        for k in classes:
-            mask = np.zeros(size, bool)
-            for _, p in ((c, p) for c, p in drawn if c == k):
-                mask[p] = True
-            count += mask
-        n_overlapping = int((count > 1).sum())
-    else:
-        by_class = [np.unique(np.concatenate([p for c, p in drawn if c == k])) for k in classes]
-        n_overlapping = int((np.unique(np.concatenate(by_class), return_counts=True)[1] > 1).sum())
-    if n_overlapping:
-        verb = "is" if n_overlapping == 1 else "are"
-        yield (
-            f"{counted(n_overlapping, 'pixel')} of {path.name} {verb} covered by shapes of different classes; the "
-            "smaller wins."
-        )

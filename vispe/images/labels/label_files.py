@@ -5,20 +5,21 @@ class numbers, a note contains the mapping.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.annotations.shapes import Shape
-from vispe.images.formats.decode import decode
-from vispe.images.formats.decoded_image import Decoded
-from vispe.images.labels.class_values import Level, Naming, named_classes, read_names
+from vispe.images.labels.class_names import Level, Naming, read_names
+from vispe.images.labels.class_values import named_classes
+from vispe.images.labels.label_codes import decoded_labels, distinct_codes, label_codes, unpacked_levels
+from vispe.images.labels.label_pages import in_all_pages, in_page_order
 from vispe.images.labels.scribbles import draw_strokes, read_strokes
 from vispe.images.labels.shape_labels import draw_shapes, shape_set
 from vispe.images.labels.unlabelled_values import find_void_jointly
-from vispe.images.orientation import Frame, planes_of
+from vispe.images.orientation import Frame
 
 MIN_PIXELS_PER_CLASS = 10
 """Number of labelled pixels of a class below which a note is written."""
@@ -190,10 +191,10 @@ def _read_levels(
     codes[unlabelled if dense else unlabelled | (codes == 0)] = -1
     empty = int((codes < 0).sum())
     codes, notes = frame.fitted(path, codes, decoded.orientation, shape[1:])
-    codes = _placed(path, codes, shape, label_page, "labels", frame.hint())
+    codes = in_all_pages(path, codes, shape, label_page, "labels", frame.hint())
     labelled = np.flatnonzero(codes >= 0)  # sparse for scribbles
     drawn = codes.ravel()[labelled]
-    present = _distinct(drawn)
+    present = distinct_codes(drawn)
     fraction = len(labelled) / max(codes.size, 1)
     if len(present) > max_classes and fraction > _PAINTED and not dense:
         raise InputError(
@@ -209,152 +210,9 @@ def _read_levels(
         )
     index = np.zeros(codes.shape, np.int32)
     index.ravel()[labelled] = np.searchsorted(present, drawn) + 1
-    levels = unpacked(present, is_colour, decoded.pages.dtype == np.uint16)
+    levels = unpacked_levels(present, is_colour, decoded.pages.dtype == np.uint16)
     counts = np.bincount(index.ravel()[labelled], minlength=len(levels) + 1)[1:].tolist()
     return index, levels, [*decoded.notes, *notes], dict(zip(levels, counts, strict=True)), empty
-
-
-def unpacked(codes: np.ndarray, is_colour: bool, deep: bool) -> list[Level]:
-    """Convert codes of `label_codes` to levels; `deep` if colours have 16 bits per channel."""
-    if not is_colour:
-        return [(code,) for code in map(int, codes)]
-    unit = 257 if deep else 1
-    channels = [(code >> 32, code >> 16 & 65535, code & 65535) for code in map(int, codes)]
-    return [tuple(round(value / unit) for value in level) for level in channels]
-
-
-def _distinct(codes: np.ndarray) -> np.ndarray:
-    """Return the sorted distinct codes without -1 (unlabelled)."""
-    if codes.max(initial=0) < 65536:
-        return np.flatnonzero(np.bincount(codes.ravel() + 1)[1:])
-    present = np.unique(codes)
-    return present[present >= 0]
-
-
-def decoded_labels(path: Path, size: tuple[int, int] | None = None) -> Decoded:
-    """Decode a label file; `size` is the height and width of the image.
-
-    Raises:
-        InputError: lossy compression, which changes label values.
-    """
-    decoded = decode(path, size=size)
-    if decoded.lossy:
-        kind = "WebP" if decoded.format == "WEBP" else "JPEG"
-        raise InputError(f"{path}: {kind} compression changes label values. Save it as PNG or TIFF.")
-    return decoded
-
-
-def in_page_order(path: Path, decoded: Decoded, frame: Frame) -> Decoded:
-    """Return a label file with its pages in the order of the image, by slice and time.
-
-    Raises:
-        InputError: the file has as many pages as the image, but other slices and times.
-    """
-    order = frame.page_order(path, planes_of(decoded.page_axes, range(len(decoded.pages))))
-    if order is None:
-        return decoded
-    note = f"{path.name} has the axes of the image in another order: pages are matched by slice and time."
-    return replace(decoded, pages=decoded.pages[order], notes=(*decoded.notes, note))
-
-
-def label_codes(path: Path, decoded: Decoded, *, by_index: bool) -> tuple[np.ndarray, bool, np.ndarray]:
-    """Return integer codes (z, h, w) int64, whether they are packed colours, and the transparent pixels.
-
-    Raises:
-        InputError: not 1 or 3 channels, non-integer or negative values, or values above 2^53.
-    """
-    pages = decoded.pages if decoded.step == 1 else decoded.pages // decoded.step
-    transparent = np.zeros(pages.shape[:3], bool)
-    if decoded.alpha:
-        transparent, pages = pages[..., -1] == 0, pages[..., :-1]
-    if decoded.palette is not None:
-        transparent = np.isin(pages[..., 0], decoded.transparent)
-        zero_is_background = not decoded.palette[0].any() or 0 in decoded.transparent
-        if not (by_index or zero_is_background):
-            pages = decoded.palette[pages[..., 0]]
-    if pages.shape[-1] not in (1, 3):
-        raise InputError(
-            f"{path}: labels must have 1 channel (class numbers) or 3 (colours), got {pages.shape[-1]}."
-        )
-    if pages.dtype.kind == "f":
-        if not (np.isfinite(pages).all() and np.array_equal(pages, np.rint(pages))):
-            raise InputError(f"{path}: label values must be integers, got fractions or NaN.")
-    elif pages.dtype.kind == "b":
-        pages = pages.astype(np.uint8)
-    if pages.size and pages.min() < 0:
-        raise InputError(
-            f"{path}: label values must be 0 or more, got {pages.min():g}. Save unlabelled pixels as 0 and number "
-            "the classes from 1."
-        )
-    if pages.size and float(pages.max()) > 1 << 53:
-        raise InputError(f"{path}: label values must be at most 2^53, got {pages.max():g}.")
-    if pages.shape[-1] == 1 or (pages == pages[..., :1]).all():
-        return pages[..., 0].astype(np.int64), False, transparent
-    if pages.dtype.itemsize > 2:
-        raise InputError(f"{path}: colour labels must have 8 or 16 bits, got {pages.dtype}.")
-    r, g, b = (pages[..., i].astype(np.int64) for i in range(3))
-    return r << 32 | g << 16 | b, True, transparent
-
-
-def _placed(
-    path: Path, codes: np.ndarray, shape: tuple[int, int, int], page: int | None, what: str, hint: str
-) -> np.ndarray:
-    """Check size and page count, and expand a single page to the pages of the image."""
-    first = check_pages(path, codes.shape, shape, page, what, hint)
-    if len(codes) == shape[0]:
-        return codes
-    out = np.full(shape, -1, codes.dtype)
-    out[first] = codes[0]
-    return out
-
-
-def check_pages(
-    path: Path,
-    in_file: tuple[int, ...],
-    shape: tuple[int, ...],
-    page: int | None,
-    what: str = "labels",
-    hint: str = "",
-) -> int:
-    """Check the size and number of pages of labels or ground truth, and return their first page in the image.
-
-    Args:
-        path: the file.
-        in_file: (pages, h, w) of the file.
-        shape: (z, h, w) of the image.
-        page: page of a single-page file, or None.
-        what: 'labels', 'truth' or 'mask', for messages.
-        hint: clause about the image, for messages.
-
-    Raises:
-        InputError: different size or number of pages, or a page that does not exist.
-        OptionError: `page` is set for a file of several pages.
-    """
-    z, h, w = shape
-    verb, plural = ("are", "have") if what == "labels" else ("is", "has")
-    option = "page" if what == "truth" else "label_page"
-    if in_file[1:] != (h, w):
-        swapped = " (height and width are exchanged)" if in_file[1:] == (w, h) else ""
-        raise InputError(
-            f"{path}: the {what} {verb} {in_file[1]} x {in_file[2]} pixels (height x width), but the image is {h} x {w}"
-            f"{hint or swapped}. Sizes must be equal; labels are never resized."
-        )
-    if in_file[0] not in (1, z):
-        raise InputError(
-            f"{path}: the {what} {plural} {counted(in_file[0], 'page')}, but the image has {z}. Numbers of pages "
-            "must be equal."
-        )
-    if in_file[0] != 1 and page is not None:
-        raise OptionError(
-            f"{path}: {option} needs a single page, got {option}={page} and {counted(z, 'page')}. Omit `{option}`."
-        )
-    if in_file[0] == 1 and page is None and z > 1:
-        raise InputError(
-            f"{path}: the {what} {plural} 1 page, but the image has {z}. Set `{option}` to their page in the image."
-        )
-    if page is not None and not 0 <= page < z:
-        raise InputError(f"{path}: {option} must be a page of the image (0 to {z - 1}), got {page}.")
-    return page or 0
 
 
 def thin_classes(path: Path, classes: np.ndarray, names: Sequence[str]) -> list[str]:

@@ -8,9 +8,10 @@ import numpy as np
 
 from vispe.errors import InputError, counted, did_you_mean
 from vispe.images.annotations.annotation_files import holds_shapes, read_shapes
-from vispe.images.annotations.shapes import Color, Shape, overlapping, painted
+from vispe.images.annotations.coverage import covered_pixels, overlap_notes
+from vispe.images.annotations.shapes import Color, Shape
 from vispe.images.file_search import natural
-from vispe.images.labels.class_values import Level, Naming, checked_names, class_number
+from vispe.images.labels.class_names import Level, Naming, checked_names, class_number
 from vispe.images.orientation import Frame
 
 
@@ -140,12 +141,12 @@ def shape_pixels(
     """Return the class and pixel indices of each shape, largest first (smaller ones overwrite), and notes.
 
     Raises:
-        InputError: as `vispe.images.annotations.shapes.painted`.
+        InputError: as `vispe.images.annotations.coverage.covered_pixels`.
     """
     default = 0 if page is None and shape[0] == 1 else page
-    covered, notes = painted(path, shapes, shape, default, frame)
+    covered, notes = covered_pixels(path, shapes, shape, default, frame)
     drawn = [(class_of(each, naming), pixels) for each, pixels in covered]
-    return drawn, notes + list(overlapping(path, drawn))
+    return drawn, notes + list(overlap_notes(path, drawn))
 
 
 def draw_shapes(
@@ -159,7 +160,7 @@ def draw_shapes(
     """Draw shapes, smaller ones over larger ones; returns as `vispe.images.labels.scribbles.draw_strokes`.
 
     Raises:
-        InputError: as `vispe.images.annotations.shapes.painted`.
+        InputError: as `vispe.images.annotations.coverage.covered_pixels`.
     """
     drawn, notes = shape_pixels(path, shapes, naming, shape, page, frame)
     classes = sorted({k for k, _ in drawn})

@@ -8,7 +8,8 @@ import numpy as np
 
 from vispe.errors import InputError, VispeError
 from vispe.images.labels.class_values import describe
-from vispe.images.labels.label_files import _distinct, _placed, decoded_labels, in_page_order, label_codes
+from vispe.images.labels.label_codes import decoded_labels, distinct_codes, label_codes
+from vispe.images.labels.label_pages import in_all_pages, in_page_order
 from vispe.images.labels.shape_labels import draw_truth, holds_shapes
 from vispe.images.labels.unlabelled_values import counts_up, void_level
 from vispe.images.orientation import Frame
@@ -66,9 +67,9 @@ def read_truth(
     frame = frame or Frame()
     codes, orientation = _codes(path, shape, page, frame)
     codes, notes = frame.fitted(path, codes, orientation, shape[1:])
-    codes = _placed(path, codes, shape, page, "truth", frame.hint())
+    codes = in_all_pages(path, codes, shape, page, "truth", frame.hint())
     first = 0 if zero_is == "class" else 1
-    levels = _distinct(codes)
+    levels = distinct_codes(codes)
     levels = levels[levels >= first]
     limit = (n_classes or 255) - 1 + first
     other_levels = [(int(v),) for v in levels[:-1]]
@@ -143,7 +144,7 @@ def _first_number(path: Path, shape: tuple[int, int, int] | None, n_classes: int
     if holds_shapes(path):
         return None
     try:
-        levels = _distinct(_codes(path, shape, None, Frame())[0]).tolist()
+        levels = distinct_codes(_codes(path, shape, None, Frame())[0]).tolist()
     except VispeError:
         return None
     return 0 if 0 in levels else 1 if levels == list(range(1, n_classes + 1)) else None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vispe.errors import InputError, counted
-from vispe.images.labels.class_values import Level, Naming
+from vispe.images.labels.class_names import Level, Naming
 
 _MARKERS = {255, 65_535, (1 << 31) - 1, (1 << 32) - 1}
 _WHITE = (255, 255, 255)

@@ -10,8 +10,10 @@ from vispe.utils.options import Interval, PositiveFloat, PositiveInt
 
 Seed = int | np.random.Generator
 """Source of randomness of a texture: an integer, or a numpy Generator, which is advanced."""
+
 Size = PositiveInt | tuple[PositiveInt, PositiveInt]
 """Pixels (y, x), or one number for both."""
+
 Fractions = Annotated[tuple[PositiveFloat, ...], Interval(least=2)]
 
 

@@ -16,13 +16,15 @@ import numpy as np
 
 from vispe.segment.classify.class_prior import tempered
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.model.file_checks import MAX_TEMPERATURE
 
 FOLDS = 5
 """Number of cross-validation folds, or the number of scribbles of the class with the fewest."""
 
 PIXELS = 4096
 """Upper bound of the labelled pixels used; of more, every n-th is taken."""
+
+MAX_TEMPERATURE = 20
+"""Upper bound of the temperature of a classifier."""
 
 TREES_OF_FOLD = 16
 """Number of trees of an `ensemble` that is fitted for cross-validation."""

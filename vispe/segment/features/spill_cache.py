@@ -13,6 +13,7 @@ from torch import Tensor
 
 MEMORY = 64 << 20
 """Default memory limit in bytes."""
+
 DISK = 4 << 30
 """Default limit in bytes of the temporary file, which is deleted with the cache."""
 

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.backbones.load_model import NETWORKS, load_model
+from vispe.backbones.load_model import load_model
 from vispe.backbones.model_access import image_size
+from vispe.backbones.model_names import NETWORKS
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.segment.features.coarse_features import CoarseMaps

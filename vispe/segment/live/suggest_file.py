@@ -16,7 +16,7 @@ from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.suggestions import COUNT, Suggestion, suggest
 from vispe.segment.out_of_core import out_of_core_images
-from vispe.segment.overlays import SMALLEST, bold_font, to_rgb
+from vispe.segment.overlays import SMALLEST, text_style, to_rgb
 from vispe.segment.run.inputs import BatchImage, infer_axes, single_mask
 from vispe.segment.types import LabelOptions, ReadOptions
 from vispe.utils.files import check_writable, write_json
@@ -165,7 +165,7 @@ def draw_suggestions(grey: np.ndarray, suggestions: list[Suggestion]) -> np.ndar
     """
     factor = max(1, -(-SMALLEST // max(grey.shape[:2])))
     figure = Image.fromarray(to_rgb(grey, factor))
-    pen, font = ImageDraw.Draw(figure), bold_font(max(figure.size))
+    pen, font = ImageDraw.Draw(figure), text_style(max(figure.size)).bold
     line_width = max(2, round(max(figure.size) / 400))
     for number, suggestion in enumerate(suggestions, 1):
         x, y, r = (

@@ -1,16 +1,12 @@
 """Model file with everything needed for later segmentation: features, classifier, class names.
 
-A `.vispe` file is a zip of `card.json` (human-readable metadata) and, as needed,
-`tensors.safetensors` (parameters of a linear classifier, basis of token features) and `estimator.skops` (a
-fitted scikit-learn estimator; no pickle). Equal models give equal bytes: time stamps are fixed and object
-identifiers are renumbered.
+A `.vispe` file is a zip of `card.json` (human-readable metadata) and, as needed, `tensors.safetensors` (parameters of
+a linear classifier, basis of token features) and `estimator.skops` (a fitted scikit-learn estimator; no pickle). Equal
+models give equal bytes: time stamps are fixed and object identifiers are renumbered.
 """
 
-import functools
 import hashlib
-import io
 import json
-import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,36 +16,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.backbones.hub import named_by_file
-from vispe.backbones.load_model import check_kind, kind_of
 from vispe.errors import InputError, VispeError, require
-from vispe.images.formats.decoded_image import BROKEN
-from vispe.images.paths import check_file
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import TOKEN_OPTIONS, FeatureConfig, Features, TokenBasis
-from vispe.segment.model.file_checks import (
-    TRUSTED,
-    check_archive,
-    check_card,
-    check_estimator,
-    check_tensors,
-    read_card,
+from vispe.segment.model.archive import (
+    CARD,
+    ESTIMATOR,
+    FORMAT,
+    TENSORS,
+    VERSION,
+    pack,
+    read_archive,
+    read_tensors,
 )
+from vispe.segment.model.card_checks import check_card
+from vispe.segment.model.estimator_file import canonical_bytes, read_estimator
+from vispe.segment.model.parameter_checks import check_tensors
 from vispe.segment.objects.object_classes import PREFIX, ObjectClassifier
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.utils.files import atomic_path
+from vispe.utils.version import versions
 
 if TYPE_CHECKING:
     from vispe.segment.text.features import TextFeatures
     from vispe.segment.types import ReadOptions
-
-FORMAT = "vispe.segment"
-VERSION = 2
-"""Version of the layout; incremented when an older vispe cannot read new files."""
-
-CARD, ESTIMATOR, TENSORS = "card.json", "estimator.skops", "tensors.safetensors"
 
 
 class _ObjectsError(Exception):
@@ -118,7 +111,7 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         require("skops", "cli", "a model file")
         import skops.io
 
-        parts[ESTIMATOR] = _canonical(skops.io.dumps(classifier.estimator))
+        parts[ESTIMATOR] = canonical_bytes(skops.io.dumps(classifier.estimator))
     card = {
         "format": FORMAT,
         "format_version": VERSION,
@@ -137,12 +130,12 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "versions": versions(),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
     }
-    check_card(Path(path), json.loads(json.dumps(card)))
+    path = Path(path)
+    check_card(path, json.loads(json.dumps(card)))
     text = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True)
     parts[CARD] = text.encode(errors="backslashreplace")
-    path = Path(path)
     with atomic_path(path, force) as temporary:
-        temporary.write_bytes(_zip(dict(sorted(parts.items())), zipfile.ZIP_STORED))
+        temporary.write_bytes(pack(dict(sorted(parts.items())), zipfile.ZIP_STORED))
     return path
 
 
@@ -150,11 +143,10 @@ def load_model(path: str | Path) -> Model:
     """Read a model file without executing any of its content.
 
     Raises:
-        InputError: the file is missing, damaged, not a vispe model, or of another layout version; or its
-            estimator has types other than scikit-learn's own classifiers.
+        InputError: the file is missing, damaged, not a vispe model, of another layout version, or has unknown types.
     """
     path = Path(path)
-    card, parts = _read(path)
+    card, parts = read_archive(path)
     kind = card["classifier"]
     known = (*KINDS, *METHODS, TextClassifier.kind)
     if kind not in known:
@@ -165,10 +157,10 @@ def load_model(path: str | Path) -> Model:
         raise InputError(
             f"{path} is damaged: a classifier of kind {kind!r} with {', '.join(parts)}. Train the model again."
         )
-    estimator = _estimator(path, parts[ESTIMATOR], kind) if ESTIMATOR in parts else None
-    tensors = _tensors(path, parts[TENSORS]) if TENSORS in parts else {}
-    if estimator is not None:
-        check_estimator(path, estimator, kind, card["n_classes"])
+    estimator = (
+        read_estimator(path, parts[ESTIMATOR], kind, card["n_classes"]) if ESTIMATOR in parts else None
+    )
+    tensors = read_tensors(path, parts[TENSORS]) if TENSORS in parts else {}
     check_tensors(path, tensors, card["n_classes"])
     try:
         return _rebuild(card, estimator, tensors)
@@ -199,7 +191,6 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         for start in ("basis.", "domain.")
     )
     colors, objects = card["colors"], card.get("object_classes")
-    tensors_of_objects = {key: value for key, value in tensors.items() if key.startswith(PREFIX)}
     return Model(
         features=features,
         classifier=classifier,
@@ -212,11 +203,12 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         basis=TokenBasis(**basis_arrays) if basis_arrays else None,
         notes=card["training"],
         domain=FeatureDistribution.from_tensors(domain_arrays) if domain_arrays else None,
-        objects=None if objects is None else _objects(objects, tensors_of_objects, card["seed"]),
+        objects=None if objects is None else _objects(objects, tensors, card["seed"]),
     )
 
 
 def _objects(card: Mapping[str, Any], tensors: Mapping[str, np.ndarray], seed: int) -> ObjectClassifier:
+    tensors = {key: value for key, value in tensors.items() if key.startswith(PREFIX)}
     try:
         return ObjectClassifier.stored(card, tensors, seed)
     except VispeError as error:
@@ -226,10 +218,9 @@ def _objects(card: Mapping[str, Any], tensors: Mapping[str, np.ndarray], seed: i
 
 def _features(config: FeatureConfig | TextConfig) -> dict[str, Any]:
     """Return the features of a card; token options only if set, for files equal to those of earlier versions."""
-    entries = asdict(config)
-    if isinstance(config, FeatureConfig):
-        entries = {k: v for k, v in entries.items() if k not in TOKEN_OPTIONS} | config.token_options()
-    return entries
+    if isinstance(config, TextConfig):
+        return asdict(config)
+    return {k: v for k, v in asdict(config).items() if k not in TOKEN_OPTIONS} | config.token_options()
 
 
 def open_features(
@@ -244,150 +235,16 @@ def open_features(
     Args:
         model: result of `load_model`.
         device: torch device.
-        config: configuration of the model's features, with other weights or tiles; `model.features` by
-            default.
+        config: configuration of the model's features, with other weights or tiles; default: `model.features`.
         allow_download: download weights that the model file names, if they are not on this disk.
 
     Raises:
         InputError: weights that are not on this disk, without `allow_download`.
     """
     config = config or model.features
-    if isinstance(config, FeatureConfig) and config.model in (None, NAME):
-        return Features(config, seed=model.seed, device=device, basis=model.basis)
     with named_by_file(allow_download):
         if isinstance(config, FeatureConfig):
             return Features(config, seed=model.seed, device=device, basis=model.basis)
         from vispe.segment.text.features import TextFeatures  # imports open_clip
 
         return TextFeatures(config, model.classifier, seed=model.seed, device=device)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of vispe and of the libraries that affect results."""
-    return dict(_versions())
-
-
-@functools.cache
-def _versions() -> Mapping[str, str]:
-    """Return `versions()`, read once per process: each takes a search of the installed packages."""
-    from importlib.metadata import version
-
-    from vispe.utils.version import __version__
-
-    libraries = ("numpy", "scipy", "scikit-learn", "scikit-image", "torch", "timm")
-    libraries += ("open_clip_torch", "skops")
-    return {"vispe": __version__, **{name: version(name) for name in libraries}}
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read the members and verify their checksums."""
-    if kind_of(path) == "retrofit" or (kind_of(path) != "timm" and not path.is_file()):
-        check_kind(path, ("segmenter",))
-    check_file(path, "pass the model.vispe file written by vispe segment")
-    try:
-        check_archive(path)
-        with zipfile.ZipFile(path) as archive:
-            parts = {n: archive.read(n) for n in (CARD, ESTIMATOR, TENSORS) if n in archive.namelist()}
-        card = read_card(parts.pop(CARD))
-    except InputError:
-        raise
-    except (*BROKEN, zipfile.BadZipFile) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"{path} is not a complete vispe model file ({reason}). Train the model again."
-        ) from error
-    if not isinstance(card, dict) or card.get("format") != FORMAT:
-        file_format = card.get("format") if isinstance(card, dict) else type(card).__name__
-        raise InputError(f"{path} is not a segmentation model: format={file_format!r}, expected {FORMAT!r}.")
-    if card.get("format_version") != VERSION:
-        writer = card["versions"].get("vispe") if isinstance(card.get("versions"), dict) else "unknown"
-        raise InputError(
-            f"{path} has format_version={card.get('format_version')} (written by vispe {writer}), but this vispe reads "
-            f"format_version={VERSION}. Use that version of vispe or train the model again."
-        )
-    if not isinstance(card.get("sha256"), dict):
-        raise InputError(f"{path} is damaged: its card has no checksums. Copy the file again.")
-    if set(card["sha256"]) != set(parts):
-        listed, contents = (", ".join(sorted(names)) or "none" for names in (card["sha256"], parts))
-        raise InputError(
-            f"{path} is damaged: its card lists {listed}, but it contains {contents}. Copy the file again."
-        )
-    for name, digest in card["sha256"].items():
-        if hashlib.sha256(parts[name]).hexdigest() != digest:
-            raise InputError(f"{path} is damaged: {name} does not match its checksum. Copy the file again.")
-    check_card(path, card)
-    return card, parts
-
-
-def _estimator(path: Path, data: bytes, kind: str) -> Any:
-    """Load the scikit-learn estimator, restricted to known types."""
-    import skops.io
-    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
-    from sklearn.pipeline import Pipeline
-
-    classes = {"forest": RandomForestClassifier, "boosting": HistGradientBoostingClassifier}
-    try:
-        check_archive(path, data)
-        untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - TRUSTED)
-    except InputError:
-        raise
-    except (*BROKEN, zipfile.BadZipFile) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(
-            f"{path} is damaged: its estimator cannot be read ({reason}). Train the model again."
-        ) from error
-    if untrusted:
-        raise InputError(
-            f"{path} was rejected: its estimator contains untrusted types ({', '.join(untrusted)}). "
-            "Use only model files from a trusted source."
-        )
-    try:
-        estimator = skops.io.loads(data, trusted=sorted(TRUSTED))
-    except (*BROKEN, zipfile.BadZipFile) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(
-            f"{path}: scikit-learn cannot load the estimator ({reason}); its version may differ from the one in "
-            "card.json. Train the model again."
-        ) from error
-    if type(estimator) is not classes.get(kind, Pipeline):
-        raise InputError(
-            f"{path} declares {kind!r} but contains a {type(estimator).__name__}. Train the model again."
-        )
-    return estimator
-
-
-def _tensors(path: Path, data: bytes) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise InputError(f"{path} is damaged: {error}. Copy the file again.") from error
-
-
-def _canonical(data: bytes) -> bytes:
-    """Renumber the object identifiers of a skops archive (memory addresses) in order of appearance."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    schema = parts.pop("schema.json").decode()
-    numbers: dict[str, str] = {}
-    for match in re.findall(r'"__id__": (\d+)|"file": "(\d+)\.', schema):
-        number = match[0] or match[1]
-        numbers.setdefault(number, str(len(numbers)))
-    schema = re.sub(r'("__id__": )(\d+)', lambda m: m[1] + numbers[m[2]], schema)
-    schema = re.sub(r'("file": ")(\d+)(\.)', lambda m: m[1] + numbers[m[2]] + m[3], schema)
-    renamed = {re.sub(r"^\d+", lambda m: numbers[m[0]], name): part for name, part in parts.items()}
-    return _zip({"schema.json": schema.encode(), **dict(sorted(renamed.items()))}, zipfile.ZIP_DEFLATED)
-
-
-def _zip(parts: Mapping[str, bytes], compression: int) -> bytes:
-    """Pack members with fixed time stamps, for reproducible bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in parts.items():
-            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = compression
-            info.external_attr = 0o644 << 16
-            archive.writestr(info, data)
-    return buffer.getvalue()

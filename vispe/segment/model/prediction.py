@@ -13,29 +13,25 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, is_out_of_memory
-from vispe.segment.classify.box_filter import smooth
 from vispe.segment.classify.class_prior import (
-    PRIORS,
     Counts,
     area_estimate,
     areas,
     count,
     estimate,
-    reweigh,
-    weights,
 )
 from vispe.segment.classify.clustering import PixelClusters
-from vispe.segment.classify.guided_filter import clean
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
-from vispe.segment.classify.pixel_classifier import PixelClassifier, predict_in_chunks
+from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.features.pixel_features import BLOCK, Features
 from vispe.segment.features.prepared_page import PreparedPage
-from vispe.segment.features.sample_grid import FeatureGrid, offsets
+from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import Blend, Region, common
 from vispe.segment.model.model_file import Model
-from vispe.segment.model.uncertainty import most_probable
+from vispe.segment.model.piece_probabilities import piece_probabilities, piece_threads
+from vispe.segment.model.post_processing import finalize, no_large_component
 from vispe.segment.types import Areas, PostProcessing, Prediction
 
 _T = TypeVar("_T")
@@ -178,105 +174,6 @@ def estimate_areas(counts: Counts) -> Areas:
     return Areas(*area_estimate(counts, prior), (prior,), unweighed)
 
 
-def finalize(
-    prob: np.ndarray,
-    valid: np.ndarray,
-    post: PostProcessing,
-    prior: np.ndarray | None,
-    grey: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Reweight, filter and smooth the probabilities (K, h, w) of a page in place, then take the most probable class.
-
-    A part of a page has the result of the complete page if it has the margin of `PostProcessing.smooth`, but
-    `PostProcessing.clean` and `PostProcessing.min_area` need the complete page.
-
-    Args:
-        prob: output of the classifier.
-        valid: (h, w) bool, pixels with data.
-        post: post-processing.
-        prior: (K,) class frequencies of the complete page; None skips the reweighting.
-        grey: (h, w) grey levels in [0, 1], for `PostProcessing.clean`.
-
-    Returns:
-        Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`, and whether a connected component has
-        `PostProcessing.min_area` pixels.
-    """
-    # reweight by the estimated frequencies of the page, relative to the balanced training
-    weight = None if prior is None else weights(prior, post.prior or PRIORS[0])
-    if weight is not None:
-        reweigh(prob, weight)
-    if post.clean and grey is not None:
-        clean(prob, grey, valid)
-    if post.smooth:
-        smooth(prob, valid, post.smooth)
-    labels, uncertainty = most_probable(prob, valid)
-    has_large_component = True
-    if post.min_area > 1:
-        labels, has_large_component = _drop_small(labels, post.min_area)
-    return labels, uncertainty, has_large_component
-
-
-def no_large_component(post: PostProcessing) -> str:
-    """Return the note for a page whose connected components are all smaller than `PostProcessing.min_area`."""
-    return f"no connected component has min_area={post.min_area} pixels, so min_area has no effect."
-
-
-def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
-    """Return the number of pieces computed in parallel: 1 if the device or scikit-learn uses all cores itself."""
-    single_threaded = features.device == "cpu" and classifier.kind in ("ensemble", "logistic", "forest")
-    return torch.get_num_threads() if single_threaded else 1
-
-
-def piece_probabilities(
-    prepared: PreparedPage,
-    number: int,
-    valid: np.ndarray,
-    classifier: PixelClassifier | PixelClusters,
-    look: Callable[[np.ndarray], None] | None = None,
-) -> np.ndarray:
-    """Classify a piece of a page.
-
-    Args:
-        prepared: the page.
-        number: index of the piece.
-        valid: (rows, columns) bool, its pixels with data.
-        classifier: fitted.
-        look: function that is called with the features (rows, columns, f) at the points of
-            `vispe.segment.features.sample_grid`.
-
-    Returns:
-        (K, rows, columns) float32; 0 where there is no data.
-    """
-    linear = classifier.linear if isinstance(classifier, PixelClassifier) and classifier.is_linear else None
-    # linear classifiers are applied before upsampling: K scores per pixel instead of f features
-    if linear is not None:
-        prob = classifier.probabilities_from_scores(prepared.scores(number, linear, look))
-        prob[:, ~valid] = 0
-        return prob
-    parts = prepared.parts(number)
-    if look is not None:
-        rows, columns = offsets(prepared.pieces[number])
-        look(np.concatenate([part[:, rows[:, None], columns] for part in parts]).transpose(1, 2, 0))
-    # avoid the copy of a mask where all pixels have data
-    if valid.all():
-        return _planes([part.reshape(len(part), -1) for part in parts], classifier).reshape(-1, *valid.shape)
-    prob = np.zeros((classifier.n_classes, *valid.shape), np.float32)
-    if valid.any():
-        prob[:, valid] = _planes([part[:, valid] for part in parts], classifier)
-    return prob
-
-
-def _planes(parts: Sequence[np.ndarray], classifier: PixelClassifier | PixelClusters) -> np.ndarray:
-    """Classify parts of the features, each (f', n) -> (K, n)."""
-    if isinstance(classifier, PixelClassifier):
-        return classifier.of_parts(parts)
-    # classifiers of text have a single part
-    planes = getattr(classifier, "planes", None)
-    if planes is not None:
-        return planes(parts[0])
-    return predict_in_chunks(parts, classifier.n_classes, classifier.probabilities)
-
-
 def within_memory(features: Features, work: Callable[[], _T], note: Callable[[str], None]) -> _T:
     """Run `work`; when memory runs out, shrink the tiles of `features` and try again.
 
@@ -305,23 +202,3 @@ def within_memory(features: Features, work: Callable[[], _T], note: Callable[[st
                     "fewer pages with z."
                 ) from error
             note(reduction)
-
-
-def _drop_small(labels: np.ndarray, least: int) -> tuple[np.ndarray, bool]:
-    """Replace connected components (8-connected) below `least` pixels by the class of the nearest larger one.
-
-    Returns:
-        The labels, and whether a larger component exists; without one the labels are unchanged.
-    """
-    from scipy.ndimage import distance_transform_edt
-    from skimage.measure import label
-
-    patches = label(labels, background=0, connectivity=2)
-    counts = np.bincount(patches.ravel())
-    small = (counts[patches] < least) & (labels > 0)
-    keep = (labels > 0) & ~small
-    if not small.any() or not keep.any():
-        return labels, bool(keep.any()) or not labels.any()
-    # index of the nearest pixel of a large component, for every pixel
-    nearest = distance_transform_edt(~keep, return_distances=False, return_indices=True)
-    return np.where(small, labels[tuple(nearest)], labels), True

@@ -21,7 +21,7 @@ from qtpy.QtWidgets import (
 )
 
 from vispe.segment.classify.pixel_classifier import KINDS
-from vispe.segment.napari.session import FEATURES
+from vispe.segment.napari.requests import FEATURES
 from vispe.segment.overlays import PALETTE, Color
 
 _FEWEST = 2

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from napari.layers import Image, Layer
 
     from vispe.segment.live.suggestions import Suggestion
-    from vispe.segment.napari.session import Answer
+    from vispe.segment.napari.requests import Answer
 
 _OF, _COLORS = "vispe.of", "vispe.colors"
 _MOVING = ("scale", "translate")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError, counted
-from vispe.images.labels.class_values import LONGEST, has_controls
+from vispe.images.labels.class_names import LONGEST, has_controls
 from vispe.segment.objects.table import Row
 
 _CLASS = "object_class"

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vispe.segment.objects.table import Row
-from vispe.segment.overlays import SMALLEST, Color, bold_font, to_rgb
+from vispe.segment.overlays import SMALLEST, Color, text_style, to_rgb
 
 _NUMBERED = 200
 """Largest number of objects on a page that are numbered."""
@@ -50,7 +50,7 @@ def draw_outlines(
     if not 0 < present[1:].sum() <= _NUMBERED:
         return canvas
     figure = Image.fromarray(canvas)
-    pen, font = ImageDraw.Draw(figure), bold_font(max(large.shape) // 2)
+    pen, font = ImageDraw.Draw(figure), text_style(max(large.shape) // 2).bold
     for row in rows:
         if row["object"] < len(table) and present[row["object"]]:
             position = [factor * (row[f"centroid_{axis}_px"] + 0.5) for axis in "xy"]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from vispe.errors import OptionError, did_you_mean
 from vispe.images.annotations.object_files import ObjectKind, checked_kinds
-from vispe.images.labels.class_values import class_number
+from vispe.images.labels.class_names import class_number
 from vispe.utils.options import NonNegativeInt, Options, PositiveInt
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 NECK = 0.75
 """A neck narrower than this fraction of the narrower of the two parts it connects is cut."""
+
 _SOFT = 1.0  # pixels: narrower necks are treated as boundary noise
 
 

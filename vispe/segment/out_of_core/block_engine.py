@@ -19,7 +19,8 @@ from vispe.segment.features.prepared_page import PreparedPage
 from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import load_model, open_features
-from vispe.segment.model.prediction import assemble, piece_threads
+from vispe.segment.model.piece_probabilities import piece_threads
+from vispe.segment.model.prediction import assemble
 from vispe.segment.out_of_core.job import _ONE, Job, PredictedBlock
 from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, PageWindow
 from vispe.segment.out_of_core.source.open_image import open_image

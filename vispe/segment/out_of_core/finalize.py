@@ -11,7 +11,8 @@ import numpy as np
 
 from vispe.segment.classify.class_prior import count, merge
 from vispe.segment.features.tiles import Region
-from vispe.segment.model.prediction import estimate_areas, finalize
+from vispe.segment.model.post_processing import finalize
+from vispe.segment.model.prediction import estimate_areas
 from vispe.segment.out_of_core import progress
 from vispe.segment.out_of_core.block_engine import grown_by, limit_concurrency
 from vispe.segment.out_of_core.job import Job

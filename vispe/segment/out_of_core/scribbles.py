@@ -8,15 +8,11 @@ import numpy as np
 
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.annotations.shapes import Shape
-from vispe.images.labels.class_values import Level, Naming, named_classes, read_names
-from vispe.images.labels.label_files import (
-    check_pages,
-    decoded_labels,
-    in_page_order,
-    label_codes,
-    thin_classes,
-    unpacked,
-)
+from vispe.images.labels.class_names import Level, Naming, read_names
+from vispe.images.labels.class_values import named_classes
+from vispe.images.labels.label_codes import decoded_labels, label_codes, unpacked_levels
+from vispe.images.labels.label_files import thin_classes
+from vispe.images.labels.label_pages import check_pages, in_page_order
 from vispe.images.labels.scribbles import overlap_note, rasterized, read_strokes
 from vispe.images.labels.shape_labels import level_of, shape_pixels, shape_set
 from vispe.images.labels.unlabelled_values import find_void_jointly
@@ -141,7 +137,7 @@ def _read(
     has_colour = any(colour for _, _, colour in labelled)
     codes = [c if colour or not has_colour else c << 32 | c << 16 | c for _, c, colour in labelled]
     present, index = np.unique(np.concatenate(codes), return_inverse=True)
-    levels = unpacked(present, has_colour, deep)
+    levels = unpacked_levels(present, has_colour, deep)
     return np.concatenate([indices for indices, _, _ in labelled]), index, levels, list(notes), n_pixels
 
 

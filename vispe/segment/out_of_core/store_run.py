@@ -12,8 +12,9 @@ from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.invariance_report.image_report import trust_image
 from vispe.segment.materials.image_record import measure_image
-from vispe.segment.model.model_file import Model, versions
-from vispe.segment.model.prediction import Segmenter, no_large_component
+from vispe.segment.model.model_file import Model
+from vispe.segment.model.post_processing import no_large_component
+from vispe.segment.model.prediction import Segmenter
 from vispe.segment.out_of_core import output_stem, progress, zarr_store
 from vispe.segment.out_of_core.block_engine import engine, file_digest, prepare_page, run_block
 from vispe.segment.out_of_core.finalize import area_of_page, finalize_block
@@ -30,6 +31,7 @@ from vispe.segment.run.resume import fingerprint_files
 from vispe.segment.run.run_report import Clock, timing, vanishing_class_notes
 from vispe.segment.run.run_state import check_channels
 from vispe.segment.types import Areas
+from vispe.utils.version import versions
 
 Bounds = tuple[int, int, int, int]
 

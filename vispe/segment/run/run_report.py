@@ -14,11 +14,12 @@ from vispe.segment.classify.class_prior import SPREADS, interval
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.materials.image_record import table_row
 from vispe.segment.metrics import summarize
-from vispe.segment.model.model_file import Model, versions
+from vispe.segment.model.model_file import Model
 from vispe.segment.objects.sizes import summarize_batch
 from vispe.segment.run.html_report import write_page
 from vispe.segment.types import Areas, ImageFacts, PostProcessing
 from vispe.utils.files import write_csv, write_json
+from vispe.utils.version import versions
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
 # a class has vanished if its area before reweighting exceeds the first fraction of the pixels, and reweighting

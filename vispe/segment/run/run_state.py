@@ -14,7 +14,7 @@ from vispe.segment.classify import cluster_count_figure
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.model.model_file import Model, load_model, save_model, versions
+from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.object_files import COMBINED, write_combined
 from vispe.segment.run.disk_space import DiskFull, disk_space_guard
@@ -25,6 +25,7 @@ from vispe.segment.run.resume import Journal, digest, fingerprint_files, to_json
 from vispe.segment.run.run_report import Report, run_settings
 from vispe.segment.text.config import TextConfig
 from vispe.utils.files import check_writable
+from vispe.utils.version import versions
 
 MODEL_NAME = "model.vispe"
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from vispe.backbones.load_model import CLIP, check_kind, kind_of
+from vispe.backbones.model_names import CLIP, check_kind, kind_of
 from vispe.errors import InputError, OptionError
 from vispe.segment.text.readouts import parse_readout
 from vispe.utils.options import Interval, Options

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError, OptionError
-from vispe.images.labels.class_values import checked_names
+from vispe.images.labels.class_names import checked_names
 
 TEMPLATES = (
     "{}",

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from vispe.backbones import clip_weights
-from vispe.backbones.clip_weights import FOLDER, MODEL, TAG, Checkpoint, find_weights, on_disk, quiet
+from vispe.backbones.clip_weights import quiet
 from vispe.backbones.hub import cached, check_reach
+from vispe.backbones.local.clip_checkpoints import FOLDER, MODEL, TAG, Checkpoint, find_weights, on_disk
 from vispe.errors import InputError, short
 from vispe.segment.text.readouts import Readout
 from vispe.segment.text.towers import prepare

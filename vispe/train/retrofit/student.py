@@ -13,7 +13,8 @@ from torch import nn
 from vispe.backbones.local.debiased import DebiasedModel
 from vispe.backbones.local.retrofitted import fitted, read_card
 from vispe.backbones.model_access import final_tokens as final_tokens
-from vispe.backbones.vision_model import VisionModel, reinitialized_copy
+from vispe.backbones.model_access import reinitialized_copy
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
 from vispe.images.symmetry import symmetrize

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from vispe.backbones.load_model import CLIP, kind_of, load_model
-from vispe.backbones.local.debiased import DebiasedModel, Debiasing, read_debiased
+from vispe.backbones.load_model import load_model
+from vispe.backbones.local.debiased import DebiasedModel, Debiasing
+from vispe.backbones.local.debiased_folder import read_debiased
 from vispe.backbones.model_access import blocks_of, patch_projection
+from vispe.backbones.model_names import CLIP, kind_of
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
 from vispe.train.retrofit.config import Teacher
@@ -95,7 +97,7 @@ def _without_weights(config: Teacher) -> Teacher:
         return replace(config, weights="random")
     import open_clip
 
-    from vispe.backbones.clip_weights import split_name
+    from vispe.backbones.local.clip_checkpoints import split_name
 
     plain, tag = split_name(config.name.removeprefix(CLIP))
     if ":" in plain:

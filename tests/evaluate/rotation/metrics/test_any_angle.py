@@ -7,7 +7,8 @@ import torch
 from tests.evaluate.rotation.cases import F64, field, noise, vit
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation import Canvas, VisionModel, angle_equivariance, raw_intensity, rotate
-from vispe.images.symmetry.warp import match_spectrum, sampling_grid
+from vispe.images.symmetry.spectrum import match_spectrum
+from vispe.images.symmetry.warp import sampling_grid
 
 
 def row(rows, transform):

@@ -48,7 +48,7 @@ def audit(
     from pathlib import Path
 
     from vispe.backbones.distributed import Processes
-    from vispe.backbones.load_model import accepts_img_size
+    from vispe.backbones.model_names import accepts_img_size
     from vispe.cli.common import Output, find, progress_bar, section, versions
     from vispe.errors import OptionError, counted
     from vispe.evaluate.attention.divergence import compare_heads_or_reason

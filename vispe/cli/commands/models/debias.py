@@ -57,8 +57,8 @@ def debias(
     import warnings
     from pathlib import Path
 
-    from vispe.backbones.load_model import NETWORKS, check_kind
-    from vispe.backbones.local.debiased import MAP, RECORD, save_debiased
+    from vispe.backbones.local.debiased_folder import MAP, RECORD, save_debiased
+    from vispe.backbones.model_names import NETWORKS, check_kind
     from vispe.cli.common import Output, find, load, progress
     from vispe.errors import counted
     from vispe.evaluate.measure.probe_images import load_images

@@ -88,9 +88,10 @@ def _model(
     import torch
 
     from vispe.backbones.device import choose_device
-    from vispe.backbones.load_model import NETWORKS, has_weights, load_model
+    from vispe.backbones.load_model import load_model
     from vispe.backbones.local.debiased import inner_model
     from vispe.backbones.model_access import image_size
+    from vispe.backbones.model_names import NETWORKS, has_weights
     from vispe.errors import OptionError
     from vispe.hosts.attention_paths import attention_paths
     from vispe.hosts.convert import convert

@@ -26,7 +26,8 @@ from vispe.evaluate.rotation.helpers import Found, at_angles, canvas_of, feature
 from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import ALL_ANGLES, ANGLE, FULL, Key
 from vispe.evaluate.rotation.records import Measurement
-from vispe.images.symmetry.warp import Canvas, match_spectrum, rotate
+from vispe.images.symmetry.spectrum import match_spectrum
+from vispe.images.symmetry.warp import Canvas, rotate
 
 VALUE = "value"
 FLOORS = ("round trip", "features", "blur")

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction
-from vispe.backbones.vision_model import VisionModel, reinitialized_copy
+from vispe.backbones.model_access import reinitialized_copy
+from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance, raw_intensity
 from vispe.evaluate.rotation.record_key import POSITION_CODE, RANDOM, RAW
 from vispe.evaluate.rotation.records import Measurement, relabelled

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, OptionError, counted, is_integer
-from vispe.images.labels.class_values import LONGEST, has_controls
-from vispe.images.labels.scribbles import WIDEST, Stroke, check_work
+from vispe.images.labels.class_names import LONGEST, has_controls
+from vispe.images.labels.scribbles import WIDEST
+from vispe.images.labels.stroke_pixels import Stroke, check_work
 from vispe.segment.live.labelled_pages import MAX_CLASSES
 
 _POINTS = 200_000  # upper bound of the points of all scribbles of an image

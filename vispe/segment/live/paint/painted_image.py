@@ -1,23 +1,17 @@
-"""Image of a paint session: its scribbles, and what the window shows of it."""
+"""Image of a paint session: its scribbles, files and state."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from vispe.images.labels.scribbles import Stroke, stroke_pixels
+from vispe.images.labels.stroke_pixels import Stroke, stroke_pixels
 from vispe.images.read import Micrograph
 from vispe.segment.live.live_segmentation import Live
-
-SIDE = 2048
-"""Largest side in pixels of the image sent to the window; scribbles are in pixels of the original image."""
 
 
 @dataclass(eq=False)
@@ -96,31 +90,3 @@ def listed(strokes: Sequence[Stroke]) -> list[dict[str, Any]]:
         }
         for s in strokes
     ]
-
-
-def shown_png(live: Live) -> bytes:
-    """Return the page of a session as shown in the window, a PNG of at most `SIDE` pixels."""
-    grey, valid = live.normalized()
-    pixels = (np.where(valid[..., None], np.nan_to_num(grey), 0) * 255).round().astype(np.uint8)
-    # other numbers of channels are shown as their mean, as in overlays
-    pixels = pixels if pixels.shape[2] == 3 else pixels.mean(2).round().astype(np.uint8)
-    return _png(_fitting(Image.fromarray(pixels), Image.Resampling.BOX))
-
-
-def png_text(image: Image.Image, resampling: Image.Resampling, **options: Any) -> str:
-    """Return an image of at most `SIDE` pixels as a PNG in base64."""
-    return base64.b64encode(_png(_fitting(image, resampling), **options)).decode()
-
-
-def _fitting(image: Image.Image, resampling: Image.Resampling) -> Image.Image:
-    """Downscale an image to at most `SIDE` pixels."""
-    scale = SIDE / max(image.size)
-    if scale >= 1:
-        return image
-    return image.resize((max(round(image.width * scale), 1), max(round(image.height * scale), 1)), resampling)
-
-
-def _png(image: Image.Image, **options: Any) -> bytes:
-    out = io.BytesIO()
-    image.save(out, "PNG", compress_level=1, **options)
-    return out.getvalue()

@@ -4,100 +4,20 @@ The layout is always (z, h, w, c): pages, rows, columns, channels. Values have t
 `vispe.images.normalize` scales them.
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError, counted, did_you_mean
+from vispe.errors import InputError, counted
 from vispe.images.formats.decode import decode
-from vispe.images.formats.decoded_image import GIGAPIXEL, Decoded, PageAxes, Resolution
+from vispe.images.formats.decoded_image import GIGAPIXEL, Decoded
 from vispe.images.formats.size_limits import enough_memory
-from vispe.images.orientation import AS_STORED, Frame, Orientation, check_orientation
+from vispe.images.orientation import Frame, Orientation, check_orientation
+from vispe.images.read.micrograph import Micrograph
+from vispe.images.read.selection import channel_numbers, pick_pages, picked_axes
 from vispe.images.sample import parse_crop, read_mask, transparent
-
-
-@dataclass(frozen=True, eq=False)
-class Micrograph:
-    """An image file in memory.
-
-    Attributes:
-        path: the file.
-        pages: (z, h, w, c) in the dtype of the file, native byte order; c = 1 for grey, 3 for colour.
-        pixel_size: microns per pixel (y, x), or None if unknown.
-        resolution: resolution tags as stored, (x, y, unit), with unit 'none', 'inch' or 'cm'.
-        channel_names: one name per channel, or () if the file has no names.
-        notes: notes for the user, such as a dropped alpha channel.
-        page_axes: page axes, slowest first; () for one page. A range of pages across several axes is one axis with
-            all their letters, such as 'TZ'.
-        z_step: microns between pages along Z, or None if unknown.
-        frame_interval: seconds between pages along T, or None if unknown.
-        frame: orientation tag of the file, and whether it was applied.
-        sample: (z, h, w) bool, False for pixels excluded by a crop, a mask or transparency; None if there are none.
-        exclusions: one sentence for each reason for exclusions.
-        multichannel: whether the file has several channels that are not RGB, also if one of them is selected.
-    """
-
-    path: Path
-    pages: np.ndarray
-    pixel_size: tuple[float, float] | None = None
-    resolution: Resolution | None = None
-    channel_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    page_axes: PageAxes = ()
-    z_step: float | None = None
-    frame_interval: float | None = None
-    frame: Frame = AS_STORED
-    sample: np.ndarray | None = None
-    exclusions: tuple[str, ...] = ()
-    multichannel: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self.pages.shape[1], self.pages.shape[2]
-
-    @property
-    def n_pages(self) -> int:
-        """Number of pages, z."""
-        return self.pages.shape[0]
-
-    @property
-    def channels(self) -> int:
-        """Number of channels, c."""
-        return self.pages.shape[3]
-
-    @property
-    def axis_lengths(self) -> dict[str, int]:
-        """Page axes with their lengths."""
-        return dict(self.page_axes)
-
-    @cached_property
-    def valid(self) -> np.ndarray:
-        """Boolean (z, h, w): pixels with data, finite in every channel and not excluded."""
-        return self.finite if self.sample is None else self.finite & self.sample
-
-    def exclude_transparent(self, opaque: np.ndarray) -> "Micrograph":
-        """Return the image with transparent pixels excluded; unchanged if all or none of the pixels are opaque.
-
-        Args:
-            opaque: (z, h, w) bool.
-        """
-        if opaque.all() or not opaque.any():
-            return self
-        sample = opaque if self.sample is None else self.sample & opaque
-        note = _excluded_note(self, opaque, "are transparent (alpha 0)")
-        return replace(self, sample=sample, exclusions=(*self.exclusions, note))
-
-    @cached_property
-    def finite(self) -> np.ndarray:
-        """Boolean (z, h, w): pixels that are finite in every channel."""
-        if self.pages.dtype.kind != "f":
-            return np.ones(self.pages.shape[:3], bool)
-        return np.isfinite(self.pages).all(-1)
 
 
 def read_image(
@@ -165,7 +85,7 @@ def _read(
     transparent_pixels = None if transparent_pixels is None else pick_pages(path, transparent_pixels, z)
     pages = pick_pages(path, decoded.pages, z)
     chosen = pick_pages(path, np.arange(len(decoded.pages)), z)
-    page_axes = _picked_axes(decoded.page_axes, chosen)
+    page_axes = picked_axes(decoded.page_axes, chosen)
     frame = frame.with_pages(decoded.page_axes, chosen)
     pages = _plain_colours(pages, decoded, notes)
     names = decoded.channel_names if len(decoded.channel_names) == pages.shape[-1] else ()
@@ -194,16 +114,11 @@ def _read(
         y, x = decoded.pixel_size
         notes.append(f"the pixels of {path.name} are not square: {y:.4g} x {x:.4g} microns (y, x).")
     if crop is not None or mask is not None or transparent_pixels is not None:
-        image = _excluded(image, transparent_pixels, crop, None if mask is None else Path(mask), notes)
+        image = _exclude(image, transparent_pixels, crop, None if mask is None else Path(mask), notes)
     return replace(image, notes=tuple(notes))
 
 
-def _excluded_note(image: Micrograph, inside: np.ndarray, why: str) -> str:
-    percentage = 100 * float(1 - inside.mean())
-    return f"{percentage:.3g} % of the pixels of {image.path.name} {why} and are excluded from all numbers."
-
-
-def _excluded(
+def _exclude(
     image: Micrograph,
     transparent_pixels: np.ndarray | None,
     crop: str | None,
@@ -211,31 +126,23 @@ def _excluded(
     notes: list[str],
 ) -> Micrograph:
     """Exclude transparent pixels, and pixels outside of a crop or a mask."""
-    shape, name = image.pages.shape[:3], image.path.name
-    sample, reasons = np.ones(shape, bool), []
-
-    def exclude(inside: np.ndarray, why: str) -> None:
-        nonlocal sample
-        if not inside.all():
-            reasons.append(_excluded_note(image, inside, why))
-            sample = sample & inside
-
+    shape = image.pages.shape[:3]
     if transparent_pixels is not None:
         if transparent_pixels.all():
-            notes.append(f"every pixel of {name} is transparent (alpha 0): the alpha channel is ignored.")
+            notes.append(
+                f"every pixel of {image.path.name} is transparent (alpha 0): the alpha channel is ignored."
+            )
         image = image.exclude_transparent(~transparent_pixels)
-        sample, reasons = sample if image.sample is None else image.sample, list(image.exclusions)
     if crop is not None:
         inside = np.zeros(shape, bool)
         inside[(slice(None), *parse_crop(crop, image.shape))] = True
-        exclude(inside, f"are outside of the crop {crop}")
+        image = image.exclude(inside, f"are outside of the crop {crop}")
     if mask is not None:
         inside, mask_notes = read_mask(mask, shape, image.frame)
         notes += mask_notes
-        exclude(inside, f"are excluded by the mask {mask.name}")
-    image = replace(image, sample=sample if reasons else None, exclusions=tuple(reasons))
+        image = image.exclude(inside, f"are excluded by the mask {mask.name}")
     if not image.valid.any():
-        raise InputError(f"{image.path}: all pixels are excluded: {' '.join(reasons)}")
+        raise InputError(f"{image.path}: all pixels are excluded: {' '.join(image.exclusions)}")
     return image
 
 
@@ -273,66 +180,3 @@ def _invert(pages: np.ndarray, bits: int) -> np.ndarray:
     if pages.dtype.kind == "u":
         return np.asarray((1 << bits) - 1, pages.dtype) - pages
     return ~pages if pages.dtype.kind == "i" else -pages
-
-
-def pick_pages(path: Path, pages: np.ndarray, z: int | str | None) -> np.ndarray:
-    """Select pages (z, ...) by a number such as 3 or a range such as 0:10; None selects all.
-
-    Raises:
-        InputError: an invalid selection, or pages that do not exist.
-    """
-    if z is None:
-        return pages
-    n, text = len(pages), str(z).strip()
-    match = re.fullmatch(r"(\d*):(\d*)|(\d+)", text)
-    if not match:
-        raise InputError(f"z must be a page number such as 3, or a range such as 0:10, got {z!r}.")
-    first, last, single = match.groups()
-    start, stop = (int(single), int(single) + 1) if single else (int(first or 0), int(last) if last else n)
-    if not 0 <= start < stop <= n:
-        raise InputError(f"{path}: z must select pages of the image (0 to {n - 1}), got {text}.")
-    return pages[start:stop]
-
-
-def _picked_axes(axes: PageAxes, chosen: np.ndarray) -> PageAxes:
-    """Return the page axes of a range of pages: all axes, a part of the last one, or one merged axis."""
-    if len(chosen) == np.prod([n for _, n in axes], dtype=np.int64):
-        return axes
-    if len(chosen) == 1 or not axes:
-        return ()
-    letter, length = axes[-1]
-    one_block = chosen[0] // length == chosen[-1] // length
-    return ((letter if one_block else "".join(a for a, _ in axes), len(chosen)),)
-
-
-def channel_numbers(
-    path: Path, requested: int | str | Sequence[int | str], n: int, names: tuple[str, ...]
-) -> list[int]:
-    """Return the indices of `n` channels that are selected by number or name.
-
-    Raises:
-        InputError: no channel, or one that does not exist.
-    """
-    entries = (
-        [requested]
-        if isinstance(requested, int)
-        else requested.split(",")
-        if isinstance(requested, str)
-        else requested
-    )
-    if not entries:
-        raise InputError(
-            f"{path}: channel must name at least one channel, got {requested!r}. Omit it to use all channels."
-        )
-    return [_channel(path, entry, n, names) for entry in entries]
-
-
-def _channel(path: Path, entry: int | str, n: int, names: tuple[str, ...]) -> int:
-    text = str(entry).strip()
-    if text in names:
-        return names.index(text)
-    if text.isdecimal() and int(text) < n:
-        return int(text)
-    listing = f", named {', '.join(names)}" if names else ""
-    hint = did_you_mean(text, names)
-    raise InputError(f"{path}: channel must be one of {n} (0 to {n - 1}{listing}), got {text}.{hint}")

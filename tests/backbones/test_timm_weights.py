@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 import vispe
 from tests.cases import cases
 from tests.products import partly, slow_except
+from vispe.backbones.local.timm_weights import built_with
 from vispe.backbones.timm import load_backbone
-from vispe.backbones.weights import built_with
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.evaluate.evaluated import load_evaluated_model
