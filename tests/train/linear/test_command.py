@@ -222,6 +222,43 @@ def test_images_are_held_out():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (lambda mask: mask[:-1], r"\(1, 75, 60\)|75 x 60"),
+        (lambda mask: mask + 1, "has the value 0, but .* numbers the 2 classes from 1"),
+        (lambda mask: mask * 2, "class 2 is 2, but it is 1 in "),
+    ],
+)
+def test_masks_of_validation_images_are_compared_before_training(task, folder, tmp_path, change, words):
+    val_masks = tmp_path / "val"
+    val_masks.mkdir()
+    for path in (folder / "masks").iterdir():
+        Image.fromarray(change(np.array(Image.open(path)))).save(val_masks / path.name)
+    steps = []
+    with pytest.raises(InputError, match=words):
+        linear_segmentation(
+            replace(task, val_images=task.images, val_masks=[str(val_masks)]),
+            lambda step, loss: steps.append(step),
+        )
+    assert not steps
+    assert not (tmp_path / "out").exists()
+
+
+def test_grey_levels_of_validation_masks_are_those_of_training(task, folder, tmp_path):
+    for name, levels in (("train", [0, 255]), ("val", [100, 255])):
+        (tmp_path / name).mkdir()
+        for path in (folder / "masks").iterdir():
+            Image.fromarray(np.uint8(levels)[np.array(Image.open(path))]).save(tmp_path / name / path.name)
+    actual = linear_segmentation(
+        replace(
+            task, masks=[str(tmp_path / "train")], val_images=task.images, val_masks=[str(tmp_path / "val")],
+            n_classes=3, steps=1,
+        )
+    )  # fmt: skip
+    assert np.sum(actual["confusion"], 1)[[0, 1]].tolist() == [0, np.sum(actual["confusion"][1])]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
         ({"retrofit": "folder"}, "needs either `model` or `retrofit`, got both"),
         ({"model": None}, "got neither"),
         ({"val_images": ["a"]}, "must be set together"),

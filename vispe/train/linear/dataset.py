@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ class Pairs:
         tensor: converts a page (H, W, c) in [0, 1] to an image (3, H, W).
         zero: whether the value 0 in a mask is the first class, or ignored.
         n_classes: K, or None to infer it from the masks.
+        others: further masks with the same classes, see `FileMasks`.
 
     Raises:
         InputError: a mask is missing, or does not match its image.
@@ -39,12 +41,14 @@ class Pairs:
         images: Sequence[str],
         masks: Sequence[str],
         tensor: Callable[[np.ndarray], Tensor],
-        zero: str = "class",
+        zero: Literal["class", "ignore"] = "class",
         n_classes: int | None = None,
+        others: Sequence[str] = (),
     ) -> None:
         paths: list[Path] = find_images(images)
         self._images = FileImages(paths, tensor)
-        self._masks = FileMasks(self._images, find_images(masks), zero, n_classes)
+        other_masks = find_images(others) if others else ()
+        self._masks = FileMasks(self._images, find_images(masks), zero, n_classes, other_masks)
         self.names = self._images.names
         self.n_classes = int(self._masks.n_classes or 0)
         self.read = lru_cache(_CACHED)(self._read)
@@ -57,6 +61,14 @@ class Pairs:
     def notes(self) -> tuple[str, ...]:
         """Notes of the files that were read so far."""
         return (*self._images.notes, *self._masks.notes)
+
+    def check(self, other: "Pairs | None" = None) -> None:
+        """Read every mask, and compare the classes of their values with those of other pairs that were checked.
+
+        Raises:
+            InputError: a mask does not match its image, or a value is another class in another mask.
+        """
+        self._masks.check(None if other is None else other._masks)
 
     def _read(self, number: int) -> tuple[Tensor, Tensor]:
         mask = torch.from_numpy(self._masks[number].astype(np.int64)) - 1
