@@ -1,7 +1,9 @@
 """Linear segmentation: the score is that of all pixels, a stopped run equals one that was not, a frozen model stays."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,7 +84,7 @@ def test_it_learns_and_reports_the_miou_of_all_pixels(task, tmp_path):
 
 
 @pytest.mark.parametrize("rate", slow_except([0.0, 1e-4], [1e-4]))
-def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
+def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate, monkeypatch):
     task = replace(task, steps=12, save_steps=4, logging_steps=3, backbone_lr=rate)
     whole = linear_segmentation(task)
 
@@ -100,7 +102,15 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
         InputError, match=r"interrupted linear segmentation with other settings: lr was 0\.01 and is 0\.003"
     ):
         linear_segmentation(replace(again, lr=3e-3))
+    other = tmp_path / "other"
+    shutil.copytree(Path(task.images[0]).parent, other)
+    Image.fromarray(np.zeros((76, 60), np.uint8)).save(other / "images" / "s1.png")
+    monkeypatch.chdir(other)
+    with pytest.raises(InputError, match=r"other settings: images was .*linear.* and is .*other/images"):
+        linear_segmentation(replace(again, images=["images"], masks=["masks"]))
+    monkeypatch.chdir(Path(task.images[0]).parent)
     steps = []
+    again = replace(again, images=["images"], masks=["masks"])
     resumed = linear_segmentation(again, lambda step, loss: steps.append(step))
     assert steps == [*range(5, 13)]
     assert resumed["confusion"] == whole["confusion"]
@@ -112,6 +122,21 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
     assert any(k.startswith("backbone.") for k in first) == (rate > 0)
     left = sorted(path.name for path in (tmp_path / "again").iterdir())
     assert left == ["linear.safetensors", "log.jsonl", "metrics.json"]
+
+
+def test_a_stopped_run_needs_the_same_images(task, folder, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(folder, data)
+
+    def kill(step, loss):
+        raise KeyboardInterrupt
+
+    task = replace(task, images=[str(data / "images")], masks=[str(data / "masks")], steps=2, save_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        linear_segmentation(task, kill)
+    Image.fromarray(np.zeros((76, 60), np.uint8)).save(data / "images" / "s1.png")
+    with pytest.raises(InputError, match=r"other settings: data\.fingerprint was"):
+        linear_segmentation(task)
 
 
 def test_a_frozen_backbone_stays_and_a_tuned_one_changes():

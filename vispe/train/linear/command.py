@@ -55,13 +55,17 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
             settings.
     """
     task.check()
+    task = task.with_absolute_paths()
     folder = RunFolder(Path(task.out), "linear.safetensors", "metrics.json", "linear segmentation")
-    folder.check(task.identity(), task.force)
+    folder.check(task.identity(), task.force, partly=True)
     backbone = _backbone(task)
     check_size(task.img_size, backbone, "the model")
     train_part, val_part = _data(task, backbone)
+    # the same names may be other images
+    identity = task.identity() | {"data.fingerprint": train_part.pairs.fingerprint()}
+    folder.check(identity, task.force)
     device = choose_device(task.device)
-    folder.begin(task.identity(), task.force)
+    folder.begin(identity, task.force)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         options = {"norm": task.norm, "dropout": task.dropout, "tune": task.backbone_lr > 0}

@@ -14,6 +14,7 @@ from vispe.errors import InputError, OptionError, counted
 from vispe.images.file_search import find_images
 from vispe.images.sequences import FileImages, FileMasks
 from vispe.images.symmetry.d4 import D4
+from vispe.train.data.dataset import digest
 
 IGNORE = -1
 """Class number of ignored pixels; the classes are 0..K-1."""
@@ -46,9 +47,10 @@ class Pairs:
         others: Sequence[str] = (),
     ) -> None:
         paths: list[Path] = find_images(images)
+        mask_paths, other_masks = find_images(masks), find_images(others) if others else ()
         self._images = FileImages(paths, tensor)
-        other_masks = find_images(others) if others else ()
-        self._masks = FileMasks(self._images, find_images(masks), zero, n_classes, other_masks)
+        self._masks = FileMasks(self._images, mask_paths, zero, n_classes, other_masks)
+        self._files = [*paths, *mask_paths]
         self.names = self._images.names
         self.n_classes = int(self._masks.n_classes or 0)
         self.read = lru_cache(_CACHED)(self._read)
@@ -61,6 +63,10 @@ class Pairs:
     def notes(self) -> tuple[str, ...]:
         """Notes of the files that were read so far."""
         return (*self._images.notes, *self._masks.notes)
+
+    def fingerprint(self) -> str:
+        """Return a sha256 of names and sizes in bytes of images and masks."""
+        return digest("pairs", *((path.name, path.stat().st_size) for path in self._files))
 
     def check(self, other: "Pairs | None" = None) -> None:
         """Read every mask, and compare the classes of their values with those of other pairs that were checked.
