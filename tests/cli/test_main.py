@@ -191,6 +191,27 @@ def test_wrong_config_files_are_explained_in_one_line(capsys, tmp_path):
     failed(capsys, "toy", "--config", str(path))
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--stages [{img_size:x}]", "--stages: img_size must be an integer, got 'x'"),
+        ("--stages [{img_size:64,steps:1.5}]", "--stages: steps must be an integer, got '1.5'"),
+        ("--stages [{steps:3}]", "--stages needs the key img_size"),
+        ("--stages 3", "--stages must be a list of mappings, such as '[{key: value}]', got '3'"),
+        ("--student 3", "--student must be a mapping, such as '{key: value}', got '3'"),
+        ("--student {rank:x}", "--student.rank must be an integer, got 'x'"),
+        ("--teacher.img_size a", "--teacher.img_size must be an integer, got 'a'"),
+        ("--student.symmetric 7", "--student.symmetric must be true or false, got '7'"),
+    ],
+)
+def test_errors_in_groups_name_the_key(capsys, words, message):
+    words = [word.replace(":", ": ") for word in words.split()]
+    stages = [] if "--stages" in words else ["--stages", "[{img_size: 64, steps: 3}]"]
+    teacher = ["--teacher.name", "test_vit"]
+    error = failed(capsys, "retrofit", *teacher, *stages, "--data", "[{synthetic: 3}]", *words, "-o", "o")
+    assert error == f"retrofit: {message}. See vispe retrofit --help."
+
+
 def test_unknown_command_suggests_the_right_one(capsys):
     error = failed(capsys, "segmnt", "a.png")
     assert error.startswith(
@@ -408,6 +429,17 @@ def test_list_and_info_and_cite(capsys):
     out = capsys.readouterr().out
     assert "arxiv.org/abs/2603.16840" in out
     assert f"version = {{{vispe.__version__}}}" in out
+
+
+def test_a_list_without_a_match_fails(capsys):
+    assert main(["list", "alibi3"]) == 1
+    text = "vispe: list: no name matches 'alibi3' and the options. Did you mean 'alibi3d' or 'alibi'"
+    output = capsys.readouterr()
+    assert output.err.startswith(text)
+    assert not output.out
+    assert main(["list", "--kind", "scheme", "--exclude", "*", "--json"]) == 1
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("[]\n", "vispe: list: no name matches '*' and the options.\n")
 
 
 def test_info_of_an_alias(capsys):

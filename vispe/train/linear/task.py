@@ -133,6 +133,6 @@ def read_task(argv: Sequence[str]) -> LinearTask:
     )
     parser.add_class_arguments(LinearTask, as_group=False)
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
-    values = vars(instantiate(parser.parse_args(task_arguments(argv))))
+    values = vars(instantiate(parser.parse_args(task_arguments(argv, LinearTask))))
     values.pop("config")
     return LinearTask(**values)
