@@ -189,6 +189,11 @@ def test_wrong_config_files_are_explained_in_one_line(capsys, tmp_path):
     )
     path.write_text("images: [a\n")
     failed(capsys, "toy", "--config", str(path))
+    for text, kind in (("", "nothing"), ("[1]\n", "a sequence")):
+        path.write_text(text)
+        error = failed(capsys, "toy", "--config", str(path))
+        assert error == f"{path} must contain options, such as `seed: 1`, got {kind}."
+    assert f"--config must be a file, got '{tmp_path}'" in failed(capsys, "toy", "--config", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -210,6 +215,58 @@ def test_errors_in_groups_name_the_key(capsys, words, message):
     teacher = ["--teacher.name", "test_vit"]
     error = failed(capsys, "retrofit", *teacher, *stages, "--data", "[{synthetic: 3}]", *words, "-o", "o")
     assert error == f"retrofit: {message}. See vispe retrofit --help."
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("rotate test_vit --textures 1 --crop 0", "--crop needs an integer above 0, got --crop 0"),
+        ("rotate test_vit --textures 1 --batch-size 0", "--batch-size needs an integer above 0"),
+        ("rotate test_vit --textures 1 --clusters 1", "--clusters needs an integer of 2 or more"),
+        ("rotate test_vit --textures 1 --budget 0", "--budget needs an integer above 0"),
+        ("rotate test_vit --textures 1 --seed -1", "--seed needs an integer of 0 or more"),
+        ("rotate test_vit --textures 1 --img-size 0", "--img-size needs an integer above 0"),
+        ("rotate test_vit --textures 1 --zero ignore", "--zero ignore has no effect without --masks"),
+        ("rotate test_vit a.png --classes a,b", "--classes has no effect without --masks"),
+        ("rotate test_vit a.png --masks a.png --metrics d4", "--masks has no effect on --metrics d4."),
+        (
+            "rotate test_vit a.png --clusters 4 --metrics d4,lie",
+            "--clusters has no effect on --metrics d4,lie.",
+        ),
+        ("rotate test_vit a.png --angles 10 --metrics d4", "--angles has no effect on --metrics d4."),
+        ("rotate test_vit a.png --budget 7 --metrics d4", "--budget has no effect on --metrics d4."),
+        ("audit test_vit --noise -1 --textures 1", "--noise needs an integer of 0 or more"),
+        ("audit test_vit --noise 1 --seed -1", "--seed needs an integer of 0 or more"),
+        ("probe test_vit a.png --noise -1", "--noise needs an integer of 0 or more"),
+        ("probe test_vit a.png --textures -1", "--textures needs an integer of 0 or more"),
+        (
+            "probe test_vit a.png --regressor linear --alpha 2",
+            "--alpha 2 has no effect on --regressor linear",
+        ),
+        ("health test_vit a.png --noise -1", "--noise needs an integer of 0 or more"),
+        ("debias test_vit a.png --method rasa --noise -1 -o o", "--noise needs an integer of 0 or more"),
+        ("plot alibi2d -o o.png --layer -1", "layer must be 0 or more, got -1"),
+        ("list --ndim 0", "no name matches '*'"),
+    ],
+)
+def test_numbers_out_of_range_and_options_without_effect_are_refused(
+    capsys, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.arange(64 * 64).reshape(64, 64).astype(np.uint8)).save("a.png")
+    random = [] if words.startswith(("plot", "list")) else ["--weights", "random"]
+    assert main([*words.split(), *random]) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize(
+    "words", ["rotate test_vit --textures 1 -o", "plot alibi2d -o", "probe test_vit --pos-embed"]
+)
+def test_empty_text_is_refused(capsys, words):
+    command, option = words.split()[0], "--out" if words.endswith("-o") else "--pos-embed"
+    expected = f"{command}: {option} must not be empty, got ''. Check that shell variables are set."
+    assert failed(capsys, *words.split(), "") == expected
 
 
 def test_unknown_command_suggests_the_right_one(capsys):

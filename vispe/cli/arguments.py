@@ -59,6 +59,13 @@ def read_options(
     except ArgumentError as error:
         unavailable = {_flag(key): why for key, why in getattr(module, "UNAVAILABLE", {}).items()}
         raise OptionError(_explain(name, str(error.message), options, unavailable)) from error
+    for key, parameter in parameters.items():
+        # such as an unset shell variable
+        if values.get(key.rstrip("_")) == "" and parameter.default != "":
+            option = key.upper() if key in positionals else _flag(key.rstrip("_"))
+            raise OptionError(
+                f"{name}: {option} must not be empty, got ''. Check that shell variables are set."
+            )
     return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
 
 
@@ -178,6 +185,7 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
 
     def checked_option(match: re.Match[str]) -> str:
         key, words = match.groups()
+        key = renamed.get(key, key)
         named = key in keys and key not in positionals
         return f"{_flag(key)}{words}got {_flag(key)} " if named else match[0]
 
@@ -367,6 +375,8 @@ def _explain(name: str, message: str, options: Sequence[str], unavailable: Mappi
             return sentence(*match.groups()) + see
     if match := re.search(r"File does not exist: (.*)", message):
         return f"{name}: config file {match[1]} does not exist."
+    if match := re.search(r"Path is not a file: (.*)", message):
+        return f"{name}: --config must be a file, got {match[1]}."
     if parsed := re.findall(r'[Pp]arser key "([^"]+)"', message):
         option = _nested_option(parsed, keys)
         if match := re.search(r"the following arguments are required: (.*)", message):

@@ -178,7 +178,10 @@ def _check_recipe(file: Path) -> None:
         root = yaml.compose(text, yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{file} is not readable YAML ({' '.join(str(error).split())[:200]}).") from error
-    if isinstance(root, yaml.MappingNode) and any(key.value == "config" for key, _ in root.value):
+    if not isinstance(root, yaml.MappingNode):
+        content = "nothing" if root is None else f"a {root.id}"
+        raise InputError(f"{file} must contain options, such as `seed: 1`, got {content}.")
+    if any(key.value == "config" for key, _ in root.value):
         raise InputError(f"{file}: a recipe cannot include another one, got the key config. Copy its keys.")
     _check_keys(root, str(file))
 

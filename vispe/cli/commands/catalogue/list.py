@@ -38,7 +38,8 @@ def list(
     import vispe
 
     only = {"ndim": ndim, "encodes": encodes, "invariant": invariant}
-    schemes = [] if kind not in (None, "scheme") or any(only.values()) else _schemes(filter, exclude)
+    encodings_only = kind not in (None, "scheme") or any(value is not None for value in only.values())
+    schemes = [] if encodings_only else _schemes(filter, exclude)
     if kind == "scheme":
         _check_no_filters(only)
         names = []
