@@ -189,6 +189,84 @@ def test_wrong_config_files_are_explained_in_one_line(capsys, tmp_path):
     )
     path.write_text("images: [a\n")
     failed(capsys, "toy", "--config", str(path))
+    for text, kind in (("", "nothing"), ("[1]\n", "a sequence")):
+        path.write_text(text)
+        error = failed(capsys, "toy", "--config", str(path))
+        assert error == f"{path} must contain options, such as `seed: 1`, got {kind}."
+    assert f"--config must be a file, got '{tmp_path}'" in failed(capsys, "toy", "--config", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--stages [{img_size:x}]", "--stages: img_size must be an integer, got 'x'"),
+        ("--stages [{img_size:64,steps:1.5}]", "--stages: steps must be an integer, got '1.5'"),
+        ("--stages [{steps:3}]", "--stages needs the key img_size"),
+        ("--stages 3", "--stages must be a list of mappings, such as '[{key: value}]', got '3'"),
+        ("--student 3", "--student must be a mapping, such as '{key: value}', got '3'"),
+        ("--student {rank:x}", "--student.rank must be an integer, got 'x'"),
+        ("--teacher.img_size a", "--teacher.img_size must be an integer, got 'a'"),
+        ("--student.symmetric 7", "--student.symmetric must be true or false, got '7'"),
+    ],
+)
+def test_errors_in_groups_name_the_key(capsys, words, message):
+    words = [word.replace(":", ": ") for word in words.split()]
+    stages = [] if "--stages" in words else ["--stages", "[{img_size: 64, steps: 3}]"]
+    teacher = ["--teacher.name", "test_vit"]
+    error = failed(capsys, "retrofit", *teacher, *stages, "--data", "[{synthetic: 3}]", *words, "-o", "o")
+    assert error == f"retrofit: {message}. See vispe retrofit --help."
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("rotate test_vit --textures 1 --crop 0", "--crop needs an integer above 0, got --crop 0"),
+        ("rotate test_vit --textures 1 --batch-size 0", "--batch-size needs an integer above 0"),
+        ("rotate test_vit --textures 1 --clusters 1", "--clusters needs an integer of 2 or more"),
+        ("rotate test_vit --textures 1 --budget 0", "--budget needs an integer above 0"),
+        ("rotate test_vit --textures 1 --seed -1", "--seed needs an integer of 0 or more"),
+        ("rotate test_vit --textures 1 --img-size 0", "--img-size needs an integer above 0"),
+        ("rotate test_vit --textures 1 --zero ignore", "--zero ignore has no effect without --masks"),
+        ("rotate test_vit a.png --classes a,b", "--classes has no effect without --masks"),
+        ("rotate test_vit a.png --masks a.png --metrics d4", "--masks has no effect on --metrics d4."),
+        (
+            "rotate test_vit a.png --clusters 4 --metrics d4,lie",
+            "--clusters has no effect on --metrics d4,lie.",
+        ),
+        ("rotate test_vit a.png --angles 10 --metrics d4", "--angles has no effect on --metrics d4."),
+        ("rotate test_vit a.png --budget 7 --metrics d4", "--budget has no effect on --metrics d4."),
+        ("audit test_vit --noise -1 --textures 1", "--noise needs an integer of 0 or more"),
+        ("audit test_vit --noise 1 --seed -1", "--seed needs an integer of 0 or more"),
+        ("probe test_vit a.png --noise -1", "--noise needs an integer of 0 or more"),
+        ("probe test_vit a.png --textures -1", "--textures needs an integer of 0 or more"),
+        (
+            "probe test_vit a.png --regressor linear --alpha 2",
+            "--alpha 2 has no effect on --regressor linear",
+        ),
+        ("health test_vit a.png --noise -1", "--noise needs an integer of 0 or more"),
+        ("debias test_vit a.png --method rasa --noise -1 -o o", "--noise needs an integer of 0 or more"),
+        ("plot alibi2d -o o.png --layer -1", "layer must be 0 or more, got -1"),
+        ("list --ndim 0", "no name matches '*'"),
+    ],
+)
+def test_numbers_out_of_range_and_options_without_effect_are_refused(
+    capsys, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.arange(64 * 64).reshape(64, 64).astype(np.uint8)).save("a.png")
+    random = [] if words.startswith(("plot", "list")) else ["--weights", "random"]
+    assert main([*words.split(), *random]) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize(
+    "words", ["rotate test_vit --textures 1 -o", "plot alibi2d -o", "probe test_vit --pos-embed"]
+)
+def test_empty_text_is_refused(capsys, words):
+    command, option = words.split()[0], "--out" if words.endswith("-o") else "--pos-embed"
+    expected = f"{command}: {option} must not be empty, got ''. Check that shell variables are set."
+    assert failed(capsys, *words.split(), "") == expected
 
 
 def test_unknown_command_suggests_the_right_one(capsys):
@@ -408,6 +486,17 @@ def test_list_and_info_and_cite(capsys):
     out = capsys.readouterr().out
     assert "arxiv.org/abs/2603.16840" in out
     assert f"version = {{{vispe.__version__}}}" in out
+
+
+def test_a_list_without_a_match_fails(capsys):
+    assert main(["list", "alibi3"]) == 1
+    text = "vispe: list: no name matches 'alibi3' and the options. Did you mean 'alibi3d' or 'alibi'"
+    output = capsys.readouterr()
+    assert output.err.startswith(text)
+    assert not output.out
+    assert main(["list", "--kind", "scheme", "--exclude", "*", "--json"]) == 1
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("[]\n", "vispe: list: no name matches '*' and the options.\n")
 
 
 def test_info_of_an_alias(capsys):

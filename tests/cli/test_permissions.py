@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from tests.cases import cases
 from vispe.cli.main import main
+from vispe.train.linear.command import main as linear
 from vispe.train.retrofit.recipe_files import recipe_permissions
 
 CODE = "from pathlib import Path\nPath('RAN').write_text('x')\ndef f(images):\n    return images\n"
@@ -137,6 +138,61 @@ def test_recipes_that_grow_when_they_are_read_are_refused(folder, capsys, kind, 
     said = capsys.readouterr().err
     assert said.startswith(f"vispe: c.yaml{REFUSALS[kind]}")
     assert said.count("\n") == 1
+
+
+STUDENT = (
+    "teacher: {name: test_vit, weights: random}\nstages: [{img_size: 64, steps: 1}]\n"
+    "data: [{synthetic: 3}]\nout: o\n"
+)
+FOREIGN = {
+    "class in a group": ("student: {class_path: notes.f}", "the key 'class_path' in line 5 is not allowed"),
+    "class by name": ("student: notes.f", "student must be a mapping of its keys, got 'notes.f'"),
+    "file of a group": ("student: notes.yaml", "student must be a mapping of its keys, got 'notes.yaml'"),
+    "another recipe": ("config: notes.yaml", "a recipe cannot include another one, got the key config"),
+    "repeated key": (
+        "seed: 1\nseed: 2",
+        "keys must be unique, got 'seed' twice, again in line 6. Remove one",
+    ),
+    "repeated inner key": (
+        "student: {rank: 1, rank: 2}",
+        "keys must be unique, got 'rank' twice, again in line 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_recipe_imports_nothing_and_repeats_no_key(folder, capsys, kind, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    lines, message = FOREIGN[kind]
+    Path("notes.yaml").write_text("rank: 2\n")
+    Path("c.yaml").write_text(f"{STUDENT}{lines}\n")
+    assert main(["retrofit", "--config", "c.yaml"]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("RAN").exists()
+    assert not Path("o").exists()
+
+
+def test_groups_in_the_list_of_a_recipe_are_written_out(folder, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    Path("c.yaml").write_text(STUDENT.replace("{img_size: 64, steps: 1}", "notes.f"))
+    assert main(["retrofit", "--config", "c.yaml"]) == 2
+    assert "c.yaml: stages must be a mapping of its keys, got 'notes.f'" in capsys.readouterr().err
+    Path("c.yaml").write_text("model: notes.f\nimages: [a]\nmasks: [b]\nout: o\n")
+    assert linear(["--config", "c.yaml"]) == 2
+    assert "c.yaml: model must be a mapping of its keys, got 'notes.f'" in capsys.readouterr().err
+    assert not Path("RAN").exists()
+
+
+def test_keys_are_unique_in_values_of_the_command_line(folder, capsys):
+    assert main(["retrofit", "--stages", "[{img_size: 64, img_size: 32, steps: 1}]"]) == 2
+    assert "keys must be unique, got 'img_size' twice" in capsys.readouterr().err
+
+
+def test_files_of_other_options_are_not_recipes(folder, capsys):
+    text = json.dumps({"config": 1, "shapes": ["x" * (1 << 21)]})
+    Path("shapes.json").write_text(text)
+    assert main(["segment", "i.png", "--labels", "shapes.json", "-o", "o"]) == 2
+    assert "recipe" not in capsys.readouterr().err
 
 
 def test_pickled_weights_are_one_sentence(folder, capsys):

@@ -81,7 +81,7 @@ REFUSED = [
         ["--target.blank", "[24]", "--target.count", "null"],
         "target.blank must be channels below 24, the number of features of",
     ),
-    (["--target.blank", "some"], "--target.blank must be 'none' or 'auto' or list, got 'some'"),
+    (["--target.blank", "some"], "--target.blank must be 'none' or 'auto' or a list, got 'some'"),
     (
         ["--stages", "[{img_size: 30, steps: 1}]"],
         "stages[0].img_size must be a multiple of the patch size of vit_tiny_patch16_224, 8 px, got 30",

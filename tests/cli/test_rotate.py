@@ -211,7 +211,7 @@ def test_python_callables(folder, capsys):
             "metric 'quadrant' is not applicable: it needs masks.",
         ),
         (
-            ["FILE:blocks", "IMAGES", "--masks", "MASK", "--metrics", "d4"],
+            ["FILE:blocks", "IMAGES", "--masks", "MASK", "--metrics", "quadrant"],
             "a1.png has no mask, got 1 mask file",
         ),
     ],

@@ -26,6 +26,7 @@ NETWORKS = ("timm", "open_clip", "transformers", "retrofit", "debiased")
 
 MICRO, CLIP, TRANSFORMERS = "vispe_micro", "open_clip:", "hf:"
 _TIMM = ("hf-hub:", "hf_hub:", "local-dir:")
+_FOLDER_PREFIXES = ("local-dir", "hf", "open_clip:local-dir")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "timm": ("pos_embed", "weights", "img_size", "options"),
     "open_clip": ("pos_embed", "weights", "img_size"),
@@ -60,6 +61,20 @@ def kind_of(name: str | Path) -> Kind:
     if is_debiased(name):
         return "debiased"
     return "callable" if ":" in name else "timm"
+
+
+def absolute_name(name: str) -> str:
+    """Return a model name in which the folder of the model, if there is one, is absolute.
+
+    >>> absolute_name("vit_small_patch14_dinov2")
+    'vit_small_patch14_dinov2'
+    """
+    if kind_of(name) in ("retrofit", "debiased"):
+        return str(Path(name).resolve())
+    prefix, _, folder = name.rpartition(":")
+    if prefix in _FOLDER_PREFIXES and Path(folder).is_dir():
+        return f"{prefix}:{Path(folder).resolve()}"
+    return name
 
 
 def spellings(kinds: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vispe.cli.shared_options import SHARED
 from vispe.errors import OptionError, counted, did_you_mean, require
-from vispe.train.retrofit.recipe_files import resolve_recipes
+from vispe.train.retrofit.recipe_files import check_groups, resolve_recipes
 
 if typing.TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -52,11 +52,20 @@ def read_options(
     optional_value = {_flag(key): value for key, value in getattr(module, "OPTIONAL_VALUE", {}).items()}
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
     try:
-        argv = normalize_argv(resolve_recipes(words), lists, multi_word, optional_value)
+        resolved = resolve_recipes(words)
+        check_groups(resolved, typing.get_type_hints(function))
+        argv = normalize_argv(resolved, lists, multi_word, optional_value)
         values = vars(instantiate(parser.parse_args(argv)))
     except ArgumentError as error:
         unavailable = {_flag(key): why for key, why in getattr(module, "UNAVAILABLE", {}).items()}
         raise OptionError(_explain(name, str(error.message), options, unavailable)) from error
+    for key, parameter in parameters.items():
+        # such as an unset shell variable
+        if values.get(key.rstrip("_")) == "" and parameter.default != "":
+            option = key.upper() if key in positionals else _flag(key.rstrip("_"))
+            raise OptionError(
+                f"{name}: {option} must not be empty, got ''. Check that shell variables are set."
+            )
     return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
 
 
@@ -176,6 +185,7 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
 
     def checked_option(match: re.Match[str]) -> str:
         key, words = match.groups()
+        key = renamed.get(key, key)
         named = key in keys and key not in positionals
         return f"{_flag(key)}{words}got {_flag(key)} " if named else match[0]
 
@@ -365,18 +375,44 @@ def _explain(name: str, message: str, options: Sequence[str], unavailable: Mappi
             return sentence(*match.groups()) + see
     if match := re.search(r"File does not exist: (.*)", message):
         return f"{name}: config file {match[1]} does not exist."
-    if match := re.match(r'Parser key "([^"]+)"', message):
-        values = re.findall(r"(?:Given value:|Got value:) (.*)", message)
-        expected = re.findall(r"Expected an? (.*?)(?:\.? Got|\n|$)", message)
+    if match := re.search(r"Path is not a file: (.*)", message):
+        return f"{name}: --config must be a file, got {match[1]}."
+    if parsed := re.findall(r'[Pp]arser key "([^"]+)"', message):
+        option = _nested_option(parsed, keys)
+        if match := re.search(r"the following arguments are required: (.*)", message):
+            return f"{name}: {option} needs the key {match[1]}.{see}"
+        values = re.findall(r"Got value: (.*)", message) or re.findall(r"Given value: (.*)", message)
+        expected = re.findall(r"Expected (?:an? )?(.*?)(?:\.? Got|\n|$)", message)
         if values and expected:
-            option = keys.get(match[1], match[1])
             return f"{name}: {option} must be {_kinds(expected)}, got {values[-1]!r}.{see}"
+        if match := re.search(r"Not a valid subclass of \w+\. Got value: (.*)", message):
+            return f"{name}: {option} must be a list of mappings, such as '[{{key: value}}]', got {match[1]!r}.{see}"
+        if match := re.search(r"Unable to load config '(.*)'", message):
+            return f"{name}: {option} must be a mapping, such as '{{key: value}}', got {match[1]!r}.{see}"
     return f"{name}: {' '.join(message.split()).rstrip('.')}.{see}"
+
+
+def _nested_option(parsed: Sequence[str], options: Mapping[str, str]) -> str:
+    """Return the option of the outermost key of an error of the parser, with the innermost key."""
+    first, last = parsed[0], parsed[-1]
+    if first == last:
+        return options.get(first, first)
+    if last.startswith(f"{first}."):
+        return options.get(last, last)
+    return f"{options.get(first, first)}: {last}"
 
 
 def _kinds(expected: Sequence[str]) -> str:
     """Return the expected types or choices in readable form."""
-    names = {"<class 'int'>": "an integer", "<class 'float'>": "a number", "<class 'NoneType'>": ""}
+    names = {
+        "<class 'int'>": "an integer",
+        "<class 'float'>": "a number",
+        "<class 'bool'>": "true or false",
+        "<class 'str'>": "a string",
+        "<class 'list'>": "a list",
+        "<class 'dict'>": "a mapping",
+        "<class 'NoneType'>": "",
+    }
     kinds = [
         names.get(kind, re.sub(r"<class '(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind))
         for kind in expected

@@ -104,7 +104,7 @@ def list_encodings(
     for name, cls in encoding_classes().items():
         if (
             (kind and not issubclass(cls, KINDS[kind]))
-            or (ndim and ndim not in cls.ndim)
+            or (ndim is not None and ndim not in cls.ndim)
             or (encodes and encodes not in cls.encodes)
         ):
             continue

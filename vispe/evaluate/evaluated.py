@@ -79,7 +79,7 @@ class EvaluatedModel:
         Raises:
             OptionError: the model accepts only images of another size.
         """
-        window = crop or (self.size if self.exact else None)
+        window = crop if crop is not None else self.size if self.exact else None
         if self.exact and window != self.size:
             raise OptionError(
                 f"{self.title}: crop must be {self.size}, the only input size of the model, got {crop}. Omit crop, or "

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +14,7 @@ from vispe.errors import OptionError, counted
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.images.sequences import FileImages, FileMasks
 from vispe.images.textures.texture_images import TextureImages
+from vispe.utils.options import NonNegativeInt, checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +38,16 @@ class ImageSources:
     notes: Iterable[str]
 
 
+@checked
 def load_sources(
     subject: EvaluatedModel,
     paths: Sequence[Path],
     masks: Sequence[Path] = (),
     *,
-    zero: str = "class",
+    zero: Literal["class", "ignore"] = "class",
     names: Sequence[str] | None = None,
-    textures: int = 0,
-    seed: int = 0,
+    textures: NonNegativeInt = 0,
+    seed: NonNegativeInt = 0,
 ) -> ImageSources:
     """Collect images, masks and textures for a subject; only headers of stacks, and masks, are read.
 
@@ -59,7 +62,7 @@ def load_sources(
 
     Raises:
         InputError: masks do not match the images.
-        OptionError: the number of class names differs from the segmenter.
+        OptionError: the number of class names differs from the segmenter, or a number is negative.
     """
     if names is not None and subject.names is not None and len(names) != len(subject.names):
         raise OptionError(

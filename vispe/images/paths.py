@@ -39,6 +39,16 @@ def expanded(name: str | Path) -> Path:
         raise InputError(f"{path} does not exist, and {what}. Check the name.") from error
 
 
+def absolute(name: str | Path) -> str:
+    """Return the absolute path of a file name or wildcard, with `~` expanded; URLs are unchanged.
+
+    Raises:
+        InputError: see `expanded`.
+    """
+    path = expanded(name)
+    return str(path) if isinstance(path, StoreURL) else os.path.abspath(path)  # noqa: PTH100 - normalises `..`
+
+
 def check_file(path: Path, hint: str = "check the name") -> None:
     """Raise unless a path is a regular file.
 

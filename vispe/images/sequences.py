@@ -1,14 +1,17 @@
 """Lazy sequences of images and masks, read from files or rendered as synthetic textures on access."""
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError, counted
 from vispe.images.file_search import match_files
-from vispe.images.labels.truth_files import masks_from_one, read_truth
+from vispe.images.labels.truth_files import MaskConvention, joint_convention, read_truth
 from vispe.images.labels.unlabelled_values import counts_up, void_level
 from vispe.images.normalize import normalize
 from vispe.images.orientation import AS_STORED
@@ -85,6 +88,8 @@ class FileMasks(Sequence[np.ndarray]):
             name matches and the numbers are equal.
         zero: whether the value 0 is the first class ('class') or ignored ('ignore').
         n_classes: K, or None to infer it from the masks.
+        others: further masks with the same classes, such as those of validation images; grey levels are counted in
+            all of them.
 
     Attributes:
         n_classes: K.
@@ -95,7 +100,12 @@ class FileMasks(Sequence[np.ndarray]):
     """
 
     def __init__(
-        self, images: FileImages, files: Sequence[Path], zero: str = "class", n_classes: int | None = None
+        self,
+        images: FileImages,
+        files: Sequence[Path],
+        zero: Literal["class", "ignore"] = "class",
+        n_classes: int | None = None,
+        others: Sequence[Path] = (),
     ) -> None:
         self._images, self._zero = images, zero
         self._last: tuple[Path, np.ndarray] | None = None
@@ -104,13 +114,13 @@ class FileMasks(Sequence[np.ndarray]):
         self.notes: list[str] = []
         self._files = self._match(list(dict.fromkeys(p for p, _ in images.pages)), files)
         self.n_classes = n_classes
-        self._from_one: set[Path] = set()
+        self._convention = MaskConvention()
+        every = dict.fromkeys((*self._files.values(), *others))
         if n_classes is None:
-            self.n_classes = self._count_classes()
-        elif zero == "class":
-            self._from_one, conflicts = masks_from_one(dict.fromkeys(self._files.values()), n_classes)
-            for reason in conflicts.values():
-                raise InputError(reason)
+            self.n_classes = self._count_classes(every)
+        self._convention = joint_convention(every, self.n_classes, zero)
+        for reason in self._convention.conflicts.values():
+            raise InputError(reason)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -121,6 +131,17 @@ class FileMasks(Sequence[np.ndarray]):
         path, page = self._images.pages[number]
         return self._read(path)[page]
 
+    def check(self, other: FileMasks | None = None) -> None:
+        """Read every mask, and compare the classes of their values with those of another sequence that was checked.
+
+        Raises:
+            InputError: a mask does not match its image, or a value is another class in another mask.
+        """
+        if other is not None:
+            self._classes = other._classes | self._classes
+        for image in self._files:
+            self._read(image)
+
     def _read(self, image: Path) -> np.ndarray:
         if self._last is None or self._last[0] != image:
             shape = self._images.shape(image)
@@ -128,8 +149,9 @@ class FileMasks(Sequence[np.ndarray]):
             mask = read_truth(
                 file,
                 shape,
-                zero_is="ignore" if file in self._from_one else self._zero,
+                zero_is="ignore" if file in self._convention.from_one else self._zero,
                 n_classes=self.n_classes,
+                levels=self._convention.levels,
                 note=self._note,
                 frame=self._images.frame,
                 on_values=lambda values: self._check_values(file, values),
@@ -138,8 +160,16 @@ class FileMasks(Sequence[np.ndarray]):
         return self._last[1]
 
     def _check_values(self, file: Path, values: Mapping[int, int]) -> None:
-        """Raise `InputError` if a value is another class than in an earlier mask."""
+        """Raise `InputError` if a value is another class, or a class another value, than in an earlier mask."""
         for value, number in values.items():
+            for earlier, (known, other) in self._classes.items():
+                # masks of 0 and 1 and masks of 0 and 255 have the same two classes
+                markers = [v for v in (value, earlier) if v != 1 and void_level([(v,)]) is None]
+                if number and known == number and earlier != value and markers:
+                    raise InputError(
+                        f"{file}: class {number} is {value}, but it is {earlier} in {other}. Use one value for each "
+                        "class in all masks."
+                    )
             known, other = self._classes.setdefault(value, (number, file))
             if known != number:
                 own, earlier = (f"class {n}" if n else "ignored" for n in (number, known))
@@ -152,13 +182,13 @@ class FileMasks(Sequence[np.ndarray]):
         if text not in self.notes:
             self.notes.append(text)
 
-    def _count_classes(self) -> int:
+    def _count_classes(self, files: Iterable[Path]) -> int:
         """Return the number of classes: from class numbers, otherwise the number of distinct grey levels."""
         try:
             return max(int(self._read(image).max()) for image in self._files)
         except InputError:
             levels: set[int] = set()
-            for file in self._files.values():
+            for file in files:
                 levels |= {int(v) for v in np.unique(read_image(file).pages)}
             levels -= {0} if self._zero == "ignore" else set()
             if len(levels) > 20:

@@ -156,7 +156,7 @@ def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, i
     # own: one pass of the image as it is, 3 rotated and 3 with rotated tokens, 3 rolled and 10 without a strip, 1 mixed
     each = (1 + 6 + 3 + 10 + 1) + 2 + 2  # the controls: as it is, and mixed
     assert sizes == [1] * (2 * each + 6 + 64)  # dummies of the prior, and sides in pairs
-    assert samples.reads == 2 + 1  # once more to identify the audit
+    assert samples.reads == 2
 
 
 def test_the_model_is_left_as_it_was(audited, images):
@@ -193,14 +193,22 @@ def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_pat
     with pytest.raises(InputError, match="another audit"):
         audit(audited, images[:6], REQUESTED, state=state)
     same = {"controls": ("none", "random"), "state": state}
+    changed = images.clone()
+    changed[1, 0, 0, 0] += 1
+    for other_images in (changed, images[[0, 2, 1, 3, 4, 5, 6]]):
+        with pytest.raises(InputError, match="another audit"):
+            audit(audited, other_images, REQUESTED, **same)
     other = AuditedModel(audited.reinitialized(5).f, audited.title)
     for one, options in (
         (audited, {"names": "abcdefg"}),
         (other, {}),
-        (audited, {"processes": Processes(0, 2)}),
+        (audited, {"processes": Ranks(0, 2)}),
     ):
         with pytest.raises(InputError, match="another audit"):
             audit(one, images, REQUESTED, **same, **options)
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(InputError, match="is damaged"):
+        audit(audited, images, REQUESTED, **same)
 
 
 class Ranks(Processes):

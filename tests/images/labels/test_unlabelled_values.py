@@ -176,3 +176,30 @@ def test_the_void_is_not_counted_as_a_class(tmp_path, zero):
     assert masks.n_classes == 3
     np.testing.assert_array_equal(masks[1][::2, 0], drawn(1, 3)[::2, 0])
     assert not any("grey levels" in note for note in masks.notes)
+
+
+@cases("n_classes", [3, None])
+@cases("zero", ["class", "ignore"])
+def test_grey_levels_are_those_of_all_masks(tmp_path, zero, n_classes):
+    levels = (0, 128, 255) if zero == "class" else (64, 128, 300)
+    files = [tmp_path / f"{name}.png" for name in "abc"]
+    for file, own in zip(files, [levels, levels[::2], levels[1:2]], strict=True):
+        Image.fromarray(drawn(*own, rest=own[0]).astype(np.uint16)).save(file)
+    masks = FileMasks(FileImages(files, torch.from_numpy), files, zero, n_classes)
+    assert masks.n_classes == 3
+    assert [np.unique(masks[k]).tolist() for k in range(3)] == [[1, 2, 3], [1, 3], [2]]
+    # levels of further masks of the run count, too
+    masks = FileMasks(FileImages(files[1:], torch.from_numpy), files[1:], zero, n_classes, files[:1])
+    assert [np.unique(masks[k]).tolist() for k in range(2)] == [[1, 3], [2]]
+
+
+def test_masks_that_cannot_be_ranked_name_the_remedy(tmp_path):
+    path = save(tmp_path, drawn(0, rest=255), "uint8")
+    text = r"got 0, 255. Store class numbers from 0 instead of grey levels, or pass masks that have 3 grey levels toge"
+    with pytest.raises(InputError, match=text):
+        read_truth(path, SHAPE, n_classes=3)
+    path = save(tmp_path, drawn(0, 1, 2, rest=3), "uint8")
+    with pytest.raises(InputError, match=r"Increase the number of classes, or correct the mask\."):
+        read_truth(path, SHAPE, n_classes=3)
+    with pytest.raises(InputError, match="the value 3 is not one of the grey levels of the classes, 0, 1, 2"):
+        read_truth(path, SHAPE, n_classes=3, levels=(0, 1, 2))

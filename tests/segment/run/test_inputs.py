@@ -165,6 +165,12 @@ def test_all_masks_of_a_run_count_their_classes_from_one_number(data, capsys, wa
     a, b = json.loads(Path(f"{way}_out/report.json").read_text())["images"]
     assert min(image["scores"]["pixel_accuracy"] for image in (a, b)) > 0.5
     assert "numbers from 0" not in capsys.readouterr().err
+    # grey levels are ranked over all masks, too
+    levels = np.uint8([0, 100, 200])[: int(first.max()) + 1]
+    save("a_truth.png", levels[first])
+    save("b_truth.png", np.full_like(first, 100))
+    assert vispe(f"{words} --force --truth-zero ignore") == 0
+    save("a_truth.png", first)
     save("b_truth.png", first - 1)
     assert vispe(f"{words} --force") == 1
     assert "b_truth.png has the value 0, but a_truth.png numbers" in capsys.readouterr().err

@@ -1,7 +1,9 @@
 """Linear segmentation: the score is that of all pixels, a stopped run equals one that was not, a frozen model stays."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,7 +84,7 @@ def test_it_learns_and_reports_the_miou_of_all_pixels(task, tmp_path):
 
 
 @pytest.mark.parametrize("rate", slow_except([0.0, 1e-4], [1e-4]))
-def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
+def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate, monkeypatch):
     task = replace(task, steps=12, save_steps=4, logging_steps=3, backbone_lr=rate)
     whole = linear_segmentation(task)
 
@@ -100,7 +102,15 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
         InputError, match=r"interrupted linear segmentation with other settings: lr was 0\.01 and is 0\.003"
     ):
         linear_segmentation(replace(again, lr=3e-3))
+    other = tmp_path / "other"
+    shutil.copytree(Path(task.images[0]).parent, other)
+    Image.fromarray(np.zeros((76, 60), np.uint8)).save(other / "images" / "s1.png")
+    monkeypatch.chdir(other)
+    with pytest.raises(InputError, match=r"other settings: images was .*linear.* and is .*other/images"):
+        linear_segmentation(replace(again, images=["images"], masks=["masks"]))
+    monkeypatch.chdir(Path(task.images[0]).parent)
     steps = []
+    again = replace(again, images=["images"], masks=["masks"])
     resumed = linear_segmentation(again, lambda step, loss: steps.append(step))
     assert steps == [*range(5, 13)]
     assert resumed["confusion"] == whole["confusion"]
@@ -112,6 +122,21 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
     assert any(k.startswith("backbone.") for k in first) == (rate > 0)
     left = sorted(path.name for path in (tmp_path / "again").iterdir())
     assert left == ["linear.safetensors", "log.jsonl", "metrics.json"]
+
+
+def test_a_stopped_run_needs_the_same_images(task, folder, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(folder, data)
+
+    def kill(step, loss):
+        raise KeyboardInterrupt
+
+    task = replace(task, images=[str(data / "images")], masks=[str(data / "masks")], steps=2, save_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        linear_segmentation(task, kill)
+    Image.fromarray(np.zeros((76, 60), np.uint8)).save(data / "images" / "s1.png")
+    with pytest.raises(InputError, match=r"other settings: data\.fingerprint was"):
+        linear_segmentation(task)
 
 
 def test_a_frozen_backbone_stays_and_a_tuned_one_changes():
@@ -217,6 +242,43 @@ def test_images_are_held_out():
         OptionError, match=r"splits 3 images into 3 for training and 0 for validation, .*. Set `val_images`"
     ):
         split(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda mask: mask[:-1], r"\(1, 75, 60\)|75 x 60"),
+        (lambda mask: mask + 1, "has the value 0, but .* numbers the 2 classes from 1"),
+        (lambda mask: mask * 2, "class 2 is 2, but it is 1 in "),
+    ],
+)
+def test_masks_of_validation_images_are_compared_before_training(task, folder, tmp_path, change, words):
+    val_masks = tmp_path / "val"
+    val_masks.mkdir()
+    for path in (folder / "masks").iterdir():
+        Image.fromarray(change(np.array(Image.open(path)))).save(val_masks / path.name)
+    steps = []
+    with pytest.raises(InputError, match=words):
+        linear_segmentation(
+            replace(task, val_images=task.images, val_masks=[str(val_masks)]),
+            lambda step, loss: steps.append(step),
+        )
+    assert not steps
+    assert not (tmp_path / "out").exists()
+
+
+def test_grey_levels_of_validation_masks_are_those_of_training(task, folder, tmp_path):
+    for name, levels in (("train", [0, 255]), ("val", [100, 255])):
+        (tmp_path / name).mkdir()
+        for path in (folder / "masks").iterdir():
+            Image.fromarray(np.uint8(levels)[np.array(Image.open(path))]).save(tmp_path / name / path.name)
+    actual = linear_segmentation(
+        replace(
+            task, masks=[str(tmp_path / "train")], val_images=task.images, val_masks=[str(tmp_path / "val")],
+            n_classes=3, steps=1,
+        )
+    )  # fmt: skip
+    assert np.sum(actual["confusion"], 1)[[0, 1]].tolist() == [0, np.sum(actual["confusion"][1])]
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from tests.products import slow_except
-from tests.train.tiny import RandomImages, config
+from tests.train.tiny import TEACHER, RandomImages, config
 from tests.train.worker import killed_config
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.evaluated import load_evaluated_model
@@ -20,6 +23,7 @@ from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.config import Stage, Student, Target
 from vispe.train.retrofit.distillation import retrofit
 from vispe.train.retrofit.student import final_tokens, load_student
+from vispe.train.retrofit.teacher import load_teacher
 from vispe.train.retrofit.training_log import read_log
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,6 +127,30 @@ def test_the_folder_holds_a_model_and_its_card(whole):
     with pytest.raises(OptionError, match="loaded as a retrofit"):
         load_evaluated_model(str(out), weights="random")
     assert "cosine" in result.verdict
+
+
+def test_relative_paths_work_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    for k in range(2):
+        Image.fromarray(np.full((40, 40), 60 * k, np.uint8)).save(tmp_path / "images" / f"{k}.png")
+    torch.save(load_teacher(TEACHER).model.state_dict(), "teacher.pt")
+    stages = [Stage(32, steps=2, batch_size=2, crops=2)]
+    settings = config(
+        "out", teacher=replace(TEACHER, weights="teacher.pt"), data=[{"folder": "images"}], stages=stages,
+        target=Target(folder="crops"), save_steps=1,
+    )  # fmt: skip
+    with pytest.raises(Stop):
+        retrofit(settings, on_step=stop_at(1))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    paths = {"data": [{"folder": "../images"}], "target": Target(folder="../crops"), "out": "../out"}
+    card = retrofit(replace(settings, teacher=replace(TEACHER, weights="../teacher.pt"), **paths)).card
+    assert card["config"]["teacher"]["weights"] == str(tmp_path / "teacher.pt")
+    assert card["config"]["data"] == [{"folder": str(tmp_path / "images")}]
+    assert card["config"]["target"]["folder"] == str(tmp_path / "crops")
+    assert card["data"]["where"] == [str(tmp_path / "images")]
+    assert load_student("../out")[1].channels == 24
 
 
 def test_lora_is_written_as_plain_weights(tmp_path):

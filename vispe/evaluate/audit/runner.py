@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.backbones.attention_recorder import LayerAttention
 from vispe.backbones.distributed import Processes
-from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost, counted
+from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost, counted, short
 from vispe.evaluate.audit.findings import Audit, Finding
 from vispe.evaluate.audit.measures import choose
 from vispe.evaluate.measure.audited_model import AuditedModel
@@ -68,14 +69,15 @@ def audit(
         controls: control models to run, a subset of those that the measures request.
         seed: random seed of random weights, random numbers of measures, and bootstrap draws.
         names: names of the images; an interrupted audit is only resumed with the same names.
-        state: checkpoint file, written every 20 seconds; an interrupted audit resumes from it.
+        state: checkpoint file, written every 20 seconds; an interrupted audit resumes from it, after reading its
+            evaluated images again to compare them.
         processes: rank and number of processes.
         on_progress: called with a description and the completed fraction.
 
     Raises:
         OptionError: an unknown control.
         ShapeError: no images, or images of different sizes.
-        InputError: the checkpoint belongs to another audit.
+        InputError: the checkpoint is damaged or belongs to another audit.
     """
     if unknown := set(controls) - set(VIEWS):
         raise OptionError(f"audit: unknown control, got {min(unknown)!r}. Use one of {', '.join(VIEWS)}.")
@@ -86,7 +88,9 @@ def audit(
     supported = tuple(m for m in measures if not m.needs - audited.can)
     refused = {m.name: _reason(m, audited) for m in measures if m.needs - audited.can}
     runs, missing = _runs(audited, supported, controls, seed)
-    facts = f"{_facts(audited, supported, controls, images, seed)}; {list(names)}; {one.count} process(es)"
+    facts = ""
+    if state is not None:
+        facts = f"{_facts(audited, supported, controls, len(images), seed)}; {list(names)}; {one.count} process(es)"
     runner = _Runner(runs, images, seed, one, state, facts)
     ledger = runner.go(on_progress)
     findings: list[Finding] = []
@@ -156,14 +160,16 @@ class _Runner:
         self.facts = facts
         self.ledger: Ledger = {p.view: {m.name: Accumulator() for m in p.measures} for p in runs}
         self.done: list[str] = []
+        # digest of each evaluated image, by its index
+        self.digests: dict[int, str] = {}
         self.saved = time.monotonic()
         self.size: tuple[int, ...] | None = None
 
     def go(self, on_progress: Callable[[str, float], None]) -> Ledger:
         """Return the accumulators of all processes, merged."""
-        self._restore()
         error: Exception | None = None
         try:
+            self._restore()
             self._walk(on_progress)
         except Exception as caught:  # raised by all processes below, so that none blocks forever
             error = caught
@@ -188,7 +194,7 @@ class _Runner:
                 if (mark := f"{one.view} {number}") not in self.done:
                     label = "own pass" if one.view == "own" else f"control: {one.view}"
                     on_progress(f"image {number + 1} of {len(self.images)}, {label}", at / steps)
-                    image = self._picture(number) if image is None else image
+                    image = self._read_image(number) if image is None else image
                     self._look(one, number, image)
                     self._mark(mark)
                 at += 1
@@ -208,7 +214,7 @@ class _Runner:
                 measure.rerun(acc, PerturbedRuns(one.audited, None, item, self.seed))
                 self._mark(mark)
 
-    def _picture(self, number: int) -> Tensor:
+    def _read_image(self, number: int) -> Tensor:
         image = self.images[number]
         if self.size is None:
             self.size = tuple(image.shape)
@@ -217,6 +223,8 @@ class _Runner:
                 f"audit: images must be (c, H, W) of one size, got {tuple(image.shape)} for image {number + 1} after "
                 f"{self.size}. Crop or resize them first."
             )
+        if self.state is not None and self.digests.setdefault(number, digest := _digest([image])) != digest:
+            raise self._other_audit()
         return image
 
     def _look(self, one: AuditRun, number: int, image: Tensor) -> None:
@@ -253,23 +261,34 @@ class _Runner:
         assert self.state is not None
         acc = {v: {n: (k.records, k.sums) for n, k in of.items()} for v, of in self.ledger.items()}
         with atomic_path(self.state, force=True) as temporary:
-            torch.save({"facts": self.facts, "done": self.done, "kept": acc}, temporary)
+            entries = {"facts": self.facts, "done": self.done, "digests": self.digests, "kept": acc}
+            torch.save(entries, temporary)
         self.saved = time.monotonic()
 
     def _restore(self) -> None:
         if self.state is None or not self.state.exists():
             return
-        saved = torch.load(self.state, weights_only=True)
-        if saved["facts"] != self.facts:
+        try:
+            saved = torch.load(self.state, weights_only=True)
+        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
             raise InputError(
-                f"audit: {self.state} is the checkpoint of another audit (other model, images, measures or controls). "
-                "Use another folder, or delete the file to start again."
-            )
-        self.done = saved["done"]
+                f"audit: {self.state} is damaged ({short(error, 160)}). Delete it to start again."
+            ) from error
+        if saved["facts"] != self.facts:
+            raise self._other_audit()
+        self.done, self.digests = saved["done"], saved["digests"]
+        for number in self.digests:
+            self._read_image(number)
         self.ledger = {
             v: {n: Accumulator(records, sums) for n, (records, sums) in of.items()}
             for v, of in saved["kept"].items()
         }
+
+    def _other_audit(self) -> InputError:
+        return InputError(
+            f"audit: {self.state} is the checkpoint of another audit (other model, images, measures or controls). "
+            "Use another folder, or delete the file to start again."
+        )
 
 
 def _reason(measure: Measure, audited: AuditedModel) -> str:
@@ -279,17 +298,20 @@ def _reason(measure: Measure, audited: AuditedModel) -> str:
 
 
 def _facts(
-    audited: AuditedModel,
-    measures: Sequence[Measure],
-    controls: Sequence[str],
-    images: Sequence[Tensor],
-    seed: int,
+    audited: AuditedModel, measures: Sequence[Measure], controls: Sequence[str], count: int, seed: int
 ) -> str:
-    """Return a fingerprint that must be equal to resume an audit."""
-    first = np.asarray(images[0], dtype=np.float64)
+    """Return a fingerprint of all but the images, which must be equal to resume an audit."""
     names = ", ".join(repr(m) for m in measures)
     # models with the same name may have different weights
-    parameters = () if audited.model is None else audited.model.parameters()
-    weights = sum(float(p.detach().double().sum()) for p in parameters)
-    data = f"{len(images)} images {first.shape} {first.sum():.6f}"
-    return f"{audited.title} {weights:.9g}; {names}; {list(controls)}; {data}; seed {seed}"
+    tensors = () if audited.model is None else (*audited.model.parameters(), *audited.model.buffers())
+    return f"{audited.title} {_digest(tensors)}; {names}; {list(controls)}; {count} images; seed {seed}"
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    """Return a sha256 of shapes, types and values of tensors."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{tuple(values.shape)} {values.dtype}".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -14,6 +14,7 @@ from vispe.errors import OptionError
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.images.sequences import FileImages
 from vispe.images.textures.texture_images import TextureImages
+from vispe.utils.options import NonNegativeInt, checked
 
 PLAIN = 224  # side in pixels for subjects without an input size
 
@@ -45,8 +46,14 @@ class NoiseImages(Sequence[Tensor]):
         return self.subject.tensor(page.astype(np.float32))
 
 
+@checked
 def load_images(
-    subject: EvaluatedModel, paths: Sequence[Path], *, noise: int = 0, textures: int = 0, seed: int = 0
+    subject: EvaluatedModel,
+    paths: Sequence[Path],
+    *,
+    noise: NonNegativeInt = 0,
+    textures: NonNegativeInt = 0,
+    seed: NonNegativeInt = 0,
 ) -> tuple[Sequence[Tensor], tuple[str, ...], list[str]]:
     """Return images (c, side, side) for a subject, their names, and remarks that are appended while reading.
 
@@ -54,11 +61,11 @@ def load_images(
     pixels.
 
     Raises:
-        OptionError: there are no images.
+        OptionError: there are no images, or a number is negative.
     """
-    if not paths and noise < 1 and textures < 1:
+    if not (paths or noise or textures):
         raise OptionError(
-            "audit: no images, got empty paths, noise=0 and textures=0. Pass paths, noise or textures."
+            "no images, got empty paths, noise=0 and textures=0. Pass paths, noise or textures."
         )
     side = subject.size or PLAIN
 

@@ -49,7 +49,7 @@ def plot_bias(
 
     Raises:
         ShapeError: the grid does not have two axes, or the query is outside of it.
-        OptionError: the head does not exist.
+        OptionError: the head does not exist, or the layer is negative.
         UnsupportedCombination: the encoding has no effect to plot in this block.
         UnknownEncoding: the encoding or preset does not exist.
         InputError: `ax` has polar axes.
@@ -71,6 +71,8 @@ def plot_bias(
         )
     if head is not None and not 0 <= head < num_heads:
         raise OptionError(f"plot_bias: head must be in 0 to {num_heads - 1}, got {head}. Use a valid head.")
+    if layer < 0:
+        raise OptionError(f"plot_bias: layer must be 0 or more, got {layer}. Count layers from 0.")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         width, depth = num_heads * _HEAD_DIM, max(12, layer + 1)

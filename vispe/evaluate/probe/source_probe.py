@@ -22,7 +22,7 @@ from vispe.evaluate.probe.layer_probe import probe_layers
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.splits import POSITIONS
 from vispe.evaluate.probe.targets import TARGETS
-from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
+from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveInt, checked
 
 _CHOSEN_ON = 4  # noise images for channel selection and the fit of RASA if there is only a single image
 _ACROSS = 4, 16  # smallest and largest number of images for probes across images
@@ -47,7 +47,7 @@ class Question(Options):
         seed: seed of all random numbers.
 
     Raises:
-        OptionError: options of debiasing methods without `baselines`.
+        OptionError: options of debiasing methods without `baselines`, or `alpha` without ridge regression.
     """
 
     target: str = "lr+ud"
@@ -63,6 +63,10 @@ class Question(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.regressor == "linear" and self.alpha != Question.alpha:
+            raise OptionError(
+                f"Question: alpha={self.alpha:g} has no effect on regressor=linear. Omit one of them."
+            )
         if not self.baselines and (self.blank is not None or self.shifts != 4):
             raise OptionError(
                 f"Question: blank and shifts need baselines=True, got blank={self.blank} and shifts={self.shifts}. Set "
@@ -70,15 +74,16 @@ class Question(Options):
             )
 
 
+@checked
 def requested_sources(
-    paths: Sequence[str | Path], noise: int, textures: int
+    paths: Sequence[str | Path], noise: NonNegativeInt, textures: NonNegativeInt
 ) -> dict[str, Sequence[str | Path] | int]:
     """Return the sources of images: files, number of noise images, number of textures; empty ones are omitted.
 
     Raises:
-        OptionError: there are no images.
+        OptionError: there are no images, or a number is negative.
     """
-    counts = {"images": paths, "noise": max(noise, 0), "textures": max(textures, 0)}
+    counts = {"images": paths, "noise": noise, "textures": textures}
     if not any(counts.values()):
         raise OptionError(
             "probe: no images, got empty paths, noise=0 and textures=0. Pass paths, noise or textures."

@@ -1,7 +1,7 @@
 """Runner of `vispe rotate`: all applicable metrics of a model or segmenter, batch by batch, in one report."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
@@ -29,6 +29,7 @@ from vispe.evaluate.rotation.plan import (
 )
 from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
 from vispe.evaluate.rotation.report import RotationReport
+from vispe.utils.options import Interval, NonNegativeInt, PositiveInt, checked
 
 MOST_WINDOWS = 64
 """Max number of images of the fingerprint."""
@@ -37,25 +38,26 @@ Progress = Callable[[str, float], None]
 """Called with a description of the current metric, and the completed fraction of the work of this process."""
 
 
+@checked
 def measure(
     f: FeatureFunction | None,
     images: Sequence[Tensor],
     *,
     segmenter: Segmenter | None = None,
     truths: Sequence[Any] | None = None,
-    n_classes: int | None = None,
+    n_classes: PositiveInt | None = None,
     names: Sequence[str] | None = None,
     image_names: Sequence[str] | None = None,
     metrics: Sequence[str] | None = None,
     quick: bool = False,
     angles: Sequence[float] | None = None,
-    patch_size: int | None = None,
-    size: int | None = None,
+    patch_size: PositiveInt | None = None,
+    size: PositiveInt | None = None,
     exact: bool = False,
-    batch_size: int = 1,
-    clusters: int = 3,
-    budget: int = 100,
-    seed: int = 0,
+    batch_size: PositiveInt = 1,
+    clusters: Annotated[int, Interval(least=2)] = 3,
+    budget: PositiveInt = 100,
+    seed: NonNegativeInt = 0,
     subject: str = "",
     show: Shown | None = None,
     settings: dict[str, Any] | None = None,
@@ -101,7 +103,7 @@ def measure(
         progress: called with a description and the completed fraction.
 
     Raises:
-        OptionError: neither features nor segmenter, or a metric that is not applicable.
+        OptionError: neither features nor segmenter, a metric that is not applicable, or a number out of range.
         InputError: images, truths or names do not match.
         ShapeError: an image is not (c, H, W), or maps or labels have the wrong shape.
         UnsupportedHost: the patch embedding of the model is unknown, and a metric needs it.

@@ -1,6 +1,7 @@
 """Ground-truth masks from image files."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ def read_truth(
     *,
     zero_is: Literal["class", "ignore"] = "class",
     n_classes: int | None = None,
+    levels: Sequence[int] | None = None,
     page: int | None = None,
     names: Sequence[str] | None = None,
     image: str | Path | None = None,
@@ -48,6 +50,7 @@ def read_truth(
         shape: (z, h, w) of the image.
         zero_is: 'class' or 'ignore'.
         n_classes: K if known; larger class numbers are an error.
+        levels: the K values of the classes in ascending order, such as `joint_convention(...).levels`.
         page: page (from 0) of a single-page mask if the image has several pages; the other pages are 0.
         names: names of the classes 1..K, which must include the classes of shapes; None numbers the classes
             of shapes in natural order.
@@ -69,85 +72,117 @@ def read_truth(
     codes, notes = frame.fitted(path, codes, orientation, shape[1:])
     codes = in_all_pages(path, codes, shape, page, "truth", frame.hint())
     first = 0 if zero_is == "class" else 1
-    levels = distinct_codes(codes)
-    levels = levels[levels >= first]
+    values = distinct_codes(codes)
+    values = values[values >= first]
     limit = (n_classes or 255) - 1 + first
-    other_levels = [(int(v),) for v in levels[:-1]]
-    # not every image shows every class
-    numbers = counts_up(other_levels) or (
-        n_classes is not None and len(other_levels) > 1 and levels[-1] > limit
-    )
     void: dict[int, int] = {}
-    if numbers and other_levels[-1][0] <= limit and void_level([(int(levels[-1]),)]):
-        percentage = 100 * float((codes == levels[-1]).mean())
+    if levels is None and (number := _void(values.tolist(), n_classes, first)) is not None:
+        percentage = 100 * float((codes == number).mean())
         notes.append(
-            f"{path}: {levels[-1]} ({percentage:.3g} % of the pixels) is not a class and is ignored in the score."
+            f"{path}: {number} ({percentage:.3g} % of the pixels) is not a class and is ignored in the score."
         )
-        codes = np.where(codes == levels[-1], -1, codes)
-        void, levels = {int(levels[-1]): 0}, levels[:-1]
-    if first == 0 and n_classes and levels.size and levels[0] > 0 and levels[-1] <= limit:
-        values = describe([(int(v),) for v in levels])
+        codes = np.where(codes == number, -1, codes)
+        void, values = {number: 0}, values[:-1]
+    if levels is None and first == 0 and n_classes and values.size and values[0] > 0 and values[-1] <= limit:
+        described = describe([(int(v),) for v in values])
         notes.append(
-            f"{path}: no pixel is 0, and the values ({values}) are read as class numbers from 0. If 1 is the first "
+            f"{path}: no pixel is 0, and the values ({described}) are read as class numbers from 0. If 1 is the first "
             "class, set `zero_is=ignore`."
         )
     for text in notes:
         if note is not None:
             note(text)
-    ranked = bool(levels.size and levels[-1] > limit)
-    if ranked and (n_classes is None or levels.size != n_classes):
-        count = f"n_classes={n_classes}" if n_classes else "at most 255 classes"
+    if levels is None and values.size and values[-1] > limit:
+        levels = values.tolist()
+        if n_classes is None or len(levels) != n_classes:
+            count = f"n_classes={n_classes}" if n_classes else "at most 255 classes"
+            advice = f"Store class numbers from {first} instead of grey levels"
+            if n_classes:
+                advice += f", or pass masks that have {n_classes} grey levels together"
+            if counts_up([(v,) for v in levels]):
+                advice = "Increase the number of classes, or correct the mask"
+            raise InputError(
+                f"{path}: values must be {first} to {limit} with {count} and zero_is={zero_is}, got "
+                f"{describe([(int(v),) for v in values])}. {advice}."
+            )
+    if levels is not None and (unknown := sorted({*values.tolist()} - {*levels})):
+        listed = ", ".join(map(str, levels))
         raise InputError(
-            f"{path}: values must be {first} to {limit} with {count} and zero_is={zero_is}, got "
-            f"{describe([(int(v),) for v in levels])}. Renumber the mask."
+            f"{path}: the value {unknown[0]} is not one of the grey levels of the classes, {listed}. Correct the mask."
         )
     if on_values is not None:
-        classes = range(1, len(levels) + 1) if ranked else (levels + 1 - first).tolist()
-        on_values(dict(zip(levels.tolist(), classes, strict=True)) | void)
-    out = np.searchsorted(levels, codes) + 1 if ranked else codes + 1 - first
+        classes = (values + 1 - first if levels is None else np.searchsorted(levels, values) + 1).tolist()
+        on_values(dict(zip(values.tolist(), classes, strict=True)) | void)
+    out = codes + 1 - first if levels is None else np.searchsorted(levels, codes) + 1
     return np.where(codes < first, 0, out).astype(np.int32)
 
 
-def masks_from_one(
-    shapes: Mapping[Path, tuple[int, int, int] | None], n_classes: int
-) -> tuple[set[Path], dict[Path, str]]:
-    """Return the masks whose classes count from 1, because a mask among them has exactly the values 1..K.
+def _void(values: Sequence[int], n_classes: int | None, first: int) -> int | None:
+    """Return the largest of ascending values if it means 'ignored', since the others are class numbers."""
+    *others, last = values or [-1]
+    # not every image shows every class
+    numbers = counts_up([(v,) for v in others]) or (
+        n_classes is not None and len(others) > 1 and last > n_classes - 1 + first
+    )
+    is_void = numbers and others[-1] <= (n_classes or 255) - 1 + first and void_level([(last,)])
+    return last if is_void else None
 
-    Such a mask may lack the last class, so that its values are also class numbers from 0.
+
+@dataclass(frozen=True)
+class MaskConvention:
+    """Meaning of the values of several masks.
+
+    Attributes:
+        from_one: masks to read with `zero_is='ignore'`.
+        conflicts: masks that cannot be read, with the reason.
+        levels: the grey levels of the classes 1..K, None for class numbers.
+    """
+
+    from_one: frozenset[Path] = frozenset()
+    conflicts: Mapping[Path, str] = field(default_factory=dict[Path, str])
+    levels: tuple[int, ...] | None = None
+
+
+def joint_convention(
+    shapes: Mapping[Path, tuple[int, int, int] | None], n_classes: int, zero_is: Literal["class", "ignore"]
+) -> MaskConvention:
+    """Return the meaning of the values of several masks, of which some lack a class.
+
+    - Classes count from 1 for `zero_is='class'` if one of the masks has exactly the values 1..K. Such a mask may lack
+      the last class, so that its values are also class numbers from 0.
+    - Values that are not class numbers are grey levels if the masks together have K of them.
 
     Args:
         shapes: (z, h, w) of the image of each mask, None if unknown.
         n_classes: K.
-
-    Returns:
-        The masks to read with `zero_is='ignore'`, and for each mask with the value 0 the reason why it cannot be read.
+        zero_is: as in `read_truth`.
     """
     if len(shapes) < 2:
-        return set(), {}
-    firsts = {path: _first_number(path, shape, n_classes) for path, shape in shapes.items()}
-    one = next((path for path, first in firsts.items() if first == 1), None)
-    if one is None:
-        return set(), {}
+        return MaskConvention()
+    values = {path: v for path, shape in shapes.items() if (v := _values(path, shape)) is not None}
+    first = 0 if zero_is == "class" else 1
+    union = sorted({v for own in values.values() for v in own if v >= first})
+    if len(union) == n_classes and union[-1] >= n_classes + first and _void(union, n_classes, first) is None:
+        return MaskConvention(levels=tuple(union))
+    one = next((path for path, own in values.items() if own == [*range(1, n_classes + 1)]), None)
+    if first or one is None:
+        return MaskConvention()
     reason = (
         f"has the value 0, but {one.name} numbers the {n_classes} classes from 1. Set `zero_is=ignore` if 0 is "
         "unlabelled, or renumber the masks."
     )
-    zeros = {path: f"{path} {reason}" for path, first in firsts.items() if first == 0}
-    return firsts.keys() - zeros.keys(), zeros
+    conflicts = {path: f"{path} {reason}" for path, own in values.items() if 0 in own}
+    return MaskConvention(frozenset(shapes.keys() - conflicts.keys()), conflicts)
 
 
-def _first_number(path: Path, shape: tuple[int, int, int] | None, n_classes: int) -> int | None:
-    """Return the number of the first class of a mask: 1 for exactly the values 1..K, 0 with the value 0.
-
-    None for shapes, unreadable files, and masks without 0 and without one of the classes.
-    """
+def _values(path: Path, shape: tuple[int, int, int] | None) -> list[int] | None:
+    """Return the values of a mask in ascending order; None for shapes and unreadable files."""
     if holds_shapes(path):
         return None
     try:
-        levels = distinct_codes(_codes(path, shape, None, Frame())[0]).tolist()
+        return distinct_codes(_codes(path, shape, None, Frame())[0]).tolist()
     except VispeError:
         return None
-    return 0 if 0 in levels else 1 if levels == list(range(1, n_classes + 1)) else None
 
 
 def _codes(

@@ -10,7 +10,7 @@ import numpy as np
 from vispe.errors import InputError, VispeError
 from vispe.images.formats.headers import stored_frame, stored_shape
 from vispe.images.labels.label_files import read_label_set
-from vispe.images.labels.truth_files import masks_from_one
+from vispe.images.labels.truth_files import MaskConvention, joint_convention
 from vispe.images.read import Micrograph
 from vispe.images.sidecars import find_label_files
 from vispe.segment.classify.clustering import PixelClusters
@@ -85,7 +85,7 @@ class Batch(Run):
             match(self.images, "object_classes", self.examples, self.note)
         infer_axes(self.images, self.reading, self.note)
         self.reader = Reader(request.reading, self.images)
-        self._from_one: set[Path] = set()
+        self._convention = MaskConvention()
 
     def read(self, path: Path) -> Micrograph:
         """Read an image; the last one is cached."""
@@ -271,8 +271,9 @@ class Batch(Run):
                 shape := stored_shape(image.path, reading.z, axes, reading.orientation)
             ):
                 shapes[image.truth] = shape
-        if names is not None and self.request.scoring.zero_is == "class":
-            self._from_one, conflicts = masks_from_one(shapes, len(names))
+        if names is not None:
+            self._convention = joint_convention(shapes, len(names), self.request.scoring.zero_is)
+            conflicts = self._convention.conflicts
             for image in [image for image in self.images if image.truth in conflicts]:
                 self.fail(image, InputError(conflicts[image.truth]))
         scoring = self.request.scoring
@@ -280,7 +281,7 @@ class Batch(Run):
             try:
                 axes = image.axes or reading.axes
                 frame = stored_frame(image.path, reading.z, axes, reading.orientation)
-                known = image.path, self.note, frame, image.truth in self._from_one
+                known = image.path, self.note, frame, self._convention
                 scoring.read(image.truth, shapes[image.truth], names, *known)
             except (VispeError, OSError) as error:
                 self.fail(image, error)
@@ -297,7 +298,7 @@ class Batch(Run):
             names,
             image.path,
             frame=micrograph.frame,
-            from_one=image.truth in self._from_one,
+            convention=self._convention,
         )
         return np.where(micrograph.valid, classes, 0)
 

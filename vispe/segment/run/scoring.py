@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.images.labels.truth_files import read_truth
+from vispe.images.labels.truth_files import MaskConvention, read_truth
 from vispe.images.orientation import Frame
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
 from vispe.segment.types import Paths
@@ -43,7 +43,7 @@ class ScoreOptions(Options):
         image: Path,
         note: Callable[[str], None] | None = None,
         frame: Frame | None = None,
-        from_one: bool = False,
+        convention: MaskConvention = MaskConvention(),  # noqa: B008 - frozen
     ) -> np.ndarray:
         """Return the true classes (pages, h, w) of an image of this shape, 0 where unknown.
 
@@ -54,11 +54,11 @@ class ScoreOptions(Options):
             image: the file of the image.
             note: called with messages for the user.
             frame: `Micrograph.frame` of the image.
-            from_one: whether other masks of the run show that 1 is the first class.
+            convention: meaning of the values of all masks of the run.
         """
         count = None if names is None else len(names)
-        known = {"names": names, "image": image, "note": note, "frame": frame}
-        zero_is = "ignore" if from_one else self.zero_is
+        known = {"names": names, "image": image, "note": note, "frame": frame, "levels": convention.levels}
+        zero_is = "ignore" if path in convention.from_one else self.zero_is
         return read_truth(path, shape, zero_is=zero_is, n_classes=count, page=self.page, **known)
 
 

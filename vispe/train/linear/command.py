@@ -55,13 +55,17 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
             settings.
     """
     task.check()
+    task = task.with_absolute_paths()
     folder = RunFolder(Path(task.out), "linear.safetensors", "metrics.json", "linear segmentation")
-    folder.check(task.identity(), task.force)
+    folder.check(task.identity(), task.force, partly=True)
     backbone = _backbone(task)
     check_size(task.img_size, backbone, "the model")
     train_part, val_part = _data(task, backbone)
+    # the same names may be other images
+    identity = task.identity() | {"data.fingerprint": train_part.pairs.fingerprint()}
+    folder.check(identity, task.force)
     device = choose_device(task.device)
-    folder.begin(task.identity(), task.force)
+    folder.begin(identity, task.force)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         options = {"norm": task.norm, "dropout": task.dropout, "tune": task.backbone_lr > 0}
@@ -101,9 +105,14 @@ def _backbone(task: LinearTask) -> VisionModel:
 
 def _data(task: LinearTask, backbone: VisionModel) -> tuple[Part, Part]:
     subject = EvaluatedModel("The model", mean=backbone.mean, std=backbone.std)
-    pairs = Pairs(task.images, task.masks, subject.tensor, task.zero, task.n_classes)
-    if task.val_images is not None and task.val_masks is not None:
-        val_pairs = Pairs(task.val_images, task.val_masks, subject.tensor, task.zero, pairs.n_classes)
+    options = {"tensor": subject.tensor, "zero": task.zero}
+    val_images, val_masks = task.val_images, task.val_masks
+    pairs = Pairs(task.images, task.masks, n_classes=task.n_classes, others=val_masks or (), **options)
+    # masks that do not match end the run here, instead of after hours of training
+    pairs.check()
+    if val_images is not None and val_masks is not None:
+        val_pairs = Pairs(val_images, val_masks, n_classes=pairs.n_classes, others=task.masks, **options)
+        val_pairs.check(pairs)
         return Part(pairs, range(len(pairs))), Part(val_pairs, range(len(val_pairs)))
     numbers, val_numbers = split(len(pairs), task.val_every)
     return Part(pairs, numbers), Part(pairs, val_numbers)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from vispe.errors import InputError, OptionError, counted
 from vispe.images.file_search import find_images
 from vispe.images.sequences import FileImages, FileMasks
 from vispe.images.symmetry.d4 import D4
+from vispe.train.data.dataset import digest
 
 IGNORE = -1
 """Class number of ignored pixels; the classes are 0..K-1."""
@@ -29,6 +31,7 @@ class Pairs:
         tensor: converts a page (H, W, c) in [0, 1] to an image (3, H, W).
         zero: whether the value 0 in a mask is the first class, or ignored.
         n_classes: K, or None to infer it from the masks.
+        others: further masks with the same classes, see `FileMasks`.
 
     Raises:
         InputError: a mask is missing, or does not match its image.
@@ -39,12 +42,15 @@ class Pairs:
         images: Sequence[str],
         masks: Sequence[str],
         tensor: Callable[[np.ndarray], Tensor],
-        zero: str = "class",
+        zero: Literal["class", "ignore"] = "class",
         n_classes: int | None = None,
+        others: Sequence[str] = (),
     ) -> None:
         paths: list[Path] = find_images(images)
+        mask_paths, other_masks = find_images(masks), find_images(others) if others else ()
         self._images = FileImages(paths, tensor)
-        self._masks = FileMasks(self._images, find_images(masks), zero, n_classes)
+        self._masks = FileMasks(self._images, mask_paths, zero, n_classes, other_masks)
+        self._files = [*paths, *mask_paths]
         self.names = self._images.names
         self.n_classes = int(self._masks.n_classes or 0)
         self.read = lru_cache(_CACHED)(self._read)
@@ -57,6 +63,18 @@ class Pairs:
     def notes(self) -> tuple[str, ...]:
         """Notes of the files that were read so far."""
         return (*self._images.notes, *self._masks.notes)
+
+    def fingerprint(self) -> str:
+        """Return a sha256 of names and sizes in bytes of images and masks."""
+        return digest("pairs", *((path.name, path.stat().st_size) for path in self._files))
+
+    def check(self, other: "Pairs | None" = None) -> None:
+        """Read every mask, and compare the classes of their values with those of other pairs that were checked.
+
+        Raises:
+            InputError: a mask does not match its image, or a value is another class in another mask.
+        """
+        self._masks.check(None if other is None else other._masks)
 
     def _read(self, number: int) -> tuple[Tensor, Tensor]:
         mask = torch.from_numpy(self._masks[number].astype(np.int64)) - 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from vispe.errors import OptionError
+from vispe.images.paths import absolute
 from vispe.train.retrofit.config import Teacher, flat
+from vispe.train.retrofit.config_paths import absolute_teacher
 from vispe.train.retrofit.recipe_files import task_arguments
 from vispe.utils.options import (
     NonNegativeFloat,
@@ -89,6 +91,16 @@ class LinearTask:
         """Return the settings that must not change when a run resumes, as flat keys such as 'model.name'."""
         return flat({key: value for key, value in asdict(self).items() if key not in FREE})
 
+    def with_absolute_paths(self) -> LinearTask:
+        """Return the task with absolute paths of images, masks and models; `out` remains as it is."""
+        keys = ("images", "masks", "val_images", "val_masks")
+        files = {
+            key: [absolute(v) for v in value] for key in keys if (value := getattr(self, key)) is not None
+        }
+        retrofit = None if self.retrofit is None else absolute(self.retrofit)
+        model = None if self.model is None else absolute_teacher(self.model)
+        return replace(self, retrofit=retrofit, model=model, **files)
+
     def check(self) -> None:
         """Check all settings that do not depend on the model and the data.
 
@@ -121,6 +133,6 @@ def read_task(argv: Sequence[str]) -> LinearTask:
     )
     parser.add_class_arguments(LinearTask, as_group=False)
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
-    values = vars(instantiate(parser.parse_args(task_arguments(argv))))
+    values = vars(instantiate(parser.parse_args(task_arguments(argv, LinearTask))))
     values.pop("config")
     return LinearTask(**values)

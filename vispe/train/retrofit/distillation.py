@@ -24,6 +24,7 @@ from vispe.train.evaluate.model_pair import ModelPair
 from vispe.train.retrofit.checkpoint import RunFolder, State
 from vispe.train.retrofit.config import Retrofit
 from vispe.train.retrofit.config_checks import check
+from vispe.train.retrofit.config_paths import with_absolute_paths
 from vispe.train.retrofit.distillation_losses import Objective, sample_views
 from vispe.train.retrofit.monitoring import (
     compare,
@@ -93,6 +94,7 @@ def _run(
 ) -> DistillationResult:
     start = time.perf_counter()
     check(config)
+    config = with_absolute_paths(config)
     processes = Processes.training(config.device, config.amp)
     status = status if status is not None and processes.main else lambda words: None
     for k, stage in enumerate(config.stages):

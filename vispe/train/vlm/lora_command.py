@@ -112,7 +112,7 @@ def read_task(argv: Sequence[str]) -> LoraTask:
     )
     parser.add_argument("--json", action="store_true", help="write the card to standard output")
     parser.add_class_arguments(LoraTask, as_group=False)
-    values = vars(parser.parse_args(task_arguments(argv)))
+    values = vars(parser.parse_args(task_arguments(argv, LoraTask)))
     values.pop("config"), values.pop("json")
     return LoraTask(**values)
 

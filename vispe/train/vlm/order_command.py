@@ -213,7 +213,7 @@ def read_task(argv: Sequence[str]) -> OrderTask:
         "--config", action="config", help="YAML file, or a recipe of vispe by name; later options override it"
     )
     parser.add_class_arguments(OrderTask, as_group=False)
-    values = vars(parser.parse_args(task_arguments(argv)))
+    values = vars(parser.parse_args(task_arguments(argv, OrderTask)))
     values.pop("config")
     return OrderTask(**values)
 

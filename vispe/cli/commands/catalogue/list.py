@@ -1,5 +1,6 @@
 """`vispe list`: names of encodings and position schemes."""
 
+import sys
 from typing import Any, Literal
 
 POSITIONALS = ("filter",)
@@ -13,10 +14,11 @@ def list(
     encodes: Literal["distance", "direction", "position", "content"] | None = None,
     invariant: Literal["translation", "quarter_turns", "reflection", "rotation"] | None = None,
     json: bool = False,
-) -> None:
+) -> int | None:
     """List the positional encodings and the position schemes.
 
-    Schemes are listed below the encodings, unless an option applies to encodings only.
+    Schemes are listed below the encodings, unless an option applies to encodings only. The exit code is 1 if nothing
+    matches.
 
     Args:
         filter: wildcard for the names; one with a dot lists presets.
@@ -36,7 +38,8 @@ def list(
     import vispe
 
     only = {"ndim": ndim, "encodes": encodes, "invariant": invariant}
-    schemes = [] if kind not in (None, "scheme") or any(only.values()) else _schemes(filter, exclude)
+    encodings_only = kind not in (None, "scheme") or any(value is not None for value in only.values())
+    schemes = [] if encodings_only else _schemes(filter, exclude)
     if kind == "scheme":
         _check_no_filters(only)
         names = []
@@ -59,7 +62,11 @@ def list(
         from json import dumps
 
         print(dumps([*encodings, *schemes], indent=2))
-        return
+    if not encodings and not schemes:
+        print(_no_match(filter), file=sys.stderr)
+        return 1
+    if json:
+        return None
     width = max((len(row["name"]) for row in (*encodings, *schemes)), default=0)
     for row in encodings:
         print(f"{row['name']:<{width}}  {'+'.join(row['kinds']):<8}  {row['summary']}")
@@ -67,6 +74,17 @@ def list(
         print("\nposition schemes, for the language model of vision-language models")
     for row in schemes:
         print(f"{row['name']:<{width}}  {'scheme':<8}  {row['summary']}")
+    return None
+
+
+def _no_match(filter: str) -> str:
+    """Return the message for an empty list, with the closest names."""
+    import vispe
+    from vispe.errors import did_you_mean
+    from vispe.multimodal import list_schemes
+
+    known = [*vispe.list_encodings(), *vispe.list_encodings("*.*"), *list_schemes()]
+    return f"vispe: list: no name matches {filter!r} and the options.{did_you_mean(filter, known)}"
 
 
 def _schemes(filter: str, exclude: str | None) -> Any:

@@ -89,11 +89,22 @@ def rotate(
     if mask_paths and not paths:
         raise OptionError("rotate: --masks needs images, got none. Textures have exact masks; omit --masks.")
     check_metrics(metrics)
+    _check_effect(
+        metrics,
+        masks=bool(mask_paths),
+        angles=angles is not None,
+        clusters=clusters != 3,
+        budget=budget != 100,
+    )
+    if not mask_paths and zero != "class":
+        raise OptionError(f"rotate: `zero={zero}` has no effect without `masks`. Omit it, or pass masks.")
     output = Output(out, ["report.html", "report.json"], force, [*paths, *mask_paths])
     processes = Processes.started()
     build = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "symmetric": symmetrize}
     features = {"d4": d4, "layer": layer, "patch_size": patch_size, "kind": kind}
     subject = load_evaluated_model(model, **build, **features, seed=seed, device=processes.device(device))
+    if classes and not mask_paths and textures < 1 and subject.segmenter is None:
+        raise OptionError("rotate: `classes` has no effect without `masks`. Omit it, or pass masks.")
     sources = load_sources(subject, paths, mask_paths, zero=zero, names=classes, textures=textures, seed=seed)
     settings = {"model": model, "pos_embed": pos_embed, "weights": weights, "img_size": img_size}
     settings |= {"symmetrize": symmetrize, "d4": d4, "layer": layer, "inputs": [str(path) for path in paths]}
@@ -132,6 +143,27 @@ def rotate(
             lambda: as_text(report),
             lambda: {"report.html": rotation_page(report), "report.json": values},
         )
+
+
+_USED_BY = {
+    "masks": ("quadrant", "segmentation", "poses"),
+    "angles": ("angles", "segmentation", "poses"),
+    "clusters": ("clusters",),
+    "budget": ("quadrant", "segmentation", "poses"),
+}
+"""Metrics that an option affects."""
+
+
+def _check_effect(metrics: list[str] | None, **options: bool) -> None:
+    """Raise `OptionError` for an option that is set but used by none of the metrics."""
+    from vispe.errors import OptionError
+
+    for option, is_set in options.items():
+        if is_set and metrics is not None and not set(metrics) & set(_USED_BY[option]):
+            raise OptionError(
+                f"rotate: `{option}` has no effect on `metrics={','.join(metrics)}`. Omit it, or add one of "
+                f"{', '.join(_USED_BY[option])}."
+            )
 
 
 def as_text(report: "RotationReport") -> str:

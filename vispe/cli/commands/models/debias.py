@@ -58,7 +58,7 @@ def debias(
     from pathlib import Path
 
     from vispe.backbones.local.debiased_folder import MAP, RECORD, save_debiased
-    from vispe.backbones.model_names import NETWORKS, check_kind
+    from vispe.backbones.model_names import NETWORKS, absolute_name, check_kind
     from vispe.cli.common import Output, find, load, progress
     from vispe.errors import counted
     from vispe.evaluate.measure.probe_images import load_images
@@ -66,7 +66,7 @@ def debias(
     from vispe.evaluate.probe.remedies import parse_method
 
     parse_method(method)
-    kind = check_kind(model, [kind for kind in NETWORKS if kind != "debiased"])
+    check_kind(model, [kind for kind in NETWORKS if kind != "debiased"])
     paths = find(images)
     Output(out, [RECORD, MAP], force, paths)
     subject, entries = load(model, pos_embed, weights, img_size, device, seed)
@@ -84,12 +84,14 @@ def debias(
     for remark in remarks:
         warnings.warn(remark, stacklevel=1)
     # the folder may be used from elsewhere
-    name = str(Path(model).resolve()) if kind == "retrofit" else model
-    prefix, _, rest = model.rpartition(":")
-    if prefix in ("local-dir", "hf", "open_clip:local-dir") and Path(rest).is_dir():
-        name = f"{prefix}:{Path(rest).resolve()}"
     file = weights if weights in (None, "random") else str(Path(weights).resolve())
-    arguments = {"name": name, "pos_embed": pos_embed, "weights": file, "img_size": img_size, "seed": seed}
+    arguments = {
+        "name": absolute_name(model),
+        "pos_embed": pos_embed,
+        "weights": file,
+        "img_size": img_size,
+        "seed": seed,
+    }
     save_debiased(out, result, arguments, force)
     passes = counted(result.average.passes, "forward pass")
     report = entries | {"method": method, "passes": result.average.passes, **result.details}
