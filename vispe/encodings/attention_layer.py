@@ -17,6 +17,7 @@ from vispe.encodings.registry import Spec, create_encoding, encoding_class, pars
 from vispe.encodings.saved_spec import check_same_spec, keep
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions, as_positions
+from vispe.utils.offloading import loaded
 
 
 class Attention(nn.Module):
@@ -186,18 +187,20 @@ def attend(
 
     An encoding with branches attends once per branch; dropout applies to each branch separately.
     """
-    branches = branches_of(encodings, pos, layer, x)
-    if branches:
-        outs = [attention(q, k, v, bias=b.bias, transform=b.transform, **arguments) for b in branches]
-        # gates are float32; cast to the dtype of the attention output, which differs from q's under autocast
-        weighted = [b.gate.to(out.dtype) * out for b, out in zip(branches, outs, strict=True)]
-        return sum(weighted[1:], weighted[0])
-    return attention(
-        q,
-        k,
-        v,
-        bias=bias_of(encodings, pos, layer, x),
-        transform=transform_of(encodings, pos, layer, x),
-        value_term=value_term_of(encodings, pos, layer),
-        **arguments,
-    )
+    # biases may be functions that read weights while attention runs
+    with loaded(encodings):
+        branches = branches_of(encodings, pos, layer, x)
+        if branches:
+            outs = [attention(q, k, v, bias=b.bias, transform=b.transform, **arguments) for b in branches]
+            # gates are float32; cast to the dtype of the attention output, which differs from q's under autocast
+            weighted = [b.gate.to(out.dtype) * out for b, out in zip(branches, outs, strict=True)]
+            return sum(weighted[1:], weighted[0])
+        return attention(
+            q,
+            k,
+            v,
+            bias=bias_of(encodings, pos, layer, x),
+            transform=transform_of(encodings, pos, layer, x),
+            value_term=value_term_of(encodings, pos, layer),
+            **arguments,
+        )

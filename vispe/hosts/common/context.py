@@ -20,7 +20,8 @@ from vispe.encodings.compose import bias_of, value_term_of
 from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.fx_leaves import Scores
-from vispe.hosts.common.position_cache import PositionCache
+from vispe.hosts.common.position_cache import PositionCache, positions_on
+from vispe.utils.offloading import loaded
 
 
 class Context:
@@ -61,7 +62,7 @@ class Context:
 
     def with_patches(self, prefix: int) -> Context:
         """Return this context, whose `patches` is a context without the first `prefix` tokens."""
-        mask = fx_leaves.patches_mask(self._dense_mask(), prefix)
+        mask = fx_leaves.patches_mask(self.mask, prefix)
         pos = fx_leaves.patches(self.positions, prefix)
         context = Context(self.positions, self.encodings, self.mask, self.is_causal, self.rope, self.mixed)
         context.patches = Context(pos, self.encodings, mask, self.is_causal, self.rope, self.mixed)
@@ -78,7 +79,7 @@ class Context:
         """Return the output (b, n, d) of block `layer` after the mixing encodings that are active there."""
         for encoding in self.encodings:
             if isinstance(encoding, Mixing) and encoding.active(layer):
-                x = fx_leaves.mix(encoding, x, self.positions, layer)
+                x = fx_leaves.mix(encoding, x, self._positions(x), layer)
         return x
 
     def idle(self, module: nn.Module) -> bool:
@@ -116,15 +117,16 @@ class Context:
             "sdpa",
         ):
             return None
-        layer = module.vispe_layer
-        bias = bias_of(self.encodings, self.positions, layer, x)
-        # a bias without a cache key would be computed in every call
-        if bias is None or bias.key is None or bias.replaces_product or bias.per_sample:
-            return None
-        if value_term_of(self.encodings, self.positions, layer) is not None:
-            return None
-        dtype = compute_dtype(x)
-        return bias.mask(dtype) if bias.finite or is_open(bias, dtype) else None
+        layer, pos = module.vispe_layer, self._positions(x)
+        with loaded(self.encodings):
+            bias = bias_of(self.encodings, pos, layer, x)
+            # a bias without a cache key would be computed in every call
+            if bias is None or bias.key is None or bias.replaces_product or bias.per_sample:
+                return None
+            if value_term_of(self.encodings, pos, layer) is not None:
+                return None
+            dtype = compute_dtype(x)
+            return bias.mask(dtype) if bias.finite or is_open(bias, dtype) else None
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
@@ -151,8 +153,8 @@ class Context:
             (out,) = scores.weigh(drop(scores.softmax()))
             return out
         chosen = "auto" if isinstance(q, torch.fx.Proxy) else self.selected
-        where = (self._encodings(module), self.positions, module.vispe_layer, x, self.mixed)
-        masks = {"attn_mask": self.mask, "is_causal": self.is_causal}
+        where = (self._encodings(module), self._positions(x), module.vispe_layer, x, self.mixed)
+        masks = {"attn_mask": self._mask(x), "is_causal": self.is_causal}
         backend = chosen if module.fused_attn else "reference"
         out = fx_leaves.attend(q, k, v, *where, **masks, dropout_p=dropout_p, backend=backend)
         # kernels differ in the strides of their output; an exported graph must not depend on them
@@ -174,13 +176,18 @@ class Context:
         Raises:
             ShapeError: samples of different grids are mixed, and the bias is a table that belongs to one grid.
         """
-        where = (self._encodings(module), self.positions, module.vispe_layer, x, self.mixed)
-        return fx_leaves.scores(
-            queries, keys, v, *where, attn_mask=self._dense_mask(), is_causal=self.is_causal
-        )
+        where = (self._encodings(module), self._positions(x), module.vispe_layer, x, self.mixed)
+        mask = self._mask(x)
+        mask = mask.added() if isinstance(mask, WindowMask) else mask
+        return fx_leaves.scores(queries, keys, v, *where, attn_mask=mask, is_causal=self.is_causal)
 
-    def _dense_mask(self) -> Tensor | None:
-        return self.mask.added() if isinstance(self.mask, WindowMask) else self.mask
+    def _positions(self, x: Tensor) -> Positions:
+        """Return the positions on the device of the tokens, which differs between blocks on several devices."""
+        return self.positions if isinstance(x, torch.fx.Proxy) else positions_on(self.positions, x.device)
+
+    def _mask(self, x: Tensor) -> Tensor | WindowMask | None:
+        moves = isinstance(self.mask, Tensor) and not isinstance(x, torch.fx.Proxy)
+        return self.mask.to(x.device) if moves else self.mask
 
     def _encodings(self, module: nn.Module) -> tuple[Encoding, ...]:
         of_layer = module.pos_enc
@@ -215,7 +222,7 @@ def stock_mask_text(layers: Sequence[nn.Module], encodings: Sequence[Encoding], 
         return None
     if selected().backend not in ("auto", "sdpa") or any(m.pos_enc is not None for m in layers):
         return None
-    with torch.no_grad():
+    with torch.no_grad(), loaded(inside):
         bias = bias_of(inside, grid.positions(), 0)
         has_value_term = value_term_of(inside, grid.positions(), 0) is not None
     if bias is None or bias.key is None or bias.replaces_product or bias.per_sample or has_value_term:

@@ -27,6 +27,7 @@ from vispe.encodings.parts.preparation import prepare
 from vispe.errors import ShapeError, counted
 from vispe.grid import Grid, Positions
 from vispe.hosts.common.position_cache import PositionCache
+from vispe.utils.offloading import loaded
 
 
 class Scores:
@@ -34,21 +35,26 @@ class Scores:
 
     Args:
         calls: the softmaxes of each attention map of a head, with their gates (see `calls_of`).
+        encodings: the encodings of the layer, whose weights are read.
     """
 
-    def __init__(self, calls: Sequence[Sequence[tuple[Tensor | None, Call]]]) -> None:
-        self.calls = tuple(calls)
+    def __init__(
+        self, calls: Sequence[Sequence[tuple[Tensor | None, Call]]], encodings: Sequence[Encoding]
+    ) -> None:
+        self.calls, self.encodings = tuple(calls), encodings
 
     def softmax(self) -> Tensor:
         """Return the weights (b, h, n, n) in float32 or float64; the maps of a head are adjacent in axis 1."""
-        maps = [weights_of(softmaxes) for softmaxes in self.calls]
+        with loaded(self.encodings):
+            maps = [weights_of(softmaxes) for softmaxes in self.calls]
         return maps[0] if len(maps) == 1 else torch.stack(maps, 2).flatten(1, 2)
 
     def weigh(self, weights: Tensor) -> list[Tensor]:
         """Return the output (b, h, n, d_v) of each map of a head."""
         maps = weights.unflatten(1, (-1, len(self.calls))).unbind(2)
         # the softmaxes of a map share their values, so those of the first call are used
-        return [reference.weighted(calls[0][1], one) for calls, one in zip(self.calls, maps, strict=True)]
+        with loaded(self.encodings):
+            return [reference.weighted(calls[0][1], one) for calls, one in zip(self.calls, maps, strict=True)]
 
 
 def one_size(image: Tensor) -> Tensor:
@@ -148,13 +154,15 @@ def patches_mask(mask: Tensor | None, prefix: int) -> Tensor | None:
 @torch.fx.wrap
 def add(encoding: Additive, x: Tensor, pos: Positions, image: Tensor | None) -> Tensor:
     """Return the tokens (b, n, d) with an additive encoding."""
-    return encoding.embed(x, pos, image)
+    with loaded((encoding,)):
+        return encoding.embed(x, pos, image)
 
 
 @torch.fx.wrap
 def mix(encoding: Mixing, x: Tensor, pos: Positions, layer: int) -> Tensor:
     """Return the tokens (b, n, d) after a mixing encoding of block `layer`."""
-    return encoding.mix(x, pos, layer)
+    with loaded((encoding,)):
+        return encoding.mix(x, pos, layer)
 
 
 @torch.fx.wrap
@@ -195,11 +203,17 @@ def scores(
     if mixed:
         _check_mixed(encodings, pos, layer, x)
     where = (encodings, pos, layer, x)
-    return Scores([calls_of(q, k, v, *where, **masks) for q, k in zip(queries, keys, strict=True)])
+    with loaded(encodings):
+        calls = [calls_of(q, k, v, *where, **masks) for q, k in zip(queries, keys, strict=True)]
+    return Scores(calls, encodings)
 
 
 def _check_mixed(encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor) -> None:
-    if multi_softmax_of(encodings) is not None or has_grid_table(bias_of(encodings, pos, layer, x)):
+    with loaded(encodings):
+        has_table = multi_softmax_of(encodings) is not None or has_grid_table(
+            bias_of(encodings, pos, layer, x)
+        )
+    if has_table:
         names = " + ".join(e.name for e in encodings)
         raise ShapeError(
             f"The batch packs samples of different grids, but the table of {names} is computed for one grid at a time; "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.grid import Grid, Positions
+from vispe.grid.per_token import PerToken
 
 
 class PositionCache:
@@ -52,6 +53,29 @@ class PositionCache:
 
     def __reduce__(self) -> tuple[type[PositionCache], tuple[int]]:
         return PositionCache, (self.size,)
+
+
+def positions_on(pos: Positions, device: torch.device) -> Positions:
+    """Return positions on another device, for blocks on several devices; values without random draws are cached."""
+    if pos.coords.device == device:
+        return pos
+    attrs = {name: _on(value, device) for name, value in pos.attrs.items()}
+    # the cache is shared by positions with other attributes
+    return pos.remember(("on", device), lambda: _without_attributes(pos, device)).replace(attrs=attrs)
+
+
+def _without_attributes(pos: Positions, device: torch.device) -> Positions:
+    index = None if pos.index is None else pos.index.to(device)
+    fields = (value.to(device) for value in (pos.coords, pos.spatial, pos.extent))
+    moved = Positions(*fields, cell=pos.cell.to(device), index=index, grid=pos.grid)
+    moved.in_place = pos.in_place
+    return moved
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    if isinstance(value, PerToken):
+        return PerToken(value.values.to(device), value.axes)
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def _cacheable(like: Tensor) -> bool:

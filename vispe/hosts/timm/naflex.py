@@ -29,6 +29,7 @@ from vispe.hosts.common.context import Context
 from vispe.hosts.common.packed_positions import packed
 from vispe.hosts.common.position_cache import PositionCache
 from vispe.hosts.timm.converted import ConvertedTimm, converted_timm_class
+from vispe.utils.offloading import loaded
 
 OVERRIDDEN = ("_forward_embeds", "_load_from_state_dict")
 
@@ -198,13 +199,14 @@ def _add_tables(
     encodings = [e for e in shared if isinstance(e, Additive)]
     for encoding in encodings:
         if encoding.reads_tokens:
-            x = encoding.embed(x, encoding.prepare(packed(coord, valid, sizes, (), positions)))
+            x = fx_leaves.add(encoding, x, encoding.prepare(packed(coord, valid, sizes, (), positions)), None)
             continue
         for size in dict.fromkeys(sizes):
             samples = torch.tensor([i for i, s in enumerate(sizes) if s == size], device=x.device)
             # row-major index of each patch in the table of its grid (m, n)
             cell = (coord[samples, :, 0] * size[1] + coord[samples, :, 1]).long() * valid[samples]
-            table = encoding.table(encoding.prepare(positions(size)))[0]
+            with loaded((encoding,)):
+                table = encoding.table(encoding.prepare(positions(size)))[0]
             added = table[prefix:].index_select(0, cell.flatten()).unflatten(0, cell.shape)
             added = added * valid[samples, :, None]
             head = table[:prefix].expand(len(samples), -1, -1)

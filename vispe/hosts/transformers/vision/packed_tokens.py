@@ -39,7 +39,7 @@ class ChunkGroup:
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the tokens (b, n, ...) of the chunks, from the sequence (tokens, ...)."""
-        x = x if self.index is None else x.index_select(0, self.index.flatten())
+        x = x if self.index is None else x.index_select(0, self.index.flatten().to(x.device))
         return x.unflatten(0, (self.count, -1))
 
 
@@ -75,7 +75,7 @@ class Chunks:
             out = group.context.attend(module, *parts, group.gather(x), dropout_p)
             outs.append(rearrange(out, "b h n d -> (b n) (h d)"))
         out = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return out if self.inverse is None else out.index_select(0, self.inverse)
+        return out if self.inverse is None else out.index_select(0, self.inverse.to(out.device))
 
 
 class PackedContext:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vispe.hosts.common.checks import table_like
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.families import family_of, stock_type
+from vispe.utils.offloading import device_of
 from vispe.utils.parameters import parameters_of
 
 Detached = dict[str, tuple[Any, tuple[str, ...]]]  # path: table, names of the members after the table
@@ -65,7 +66,7 @@ class WithoutTable(nn.Module):
     @property
     def position_embeddings(self) -> Tensor:
         """Zeros, created in every call: transformers resamples them, and may initialise them in place."""
-        return parameters_of(self)[0].new_zeros(self.vispe_size)
+        return parameters_of(self)[0].new_zeros(self.vispe_size, device=device_of(self))
 
     @property
     def position_embedding(self) -> Tensor:
