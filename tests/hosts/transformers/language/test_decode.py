@@ -23,6 +23,7 @@ from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, b
 from tests.products import partly
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.positions.kv_cache import set_state, text_state
+from vispe.hosts.transformers.version import CHUNKED_IMAGES
 
 ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
 
@@ -420,13 +421,16 @@ def test_generation_with_a_static_cache(family):
 
 
 @partly(1)
+@cases("chunk", [None, 2])
 @cases("image", [False, True])
 @cases("family", FAMILIES)
 @torch.no_grad()
-def test_padding_of_a_turn_in_a_static_cache(family, image):
+def test_padding_of_a_turn_in_a_static_cache(family, image, chunk):
     """The host passes no padding mask with a static cache; padding is not counted in later calls without ids."""
     from transformers import StaticCache
 
+    if image and chunk:
+        needs(CHUNKED_IMAGES, "images in chunks")
     model = converted(family, "mrope_i")
     first = batch(family, [3, "image", 4], [6], counted=False)
     turn = batch(family, [7], [2, "image", 1] if image else [2], seed=8, counted=False)
@@ -436,7 +440,8 @@ def test_padding_of_a_turn_in_a_static_cache(family, image):
     types = {"mm_token_type_ids": (whole["input_ids"] == IMAGE).long()} if family in QWEN else {}
     images = ("pixel_values", "image_grid_thw", "image_sizes")
     new = {n: turn[n] for n in images if n in turn.inputs}
-    said = model.generate(**whole, **new, **types, **{CACHE: cache}, max_new_tokens=1)[:, -1:]
+    options = {"max_new_tokens": 1, "prefill_chunk_size": chunk}
+    said = model.generate(**whole, **new, **types, **{CACHE: cache}, **options)[:, -1:]
     whole["attention_mask"] = torch.cat([whole["attention_mask"], torch.ones_like(said)], 1)
     actual = step(model, cache, whole["attention_mask"], said)
     whole["input_ids"] = torch.cat([whole["input_ids"], said], 1)
