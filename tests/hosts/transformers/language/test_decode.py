@@ -19,7 +19,7 @@ from tests.hosts.transformers.reference import (
     same,
     stock,
 )
-from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, batch, needs
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, Batch, batch, needs
 from tests.products import partly
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.positions.kv_cache import set_state, text_state
@@ -357,6 +357,26 @@ def test_padding_that_is_cropped_is_not_counted(family, side, spec):
             mask = torch.cat([recorded[:, :-removed], torch.ones_like(word)], 1)
             whole = first.with_tokens(torch.cat([turn["input_ids"][:, : 5 - removed], word], 1))
             close(step(model, part, mask, word), model(**whole | {"attention_mask": mask}).logits[:, -1])
+
+
+@partly(1)
+@cases("spec", ["mrope_i", "mrope(spatial_reset=true)", "v2pe"])
+@cases("family", FAMILIES)
+def test_padding_after_an_image_is_cropped(family, spec):
+    """The crop removes text of the first row, and padding on the right of the second, which ends with an image."""
+    model, sample = converted(family, spec), batch(family, [1, "image", 6], [1, "image"], padding="right")
+    out, words = prefilled(model, sample), torch.tensor([[5, 6], [7, 8]])
+    for removed in (1, 4, 6):
+        cache = copy.deepcopy(out[CACHE])
+        cache.crop(-removed)
+        whole = sample.inputs | {n: sample[n][:, :-removed] for n in ("input_ids", "attention_mask")}
+        longer = Batch(family, whole, sample.stream).with_tokens(words)
+        longer.pop("mm_token_type_ids", None)
+        with torch.no_grad():
+            actual = model(input_ids=words, attention_mask=longer["attention_mask"], **{CACHE: cache}).logits
+            close(actual, model(**longer).logits[:, -2:])
+    with pytest.raises(InputError, match="the last image in it, which ends at token"):
+        out[CACHE].crop(-8)  # two tokens, or one and a marker
 
 
 @cases("family", FAMILIES)

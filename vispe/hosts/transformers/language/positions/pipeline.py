@@ -39,6 +39,7 @@ class CallPositions:
         ids: coordinates (axes, b, s).
         before: state of the cache before the call, or None.
         after: state of the cache after the call.
+        valid: tokens that are not padding (b, s).
         token_attributes: attributes of parallel sets (k, b, s); None if neither the call nor the cache has sets.
         packed: whether rows are packed samples that are isolated from each other.
         visual: tokens of images and videos (b, s); None if there are none, or if they are unknown.
@@ -48,6 +49,7 @@ class CallPositions:
     ids: Tensor
     before: SequenceState | None
     after: SequenceState
+    valid: Tensor
     token_attributes: Tensor | None = None
     packed: bool = False
     visual: Tensor | None = None
@@ -156,7 +158,7 @@ def _positions(
         before.add_text_attributes(call.mask)
     if packed and not continued and not torch.compiler.is_compiling():
         after = replace(after, packed=True)
-    return CallPositions(index.ids, ids, before, after, attributes, packed)
+    return CallPositions(index.ids, ids, before, after, valid, attributes, packed)
 
 
 def _check_members(call: LanguageCall, parallel: str | None) -> None:

@@ -222,6 +222,6 @@ def store_state(text: Any, cache: Any, outputs: Any, positions: CallPositions) -
         return
     after.conversion = text.vispe_text.of_keys
     if after.settled is None:
-        of_call = positions.token_index, positions.ids, text.vispe_scheme
-        after.settled = settled_length(after, positions.before, cache, *of_call, positions.visual)
+        of_call = positions.token_index, positions.ids, text.vispe_scheme, positions.valid, positions.visual
+        after.settled = settled_length(after, positions.before, cache, *of_call)
     set_state(cache, after)
