@@ -65,6 +65,8 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     """
     text, images = language_model_of(call.model), call.has_images
     parallel = text.vispe_text.parallel
+    # chunks of a prompt with images may contain text only
+    by_mask = images or call.prompt is not None
     check_cache(call.state)
     check_conversion(call.state, text.vispe_text.of_keys)
     _check_members(call, parallel)
@@ -74,8 +76,8 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     if before is None:
         check_filled_here(call.cache)
         axes, late = call.model.vispe_scheme.axes, text.vispe_text.caches_coordinates
-        before = state_of_prefix(call.cache, call.tokens, axes, late=late, by_mask=images)
-    index, ids = _split(call, position_ids, before, images)
+        before = state_of_prefix(call.cache, call.tokens, axes, late=late, by_mask=by_mask)
+    index, ids = _split(call, position_ids, before, by_mask)
     packed = _packed(call, text, index, before)
     if ids is None:
         check_end(before)
