@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError
+from vispe.errors import InputError, UnsupportedCombination
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS, text_attributes
 from vispe.hosts.transformers.language.positions import coordinates
-from vispe.hosts.transformers.language.positions.call import PACKED, LanguageCall
+from vispe.hosts.transformers.language.positions.call import PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import Assigned
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
@@ -19,8 +20,10 @@ from vispe.hosts.transformers.language.positions.kv_cache import (
     check_end,
     check_filled_here,
     state_of_prefix,
+    text_coordinates,
+    text_state,
 )
-from vispe.hosts.transformers.language.positions.position_ids import split_ids
+from vispe.hosts.transformers.language.positions.position_ids import TokenPositions, split_ids
 from vispe.hosts.transformers.language.positions.token_index import (
     TokenIndex,
     check_mask,
@@ -117,6 +120,31 @@ def text_call_positions(call: LanguageCall, position_ids: Tensor | None) -> Call
     else:
         assigned = coordinates.of_caller_alone(call, index, ids, position_ids, before)  # type: ignore[arg-type]
     return _positions(call, index, before, assigned, packed, continued=False)
+
+
+def is_paged(cache: Any) -> bool:
+    """Return whether a cache is that of continuous batching, which stores tokens of many requests in pages."""
+    return cache is not None and not hasattr(cache, "get_seq_length")
+
+
+def paged_positions(call: LanguageCall, position_ids: Tensor) -> TokenPositions:
+    """Return positions of a call of `generate_batch`, whose row contains text of many requests.
+
+    Raises:
+        UnsupportedCombination: the coordinates of cached tokens are needed.
+        InputError: the call has images.
+    """
+    settings = language_model_of(call.model).vispe_text
+    if settings.caches_coordinates:
+        raise UnsupportedCombination(
+            "generate_batch: continuous batching does not store the coordinates of cached tokens, got a model that "
+            f"needs them: {settings.scheme} with late rotation or an indexer. Use generate, or convert the model "
+            "without late_rotation, parallel and self_extend."
+        )
+    if named := passed(call.kwargs, *PIXELS):
+        raise InputError(f"generate_batch: only text is supported, got {named[0]}. Use generate.")
+    state = text_state(len(position_ids), position_ids.device)
+    return TokenPositions(position_ids, text_coordinates(settings.scheme, position_ids, state))
 
 
 def _split(
