@@ -7,7 +7,7 @@ import torch
 
 from tests.cases import cases
 from tests.hosts.transformers.reference import converted, copy_of, stock
-from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, VIDEO, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, VIDEO, WITH_VIDEO, batch
 from tests.products import partly
 from vispe.errors import InputError
 
@@ -44,6 +44,27 @@ def test_an_assistant_changes_nothing(family, spec, helper):
     assert torch.equal(model.generate(**sample.inputs, **SETTINGS, **options), expected)
     if spec == "own":
         assert torch.equal(expected, stock(family).generate(**sample.inputs, **SETTINGS))
+
+
+@cases("family", WITH_VIDEO)
+def test_an_assistant_changes_nothing_with_videos(family):
+    """The host passes seconds between frames to the assistant, but no grids."""
+    model, sample = converted(family, "vrope"), batch(family, [3, "video", 2])
+    expected = model.generate(**sample.inputs, **SETTINGS)
+    assert torch.equal(model.generate(**sample.inputs, **SETTINGS, assistant_model=fresh(model)), expected)
+
+
+@torch.no_grad()
+def test_seconds_of_videos_in_an_earlier_turn():
+    """Seconds without a grid belong to no video of the call."""
+    model, first, turn = (
+        converted("qwen2_5_vl", "v2pe"),
+        batch("qwen2_5_vl", [3]),
+        batch("qwen2_5_vl", [1, "image", 2]),
+    )
+    seconds = {"second_per_grid_ts": torch.tensor([0.5])}
+    actual = [model(**sample.inputs, **seconds).logits for sample in (first, turn)]
+    assert all(map(torch.equal, actual, (model(**sample.inputs).logits for sample in (first, turn))))
 
 
 @pytest.mark.slow

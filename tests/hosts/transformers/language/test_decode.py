@@ -19,10 +19,11 @@ from tests.hosts.transformers.reference import (
     same,
     stock,
 )
-from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, batch, needs
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, Batch, batch, needs
 from tests.products import partly
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.positions.kv_cache import set_state, text_state
+from vispe.hosts.transformers.version import CHUNKED_IMAGES
 
 ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
 
@@ -358,6 +359,26 @@ def test_padding_that_is_cropped_is_not_counted(family, side, spec):
             close(step(model, part, mask, word), model(**whole | {"attention_mask": mask}).logits[:, -1])
 
 
+@partly(1)
+@cases("spec", ["mrope_i", "mrope(spatial_reset=true)", "v2pe"])
+@cases("family", FAMILIES)
+def test_padding_after_an_image_is_cropped(family, spec):
+    """The crop removes text of the first row, and padding on the right of the second, which ends with an image."""
+    model, sample = converted(family, spec), batch(family, [1, "image", 6], [1, "image"], padding="right")
+    out, words = prefilled(model, sample), torch.tensor([[5, 6], [7, 8]])
+    for removed in (1, 4, 6):
+        cache = copy.deepcopy(out[CACHE])
+        cache.crop(-removed)
+        whole = sample.inputs | {n: sample[n][:, :-removed] for n in ("input_ids", "attention_mask")}
+        longer = Batch(family, whole, sample.stream).with_tokens(words)
+        longer.pop("mm_token_type_ids", None)
+        with torch.no_grad():
+            actual = model(input_ids=words, attention_mask=longer["attention_mask"], **{CACHE: cache}).logits
+            close(actual, model(**longer).logits[:, -2:])
+    with pytest.raises(InputError, match="the last image in it, which ends at token"):
+        out[CACHE].crop(-8)  # two tokens, or one and a marker
+
+
 @cases("family", FAMILIES)
 def test_a_cache_without_tokens_after_a_crop_is_empty(family):
     model = converted(family, "mrope(spatial_reset=true)")
@@ -420,13 +441,16 @@ def test_generation_with_a_static_cache(family):
 
 
 @partly(1)
+@cases("chunk", [None, 2])
 @cases("image", [False, True])
 @cases("family", FAMILIES)
 @torch.no_grad()
-def test_padding_of_a_turn_in_a_static_cache(family, image):
+def test_padding_of_a_turn_in_a_static_cache(family, image, chunk):
     """The host passes no padding mask with a static cache; padding is not counted in later calls without ids."""
     from transformers import StaticCache
 
+    if image and chunk:
+        needs(CHUNKED_IMAGES, "images in chunks")
     model = converted(family, "mrope_i")
     first = batch(family, [3, "image", 4], [6], counted=False)
     turn = batch(family, [7], [2, "image", 1] if image else [2], seed=8, counted=False)
@@ -436,7 +460,8 @@ def test_padding_of_a_turn_in_a_static_cache(family, image):
     types = {"mm_token_type_ids": (whole["input_ids"] == IMAGE).long()} if family in QWEN else {}
     images = ("pixel_values", "image_grid_thw", "image_sizes")
     new = {n: turn[n] for n in images if n in turn.inputs}
-    said = model.generate(**whole, **new, **types, **{CACHE: cache}, max_new_tokens=1)[:, -1:]
+    options = {"max_new_tokens": 1, "prefill_chunk_size": chunk}
+    said = model.generate(**whole, **new, **types, **{CACHE: cache}, **options)[:, -1:]
     whole["attention_mask"] = torch.cat([whole["attention_mask"], torch.ones_like(said)], 1)
     actual = step(model, cache, whole["attention_mask"], said)
     whole["input_ids"] = torch.cat([whole["input_ids"], said], 1)

@@ -32,6 +32,7 @@ from tests.products import partly
 from vispe.errors import InputError, MissingExtra, UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
 from vispe.hosts.transformers.language.rotary_detection import rotary_of
+from vispe.hosts.transformers.version import CHUNKED_IMAGES
 from vispe.multimodal import Stream, list_schemes
 
 every = cases("family", CLASSES)
@@ -264,6 +265,20 @@ def test_generation_with_a_cache_is_the_full_pass(family):
         if name in longer:
             longer[name] = torch.cat([longer[name], longer[name].new_full((1, count - 1), fill)], 1)
     assert torch.equal(logits(model, longer)[:, -count:].argmax(-1), said[:, -count:])
+
+
+@cases("family", [f for f in ("exaone4_5", "hyperclovax_vision_v2") if f in CLASSES])
+def test_padded_prompts_in_chunks_where_the_host_passes_no_position_ids(family):
+    needs(CHUNKED_IMAGES, "images of prompts in chunks are refused")
+    model, inputs = converted(family, "vrope"), padded(prompt(family).inputs)
+    settings = {
+        "max_new_tokens": 2,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
+    actual, expected = (model.generate(**inputs, **settings, prefill_chunk_size=n) for n in (5, None))
+    torch.testing.assert_close(actual.logits, expected.logits, rtol=1e-4, atol=1e-4)
 
 
 @partly(10)

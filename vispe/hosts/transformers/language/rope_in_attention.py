@@ -180,7 +180,7 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
         offset, (~mask).sum(1), ids, packed=state.packed, conversion=conversion, padded=padded
     )
     index = prompt_token_index(ids.shape[2], len(mask), mask, ids.device)
-    after.settled = settled_length(after, None, cache, index, ids, coordinates.scheme)
+    after.settled = settled_length(after, None, cache, index, ids, coordinates.scheme, mask)
     # coordinates do not state which tokens are images, but these are still the same tokens
     after.settled = max(int(after.settled), int(state.settled or 0))
     cache.vispe_state = after

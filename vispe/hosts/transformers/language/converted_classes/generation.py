@@ -20,7 +20,7 @@ from vispe.hosts.transformers.language.positions.kv_cache import (
     state_after,
     text_state,
 )
-from vispe.hosts.transformers.language.positions.prompt import MASK, PROMPT, PromptPositions
+from vispe.hosts.transformers.language.positions.prompt import CHUNKED, MASK, PROMPT, PromptPositions
 from vispe.hosts.transformers.language.positions.token_index import check_mask, valid_tokens
 from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
 from vispe.hosts.transformers.version import CHUNKED_IMAGES, cache_of, check_version
@@ -67,8 +67,9 @@ class PositionedGeneration:
         mask = model_kwargs.get("attention_mask")
         padded = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all())
         fixed = getattr(cache_of(model_kwargs), "is_compileable", False)
-        if padded and fixed and generation_config.prefill_chunk_size is None:
-            model_kwargs = {**model_kwargs, MASK: mask}
+        if padded and fixed:
+            chunked = generation_config.prefill_chunk_size is not None
+            model_kwargs = {**model_kwargs, MASK: mask, CHUNKED: chunked}
         return super()._prefill(input_ids, generation_config, model_kwargs, *rest, **more)  # type: ignore[misc]
 
     def _add_prompt_positions(

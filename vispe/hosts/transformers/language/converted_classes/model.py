@@ -26,6 +26,8 @@ from vispe.hosts.transformers.language.parallel_sets import (
 from vispe.hosts.transformers.language.positions.kv_cache import NextTokens, SequenceState
 from vispe.hosts.transformers.language.positions.pipeline import (
     CallPositions,
+    is_paged,
+    paged_positions,
     positions_of_call,
     text_call_positions,
 )
@@ -113,6 +115,12 @@ class PositionedModel:
         if not self.vispe_accepts_types:
             host.pop("mm_token_type_ids", None)
         position_ids = named.get("position_ids")
+        if is_paged(call.cache):
+            positions = paged_positions(call, position_ids)
+            host["position_ids"] = positions
+            if family_of(self.config).masks:  # type: ignore[attr-defined]
+                host[POSITIONS], host["position_ids"] = positions, position_ids
+            return super().forward(**host)  # type: ignore[misc]
         if (step := step_of(call, position_ids)) is not None:
             host["position_ids"] = step
             if family_of(self.config).masks:  # type: ignore[attr-defined]
@@ -212,7 +220,11 @@ class PositionedText:
             return super().forward(*args, position_ids=self._host_ids(positions.token_index), **kwargs)  # type: ignore[misc]
         # only ids of the caller can restart, that is, pack several samples into a row
         of_caller = positions.position_ids if isinstance(positions, DeferredPositions) else positions
-        if not isinstance(positions, TokenPositions):
+        if is_paged(cache):
+            of_caller = None
+            if not isinstance(positions, TokenPositions):
+                positions = paged_positions(call_of(self, kwargs), positions)
+        elif not isinstance(positions, TokenPositions):
             deferred = isinstance(positions, DeferredPositions)
             computed = (
                 positions.compute() if deferred else text_call_positions(call_of(self, kwargs), positions)

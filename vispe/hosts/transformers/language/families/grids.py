@@ -93,12 +93,14 @@ def _newline_grids(call: CallTokens) -> ImageBlocks:
 
 
 def _seconds(arguments: dict[str, Any]) -> Any:
-    """Return the seconds between frames of each video; None if they are not passed.
+    """Return the seconds between frames of each video; None if they are not passed, or the call has no videos.
 
     Raises:
         InputError: audio is interleaved with the videos, which streams do not support.
     """
-    if arguments.get("use_audio_in_video") and arguments.get("video_grid_thw") is not None:
+    if arguments.get("video_grid_thw") is None:
+        return None
+    if arguments.get("use_audio_in_video"):
         raise InputError(
             "use_audio_in_video interleaves audio with the frames of a video, which position schemes do not support, "
             "got True. Pass audio and videos separately, or restore the model."

@@ -24,7 +24,8 @@ from vispe.multimodal.per_layer import ConcatenatedScheme
 PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."
 # Video-LLaVA accepts images by another name as well, its only name before transformers 5.24
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "mm_encoder_outputs")
-GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
+# seconds between frames belong to a grid of videos; generate passes them to an assistant model, which gets no grids
+GRIDS = ("image_grid_thw", "video_grid_thw", "tile_grids")
 
 
 def passed(kwargs: dict[str, Any], *names: str) -> list[str]:

@@ -240,11 +240,13 @@ def settled_length(
     token_index: Tensor,
     ids: Tensor,
     scheme: Scheme,
+    valid: Tensor,
     visual: Tensor | None = None,
 ) -> int | Tensor:
     """Return the number of cached tokens up to the last one, in all rows, that is not text with this offset.
 
     Tokens of images may have coordinates of text with the offset that they cause (the last one of an image of `v2pe`).
+    Padding has no coordinates, and may be removed.
 
     Args:
         state: state after the call.
@@ -253,9 +255,10 @@ def settled_length(
         token_index: token indices of the call (b, s).
         ids: coordinates of the call (axes, b, s).
         scheme: scheme of the model.
+        valid: tokens of the call that are not padding (b, s).
         visual: tokens of images and videos in the call (b, s); None if there are none, or if they are unknown.
     """
-    text = ((ids - text_coordinates(scheme, token_index, state)).abs() < 1e-6).all(0)
+    text = ((ids - text_coordinates(scheme, token_index, state)).abs() < 1e-6).all(0) | ~valid
     length = ids.shape[2]
     first = length - text.flip(1).long().cumprod(1).sum(1)
     cached = cache.get_seq_length() - length

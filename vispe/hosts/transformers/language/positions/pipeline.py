@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError
+from vispe.errors import InputError, UnsupportedCombination
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS, text_attributes
 from vispe.hosts.transformers.language.positions import coordinates
-from vispe.hosts.transformers.language.positions.call import PACKED, LanguageCall
+from vispe.hosts.transformers.language.positions.call import PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import Assigned
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
@@ -19,8 +20,10 @@ from vispe.hosts.transformers.language.positions.kv_cache import (
     check_end,
     check_filled_here,
     state_of_prefix,
+    text_coordinates,
+    text_state,
 )
-from vispe.hosts.transformers.language.positions.position_ids import split_ids
+from vispe.hosts.transformers.language.positions.position_ids import TokenPositions, split_ids
 from vispe.hosts.transformers.language.positions.token_index import (
     TokenIndex,
     check_mask,
@@ -39,6 +42,7 @@ class CallPositions:
         ids: coordinates (axes, b, s).
         before: state of the cache before the call, or None.
         after: state of the cache after the call.
+        valid: tokens that are not padding (b, s).
         token_attributes: attributes of parallel sets (k, b, s); None if neither the call nor the cache has sets.
         packed: whether rows are packed samples that are isolated from each other.
         visual: tokens of images and videos (b, s); None if there are none, or if they are unknown.
@@ -48,6 +52,7 @@ class CallPositions:
     ids: Tensor
     before: SequenceState | None
     after: SequenceState
+    valid: Tensor
     token_attributes: Tensor | None = None
     packed: bool = False
     visual: Tensor | None = None
@@ -63,6 +68,8 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     """
     text, images = language_model_of(call.model), call.has_images
     parallel = text.vispe_text.parallel
+    # chunks of a prompt with images may contain text only
+    by_mask = images or call.prompt is not None
     check_cache(call.state)
     check_conversion(call.state, text.vispe_text.of_keys)
     _check_members(call, parallel)
@@ -72,8 +79,8 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     if before is None:
         check_filled_here(call.cache)
         axes, late = call.model.vispe_scheme.axes, text.vispe_text.caches_coordinates
-        before = state_of_prefix(call.cache, call.tokens, axes, late=late, by_mask=images)
-    index, ids = _split(call, position_ids, before, images)
+        before = state_of_prefix(call.cache, call.tokens, axes, late=late, by_mask=by_mask)
+    index, ids = _split(call, position_ids, before, by_mask)
     packed = _packed(call, text, index, before)
     if ids is None:
         check_end(before)
@@ -113,6 +120,31 @@ def text_call_positions(call: LanguageCall, position_ids: Tensor | None) -> Call
     else:
         assigned = coordinates.of_caller_alone(call, index, ids, position_ids, before)  # type: ignore[arg-type]
     return _positions(call, index, before, assigned, packed, continued=False)
+
+
+def is_paged(cache: Any) -> bool:
+    """Return whether a cache is that of continuous batching, which stores tokens of many requests in pages."""
+    return cache is not None and not hasattr(cache, "get_seq_length")
+
+
+def paged_positions(call: LanguageCall, position_ids: Tensor) -> TokenPositions:
+    """Return positions of a call of `generate_batch`, whose row contains text of many requests.
+
+    Raises:
+        UnsupportedCombination: the coordinates of cached tokens are needed.
+        InputError: the call has images.
+    """
+    settings = language_model_of(call.model).vispe_text
+    if settings.caches_coordinates:
+        raise UnsupportedCombination(
+            "generate_batch: continuous batching does not store the coordinates of cached tokens, got a model that "
+            f"needs them: {settings.scheme} with late rotation or an indexer. Use generate, or convert the model "
+            "without late_rotation, parallel and self_extend."
+        )
+    if named := passed(call.kwargs, *PIXELS):
+        raise InputError(f"generate_batch: only text is supported, got {named[0]}. Use generate.")
+    state = text_state(len(position_ids), position_ids.device)
+    return TokenPositions(position_ids, text_coordinates(settings.scheme, position_ids, state))
 
 
 def _split(
@@ -156,7 +188,7 @@ def _positions(
         before.add_text_attributes(call.mask)
     if packed and not continued and not torch.compiler.is_compiling():
         after = replace(after, packed=True)
-    return CallPositions(index.ids, ids, before, after, attributes, packed)
+    return CallPositions(index.ids, ids, before, after, valid, attributes, packed)
 
 
 def _check_members(call: LanguageCall, parallel: str | None) -> None:

@@ -26,7 +26,7 @@ from vispe.hosts.transformers.language.positions.kv_cache import (
     settled_length,
 )
 from vispe.hosts.transformers.language.positions.pipeline import CallPositions, positions_of_call
-from vispe.hosts.transformers.language.positions.prompt import MASK, PROMPT
+from vispe.hosts.transformers.language.positions.prompt import CHUNKED, MASK, PROMPT
 from vispe.hosts.transformers.language.positions.token_index import index_tokens
 from vispe.hosts.transformers.packed_samples import isolates
 from vispe.hosts.transformers.subclasses import converted_subclass
@@ -35,7 +35,7 @@ from vispe.multimodal import Scheme
 
 STEPS = 32  # number of tokens whose rotation is computed at once during decoding of single tokens
 READ = ("input_ids", "inputs_embeds", "mm_token_type_ids", "attention_mask")
-OWN = (PROMPT, MASK, "tile_grids", IDS)  # keywords that the stock model does not accept
+OWN = (PROMPT, MASK, CHUNKED, "tile_grids", IDS)  # keywords that the stock model does not accept
 
 
 @dataclass(eq=False)
@@ -146,13 +146,16 @@ def call_of(model: Any, named: dict[str, Any]) -> LanguageCall:
     # generate with a static cache passes a mask for each type of layers; those of linear attention are padding masks
     masks = mask.values() if isinstance(mask, dict) else (mask,)
     mask = next((m for m in masks if isinstance(m, Tensor) and m.ndim == 2), named.get(MASK))
-    tokens = embeds if ids is None else ids
-    if mask is not None and mask is named.get(MASK) and mask.shape[1] < tokens.shape[1]:
-        mask = None  # virtual tokens of prompt tuning are not in this mask
+    tokens, cache = embeds if ids is None else ids, cache_of(named)
+    if mask is not None and mask is named.get(MASK):
+        if named.get(CHUNKED):
+            mask = mask[:, : cache.get_seq_length() + tokens.shape[1]]
+        if mask.shape[1] < tokens.shape[1]:
+            mask = None  # virtual tokens of prompt tuning are not in this mask
     others = {
         n: v for n, v in named.items() if n not in READ and n not in CACHE_NAMES and n != "position_ids"
     }
-    return LanguageCall(model, ids, embeds, types, mask, cache_of(named), others, masked=masked)
+    return LanguageCall(model, ids, embeds, types, mask, cache, others, masked=masked)
 
 
 def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:
@@ -219,6 +222,6 @@ def store_state(text: Any, cache: Any, outputs: Any, positions: CallPositions) -
         return
     after.conversion = text.vispe_text.of_keys
     if after.settled is None:
-        of_call = positions.token_index, positions.ids, text.vispe_scheme
-        after.settled = settled_length(after, positions.before, cache, *of_call, positions.visual)
+        of_call = positions.token_index, positions.ids, text.vispe_scheme, positions.valid, positions.visual
+        after.settled = settled_length(after, positions.before, cache, *of_call)
     set_state(cache, after)

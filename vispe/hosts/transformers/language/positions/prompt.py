@@ -11,6 +11,8 @@ from torch import Tensor
 PROMPT = "vispe_prompt"  # keyword of generation
 # keyword of generation: the padding mask, which the host replaces for caches of fixed size
 MASK = "vispe_mask"
+# keyword of generation: whether the prompt is processed in chunks, and this mask is that of the complete prompt
+CHUNKED = "vispe_chunked"
 
 
 @dataclass(eq=False)
