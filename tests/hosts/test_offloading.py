@@ -88,5 +88,5 @@ def test_positions_on_another_device_have_their_own_draws():
     assert drawn[0].memo is drawn[1].memo
     assert drawn[0].attrs["draw"].is_meta
     assert drawn[0].attrs["draw"] is not drawn[1].attrs["draw"]
-    assert drawn[0].in_place
+    assert drawn[0].on_grid
     assert positions_on(pos, torch.device("cpu")) is pos

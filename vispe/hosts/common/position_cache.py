@@ -68,7 +68,7 @@ def _without_attributes(pos: Positions, device: torch.device) -> Positions:
     index = None if pos.index is None else pos.index.to(device)
     fields = (value.to(device) for value in (pos.coords, pos.spatial, pos.extent))
     moved = Positions(*fields, cell=pos.cell.to(device), index=index, grid=pos.grid)
-    moved.in_place = pos.in_place
+    moved.on_grid = pos.on_grid
     return moved
 
 
