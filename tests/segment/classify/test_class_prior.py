@@ -29,7 +29,7 @@ from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import load_model, save_model
 from vispe.segment.model.prediction import estimate_areas
-from vispe.segment.run.run_report import vanishing_class_notes
+from vispe.segment.run.reports.image_record import vanishing_class_notes
 from vispe.segment.types import PostProcessing
 
 

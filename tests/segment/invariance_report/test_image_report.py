@@ -18,7 +18,7 @@ from vispe.segment.model.model_file import load_model
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.overlays import uncertainty_image
 from vispe.segment.pipeline import apply, segment
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.reports.run_report import ProgressCallbacks
 from vispe.segment.types import PostProcessing
 
 

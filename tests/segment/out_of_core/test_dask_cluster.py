@@ -12,7 +12,7 @@ from vispe.errors import InputError
 from vispe.segment import pipeline
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.out_of_core import memory_plan
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.reports.run_report import ProgressCallbacks
 
 distributed = pytest.importorskip("distributed", reason="needs the extra vispe[big]")
 

@@ -21,7 +21,7 @@ from vispe.segment.live.paint.window_images import shown_result
 from vispe.segment.overlays import figure_layout, label_map
 from vispe.segment.pipeline import PostProcessing, segment
 from vispe.segment.run import image_pipeline
-from vispe.segment.run.run_report import fractions
+from vispe.segment.run.reports.image_record import fractions
 from vispe.segment.types import Areas, Prediction
 
 NAMES = ["ground", "disc"]

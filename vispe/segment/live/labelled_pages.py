@@ -14,7 +14,8 @@ from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment.features.feature_cache import CachedFeatures
 from vispe.segment.model.prediction import within_memory
-from vispe.segment.run.inputs import BatchImage, use_stored_features
+from vispe.segment.run.inputs import BatchImage
+from vispe.segment.run.stored_inputs import use_stored_features
 from vispe.segment.types import ReadOptions
 
 MAX_CLASSES = 20

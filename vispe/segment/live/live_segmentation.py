@@ -24,8 +24,8 @@ from vispe.segment.live.live_training import Domains, train_model
 from vispe.segment.model.model_file import Model, save_model
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.overlays import Color
+from vispe.segment.run.inputs import check_channels
 from vispe.segment.run.out_of_distribution import pixel_size_warning
-from vispe.segment.run.run_state import check_channels
 from vispe.segment.types import PostProcessing, Prediction, ReadOptions
 
 

@@ -25,11 +25,10 @@ from vispe.segment.out_of_core.memory_plan import MemoryPlan, make_plan, page_by
 from vispe.segment.out_of_core.source.image import OutOfCoreImage
 from vispe.segment.out_of_core.store_inputs import StoreInputs
 from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_page, summary
-from vispe.segment.run.inputs import BatchImage
+from vispe.segment.run.inputs import BatchImage, check_channels
 from vispe.segment.run.out_of_distribution import ood_record, ood_warning, pixel_size_warning
-from vispe.segment.run.resume import fingerprint_files
-from vispe.segment.run.run_report import Clock, timing, vanishing_class_notes
-from vispe.segment.run.run_state import check_channels
+from vispe.segment.run.reports.image_record import Clock, timing, vanishing_class_notes
+from vispe.segment.run.results_folder.resume import fingerprint_files
 from vispe.segment.types import Areas
 from vispe.utils.version import versions
 

@@ -20,7 +20,7 @@ from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import PageWindow
 from vispe.segment.out_of_core.source.image import OutOfCoreImage
 from vispe.segment.overlays import overlay
-from vispe.segment.run.run_report import fractions, image_record
+from vispe.segment.run.reports.image_record import fractions, image_record
 from vispe.segment.types import Areas, Prediction
 from vispe.utils.files import remove
 

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, VispeError
-from vispe.images.formats.headers import stored_frame, stored_shape
 from vispe.images.labels.label_files import read_label_set
-from vispe.images.labels.truth_files import masks_from_one
 from vispe.images.read import Micrograph
 from vispe.images.sidecars import find_label_files
 from vispe.segment.classify.clustering import PixelClusters
@@ -25,6 +23,8 @@ from vispe.segment.run.image_pipeline import Grey, Reader, predict, write
 from vispe.segment.run.inputs import (
     BatchImage,
     as_list,
+    check_channels,
+    common_channel_count,
     example_files,
     expand_patterns,
     infer_axes,
@@ -33,19 +33,19 @@ from vispe.segment.run.inputs import (
     match_masks,
     select_images,
 )
-from vispe.segment.run.out_of_distribution import (
-    MAP,
-    ood_record,
-    ood_warning,
-    pixel_size_warning,
-    write_ood_map,
+from vispe.segment.run.out_of_distribution import MAP, compare_with_training
+from vispe.segment.run.pages import TrainingLabels
+from vispe.segment.run.reports.image_record import (
+    Clock,
+    fractions,
+    image_record,
+    timing,
+    vanishing_class_notes,
 )
 from vispe.segment.run.request import Request
-from vispe.segment.run.run_report import Clock, fractions, image_record, timing, vanishing_class_notes
-from vispe.segment.run.run_state import Run, TrainingLabels, check_channels, common_channel_count
-from vispe.segment.run.scoring import score_classes, score_clusters
-from vispe.segment.run.staging import staged_files
-from vispe.segment.types import Prediction
+from vispe.segment.run.results_folder.staging import staged_files
+from vispe.segment.run.run_state import Run
+from vispe.segment.run.scoring import GroundTruth
 
 _OTHER_BYTES = 16  # approximate upper bound of bytes per pixel of labels, uncertainty and overlay
 _SUFFIXES = (
@@ -67,6 +67,7 @@ class Batch(Run):
 
     Attributes:
         examples: files with examples of object classes.
+        truth: ground truth of the images.
     """
 
     def __init__(self, request: Request) -> None:
@@ -85,7 +86,7 @@ class Batch(Run):
             match(self.images, "object_classes", self.examples, self.note)
         infer_axes(self.images, self.reading, self.note)
         self.reader = Reader(request.reading, self.images)
-        self._from_one: set[Path] = set()
+        self.truth = GroundTruth(request.scoring, request.reading, self.note)
 
     def read(self, path: Path) -> Micrograph:
         """Read an image; the last one is cached."""
@@ -150,7 +151,8 @@ class Batch(Run):
         """Segment one image, write its files into `folder`, and return its record."""
         clock, model, path = Clock(), by.model, image.path
         micrograph = self.read(path)
-        truth = self._truth(image, micrograph, model)
+        names = None if isinstance(model.classifier, PixelClusters) else model.names
+        truth = self.truth.read(image, micrograph, names)
         check_channels(path, micrograph.channels, model)
         grey = self.pages(image, by.features)
         total = len(grey.pages) + RUNS * self.request.trust
@@ -198,15 +200,9 @@ class Batch(Run):
             )
             objects = object_results[1]
             files, notes = files | object_results[0], notes + object_results[2]
-        domain = ood_record(
-            model, [None if r.feature_grid is None else r.feature_grid.sums() for r in results]
-        )
-        if domain is not None and domain["differs"]:
-            files["domain"] = write_ood_map(
-                folder, path, micrograph, [r.feature_grid for r in results], domain, self.force
-            )
-            notes += ood_warning(path.name, domain, files["domain"].name)
-        notes += pixel_size_warning(path.name, model, micrograph.pixel_size)
+        domain, more, domain_notes = compare_with_training(folder, micrograph, results, model, self.force)
+        files |= more
+        notes += domain_notes
         counts = sum(np.bincount(r.labels.ravel(), minlength=len(model.names) + 1) for r in results)
         record = {
             **image_record(
@@ -233,73 +229,15 @@ class Batch(Run):
         if trust is not None:
             record["trust"] = trust.record
         if truth is not None:
-            record |= self._scored(image, truth, results, model, record["fractions"])
+            labels = np.stack([r.labels for r in results])
+            record |= self.truth.score(image, truth, labels, names, record["fractions"])
         return record
 
-    def _scored(
-        self,
-        image: BatchImage,
-        truth: np.ndarray,
-        results: Sequence[Prediction],
-        model: Model,
-        reported_fractions: dict[str, float | None],
-    ) -> dict[str, Any]:
-        labels = np.stack([r.labels for r in results])
-        if isinstance(model.classifier, PixelClusters):
-            return {"truth": str(image.truth), "scores": score_clusters(labels, truth)}
-        scribbled = None
-        if image.label_data is not None and not self.request.scoring.include_labelled:
-            scribbled = image.label_data.values > 0
-        return {
-            "truth": str(image.truth),
-            "scores": score_classes(labels, truth, model.names, scribbled, reported_fractions),
-        }
-
     def check_truth(self, names: Sequence[str] | None) -> None:
-        """Read every ground truth once before any work; images with unusable ground truth are skipped.
-
-        Args:
-            names: class names; None if clusters are matched to the classes of the ground truth.
-
-        Raises:
-            InputError: the ground truth of the only image, or of all images, is unusable.
-        """
-        reading, shapes = self.reading, {}
-        for image in self.images:
-            axes = image.axes or reading.axes
-            if image.truth is not None and (
-                shape := stored_shape(image.path, reading.z, axes, reading.orientation)
-            ):
-                shapes[image.truth] = shape
-        if names is not None and self.request.scoring.zero_is == "class":
-            self._from_one, conflicts = masks_from_one(shapes, len(names))
-            for image in [image for image in self.images if image.truth in conflicts]:
-                self.fail(image, InputError(conflicts[image.truth]))
-        scoring = self.request.scoring
-        for image in [image for image in self.images if image.truth in shapes]:
-            try:
-                axes = image.axes or reading.axes
-                frame = stored_frame(image.path, reading.z, axes, reading.orientation)
-                known = image.path, self.note, frame, image.truth in self._from_one
-                scoring.read(image.truth, shapes[image.truth], names, *known)
-            except (VispeError, OSError) as error:
-                self.fail(image, error)
+        """Read every ground truth once before any work; see `GroundTruth.check`."""
+        self.truth.check(self.images, names, self.fail)
         if not self.images:
             raise InputError("all images failed. See the errors above.")
-
-    def _truth(self, image: BatchImage, micrograph: Micrograph, model: Model) -> np.ndarray | None:
-        if image.truth is None:
-            return None
-        names = None if isinstance(model.classifier, PixelClusters) else model.names
-        classes = self.request.scoring.read(
-            image.truth,
-            micrograph.pages.shape[:3],
-            names,
-            image.path,
-            frame=micrograph.frame,
-            from_one=image.truth in self._from_one,
-        )
-        return np.where(micrograph.valid, classes, 0)
 
     def _image_targets(self, image: BatchImage) -> list[Path]:
         suffixes = (*_SUFFIXES, *(("_trust.png", "_disagreement.png") if self.request.trust else ()))

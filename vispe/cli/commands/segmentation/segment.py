@@ -266,7 +266,7 @@ class Console:
         from rich.progress import TextColumn
 
         from vispe.cli.common import progress
-        from vispe.segment.run.run_report import ProgressCallbacks
+        from vispe.segment.run.reports.run_report import ProgressCallbacks
 
         def message(text: str) -> str:
             return one_line(name_options(text, command, positionals))
