@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model import prediction
 from vispe.segment.model.model_file import load_model
 from vispe.segment.pipeline import MODEL_NAME, LabelOptions, PostProcessing, ScoreOptions, apply, segment

@@ -11,7 +11,7 @@ from scipy.ndimage import distance_transform_edt
 from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggest_file import draw_suggestions, suggest_file
 from vispe.segment.live.suggestions import MOST, Suggestion, candidates, radius_for, select_greedily, suggest

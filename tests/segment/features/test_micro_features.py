@@ -9,8 +9,9 @@ from tests.cases import cases
 from tests.products import partly
 from vispe.backbones.micro import PATCH, WEIGHTS, load_micro
 from vispe.errors import InputError, OptionError
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import DenseMaps, DenseModel
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.pipeline import DEFAULT
 
 

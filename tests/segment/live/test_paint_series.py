@@ -16,7 +16,7 @@ from tests.segment.live.test_paint import ask
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.array_image import micrograph
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.paint.open_page import open_paint

@@ -11,7 +11,8 @@ from tests.products import slow_except
 from tests.segment.out_of_core.stores import in_memory, same_bits, scene, scribbled, write_store, zarr
 from vispe.cli.main import main
 from vispe.segment import pipeline
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.model_file import load_model
 from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions
 from vispe.segment.run.out_of_distribution import ood_record

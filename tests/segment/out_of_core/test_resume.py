@@ -16,7 +16,7 @@ from tests.products import slow_except
 from tests.segment.out_of_core.stores import scene, scribbled, write_store
 from vispe.errors import InputError, OptionError
 from vispe.segment import pipeline
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.out_of_core import progress, store_run
 from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions, ScoreOptions
 from vispe.segment.run.reports.run_report import ProgressCallbacks

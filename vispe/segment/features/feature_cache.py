@@ -12,7 +12,7 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.segment.classify.estimators.linear import Linear
 from vispe.segment.features.coarse_features import CoarseMaps
-from vispe.segment.features.filters import Filters
+from vispe.segment.features.filters.filters2d import Filters
 from vispe.segment.features.micro_features import DenseMaps
 from vispe.segment.features.pixel_features import BLOCK, Features
 from vispe.segment.features.prepared_page import PreparedPage

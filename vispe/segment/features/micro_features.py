@@ -12,11 +12,12 @@ from torch import Tensor
 
 from vispe.backbones.device import flush_denormals
 from vispe.backbones.micro import PATCH, load_micro
+from vispe.backbones.model_access import fingerprint
 from vispe.errors import OptionError
 from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.spill_cache import SpillCache
 from vispe.segment.features.threads import one_thread_each
-from vispe.segment.features.tiles import even_tiles, fingerprint, padding
+from vispe.segment.features.tiles import even_tiles, padding
 
 NAME = "vispe_micro"
 TILE = 576

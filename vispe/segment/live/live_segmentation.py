@@ -17,7 +17,7 @@ from vispe.errors import InputError, OptionError, counted
 from vispe.images.read import Micrograph
 from vispe.segment.classify.pixel_classifier import FASTEST, PixelClassifier
 from vispe.segment.features.feature_cache import MEMORY
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.labelled_pages import LabelledPages
 from vispe.segment.live.live_settings import LiveSettings
 from vispe.segment.live.live_training import Domains, train_model

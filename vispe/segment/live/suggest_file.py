@@ -12,7 +12,7 @@ from vispe.errors import InputError, OptionError, counted
 from vispe.images.labels.label_files import read_label_set
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import write_png
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.suggestions import COUNT, Suggestion, suggest
 from vispe.segment.out_of_core import out_of_core_images

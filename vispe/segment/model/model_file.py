@@ -20,8 +20,9 @@ from vispe.errors import InputError, VispeError, require
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
+from vispe.segment.features.feature_config import TOKEN_OPTIONS, FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import TOKEN_OPTIONS, FeatureConfig, Features, TokenBasis
+from vispe.segment.features.pixel_features import Features, TokenBasis
 from vispe.segment.model.archive import (
     CARD,
     ESTIMATOR,

@@ -14,7 +14,8 @@ import numpy as np
 
 from vispe.errors import InputError, require
 from vispe.images.paths import check_file
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.prepared_page import PreparedPage
 from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.features.tiles import Region

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.filters import SIGMAS
+from vispe.segment.features.filters.filters2d import SIGMAS
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import Model

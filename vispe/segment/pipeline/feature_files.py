@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError, OptionError, VispeError, is_out_of_memory
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.stored_features import page_digest, page_file, save_page
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.run.batch_run import Batch

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from vispe.images import remote
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model.model_file import load_model, open_features
 from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.options import ObjectOptions

@@ -11,7 +11,7 @@ from vispe.errors import OptionError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
-from vispe.segment.features.filters3d import Stack
+from vispe.segment.features.filters.filters3d import Stack
 from vispe.segment.model.model_file import Model
 from vispe.segment.model.prediction import Segmenter, within_memory
 from vispe.segment.overlays import overlay, uncertainty_image

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vispe.segment.features.filters3d import Stack
+from vispe.segment.features.filters.filters3d import Stack
 from vispe.segment.run.inputs import BatchImage
 
 

@@ -8,8 +8,8 @@ from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
 from vispe.segment.classify.clustering import METHODS, Method, Number
 from vispe.segment.classify.pixel_classifier import KINDS, Kind
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import Model
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.run.reports.run_report import ProgressCallbacks

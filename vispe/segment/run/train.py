@@ -9,9 +9,9 @@ from vispe.errors import InputError, counted
 from vispe.segment.classify.calibration import calibration_note, concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.clustering import SAMPLE, PixelClusters
+from vispe.segment.classify.estimators.threads import import_early
 from vispe.segment.classify.feature_importance import feature_groups, feature_importance
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
-from vispe.segment.classify.pixel_classifier import import_early
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.sample_grid import Sample, sample
 from vispe.segment.model.model_file import Model

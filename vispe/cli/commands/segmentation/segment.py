@@ -166,7 +166,7 @@ def segment(
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --token-stride 7 -o out
     """
     from vispe.segment import pipeline
-    from vispe.segment.features.pixel_features import FeatureConfig
+    from vispe.segment.features.feature_config import FeatureConfig
     from vispe.segment.objects.options import options_or_none
     from vispe.segment.text.prompts import prompts_or_none
     from vispe.segment.types import PostProcessing

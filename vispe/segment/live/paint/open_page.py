@@ -9,8 +9,8 @@ from vispe.errors import InputError, OptionError
 from vispe.images.paths import expanded
 from vispe.images.read import read_image
 from vispe.segment.classify.pixel_classifier import KINDS
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.session import Paint
 from vispe.segment.out_of_core import is_store
 from vispe.segment.run.inputs import (
