@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
-import platform
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vispe.attention.backends import triton
 from vispe.errors import InputError, VispeError
 from vispe.experimental.speed.case_inputs import CaseInputs
 from vispe.experimental.speed.cases import STRUCTURED, BenchmarkPlan, Case, Mode
 from vispe.experimental.speed.compile_latency import new_grid
 from vispe.experimental.speed.contenders import Contender, contenders, ours
 from vispe.experimental.speed.correctness import line, planned_checks, run_check
+from vispe.experimental.speed.environment import environment
 from vispe.experimental.speed.timing import measure
 from vispe.utils.files import atomic_path
-from vispe.utils.version import __version__
 
 TRIES = 2  # max attempts at a record that terminated the process
 LATER = 4  # number of cases that precede slow contenders
@@ -227,28 +223,3 @@ def task_key(task: Task) -> str:
 def row_key(case: str, mode: str, contender: str) -> str:
     """Return the key of a record."""
     return f"{case} | {mode} | {contender}"
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Return the environment of the measurement: versions, machine, hash of the kernels."""
-    versions = {"vispe": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    for package in ("triton", "flash-attn-4"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    folder = Path(triton.__file__).parent
-    source = b"".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in (".py", ".json"))
-    facts: dict[str, Any] = {
-        "versions": versions, "device": "cpu", "cpu": platform.machine(),
-        "threads": torch.get_num_threads(), "clock": "wall", "kernels": hashlib.sha256(source).hexdigest()[:16],
-    }  # fmt: skip
-    if device == "cpu" and torch.get_num_threads() == 1:
-        facts["clock"] = "process"
-    if device != "cpu":
-        facts["clock"] = "events"
-        gpu = torch.cuda.get_device_properties(0)
-        facts["device"], facts["capability"] = gpu.name, f"{gpu.major}.{gpu.minor}"
-        facts["cuda"] = torch.version.cuda
-        facts |= {"memory_gib": round(gpu.total_memory / 2**30, 1), "cudnn": torch.backends.cudnn.version()}
-    return facts

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vispe.images.symmetry.label_maps import resampled_labels, rotated_labels
 from vispe.images.symmetry.warp import Canvas
-from vispe.segment.invariance_report.result import PoseResult
+from vispe.segment.invariance_report.pose_result import PoseResult
 from vispe.segment.metrics import class_percentages
 
 MARGIN = 8
