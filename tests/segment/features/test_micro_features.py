@@ -125,7 +125,7 @@ def test_what_training_computed_is_used_once_more(monkeypatch):
     other = one.copy()
     other[0, 0] += 1e-3
     assert not np.array_equal(features.prepare(other, valid).compute(0), second)
-    cache = features._model._shelf
+    cache = features._model._cache
     monkeypatch.setattr(cache, "_limits", (100, 1 << 20))  # the file is used
     small = page(64, 64, seed=1), valid[:64, :64]
     features.prepare(*small).gather(mask[:64, :64])

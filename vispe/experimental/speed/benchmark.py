@@ -104,14 +104,14 @@ class Bench:
 
     def tasks(self) -> list[Task]:
         """Return all tasks in order of importance."""
-        rivals = contenders(self.plan, self.device)
+        all_contenders = contenders(self.plan, self.device)
         ranked: list[tuple[int, Task]] = []
         for index, case in enumerate(self.plan.cases):
             ranked += [
-                (index + (LATER if rival.slow else 0), (case, mode, rival))
+                (index + (LATER if contender.slow else 0), (case, mode, contender))
                 for mode in (*self.plan.modes, *(STRUCTURED if index < self.plan.structured else ()))
-                for rival in rivals
-                if mode in rival.modes
+                for contender in all_contenders
+                if mode in contender.modes
             ]
         tasks = [task for _, task in sorted(ranked, key=lambda pair: pair[0])]
         largest = Contender("vispe, largest", "table", ours("table"))
@@ -129,20 +129,22 @@ class Bench:
         todo = [t for t in tasks if task_key(t) not in self._done()]
         setup: CaseInputs | Exception | None = None
         last: tuple[Case, Mode] | None = None
-        for count, (case, mode, rival) in enumerate(todo):
+        for count, (case, mode, contender) in enumerate(todo):
             if time.monotonic() > self.end:
                 break
             if (case, mode) != last:
                 setup, last = None, (case, mode)
                 setup = self._setup(case, mode)
-            row = self._row(setup, case, mode, rival)
+            row = self._row(setup, case, mode, contender)
             self.state["rows"].append(row)
             self.state.pop("running", None)
             self.save()
             shown = row.get("failure") or f"{row['ms']:.4g} ms, error {row['error']:.1e}"
-            self.say(f"{count + 1}/{len(todo)} {case} {mode}: {rival.name}: {shown}")
+            self.say(f"{count + 1}/{len(todo)} {case} {mode}: {contender.name}: {shown}")
             if row.get("lost"):
-                raise VispeError(f"Bench: the device failed in {rival.name}. Run again to continue after it.")
+                raise VispeError(
+                    f"Bench: the device failed in {contender.name}. Run again to continue after it."
+                )
         if self.backend == "triton" and "new_grid" not in self.state and time.monotonic() < self.end:
             self.state["new_grid"] = new_grid(self.plan, self.device)
             self.save()
@@ -161,26 +163,26 @@ class Bench:
             return error.with_traceback(None)  # the traceback would keep the tensors alive
 
     def _row(
-        self, setup: CaseInputs | Exception | None, case: Case, mode: Mode, rival: Contender
+        self, setup: CaseInputs | Exception | None, case: Case, mode: Mode, contender: Contender
     ) -> dict[str, Any]:
         """Measure one record; failures are stored in it."""
-        row: dict[str, Any] = {"case": str(case), "mode": mode, "contender": rival.name}
-        key = row_key(str(case), mode, rival.name)
+        row: dict[str, Any] = {"case": str(case), "mode": mode, "contender": contender.name}
+        key = row_key(str(case), mode, contender.name)
         row |= {"tokens": case.tokens, "batch": case.batch, "heads": case.heads, "width": case.width}
-        row |= {"dtype": case.dtype, "exact": rival.exact}
+        row |= {"dtype": case.dtype, "exact": contender.exact}
         tries = 1 + (self.state["running"]["tries"] if self.state.get("running", {}).get("key") == key else 0)
         if tries > TRIES:
             return {**row, "failure": f"the process ended {TRIES} times while this ran"}
         self.state["running"] = {"key": key, "tries": tries}
         self.save()
-        few = rival.name.endswith("largest")
+        few = contender.name.endswith("largest")
         plan = replace(self.plan, reps=min(3, self.plan.reps)) if few else self.plan
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
                 if not isinstance(setup, CaseInputs):
                     raise setup or VispeError("no inputs")
-                return {**row, **measure(rival, setup, plan)}
+                return {**row, **measure(contender, setup, plan)}
             except Exception as error:  # failures are recorded as results
                 why = [
                     str(w.message).strip().splitlines()[0]

@@ -28,7 +28,7 @@ def compare(
     file: Path | None = None,
     num_workers: int = 0,
     also: Mapping[str, Any] | None = None,
-    progress: Callable[[str, float], None] = lambda words, share: None,
+    progress: Callable[[str, float], None] = lambda text, fraction: None,
 ) -> list[Row]:
     """Train every encoding with the seeds 0, 1, ... and return all results, including those already in a file.
 

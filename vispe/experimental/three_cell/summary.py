@@ -97,17 +97,17 @@ def report(rows: Sequence[Row]) -> Page:
         f"Within {BLIND:g} points of the constant answer: {', '.join(blind)}." if blind else None,
         Drawing(plot_table(rows), "Percent correct on test images, by task"),
     )
-    words = (
+    note = (
         "Distance exact, area exact: both bits correct; balanced: balanced accuracy averaged over bits. ± is the "
         "standard deviation over seeds. The models are small and trained briefly: a low score means hard to learn with "
         "this recipe, not impossible."
     )
-    sections = [intro, Section("ThreeCellTable", Rows(lines, quiet=(len(lines) - 2,)), Note(words))]
+    sections = [intro, Section("ThreeCellTable", Rows(lines, quiet=(len(lines) - 2,)), Note(note))]
     tone: Tone = "bad" if len(blind) == len(lines) - 2 else "plain"
     return report_page("three cells", "What positions can be read", scores.verdict, tone, sections)
 
 
-def plot_table(rows: Sequence[Row], title: str = "Three-cell scores by encoding") -> Figure:
+def plot_table(rows: Sequence[Row]) -> Figure:
     """Plot the published scores of all encodings: a dot per seed, the mean as text, the majority as a line.
 
     Raises:
@@ -126,7 +126,7 @@ def plot_table(rows: Sequence[Row], title: str = "Three-cell scores by encoding"
     left = min(0.12 + 0.0052 * max(0, max(map(len, encodings)) - 12), 0.3)
     box = {"left": left, "right": 0.965, "top": 1 - 1.15 * inch, "bottom": 0.72 * inch, "wspace": 0.3}
     grid = figure.add_gridspec(1, len(names), **box)
-    figure.text(0.02, 1 - 0.42 * inch, title, size=14, weight="bold", color=INK)
+    figure.text(0.02, 1 - 0.42 * inch, "Three-cell scores by encoding", size=14, weight="bold", color=INK)
     for i, name in enumerate(names):
         ax = figure.add_subplot(grid[i])
         constant = float(np.mean([r["majority"][name] for r in means]))

@@ -116,7 +116,8 @@ def train(
             if file is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
                 state = {key: part.state_dict() for key, part in stateful.items()}
                 state |= {"step": step + 1, "cpu_s": time.process_time() - start}
-                _write(file, {**state, "rng": torch.get_rng_state(), "run": run})
+                with atomic_path(file, force=True) as part:
+                    torch.save({**state, "rng": torch.get_rng_state(), "run": run}, part)
             if on_step is not None:
                 on_step(step, float(loss.detach()))
         set_progress(model, 1.0)
@@ -178,8 +179,3 @@ def _read(file: Path | None, run: dict[str, Any]) -> dict[str, Any] | None:
                 f"{file} was written with {key} {other[key]}, got {value}. Choose another file, or remove it."
             )
     return restored
-
-
-def _write(file: Path, state: dict[str, Any]) -> None:
-    with atomic_path(file, force=True) as part:
-        torch.save(state, part)

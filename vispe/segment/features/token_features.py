@@ -108,7 +108,7 @@ class TokenModel:
         return self.stride // self.shifts
 
     @property
-    def rim(self) -> float:
+    def margin(self) -> float:
         """Pixels at the border of a tile before the first cell and after the last one."""
         return (self.patch_size - self.pitch) / 2
 
@@ -167,7 +167,7 @@ class TokenMaps(CoarseMaps):
         offset: padding at (top, left), in pixels.
         frame: height and width of the page without padding.
         notes: messages for the user.
-        rim: pixels at the borders of a tile outside of all cells.
+        margin: pixels at the borders of a tile outside of all cells.
     """
 
     def __init__(
@@ -178,10 +178,10 @@ class TokenMaps(CoarseMaps):
         offset: tuple[int, int],
         frame: tuple[int, int],
         notes: tuple[str, ...] = (),
-        rim: float = 0.0,
+        margin: float = 0.0,
     ) -> None:
         super().__init__(regions, offset, frame, notes)
-        self.rim = rim
+        self.margin = margin
         self.maps, self.basis, self.width = maps, basis, maps[0].shape[-1]
 
     def coarse(self, number: int, again: bool = False) -> Tensor:
@@ -231,7 +231,7 @@ def token_maps(
         tokens = [model.shifted_passes(image[None])[0] for image in model_inputs(crop)]
         maps.append(torch.cat(tokens, dim=-1).numpy())
     offset = (pads[0] + margins[0], pads[2] + margins[0])
-    return TokenMaps(maps, basis, regions, offset, page.shape[:2], notes, model.rim)
+    return TokenMaps(maps, basis, regions, offset, page.shape[:2], notes, model.margin)
 
 
 def model_inputs(image: Tensor) -> list[Tensor]:

@@ -34,11 +34,11 @@ class PoseResult:
 
     @classmethod
     def compare(
-        cls, name: str, family: str, still: np.ndarray, labels: np.ndarray, n_classes: int
+        cls, name: str, family: str, reference: np.ndarray, labels: np.ndarray, n_classes: int
     ) -> "PoseResult":
         """Compare two label maps on the pixels with a class in both."""
-        both = (still > 0) & (labels > 0)
-        before, after = still[both], labels[both]
+        both = (reference > 0) & (labels > 0)
+        before, after = reference[both], labels[both]
         agreement = float((before == after).mean()) if before.size else float("nan")
         return cls(
             name,

@@ -71,9 +71,9 @@ class LabelledPages:
             OptionError: features without a model.
             InputError: features are missing, or of another image, model, version or reading.
         """
-        own = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
+        read_options = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
         use_stored_features(
-            self._features, folder, [images] if isinstance(images, BatchImage) else images, own
+            self._features, folder, [images] if isinstance(images, BatchImage) else images, read_options
         )
 
     @property

@@ -66,7 +66,9 @@ class Engine:
         )
         empty = np.zeros(region.shape, bool)
         twice, differ = (empty, empty) if blend is None else blend.overlap_masks
-        thumbnail = _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.picture else None
+        thumbnail = (
+            _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.overlay_page else None
+        )
         return PredictedBlock(prob, twice, differ, thumbnail, feature_grid)
 
     def _pages(self, page: int) -> tuple[PageWindow, PreparedPage, np.ndarray]:

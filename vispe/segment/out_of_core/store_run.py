@@ -83,7 +83,9 @@ class OutOfCoreRun(StoreInputs):
         facts = {"model_sha256": job.sha256, "vispe": versions()["vispe"]}
         zarr_store.finish(work / "store", image, model.names, model.colors, job.chunk, plan.side, facts)
         if image.n_pages > 1:
-            notes.append(f"the overlay of {path.name} shows page {job.picture} of {image.n_pages} (from 0).")
+            notes.append(
+                f"the overlay of {path.name} shows page {job.overlay_page} of {image.n_pages} (from 0)."
+            )
         if job.reduction > 1:
             notes.append(f"the overlay of {path.name} shows every {job.reduction}th label along each axis.")
         if not added["has_large_component"]:
@@ -93,7 +95,7 @@ class OutOfCoreRun(StoreInputs):
         domain = ood_record(model, added["seen"])
         notes += ood_warning(path.name, domain, None)
         notes += pixel_size_warning(path.name, model, image.pixel_size)
-        draw(files["overlay"], image, model, job, added["pages"][job.picture])
+        draw(files["overlay"], image, model, job, added["pages"][job.overlay_page])
         for text in notes:
             self.watch.note(text)
         return {
@@ -118,12 +120,12 @@ class OutOfCoreRun(StoreInputs):
             record["materials"], text = measure_image(path.name, maps, *options)
             notes += text
         if self.request.trust:
-            grey, result = stored_page(image, job, job.picture)
+            grey, result = stored_page(image, job, job.overlay_page)
             target, callbacks = (
                 self.out / output_stem(path),
                 {"step": lambda fraction: None, "note": self.note},
             )
-            trust = trust_image(image, job.picture, grey, result, by, target, **callbacks, force=True)
+            trust = trust_image(image, job.overlay_page, grey, result, by, target, **callbacks, force=True)
             record["trust"] = trust.record
             notes += trust.notes
         return files
@@ -194,7 +196,7 @@ class OutOfCoreRun(StoreInputs):
             work=str(work.resolve()),
             chunk=plan.chunk,
             reduction=plan.reduction,
-            picture=image.n_pages // 2,
+            overlay_page=image.n_pages // 2,
             threads=plan.threads,
         )
         if chunk is None:

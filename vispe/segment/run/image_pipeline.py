@@ -63,7 +63,7 @@ class Reader:
     """
 
     def __init__(self, reading: ReadOptions, images: Sequence[BatchImage] = ()) -> None:
-        self.reading, self._own = reading, {image.path: image for image in images}
+        self.reading, self._images = reading, {image.path: image for image in images}
         self._image: tuple[Path, Micrograph] | None = None
         self._pages: tuple[Micrograph, np.ndarray, list[str]] | None = None
 
@@ -71,7 +71,7 @@ class Reader:
         """Read an image."""
         if self._image is None or self._image[0] != path:
             options, self._pages = self.reading, None
-            entry = self._own.get(path, BatchImage(path))
+            entry = self._images.get(path, BatchImage(path))
             micrograph = read_image(
                 path,
                 channel=options.channel,

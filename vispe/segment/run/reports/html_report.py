@@ -42,7 +42,8 @@ def write_page(folder: Path, report: Mapping[str, Any]) -> Path:
 def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
     """Return the HTML report of a run, with the figures in its folder."""
     images, failures = report["images"], report["failures"]
-    page = Page(_named(images), "Segmentation", *verdict(report))
+    title = Path(images[0]["image"]).name if len(images) == 1 else counted(len(images), "image")
+    page = Page(title, "Segmentation", *verdict(report))
     for note in report["notes"]:
         page.text(note, soft=True)
     if failures:
@@ -73,10 +74,6 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
     return page
 
 
-def _named(images: Sequence[Mapping[str, Any]]) -> str:
-    return Path(images[0]["image"]).name if len(images) == 1 else counted(len(images), "image")
-
-
 def _figures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> None:
     """Add the overlays of the first images, and maps of image regions that differ from the training images."""
     page.section("Result")
@@ -86,13 +83,13 @@ def _figures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> N
         )
     for record in images[:SHOWN]:
         files, name = record["files"], Path(record["image"]).name
-        for kind, words in (
+        for kind, caption in (
             ("overlay", "classes"),
             ("domain", "bright where it differs from the training images"),
         ):
             path = folder / Path(files[kind]).name if kind in files else None
             if path is not None and path.is_file():
-                page.image(_small(path), f"{name}: {words}")
+                page.image(_small(path), f"{name}: {caption}")
         maps = [
             (title, *_panel(folder / Path(files[kind]).name))
             for kind, title in (
