@@ -1,6 +1,6 @@
 """Run on image files: all inputs are checked first, then each image is segmented; files are complete or absent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from vispe.images.read import Micrograph
 from vispe.images.sidecars import find_label_files
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.features.pixel_features import Features
-from vispe.segment.invariance_report.image_report import RUNS, trust_image
+from vispe.segment.invariance_report.image_report import RUNS, TrustFiles, trust_image
 from vispe.segment.materials.image_record import TABLE, measure_image
 from vispe.segment.model.model_file import Model
 from vispe.segment.model.prediction import Segmenter, total_areas
@@ -46,6 +46,7 @@ from vispe.segment.run.request import Request
 from vispe.segment.run.results_folder.staging import staged_files
 from vispe.segment.run.run_state import Run
 from vispe.segment.run.scoring import GroundTruth
+from vispe.segment.types import Prediction
 
 _OTHER_BYTES = 16  # approximate upper bound of bytes per pixel of labels, uncertainty and overlay
 _SUFFIXES = (
@@ -145,9 +146,9 @@ class Batch(Run):
     def _segment(self, image: BatchImage, by: Segmenter) -> dict[str, Any]:
         """Segment an image; either all of its files are written, or none."""
         with staged_files(self.out, image.path.stem, self.force) as folder:
-            return self._one(image, by, folder)
+            return self._segment_into(image, by, folder)
 
-    def _one(self, image: BatchImage, by: Segmenter, folder: Path) -> dict[str, Any]:
+    def _segment_into(self, image: BatchImage, by: Segmenter, folder: Path) -> dict[str, Any]:
         """Segment one image, write its files into `folder`, and return its record."""
         clock, model, path = Clock(), by.model, image.path
         micrograph = self.read(path)
@@ -162,47 +163,24 @@ class Batch(Run):
 
         results = predict(grey, by, step, self.note)
         areas = total_areas(results)
+        trust = self._trust(grey, results, by, folder / path.stem, step) if self.request.trust else None
+        tables, materials, material_notes = self._materials(micrograph, results, model.names, folder)
+        files, file_notes = write(folder, path, grey, results, model, self.force)
+        object_files, objects, object_notes = self._objects(grey, results, model, folder)
+        domain, domain_files, domain_notes = compare_with_training(
+            folder, micrograph, results, model, self.force
+        )
+        files |= {} if trust is None else trust.files
+        files |= tables | object_files | domain_files
         notes = [
             *grey.notes,
             *dict.fromkeys(n for r in results for n in r.notes),
             *vanishing_class_notes(areas, model.names),
+            *(() if trust is None else trust.notes),
+            *(*material_notes, *file_notes, *object_notes, *domain_notes),
         ]
-        trust = None
-        if self.request.trust:
-            middle = len(results) // 2
-            trust = trust_image(
-                grey.image,
-                middle,
-                grey.page(middle),
-                results[middle],
-                by,
-                folder / path.stem,
-                step=step,
-                note=self.note,
-                force=self.force,
-            )
-            notes += trust.notes
-        numbers, tables = None, {}
-        if self.request.materials:
-            maps, tables["materials"] = [r.labels for r in results], folder / f"{path.stem}{TABLE}"
-            options = model.names, micrograph.pixel_size, tables["materials"], self.force
-            numbers, more = measure_image(path.name, maps, *options)
-            notes += more
-        files, more = write(folder, path, grey, results, model, self.force)
-        files |= trust.files if trust is not None else {}
-        files |= tables
-        notes += more
-        objects = None
-        if self.request.objects is not None:
-            options, class_style = self.request.objects, (model.names, model.colors)
-            object_results = write_image_objects(
-                folder, micrograph, grey.pages, results, *class_style, options, self.force, model.objects
-            )
-            objects = object_results[1]
-            files, notes = files | object_results[0], notes + object_results[2]
-        domain, more, domain_notes = compare_with_training(folder, micrograph, results, model, self.force)
-        files |= more
-        notes += domain_notes
+        for text in notes:
+            self.watch.note(text)
         counts = sum(np.bincount(r.labels.ravel(), minlength=len(model.names) + 1) for r in results)
         record = {
             **image_record(
@@ -220,18 +198,44 @@ class Batch(Run):
             "notes": notes,
             "domain": domain,
         }
-        for text in notes:
-            self.watch.note(text)
-        if objects is not None:
-            record["objects"] = objects
-        if numbers is not None:
-            record["materials"] = numbers
-        if trust is not None:
-            record["trust"] = trust.record
+        optional = {"objects": objects, "materials": materials, "trust": trust and trust.record}
+        record |= {name: entry for name, entry in optional.items() if entry is not None}
         if truth is not None:
             labels = np.stack([r.labels for r in results])
             record |= self.truth.score(image, truth, labels, names, record["fractions"])
         return record
+
+    def _trust(
+        self,
+        grey: Grey,
+        results: Sequence[Prediction],
+        by: Segmenter,
+        target: Path,
+        step: Callable[[float], None],
+    ) -> TrustFiles:
+        """Measure the dependence of the middle page on the pose."""
+        middle = len(results) // 2
+        page = grey.image, middle, grey.page(middle), results[middle]
+        return trust_image(*page, by, target, step=step, note=self.note, force=self.force)
+
+    def _materials(
+        self, image: Micrograph, results: Sequence[Prediction], names: Sequence[str], folder: Path
+    ) -> tuple[dict[str, Path], dict[str, Any] | None, list[str]]:
+        """Return the table file by kind, the record of the measures, None if not requested, and notes."""
+        if not self.request.materials:
+            return {}, None, []
+        table, maps = folder / f"{image.path.stem}{TABLE}", [r.labels for r in results]
+        record, notes = measure_image(image.path.name, maps, names, image.pixel_size, table, self.force)
+        return {"materials": table}, record, notes
+
+    def _objects(
+        self, grey: Grey, results: Sequence[Prediction], model: Model, folder: Path
+    ) -> tuple[dict[str, Path], dict[str, Any] | None, list[str]]:
+        """Return the files of the objects by kind, their record, None if not requested, and notes."""
+        if self.request.objects is None:
+            return {}, None, []
+        shown = grey.image, grey.pages, results, model.names, model.colors
+        return write_image_objects(folder, *shown, self.request.objects, self.force, model.objects)
 
     def check_truth(self, names: Sequence[str] | None) -> None:
         """Read every ground truth once before any work; see `GroundTruth.check`."""
