@@ -16,7 +16,8 @@ from pathlib import Path
 import checkout  # noqa: F401  (finds vispe)
 
 import vispe
-from vispe.experimental.three_cell.results import ThreeCellTable, plot_table, read_rows, run_missing
+from vispe.experimental.three_cell.results import read_rows, run_missing
+from vispe.experimental.three_cell.summary import ThreeCellTable, plot_table
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment

@@ -6,6 +6,7 @@ third-party packages.
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -76,10 +77,56 @@ def package_of(module):
     return [*module.split("."), ""][1]
 
 
+ENTRY = re.compile(r"^    (?! )([*\w, ]+):(?: |$)", re.MULTILINE)  # of a section of a docstring
+
+
+def entries(doc, title):
+    """Yield the names that a section of a docstring describes."""
+    _, _, section = f"{doc}\n".partition(f"\n{title}:\n")
+    section = re.split(r"\n(?=\S)", section)[0]
+    for names in ENTRY.findall(section):
+        yield from (name.strip().lstrip("*") for name in names.split(","))
+
+
+def parameters(function):
+    args = function.args
+    named = (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg)
+    return {arg.arg for arg in named if arg is not None}
+
+
+def attributes(node):
+    """Return the names of the fields, methods and class variables of a class, and those set on an object."""
+    names = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef):
+            names.add(part.name)
+        elif isinstance(part, ast.Assign | ast.AnnAssign):
+            names |= {
+                n.id for n in ast.walk(part) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
+    return names
+
+
+def outdated_entries(nodes):
+    """Yield the line and the name of each argument or attribute that a docstring describes and that does not exist."""
+    for node in nodes:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or not (doc := ast.get_docstring(node)):
+            continue
+        init = [n for n in getattr(node, "body", ()) if getattr(n, "name", "") == "__init__"]
+        checks = []
+        if isinstance(node, ast.FunctionDef) or init:
+            checks.append(("Args", parameters(init[0] if isinstance(node, ast.ClassDef) else node)))
+        # other bases may define attributes
+        if isinstance(node, ast.ClassDef) and {ast.unparse(base) for base in node.bases} <= {"NamedTuple"}:
+            checks.append(("Attributes", attributes(node)))
+        for title, names in checks:
+            yield from (f"{node.lineno} {name}" for name in entries(doc, title) if name not in names)
+
+
 @functools.cache  # not while tests are collected, which every worker does
 def syntax():
-    """Return (imports, public classes, aliases without need) of all modules; each file is parsed once."""
-    imported, classes, aliases = {}, {}, {}
+    """Return (imports, public classes, needless aliases, outdated docstrings) of all modules, each parsed once."""
+    imported, classes, aliases, outdated = {}, {}, {}, {}
     for name, path in FILES.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         nodes = list(ast.walk(tree))
@@ -87,7 +134,8 @@ def syntax():
         tops = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
         classes[name] = [top for top in tops if not top.startswith("_")]
         aliases[name] = list(needless_aliases(nodes))
-    return imported, classes, aliases
+        outdated[name] = list(outdated_entries(nodes))
+    return imported, classes, aliases, outdated
 
 
 def all_imports():
@@ -240,3 +288,8 @@ def test_import_aliases_avoid_a_clash_or_follow_a_convention():
     """An alias such as `from a import new as old` keeps a name that search does not find; `timm_layers` is found."""
     needless = [f"{module}:{text}" for module, texts in syntax()[2].items() for text in texts]
     assert not needless, "\n".join(needless)
+
+
+def test_docstrings_describe_existing_arguments_and_attributes():
+    outdated = [f"{module}:{text}" for module, texts in syntax()[3].items() for text in texts]
+    assert not outdated, "\n".join(outdated)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vispe.errors import InputError
-from vispe.segment.run.lock import LOCK, lock_folder
+from vispe.segment.run.results_folder.lock import LOCK, lock_folder
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.utils.files import check_no_link, remove
 
@@ -47,7 +47,7 @@ def test_folders_are_removed_in_one_module_only():
             if isinstance(node, ast.Attribute) and node.attr in ("rmtree", "removedirs"):
                 calls.append(file.relative_to(PACKAGE).as_posix())
     # staging removes the hidden folder with a random name that the same call has made
-    assert calls == ["segment/run/staging.py", "utils/files.py"]
+    assert calls == ["segment/run/results_folder/staging.py", "utils/files.py"]
 
 
 def test_the_lock_file_is_not_opened_through_a_link(tmp_path):

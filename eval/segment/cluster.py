@@ -27,8 +27,8 @@ import numpy as np
 from vispe.backbones.micro import WEIGHTS
 from vispe.images.labels.truth_files import read_truth
 from vispe.segment.classify.clustering import METHODS
+from vispe.segment.features.feature_config import KINDS, FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import KINDS, FeatureConfig
 from vispe.segment.pipeline import ScoreOptions, segment
 from vispe.utils.files import write_json
 from vispe.utils.version import versions

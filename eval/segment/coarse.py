@@ -25,8 +25,9 @@ from scipy.ndimage import uniform_filter
 from tokens import SYNTHETIC, Picture, Setting, digest, images, opened
 
 from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.metrics import mean_iou
 from vispe.utils.files import atomic_path
 from vispe.utils.version import versions

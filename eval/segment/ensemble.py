@@ -25,8 +25,9 @@ import numpy as np
 from scribble_features import features_of, read_arguments, scale_of, sets
 
 from vispe.segment.classify.calibration import calibrate, concatenate_ids
-from vispe.segment.classify.class_prior import area_estimate, count, estimate, interval, reweigh, weights
+from vispe.segment.classify.class_prior import area_estimate, estimate, interval, reweigh, weights
 from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.classify.probability_histogram import count
 from vispe.utils.files import atomic_path
 from vispe.utils.version import versions
 

@@ -20,8 +20,9 @@ import numpy as np
 from scipy.optimize import linprog
 from scribble_features import features_of, read_arguments, scale_of, sets
 
-from vispe.segment.classify.class_prior import area_estimate, areas, count, estimate, posterior
+from vispe.segment.classify.class_prior import area_estimate, areas, estimate, posterior
 from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.classify.probability_histogram import count
 from vispe.utils.files import write_json
 from vispe.utils.version import versions
 

@@ -26,8 +26,8 @@ import numpy as np
 from filters import CROSS, TRAIN
 
 from vispe.backbones.micro import WEIGHTS
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.pipeline import MODEL_NAME, PostProcessing, ScoreOptions, apply, segment
 from vispe.utils.files import write_json
 from vispe.utils.version import versions

@@ -27,18 +27,12 @@ from PIL import Image
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.calibration import calibrate, calibration_error, concatenate_ids, label_scribbles
-from vispe.segment.classify.class_prior import (
-    PRIORS,
-    count,
-    estimate,
-    reweigh,
-    tempered,
-    weights,
-)
+from vispe.segment.classify.class_prior import PRIORS, estimate, reweigh, tempered, weights
 from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.classify.probability_histogram import count
 from vispe.segment.features.feature_cache import CachedFeatures
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.types import PostProcessing
 from vispe.utils.files import atomic_path

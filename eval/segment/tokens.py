@@ -39,8 +39,9 @@ from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.feature_cache import CachedFeatures
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.metrics import mean_iou
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.types import PostProcessing

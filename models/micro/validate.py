@@ -20,7 +20,8 @@ from models import training_images as data
 from models.micro.geometry import Random
 from models.micro.tasks import HELD, task
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 
 KINDS = {"filters": "filters", "micro": "tokens", "both": "both"}
 _SCRIBBLED_FRACTION = 0.006

@@ -45,7 +45,7 @@ number = 3
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two micrographs with masks, a Python file, and a saved segmentation model."""
-    from vispe.segment.features.pixel_features import FeatureConfig
+    from vispe.segment.features.feature_config import FeatureConfig
     from vispe.segment.pipeline import segment
 
     made = tmp_path_factory.mktemp("rotate")

@@ -61,5 +61,5 @@ def test_a_folder_is_filled_and_added_to(capsys, small, tmp_path):
 def test_bad_requests(capsys, small):
     assert "Did you mean 'learned'" in failed(capsys, "none", "learnt", *QUICK)
     assert "--seeds must be 1 or more" in failed(capsys, "none", "--seeds", "0")
-    assert "Give each encoding and seed once" in failed(capsys, "none", "none", *QUICK)
+    assert "encodings and seeds must be distinct" in failed(capsys, "none", "none", *QUICK)
     assert "threecell: missing required argument" in failed(capsys)

@@ -14,7 +14,8 @@ from vispe.segment import pipeline
 from vispe.segment.classify.calibration import calibrate, label_scribbles
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.feature_cache import CachedFeatures
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.live import Live, micrograph
 from vispe.segment.model.model_file import Model, load_model
 from vispe.segment.model.prediction import predict_page

@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model import prediction
 from vispe.segment.model.model_file import load_model
 from vispe.segment.pipeline import MODEL_NAME, LabelOptions, PostProcessing, ScoreOptions, apply, segment
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.reports.run_report import ProgressCallbacks
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "microscopy"
 
@@ -313,7 +313,7 @@ def test_a_killed_run_leaves_complete_images(tmp_path):
         import sys, time
         from pathlib import Path
         from vispe.segment import pipeline
-        from vispe.segment.run.run_report import ProgressCallbacks
+        from vispe.segment.run.reports.run_report import ProgressCallbacks
 
         class Slow(ProgressCallbacks):
             def done(self, record):

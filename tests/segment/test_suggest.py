@@ -11,11 +11,12 @@ from scipy.ndimage import distance_transform_edt
 from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggest_file import draw_suggestions, suggest_file
 from vispe.segment.live.suggestions import MOST, Suggestion, candidates, radius_for, select_greedily, suggest
 from vispe.segment.pipeline import MODEL_NAME, segment
+from vispe.segment.types import ReadOptions
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0))
 
@@ -166,6 +167,12 @@ def files(folder):
     Image.fromarray(grey).save(folder / "a.png")
     Image.fromarray(labels).save(folder / "l.png")
     return folder / "a.png", folder / "l.png"
+
+
+def test_options_of_reading_are_not_ignored(tmp_path):
+    image, labels = files(tmp_path)
+    with pytest.raises(InputError, match="`scene` has no effect for this format"):
+        suggest_file(image, tmp_path / "out", labels=labels, reading=ReadOptions(scene="1"))
 
 
 def test_the_command_with_strokes(tmp_path, capsys):

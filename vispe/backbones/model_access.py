@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -199,3 +200,13 @@ def copy_with_shared_weights(model: nn.Module) -> nn.Module:
     """Return a copy of a model whose modules can be changed; parameters and buffers are those of the model."""
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return the SHA-256 of all weights of a model."""
+    digest = hashlib.sha256()
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(key.encode())
+        # bytes of the tensor, for any dtype
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,8 +1,7 @@
 """Training-free interventions against positional bias at inference time, as context managers.
 
-They are experimental: sign, magnitude and layers must be tuned for each model. Scaling of a positional
-channel:
-arXiv 2406.02536; calibrated attention: arXiv 2406.16008.
+They are experimental: sign, magnitude and layers must be tuned for each model. Scaling of a positional channel: arXiv
+2406.02536; calibrated attention: arXiv 2406.16008.
 """
 
 from __future__ import annotations
@@ -14,18 +13,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import Attention, AttentionRope
-from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
+from vispe.experimental.attention_layers import attention_layers, query_key_projections, selected_layers
 from vispe.hosts.slot_calibration import calibrate
-from vispe.hosts.timm.attention import attentions, stock_type
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 
-KINDS = (Attention, AttentionRope, EvaAttention)
 BASES = ("sdpa", "eager")
-NAME = "vispe_calibrated"
 
 
 @contextmanager
@@ -45,10 +40,9 @@ def scale_channel(
         channel: index of the channel of the normalised hidden state, the input of the projections.
         factor: 0 removes the channel, 1 changes nothing.
         layers: layer indices; default: all layers.
-        reader: change only the attention of the token that is read out (the reader), that is, its query and
-            all keys. The reader is the class token of a ViT, or the last token of a decoder, which then runs
-            on complete sequences (`use_cache=False`, padded on the left). Default: True for decoders, False
-            for ViTs.
+        reader: change only the attention of the token that is read out (the reader), that is, its query and all keys.
+            The reader is the class token of a ViT, or the last token of a decoder, which then runs on complete
+            sequences (`use_cache=False`, padded on the left). Default: True for decoders, False for ViTs.
 
     Raises:
         UnsupportedHost: the model is not supported.
@@ -64,15 +58,15 @@ def scale_channel(
     >>> torch.equal(model(x), before)
     True
     """
-    modules, row = _layers(model)
-    chosen = _chosen(modules, layers, range(len(modules)))
+    modules, row = attention_layers(model)
+    chosen = selected_layers(modules, layers, range(len(modules)))
     reader_only = row == -1 if reader is None else reader
     if reader_only and row is None:
         raise UnsupportedHost(
             f"scale_channel: reader=True needs a class token in all blocks, got {type(model).__name__}. Pass "
             "reader=False."
         )
-    width = _projections(chosen[0])[0][0].in_features
+    width = query_key_projections(chosen[0])[0][0].in_features
     if not 0 <= channel < width:
         raise OptionError(f"scale_channel: channel must be within 0 to {width - 1}, got {channel}.")
     with ExitStack() as handles:
@@ -80,7 +74,7 @@ def scale_channel(
             handles.callback(model.register_forward_pre_hook(_check_complete, with_kwargs=True).remove)
         for module in chosen:
             scaling = _Scaling(channel, factor, on=not reader_only)
-            for linear, parts in _projections(module):
+            for linear, parts in query_key_projections(module):
                 handles.callback(linear.register_forward_hook(partial(scaling.project, parts)).remove)
             if reader_only:
                 hook = module.register_forward_hook(partial(scaling.read, row), with_kwargs=True)
@@ -115,8 +109,8 @@ def calibrated(
         OptionError: there is no such layer, or the temperature is not above 0.
         ShapeError: the numbers of items, slots and tokens differ.
     """
-    modules, row = _layers(model)
-    chosen = _chosen(modules, layers, range(len(modules) // 2, len(modules)))
+    modules, row = attention_layers(model)
+    chosen = selected_layers(modules, layers, range(len(modules) // 2, len(modules)))
     # shapes are checked before the model runs
     calibrate(torch.full(item.shape, 1.0), item, dummy, temperature)
     if row is None:
@@ -177,59 +171,12 @@ def _with_row(output: Tensor, other: Tensor, row: int) -> Tensor:
     return output
 
 
-def _layers(model: nn.Module) -> tuple[list[nn.Module], int | None]:
-    """Return the attention layers of a model, and the index of the token that is read: 0, -1, or None without one."""
-    layers = [m for m in model.modules() if hasattr(m, "layer_idx") and getattr(m, "is_causal", False)]
-    if layers and all(hasattr(m, name) for m in layers for name in ("q_proj", "k_proj", "v_proj", "config")):
-        return layers, -1
-    if layers or not hasattr(model, "blocks"):
-        raise UnsupportedHost(
-            "Interventions need a timm ViT, or a decoder of transformers with the projections q_proj, k_proj and "
-            f"v_proj, got {type(model).__name__}."
-        )
-    layers = [module for _, _, module in attentions(model)]
-    for module in layers:
-        # hooks on projections have no effect if a layer uses their weights without calling them
-        if stock_type(module) not in KINDS or (module.qkv is not None and _has_separate_bias(module)):
-            raise UnsupportedHost(
-                f"Interventions need queries and keys from linear layers that are called, got {type(module).__name__} "
-                f"in {type(model).__name__}."
-            )
-    token = getattr(getattr(model, "embeds", model), "cls_token", None)
-    # prefix tokens may be appended after the first blocks
-    late = getattr(model, "_vispe_prefix_from", int)()
-    return layers, None if token is None or late else 0
-
-
-def _has_separate_bias(module: nn.Module) -> bool:
-    return getattr(module, "q_bias", None) is not None
-
-
-def _chosen(
-    modules: list[nn.Module], layers: Sequence[int] | None, default: Sequence[int]
-) -> list[nn.Module]:
-    indices = list(default if layers is None else layers)
-    if invalid := [k for k in indices if not 0 <= k < len(modules)] or ([] if indices else [None]):
-        raise OptionError(
-            f"Interventions: layers must be within 0 to {len(modules) - 1}, got {invalid[0]} in layers={layers}."
-        )
-    return [modules[k] for k in sorted(set(indices))]
-
-
-def _projections(module: Any) -> list[tuple[Any, int | None]]:
-    """Return projections, each with the number of features that are queries and keys; None for all features."""
-    if getattr(module, "qkv", None) is not None:
-        return [(module.qkv, 2 * module.qkv.out_features // 3)]
-    return [(module.q_proj, None), (module.k_proj, None)]
-
-
 def _check_complete(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Raise `ShapeError` if the input is not the complete sequence."""
-    cache = cache_of(kwargs)
-    if cache is not None and cache.get_seq_length():
+    if (cache := cache_of(kwargs)) is not None and (length := cache.get_seq_length()):
         raise ShapeError(
-            f"scale_channel: the keys of complete sequences are scaled, got a cache of "
-            f"{counted(cache.get_seq_length(), 'token')}. Call the model with use_cache=False."
+            "scale_channel: the keys of complete sequences are scaled, got a cache of "
+            f"{counted(length, 'token')}. Call the model with use_cache=False."
         )
     _check_end(model, args, kwargs)
 
@@ -293,7 +240,7 @@ def _calibrate_decoder(
         config._attn_implementation = base
 
     # a unique name, so that context managers can be nested
-    name = f"{NAME}_{id(rescale)}"
+    name = f"vispe_calibrated_{id(rescale)}"
     ALL_ATTENTION_FUNCTIONS[name] = attend
     undo.callback(ALL_ATTENTION_FUNCTIONS.pop, name)
     undo.callback(leave)

@@ -24,7 +24,7 @@ class AttentionPath(NamedTuple):
         layer: name of the module.
         backend: a backend of `vispe.attention`, or the model's own attention.
         reason: reason why this backend is used.
-        refused: for each other backend, the reason why it is not used.
+        unsupported: for each other backend, the reason why it is not used.
     """
 
     layer: str

@@ -112,18 +112,19 @@ def match_files(
         InputError: two files match one image.
 
     Example:
-        >>> matched, strays = match_files([Path("a.png"), Path("b.png")], [Path("b_mask.png"), Path("c.png")], "masks")
-        >>> [(image.name, mask.name) for image, mask in matched.items()], [path.name for path in strays]
+        >>> masks = [Path("b_mask.png"), Path("c.png")]
+        >>> matched, unmatched = match_files([Path("a.png"), Path("b.png")], masks, "masks")
+        >>> [(image.name, mask.name) for image, mask in matched.items()], [path.name for path in unmatched]
         ([('b.png', 'b_mask.png')], ['c.png'])
     """
     if len(images) == len(files) == 1:
         return {images[0]: files[0]}, []
     matched: dict[Path, Path] = {}
-    strays = []
+    unmatched = []
     for file in files:
         candidates = [image for image in images if _belongs(stem(file), stem(image))]
         if not candidates:
-            strays.append(file)
+            unmatched.append(file)
             continue
         image = max(candidates, key=lambda path: len(stem(path)))
         if image in matched:
@@ -131,7 +132,7 @@ def match_files(
                 f"{image}: two {what} match, {matched[image]} and {file}. Pass one for each image."
             )
         matched[image] = file
-    return matched, strays
+    return matched, unmatched
 
 
 def _belongs(stem: str, image: str) -> bool:

@@ -144,7 +144,7 @@ class Frame:
         return [numbers[plane] for plane in ours]
 
     def fitted(
-        self, path: Path, pages: np.ndarray, own: int, size: tuple[int, int]
+        self, path: Path, pages: np.ndarray, label_tag: int, size: tuple[int, int]
     ) -> tuple[np.ndarray, list[str]]:
         """Convert label pages, as stored, to this frame.
 
@@ -155,22 +155,22 @@ class Frame:
         Args:
             path: the label file.
             pages: (z, h, w, ...).
-            own: orientation tag of the label file.
+            label_tag: orientation tag of the label file.
             size: height and width of the image in this frame.
 
         Returns:
             The pages, in the size of the image if one of the frames has it, and notes.
         """
-        if own == self.tag == 1:
+        if label_tag == self.tag == 1:
             return pages, []
         shown = pages if self.applied else as_stored(pages, self.tag)
         stored = oriented(pages, self.tag) if self.applied else pages
-        if own != 1:
-            by_tag = oriented(pages, own)
+        if label_tag != 1:
+            by_tag = oriented(pages, label_tag)
             by_tag = by_tag if self.applied else as_stored(by_tag, self.tag)
             fits = by_tag.shape[1:3] == size
-            note = f"{path.name} has the orientation tag {own} ({MEANING[own]})"
-            if own == self.tag and not self.applied:
+            note = f"{path.name} has the orientation tag {label_tag} ({MEANING[label_tag]})"
+            if label_tag == self.tag and not self.applied:
                 return pages, []  # labels and image are stored in the same frame
             if not fits and pages.shape[1:3] == size:
                 return pages, [

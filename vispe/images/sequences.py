@@ -172,10 +172,10 @@ class FileMasks(Sequence[np.ndarray]):
                     )
             known, other = self._classes.setdefault(value, (number, file))
             if known != number:
-                own, earlier = (f"class {n}" if n else "ignored" for n in (number, known))
+                current, earlier = (f"class {n}" if n else "ignored" for n in (number, known))
                 raise InputError(
-                    f"{file}: the value {value} is {own}, but it is {earlier} in {other}. Use one value for each class "
-                    "in all masks."
+                    f"{file}: the value {value} is {current}, but it is {earlier} in {other}. Use one value for each "
+                    "class in all masks."
                 )
 
     def _note(self, text: str) -> None:
@@ -204,7 +204,7 @@ class FileMasks(Sequence[np.ndarray]):
             return len(levels)
 
     def _match(self, images: list[Path], files: Sequence[Path]) -> dict[Path, Path]:
-        matched, strays = match_files(images, files, "masks")
+        matched, unmatched = match_files(images, files, "masks")
         if not matched and len(images) == len(files):
             self.notes.append("No mask has the name of an image; masks were matched to images by order.")
             return dict(zip(images, files, strict=True))
@@ -214,7 +214,7 @@ class FileMasks(Sequence[np.ndarray]):
                 f"{missing} has no mask, got {counted(len(files), 'mask file')}. Name it {missing.stem}_mask.png, or "
                 "pass as many masks as images."
             )
-        if strays:
-            names = ", ".join(path.name for path in strays[:5])
-            self.notes.append(f"Skipped {counted(len(strays), 'mask')} without an image: {names}.")
+        if unmatched:
+            names = ", ".join(path.name for path in unmatched[:5])
+            self.notes.append(f"Skipped {counted(len(unmatched), 'mask')} without an image: {names}.")
         return matched

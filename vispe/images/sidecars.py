@@ -61,18 +61,18 @@ def match_labels(
     coco_names = {file: names for file in files if (names := images_in(file))}
     if not coco_names or (len(images) == len(files) == 1 and len(coco_names[files[0]]) == 1):
         return match_files(images, files, what, stem)
-    matched, strays = match_files(images, [file for file in files if file not in coco_names], what, stem)
+    matched, unmatched = match_files(images, [file for file in files if file not in coco_names], what, stem)
     for file, names in coco_names.items():
         stems = {Path(name).stem for name in names}
         matching = [image for image in images if image.name in names or stem(image) in stems]
-        strays += [] if matching else [file]
+        unmatched += [] if matching else [file]
         for image in matching:
             if image in matched:
                 raise InputError(
                     f"{image}: two {what} match, {matched[image]} and {file}. Pass one for each image."
                 )
             matched[image] = file
-    return matched, strays
+    return matched, unmatched
 
 
 def _is_chart(path: Path) -> bool:

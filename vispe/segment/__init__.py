@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vispe._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from vispe.segment.features.pixel_features import FeatureConfig
+    from vispe.segment.features.feature_config import FeatureConfig
     from vispe.segment.invariance_report import measure_invariance
     from vispe.segment.live.live_segmentation import Live
     from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions, ScoreOptions, apply, segment
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(__all__, "vispe.segment.pipeline") | {
-    "FeatureConfig": "vispe.segment.features.pixel_features",
+    "FeatureConfig": "vispe.segment.features.feature_config",
     "Live": "vispe.segment.live.live_segmentation",
     "Prompts": "vispe.segment.text.prompts",
     "measure_invariance": "vispe.segment.invariance_report",

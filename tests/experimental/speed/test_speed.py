@@ -17,6 +17,7 @@ from vispe.experimental.speed import (
     BenchmarkPlan,
     Case,
     benchmark,
+    environment,
     judge,
     plan_for,
     structured_calls,
@@ -358,7 +359,7 @@ def test_the_kernels_are_part_of_the_environment(tmp_path, monkeypatch):
     for name in ("tiles.json", "grid/forward.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    monkeypatch.setattr(benchmark.triton, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(environment.triton, "__file__", str(tmp_path / "__init__.py"))
     first = benchmark.environment("cpu")["kernels"]
     (tmp_path / "grid" / "forward.py").write_text("y")
     assert len({before, first, benchmark.environment("cpu")["kernels"]}) == 3

@@ -9,14 +9,10 @@ import torch
 import vispe
 from vispe.errors import InputError, OptionError, UnknownEncoding
 from vispe.experimental.three_cell import dataset
-from vispe.experimental.three_cell.results import ThreeCellTable, plot_table, read_rows, run_missing, summary
-from vispe.experimental.three_cell.trainer import (
-    ThreeCellRecipe,
-    ThreeCellViT,
-    _training_cells,
-    logits,
-    train,
-)
+from vispe.experimental.three_cell.model import ThreeCellRecipe, ThreeCellViT
+from vispe.experimental.three_cell.results import read_rows, run_missing
+from vispe.experimental.three_cell.summary import ThreeCellTable, plot_table, summary
+from vispe.experimental.three_cell.trainer import _training_cells, logits, train
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +178,7 @@ def test_a_stopped_run_of_a_table_goes_on(tmp_path):
 
 
 def test_bad_tables_are_refused(tmp_path):
-    with pytest.raises(OptionError, match="Give each encoding and seed once"):
+    with pytest.raises(OptionError, match="encodings and seeds must be distinct"):
         next(run_missing(["none", "none"], [0], TINY))
     with pytest.raises(UnknownEncoding, match="Did you mean 'learned'"):
         next(run_missing(["learnt"], [0], TINY))

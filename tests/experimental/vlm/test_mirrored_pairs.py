@@ -20,7 +20,7 @@ LEXICON = ("red", "blue", "disc", "square", "left", "right", "above", "below")
 
 def test_statements_are_true_and_turn_with_the_image():
     made = mirrored_pairs(24, side=64)
-    for pair, (first, second) in zip(made.pictures, made.statements, strict=True):
+    for pair, (first, second) in zip(made.images, made.statements, strict=True):
         image = pair[0]
         red = (image[0] > 0.8) & (image[2] < 0.2)
         blue = (image[2] > 0.8) & (image[0] < 0.2)
@@ -38,9 +38,9 @@ def test_statements_are_true_and_turn_with_the_image():
 def test_batches_come_again_and_differ_from_step_to_step():
     stream = iterate_pairs(3, seed=5, side=SIDE)
     first, second = next(stream), next(stream)
-    assert torch.equal(first.pictures, mirrored_pairs(3, seed=5, side=SIDE).pictures)
+    assert torch.equal(first.images, mirrored_pairs(3, seed=5, side=SIDE).images)
     assert second.statements == mirrored_pairs(3, step=1, seed=5, side=SIDE).statements
-    assert not torch.equal(first.pictures, second.pictures)
+    assert not torch.equal(first.images, second.images)
     with pytest.raises(OptionError, match="batch needs an integer above 0, got batch=0"):
         mirrored_pairs(0)
 
@@ -66,7 +66,7 @@ class Small(nn.Module):
         self.of_words = nn.Sequential(nn.Linear(6 * len(LEXICON), 64), nn.ReLU(), nn.Linear(64, 32))
 
     def forward(self, made):
-        cells = nn.functional.adaptive_avg_pool2d(made.pictures.flatten(0, 1) - 0.5, 8)
+        cells = nn.functional.adaptive_avg_pool2d(made.images.flatten(0, 1) - 0.5, 8)
         features = cells.flatten(1) if self.positions else cells.mean((2, 3))
         words = torch.zeros(2 * len(made.statements), 6, len(LEXICON))
         for row, said in enumerate(s for pair in made.statements for s in pair):

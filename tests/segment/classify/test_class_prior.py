@@ -7,29 +7,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import vispe.segment.classify.class_prior as prior_module
 from tests.cases import cases
 from tests.products import slow_except
 from tests.segment.model.test_prediction import fitted, predict, scene
 from vispe.errors import OptionError
 from vispe.segment import pipeline
+from vispe.segment.classify import probability_histogram
 from vispe.segment.classify.calibration import calibrate, calibration_error, calibration_note, label_scribbles
-from vispe.segment.classify.class_prior import (
-    Counts,
-    areas,
-    count,
-    estimate,
-    interval,
-    merge,
-    reweigh,
-    tempered,
-    weights,
-)
+from vispe.segment.classify.class_prior import areas, estimate, interval, reweigh, tempered, weights
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.classify.probability_histogram import Counts, count, merge
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.model_file import load_model, save_model
 from vispe.segment.model.prediction import estimate_areas
-from vispe.segment.run.run_report import vanishing_class_notes
+from vispe.segment.run.reports.image_record import vanishing_class_notes
 from vispe.segment.types import PostProcessing
 
 
@@ -97,7 +89,7 @@ def test_a_histogram_counts_each_pixel(classes):
 
 
 def test_too_many_codes_become_coarser_in_any_order(monkeypatch):
-    monkeypatch.setattr(prior_module._fewer, "__defaults__", (300,))
+    monkeypatch.setattr(probability_histogram.coarsened, "__defaults__", (300,))
     _, prob = mixture((0.5, 0.3, 0.2), 20_000)
     whole = count(prob)
     assert 0 < whole.level < 7

@@ -14,7 +14,7 @@ from vispe.cli.main import main, parse
 from vispe.errors import InputError, MissingExtra, OptionError
 from vispe.segment.classify import clustering
 from vispe.segment.classify.clustering import METHODS, PixelClusters
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.pipeline import MODEL_NAME, LabelOptions, ReadOptions, apply, segment
 

@@ -8,7 +8,7 @@ from PIL import Image
 from tests.cases import cases
 from vispe.cli.main import main
 from vispe.segment.classify.guided_filter import PENALTY, RADIUS, clean
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.pipeline import PostProcessing, segment
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0))

@@ -10,9 +10,10 @@ from sklearn.preprocessing import StandardScaler
 from tests.cases import cases
 from tests.products import partly
 from vispe.errors import InputError, OptionError
-from vispe.segment.classify import pixel_classifier
 from vispe.segment.classify.clustering import PixelClusters
-from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier, import_early
+from vispe.segment.classify.estimators import threads
+from vispe.segment.classify.estimators.threads import import_early
+from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 
 
 def blobs(count=300, seed=0):
@@ -155,7 +156,7 @@ def test_what_is_imported_early_is_there_and_what_cannot_be_is_left_to_say_so_la
     (tmp_path / "early_whole.py").write_text("VALUE = 3\n")
     (tmp_path / "early_broken.py").write_text("raise RuntimeError('broken')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(pixel_classifier, "_MODULES", {"logistic": "early_whole", "forest": "early_broken"})
+    monkeypatch.setattr(threads, "_MODULES", {"logistic": "early_whole", "forest": "early_broken"})
     for kind in ("logistic", "forest", "no such kind"):
         import_early(kind).join()
     assert sys.modules.pop("early_whole").VALUE == 3

@@ -6,7 +6,7 @@ from scipy.ndimage import gaussian_filter
 
 from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
-from vispe.segment.features.filters import SIGMAS, Filters, group_pixels
+from vispe.segment.features.filters.filters2d import SIGMAS, Filters, group_pixels
 from vispe.segment.features.tiles import Region, blocks
 
 SIZES = [(1, 1), (1, 7), (5, 1), (2, 3), (17, 40), (33, 150), (131, 70)]
@@ -107,8 +107,8 @@ def test_strips_do_not_show(size, strip, chunk, monkeypatch):
     if min(size) > 1:
         page[10:20, 5:9] = np.nan
     whole = Filters((0.7, 8.0))(page)
-    monkeypatch.setattr("vispe.segment.features.filters._STRIP", strip)
-    monkeypatch.setattr("vispe.segment.features.filters._CHUNK", chunk)
+    monkeypatch.setattr("vispe.segment.features.filters.filters2d._STRIP", strip)
+    monkeypatch.setattr("vispe.segment.features.filters.filters2d._CHUNK", chunk)
     np.testing.assert_allclose(Filters((0.7, 8.0))(page), whole, atol=1e-7, rtol=0)
 
 

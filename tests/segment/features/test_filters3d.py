@@ -7,9 +7,10 @@ from scipy import ndimage
 from tests.cases import cases
 from vispe.errors import InputError, OptionError
 from vispe.images.read import Micrograph
-from vispe.segment.features.filters import Filters
-from vispe.segment.features.filters3d import KINDS_3D, Filters3D, Stack
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.filters.filters2d import Filters
+from vispe.segment.features.filters.filters3d import KINDS_3D, Filters3D, Stack
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region
 
 RNG = np.random.default_rng(5)

@@ -9,8 +9,9 @@ from tests.cases import cases
 from tests.products import partly
 from vispe.backbones.micro import PATCH, WEIGHTS, load_micro
 from vispe.errors import InputError, OptionError
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import DenseMaps, DenseModel
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.pipeline import DEFAULT
 
 
@@ -124,7 +125,7 @@ def test_what_training_computed_is_used_once_more(monkeypatch):
     other = one.copy()
     other[0, 0] += 1e-3
     assert not np.array_equal(features.prepare(other, valid).compute(0), second)
-    cache = features._model._shelf
+    cache = features._model._cache
     monkeypatch.setattr(cache, "_limits", (100, 1 << 20))  # the file is used
     small = page(64, 64, seed=1), valid[:64, :64]
     features.prepare(*small).gather(mask[:64, :64])

@@ -5,9 +5,11 @@ import pytest
 
 from tests.cases import cases
 from vispe.segment.classify.out_of_distribution import FeatureDistribution, feature_sums
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.blend import window
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.sample_grid import FeatureGrid, offsets, sample
-from vispe.segment.features.tiles import Region, blocks, grid_points, window
+from vispe.segment.features.tiles import Region, blocks, grid_points
 
 RNG = np.random.default_rng(0)
 

@@ -12,7 +12,7 @@ from PIL import Image
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
 from vispe.segment.features import stored_features
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.paint.open_page import open_paint
 from vispe.segment.pipeline import ReadOptions, segment, store_features
 

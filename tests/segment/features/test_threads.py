@@ -64,7 +64,8 @@ def test_training_starts_no_threads_that_wait_for_each_other(monkeypatch):
     """Outside of pools, every part of training that computes keeps torch to one thread for each operation."""
     from vispe.segment.classify import classifier_fit
     from vispe.segment.features import micro_features, sample_grid
-    from vispe.segment.features.pixel_features import FeatureConfig, Features
+    from vispe.segment.features.feature_config import FeatureConfig
+    from vispe.segment.features.pixel_features import Features
 
     calls = []
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from vispe.errors import ShapeError
-from vispe.segment.features.tiles import OVERLAP, Blend, Region, blocks, even_tiles, padding, tiles, window
+from vispe.segment.features.blend import Blend, window
+from vispe.segment.features.tiles import OVERLAP, Region, blocks, even_tiles, padding, tiles
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 70))

@@ -9,8 +9,10 @@ from tests.cases import cases
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.segment.features import token_features
-from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.features.token_features import TokenBasis, TokenModel, token_maps
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
+from vispe.segment.features.token_basis import TokenBasis
+from vispe.segment.features.token_features import TokenModel, token_maps
 
 NAME = "test_vit"  # timm's tiny model for tests: patch 16, 6 blocks, one class token
 BIASED = "alibi2d.local(slopes=geometric)"

@@ -8,8 +8,10 @@ import torch
 import vispe.backbones.hub as hub_module
 from tests.cases import cases
 from vispe.errors import InputError, OptionError, UnknownName
-from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.features.token_features import TokenBasis, TokenModel, token_maps
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
+from vispe.segment.features.token_basis import TokenBasis
+from vispe.segment.features.token_features import TokenModel, token_maps
 
 NAME = "test_vit"  # timm's tiny model for tests: patch 16, one class token
 
@@ -79,7 +81,7 @@ def test_the_basis_is_standardised_with_fixed_signs(model):
 
 
 def test_a_basis_is_fitted_to_a_sample_of_all_tokens(monkeypatch):
-    monkeypatch.setattr("vispe.segment.features.token_features._FIT_TOKENS", 30)
+    monkeypatch.setattr("vispe.segment.features.token_basis._FIT_TOKENS", 30)
     random = np.random.default_rng(0)
     maps = [random.random((rows, 7, 5), np.float32) for rows in (6, 1, 9)]
     together = np.concatenate([m.reshape(-1, 5) for m in maps])

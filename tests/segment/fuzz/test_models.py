@@ -26,7 +26,7 @@ from vispe.cli.main import main
 from vispe.errors import InputError, VispeError
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model.estimator_file import TRUSTED
 from vispe.segment.model.model_file import Model, load_model, save_model
 

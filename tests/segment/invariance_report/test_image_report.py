@@ -10,7 +10,8 @@ from PIL import Image
 from tests.cases import cases
 from vispe.cli.main import main
 from vispe.errors import InputError
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.invariance_report import RUNS, image_report, measure_invariance
 from vispe.segment.invariance_report.figure import plot_trust, rendered
 from vispe.segment.model import prediction
@@ -18,7 +19,7 @@ from vispe.segment.model.model_file import load_model
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.overlays import uncertainty_image
 from vispe.segment.pipeline import apply, segment
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.reports.run_report import ProgressCallbacks
 from vispe.segment.types import PostProcessing
 
 

@@ -16,7 +16,7 @@ from tests.segment.live.test_paint import ask
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.array_image import micrograph
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.paint.open_page import open_paint
@@ -157,7 +157,7 @@ def test_features_of_each_image_are_computed_once(files, paint, monkeypatch):
     assert len(computed) == 2
     # a limit that fits one image: features are computed again, with equal results
     before = paint.update(content(0, [BACKGROUND]))
-    paint.live._features.memory = paint.live._features._kept.nbytes + 1000
+    paint.live._features.memory = paint.live._features._cached_page.nbytes + 1000
     paint.update(content(2, []))
     assert paint.live._features.nbytes <= paint.live._features.memory
     assert paint.update(content(0, [BACKGROUND])) == before
@@ -168,7 +168,7 @@ def test_after_memory_ran_out_all_images_have_features_of_equal_tiles(files, pai
     paint.update(content(0, [BACKGROUND, files[1][0]]))
     features = paint.live._features
     features.tile = 32
-    features._kept, features._earlier = None, ()
+    features._cached_page, features._earlier = None, ()
     actual = paint.update(content(1, [files[1][1]]))
     expected = open_paint(files[0], features="filters")
     expected.live._features.tile = 32

@@ -5,8 +5,8 @@ from skimage.measure import perimeter_crofton
 from tests.cases import cases
 from tests.segment.materials.test_correlation import boolean
 from vispe.errors import InputError, OptionError
+from vispe.segment.materials.crossings import grain_size_number
 from vispe.segment.materials.directions import ANGLES
-from vispe.segment.materials.grain_size import grain_size_number
 from vispe.segment.materials.statistics import measure
 
 

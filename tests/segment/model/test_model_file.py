@@ -15,7 +15,8 @@ from tests.cases import cases
 from vispe.errors import InputError
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
-from vispe.segment.features.pixel_features import FeatureConfig, TokenBasis
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import TokenBasis
 from vispe.segment.model.archive import VERSION
 from vispe.segment.model.model_file import Model, load_model, save_model
 

@@ -5,7 +5,8 @@ from tests.cases import cases
 from tests.products import partly
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.model.uncertainty import most_probable
 from vispe.segment.types import PostProcessing

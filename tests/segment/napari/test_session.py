@@ -8,7 +8,7 @@ import pytest
 
 from tests.cases import cases
 from vispe.images.read import Micrograph
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggestions import suggest
 from vispe.segment.model.model_file import load_model

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggestions import suggest
 from vispe.segment.overlays import PALETTE

@@ -15,10 +15,10 @@ from vispe.errors import InputError, OptionError
 from vispe.images.annotations.annotation_files import read_shapes
 from vispe.images.read import read_image
 from vispe.images.write import write_instances
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.overlays import PALETTE
 from vispe.segment.pipeline import ObjectOptions, apply, segment
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.reports.run_report import ProgressCallbacks
 
 FAST = ["--features", "filters", "--classes", "ground,disc"]
 

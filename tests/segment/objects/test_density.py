@@ -10,7 +10,7 @@ from PIL import Image
 from scipy.ndimage import binary_erosion
 
 from tests.cases import cases
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.sizes import summarize_batch, summarize_image

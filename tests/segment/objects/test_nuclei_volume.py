@@ -9,7 +9,7 @@ import tifffile
 from scipy.ndimage import binary_erosion
 from skimage.measure import regionprops
 
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.objects.labelling import find
 from vispe.segment.pipeline import LabelOptions, ObjectOptions, ReadOptions, apply, segment
 

@@ -13,7 +13,7 @@ from skimage.draw import ellipse
 from tests.segment.out_of_core.stores import write_store
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model.model_file import load_model
 from vispe.segment.objects.object_classes import ObjectClassifier
 from vispe.segment.pipeline import ObjectOptions, ReadOptions, apply, segment

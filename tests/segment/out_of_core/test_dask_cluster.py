@@ -10,9 +10,9 @@ from tests.segment.out_of_core.stores import scene, scribbled, write_store
 from tests.segment.out_of_core.test_resume import contents
 from vispe.errors import InputError
 from vispe.segment import pipeline
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.out_of_core import memory_plan
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.reports.run_report import ProgressCallbacks
 
 distributed = pytest.importorskip("distributed", reason="needs the extra vispe[big]")
 

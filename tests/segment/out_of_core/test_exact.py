@@ -11,11 +11,12 @@ from tests.products import slow_except
 from tests.segment.out_of_core.stores import in_memory, same_bits, scene, scribbled, write_store, zarr
 from vispe.cli.main import main
 from vispe.segment import pipeline
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.model_file import load_model
 from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions
 from vispe.segment.run.out_of_distribution import ood_record
-from vispe.segment.run.run_report import fractions
+from vispe.segment.run.reports.image_record import fractions
 
 FILTERS = FeatureConfig(sigmas=(1.0, 3.0), tile=48)
 MICRO = FeatureConfig("both", sigmas=(1.0, 3.0), model="vispe_micro", tile=48)

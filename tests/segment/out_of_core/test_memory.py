@@ -11,7 +11,7 @@ from tests.cases import cases
 from tests.segment.out_of_core.stores import scene, scribbled, write_store, zarr
 from vispe.errors import OptionError
 from vispe.segment import pipeline
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.out_of_core.memory_plan import parse_memory
 
 PROGRAM = """

@@ -13,7 +13,7 @@ from vispe.cli.main import main
 from vispe.errors import InputError, MissingExtra, OptionError
 from vispe.images import remote
 from vispe.images.paths import expanded
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.pipeline import apply, segment

@@ -16,13 +16,13 @@ from tests.products import slow_except
 from tests.segment.out_of_core.stores import scene, scribbled, write_store
 from vispe.errors import InputError, OptionError
 from vispe.segment import pipeline
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.out_of_core import progress, store_run
 from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions, ScoreOptions
-from vispe.segment.run.disk_space import DiskFull
-from vispe.segment.run.lock import lock_folder
-from vispe.segment.run.resume import NAME
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.reports.run_report import ProgressCallbacks
+from vispe.segment.run.results_folder.disk_space import DiskFull
+from vispe.segment.run.results_folder.lock import lock_folder
+from vispe.segment.run.results_folder.resume import NAME
 
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=48)
 

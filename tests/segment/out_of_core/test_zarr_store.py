@@ -7,7 +7,7 @@ import pytest
 
 from tests.segment.out_of_core.stores import scene, scribbled, write_store, zarr
 from vispe.segment import pipeline
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.out_of_core.block_engine import _reduced
 from vispe.segment.out_of_core.zarr_store import _mean
 from vispe.segment.pipeline import LabelOptions

@@ -15,13 +15,13 @@ from PIL import Image
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.segment.classify.fractions import estimate_words, map_words
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.invariance_report import figure
 from vispe.segment.live.paint.window_images import shown_result
 from vispe.segment.overlays import figure_layout, label_map
 from vispe.segment.pipeline import PostProcessing, segment
 from vispe.segment.run import image_pipeline
-from vispe.segment.run.run_report import fractions
+from vispe.segment.run.reports.image_record import fractions
 from vispe.segment.types import Areas, Prediction
 
 NAMES = ["ground", "disc"]

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.segment.invariance_report.verdict_text import format_points
-from vispe.segment.run.html_report import SHOWN, report_page
+from vispe.segment.run.reports.html_report import SHOWN, report_page
 
 
 @pytest.fixture(scope="module")

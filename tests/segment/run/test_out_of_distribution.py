@@ -14,7 +14,7 @@ from tests.products import slow_except
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images.textures import random_field
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model.model_file import load_model, save_model
 from vispe.segment.pipeline import MODEL_NAME, ReadOptions, apply, segment
 from vispe.segment.run.out_of_distribution import ood_record, pixel_size_warning

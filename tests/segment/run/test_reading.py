@@ -11,7 +11,7 @@ from scipy import ndimage as ndi
 
 from tests.cli.test_segment import vispe
 from vispe.images.orientation import oriented
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.paint.open_page import open_paint
 from vispe.segment.pipeline import ReadOptions, apply, segment
 

@@ -19,11 +19,12 @@ from tests.cli.test_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images import write as outputs
-from vispe.segment.run import batch_run, image_pipeline, lock, resume
-from vispe.segment.run.disk_space import DiskFull, disk_space_guard
-from vispe.segment.run.lock import LOCK, lock_folder
-from vispe.segment.run.resume import NAME, Journal
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run import batch_run, image_pipeline
+from vispe.segment.run.reports.run_report import ProgressCallbacks
+from vispe.segment.run.results_folder import lock, resume
+from vispe.segment.run.results_folder.disk_space import DiskFull, disk_space_guard
+from vispe.segment.run.results_folder.lock import LOCK, lock_folder
+from vispe.segment.run.results_folder.resume import NAME, Journal
 
 posix = pytest.mark.skipif(os.name != "posix", reason="processes are killed and forked")
 FAST = "--features filters"
@@ -372,7 +373,9 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys, whole):
-    monkeypatch.setattr("vispe.segment.run.disk_space.shutil.disk_usage", lambda _: Usage(9000))
+    monkeypatch.setattr(
+        "vispe.segment.run.results_folder.disk_space.shutil.disk_usage", lambda _: Usage(9000)
+    )
     assert vispe(f"{WAYS['labels']} -o out") == 2
     said = capsys.readouterr().err
     assert (

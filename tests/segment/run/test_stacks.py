@@ -18,7 +18,7 @@ from vispe.images.labels.truth_files import read_truth
 from vispe.images.read import Micrograph, read_image
 from vispe.images.sample import read_mask
 from vispe.images.write import write_labels, write_probabilities
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model.model_file import load_model
 from vispe.segment.out_of_core.scribbles import read_scribbles
 from vispe.segment.out_of_core.source.open_image import open_image

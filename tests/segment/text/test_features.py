@@ -9,7 +9,8 @@ from tests.cases import cases
 from tests.segment.text.common import TIMM, VISION, planted, save, stock, with_trunk, write_folder
 from tests.segment.text.test_readouts import small_vit
 from vispe.errors import InputError
-from vispe.segment.features.tiles import tiles, window
+from vispe.segment.features.blend import window
+from vispe.segment.features.tiles import tiles
 from vispe.segment.model.prediction import predict_page, within_memory
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.features import OVERLAP, TextFeatures, TextPage

@@ -243,7 +243,7 @@ def test_segmentation_blames_position_for_what_corners_cost_beyond_content(sampl
 
 
 def test_filters_see_the_images_as_they_were():
-    from vispe.segment.features.filters import Filters
+    from vispe.segment.features.filters.filters2d import Filters
 
     grey = torch.rand(1, 30, 41)
     maps = FilterFeatures(HALF, HALF)(((grey.expand(3, -1, -1) - 0.5) / 0.5)[None])

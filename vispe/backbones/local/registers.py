@@ -115,23 +115,23 @@ def find_register_neurons(model: nn.Module, images: Iterable[Tensor], count: int
     hidden: list[list[Tensor]] = []
     ratios: list[Tensor] = []
     for image in images:
-        own, norms = [], []
+        activations, norms = [], []
         with ExitStack() as hooks:
             for block in model.blocks:
                 for module, pre in ((block.mlp.fc2, True), (block, False)):
                     register = module.register_forward_pre_hook if pre else module.register_forward_hook
-                    store = own if pre else norms
+                    store = activations if pre else norms
                     hooks.callback(register(_storing(store, model.num_prefix_tokens, pre)).remove)
             model.forward_intermediates(image[None], indices=1, intermediates_only=True)
         lengths = torch.stack([tokens.norm(dim=-1) for tokens in norms])  # (blocks, patches)
-        hidden.append(own)
+        hidden.append(activations)
         ratios.append(lengths / lengths.median(1, keepdim=True).values)
     if not ratios:
         raise InputError("registers: images are missing, got none. Pass at least one image.")
     top = int(torch.stack([r.amax(1) for r in ratios]).mean(0).argmax())
     scores = [
-        torch.stack([tokens[ratio[top] >= OUTLIER].abs().mean(0) for tokens in own[: top + 1]])
-        for own, ratio in zip(hidden, ratios, strict=True)
+        torch.stack([tokens[ratio[top] >= OUTLIER].abs().mean(0) for tokens in activations[: top + 1]])
+        for activations, ratio in zip(hidden, ratios, strict=True)
         if bool((ratio[top] >= OUTLIER).any())
     ]
     if not scores:

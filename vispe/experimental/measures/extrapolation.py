@@ -1,10 +1,9 @@
 """Length extrapolation: a synthetic task for training on one grid and evaluating on others.
 
-Follows "The Impact of Positional Encoding on Length Generalization in Transformers" (arXiv 2305.19466) in
-comparing encodings on lengths that do not occur in training; the task is ours. A scene is a grid of patches,
-a few of which are coloured markers. The model predicts for every patch the colour of the nearest marker
-(needs distance), and of the nearest marker above it (needs direction). Both targets are defined on a grid of
-any size.
+Follows "The Impact of Positional Encoding on Length Generalization in Transformers" (arXiv 2305.19466) in comparing
+encodings on lengths that do not occur in training; the task is ours. A scene is a grid of patches, a few of which are
+coloured markers. The model predicts for every patch the colour of the nearest marker (needs distance), and of the
+nearest marker above it (needs direction). Both targets are defined on a grid of any size.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ QUESTIONS = ("distance", "direction")
 class Scenes(NamedTuple):
     """A batch of scenes: images (b, 3, 4 h, 4 w), and target colours of both questions per patch.
 
-    Answers are (b, questions, h, w) int64; -1 for patches with two equally near colours, or without a marker
-    above.
+    Answers are (b, questions, h, w) int64; -1 for patches with two equally near colours, or without a marker above.
     """
 
     images: Tensor

@@ -1,10 +1,9 @@
 """Reinitialisation of collapsed attention heads, with all other weights frozen.
 
-Follows the code of bloom-head-surgery. A head gets new random query, key and value weights and an output
-projection of zero, so that the model computes the same as without this head. All other weights are frozen:
-complete parameters by `requires_grad`, slices of other heads by masks on the gradient. Masked gradients do
-not prevent changes by weight decay or by existing momentum; `guard` restores frozen entries after each
-optimizer step.
+Follows the code of bloom-head-surgery. A head gets new random query, key and value weights and an output projection of
+zero, so that the model computes the same as without this head. All other weights are frozen: complete parameters by
+`requires_grad`, slices of other heads by masks on the gradient. Masked gradients do not prevent changes by weight decay
+or by existing momentum; `guard` restores frozen entries after each optimizer step.
 
 Query, key and value get no gradient in the first step, as the output projection is zero. Fewer collapsed
 heads do not imply a better model: compare a held-out loss (in bloom-head-surgery it increased).

@@ -63,9 +63,7 @@ def moments(features: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return one_hot.mT @ features, features.mT @ features, one_hot.sum(0)
 
 
-def choose(
-    fitted: Tensor, labels: Tensor, held: Tensor, where: Tensor, most: int = MOST
-) -> tuple[list[int], list[float]]:
+def choose(fitted: Tensor, labels: Tensor, held: Tensor, where: Tensor) -> tuple[list[int], list[float]]:
     """Return the selected dimensions in order, and the held-out bits after each.
 
     Args:
@@ -73,7 +71,6 @@ def choose(
         labels: their cells (n,).
         held: held-out features (m, d) of other images.
         where: their cells (m,).
-        most: max number of dimensions.
     """
     sums, squares, count = moments(fitted, labels)
     means = sums / count[:, None]
@@ -82,7 +79,7 @@ def choose(
     candidates = spread.argsort(descending=True)[:FIRST].tolist()
     chosen: list[int] = []
     curve: list[float] = []
-    for _ in range(min(most, len(candidates))):
+    for _ in range(min(MOST, len(candidates))):
         scores = []
         for c in candidates:
             dims = torch.tensor([*chosen, c])

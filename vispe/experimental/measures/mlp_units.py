@@ -1,10 +1,9 @@
 """Units of the MLPs: dead, positional, or explained by the content of the patch.
 
-Follows "Neurons in Large Language Models: Dead, N-gram, Positional" (Voita et al.). A unit is active at a
-patch if its activation is above 0. It is dead if it is never active; positional if the mutual information of
-its activity and the cell of the grid exceeds that for positions shuffled within each image; and driven by
-content, the analogue of an n-gram neuron, if a linear fit on the patch and its left neighbour explains it.
-The thresholds are ours.
+Follows "Neurons in Large Language Models: Dead, N-gram, Positional" (Voita et al.). A unit is active at a patch if its
+activation is above 0. It is dead if it is never active; positional if the mutual information of its activity and the
+cell of the grid exceeds that for positions shuffled within each image; and driven by content, the analogue of an n-gram
+neuron, if a linear fit on the patch and its left neighbour explains it. The thresholds are ours.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from vispe.evaluate.behaviour.rolls import raise_if_refused
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
-from vispe.experimental.measures.saliency_backward import Relevance, Rule, relevance
+from vispe.experimental.measures.relevance import Relevance
+from vispe.experimental.measures.saliency_backward import Rule, relevance
 
 RULES: tuple[Rule, ...] = ("epsilon", "ratio")
 

@@ -47,8 +47,8 @@ class RelevanceContext(Context):
 
     __slots__ = ("layer", "run")
 
-    def __init__(self, run: RelevanceSums, layer: int, own: Any) -> None:
-        super().__init__(getattr(own, "positions", None), getattr(own, "encodings", ()), None, False)
+    def __init__(self, run: RelevanceSums, layer: int, context: Any) -> None:
+        super().__init__(getattr(context, "positions", None), getattr(context, "encodings", ()), None, False)
         self.run, self.layer = run, layer
 
     def attend(

@@ -1,17 +1,15 @@
 """Relevance propagation from an output of a ViT to its tokens and positions (PA-LRP, arXiv 2506.02138).
 
-Relevance is input times gradient, with gradients modified by the rules of AttnLRP: both factors of a product
-get half of its relevance, an activation is treated as a constant factor of its input, and the standard
-deviation in a normalisation layer as a constant. Sums and linear layers then follow the epsilon rule with
-epsilon 0, without a division. The relevance absorbed by biases of layers and by the softmax is reported as
-leaks.
+Relevance is input times gradient, with gradients modified by the rules of AttnLRP: both factors of a product get half
+of its relevance, an activation is treated as a constant factor of its input, and the standard deviation in a
+normalisation layer as a constant. Sums and linear layers then follow the epsilon rule with epsilon 0, without a
+division. The relevance absorbed by biases of layers and by the softmax is reported as leaks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import timm.layers as timm_layers
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 
 from vispe.encodings.base import Encoding, Mixing
 from vispe.errors import OptionError, ShapeError, UnsupportedHost, counted
+from vispe.experimental.measures.relevance import Relevance
 from vispe.experimental.measures.saliency_attention import RelevanceContext, RelevanceSums, Rule
 from vispe.experimental.measures.saliency_rules import split_ratio
 from vispe.hosts.timm.attention import STOCK, VispeAttention
@@ -41,44 +40,6 @@ _KNOWN = (
     nn.Sequential,
     nn.ModuleList,
 )
-
-
-@dataclass(frozen=True)
-class Relevance:
-    """Attribution of an output to content and positions; all float64 on the CPU.
-
-    Attributes:
-        output: the propagated output.
-        tokens: relevance of content, (n,): prefix tokens first, then the patches row-major.
-        positions: relevance of positions, (1 + layers, n): of the additive table, then of the attention of each layer,
-            by the rotated token, or by the key of a bias.
-        offsets: relevance of biases between patches, (2 h - 1, 2 w - 1), query minus key; 0 without a bias.
-        leaks: relevance absorbed by layers, by kind.
-        grid: patches (h, w).
-    """
-
-    output: float
-    tokens: Tensor
-    positions: Tensor
-    offsets: Tensor
-    leaks: dict[str, float]
-    grid: tuple[int, int]
-
-    @property
-    def shares(self) -> Tensor:
-        """Absolute relevance of positions relative to that of positions and content, (1 + layers,).
-
-        Prefix tokens are constants, neither content nor position, and are excluded.
-        """
-        sizes = self.positions.abs().sum(1)
-        total = self.tokens[-self.grid[0] * self.grid[1] :].abs().sum() + sizes.sum()
-        return sizes / total if total else sizes
-
-    @property
-    def gap(self) -> float:
-        """Relative conservation error due to rounding: |output - total relevance| / |output|."""
-        total = float(self.tokens.sum() + self.positions.sum()) + sum(self.leaks.values())
-        return abs(self.output - total) / max(abs(self.output), 1e-30)
 
 
 @checked

@@ -55,9 +55,9 @@ def argmax_consistency(
         )
     values: list[float] = []
     for batch in batches(images, batch_size):
-        still = _logits(classifier, batch).argmax(1)
+        reference = _logits(classifier, batch).argmax(1)
         rolled = (torch.roll(batch, s, (-2, -1)) for s in shifts)
-        same = sum((_logits(classifier, one).argmax(1) == still).double() for one in rolled)
+        same = sum((_logits(classifier, one).argmax(1) == reference).double() for one in rolled)
         values += (torch.as_tensor(same) / len(shifts)).tolist()
     return (Measurement.of(Key("rolls", "argmax"), values),)
 
@@ -103,7 +103,7 @@ def score_changes(
     values: dict[str, list[float]] = {name: [] for name in CHANGES}
     for batch in batches(images, batch_size):
         h, w = batch.shape[-2:]
-        still = _logits(classifier, batch).softmax(1)
+        reference = _logits(classifier, batch).softmax(1)
         totals = {name: torch.zeros(len(batch), dtype=torch.float64) for name in CHANGES}
         for a, b, c, d, e in drawn:
             pixels = (round(a * share * h), round(b * share * w))
@@ -113,7 +113,7 @@ def score_changes(
                 rotate(batch, e * degrees, mode="bilinear"),
             )
             for name, image in zip(CHANGES, changed, strict=True):
-                change = _logits(classifier, image).softmax(1) - still
+                change = _logits(classifier, image).softmax(1) - reference
                 totals[name] += change.square().mean(1).cpu()
         for name, total in totals.items():
             values[name] += (total / draws).tolist()

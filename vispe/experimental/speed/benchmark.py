@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
-import platform
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vispe.attention.backends import triton
 from vispe.errors import InputError, VispeError
 from vispe.experimental.speed.case_inputs import CaseInputs
 from vispe.experimental.speed.cases import STRUCTURED, BenchmarkPlan, Case, Mode
 from vispe.experimental.speed.compile_latency import new_grid
 from vispe.experimental.speed.contenders import Contender, contenders, ours
 from vispe.experimental.speed.correctness import line, planned_checks, run_check
+from vispe.experimental.speed.environment import environment
 from vispe.experimental.speed.timing import measure
 from vispe.utils.files import atomic_path
-from vispe.utils.version import __version__
 
 TRIES = 2  # max attempts at a record that terminated the process
 LATER = 4  # number of cases that precede slow contenders
@@ -108,14 +104,14 @@ class Bench:
 
     def tasks(self) -> list[Task]:
         """Return all tasks in order of importance."""
-        rivals = contenders(self.plan, self.device)
+        all_contenders = contenders(self.plan, self.device)
         ranked: list[tuple[int, Task]] = []
         for index, case in enumerate(self.plan.cases):
             ranked += [
-                (index + (LATER if rival.slow else 0), (case, mode, rival))
+                (index + (LATER if contender.slow else 0), (case, mode, contender))
                 for mode in (*self.plan.modes, *(STRUCTURED if index < self.plan.structured else ()))
-                for rival in rivals
-                if mode in rival.modes
+                for contender in all_contenders
+                if mode in contender.modes
             ]
         tasks = [task for _, task in sorted(ranked, key=lambda pair: pair[0])]
         largest = Contender("vispe, largest", "table", ours("table"))
@@ -133,20 +129,22 @@ class Bench:
         todo = [t for t in tasks if task_key(t) not in self._done()]
         setup: CaseInputs | Exception | None = None
         last: tuple[Case, Mode] | None = None
-        for count, (case, mode, rival) in enumerate(todo):
+        for count, (case, mode, contender) in enumerate(todo):
             if time.monotonic() > self.end:
                 break
             if (case, mode) != last:
                 setup, last = None, (case, mode)
                 setup = self._setup(case, mode)
-            row = self._row(setup, case, mode, rival)
+            row = self._row(setup, case, mode, contender)
             self.state["rows"].append(row)
             self.state.pop("running", None)
             self.save()
             shown = row.get("failure") or f"{row['ms']:.4g} ms, error {row['error']:.1e}"
-            self.say(f"{count + 1}/{len(todo)} {case} {mode}: {rival.name}: {shown}")
+            self.say(f"{count + 1}/{len(todo)} {case} {mode}: {contender.name}: {shown}")
             if row.get("lost"):
-                raise VispeError(f"Bench: the device failed in {rival.name}. Run again to continue after it.")
+                raise VispeError(
+                    f"Bench: the device failed in {contender.name}. Run again to continue after it."
+                )
         if self.backend == "triton" and "new_grid" not in self.state and time.monotonic() < self.end:
             self.state["new_grid"] = new_grid(self.plan, self.device)
             self.save()
@@ -165,26 +163,26 @@ class Bench:
             return error.with_traceback(None)  # the traceback would keep the tensors alive
 
     def _row(
-        self, setup: CaseInputs | Exception | None, case: Case, mode: Mode, rival: Contender
+        self, setup: CaseInputs | Exception | None, case: Case, mode: Mode, contender: Contender
     ) -> dict[str, Any]:
         """Measure one record; failures are stored in it."""
-        row: dict[str, Any] = {"case": str(case), "mode": mode, "contender": rival.name}
-        key = row_key(str(case), mode, rival.name)
+        row: dict[str, Any] = {"case": str(case), "mode": mode, "contender": contender.name}
+        key = row_key(str(case), mode, contender.name)
         row |= {"tokens": case.tokens, "batch": case.batch, "heads": case.heads, "width": case.width}
-        row |= {"dtype": case.dtype, "exact": rival.exact}
+        row |= {"dtype": case.dtype, "exact": contender.exact}
         tries = 1 + (self.state["running"]["tries"] if self.state.get("running", {}).get("key") == key else 0)
         if tries > TRIES:
             return {**row, "failure": f"the process ended {TRIES} times while this ran"}
         self.state["running"] = {"key": key, "tries": tries}
         self.save()
-        few = rival.name.endswith("largest")
+        few = contender.name.endswith("largest")
         plan = replace(self.plan, reps=min(3, self.plan.reps)) if few else self.plan
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
                 if not isinstance(setup, CaseInputs):
                     raise setup or VispeError("no inputs")
-                return {**row, **measure(rival, setup, plan)}
+                return {**row, **measure(contender, setup, plan)}
             except Exception as error:  # failures are recorded as results
                 why = [
                     str(w.message).strip().splitlines()[0]
@@ -227,28 +225,3 @@ def task_key(task: Task) -> str:
 def row_key(case: str, mode: str, contender: str) -> str:
     """Return the key of a record."""
     return f"{case} | {mode} | {contender}"
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Return the environment of the measurement: versions, machine, hash of the kernels."""
-    versions = {"vispe": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    for package in ("triton", "flash-attn-4"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    folder = Path(triton.__file__).parent
-    source = b"".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in (".py", ".json"))
-    facts: dict[str, Any] = {
-        "versions": versions, "device": "cpu", "cpu": platform.machine(),
-        "threads": torch.get_num_threads(), "clock": "wall", "kernels": hashlib.sha256(source).hexdigest()[:16],
-    }  # fmt: skip
-    if device == "cpu" and torch.get_num_threads() == 1:
-        facts["clock"] = "process"
-    if device != "cpu":
-        facts["clock"] = "events"
-        gpu = torch.cuda.get_device_properties(0)
-        facts["device"], facts["capability"] = gpu.name, f"{gpu.major}.{gpu.minor}"
-        facts["cuda"] = torch.version.cuda
-        facts |= {"memory_gib": round(gpu.total_memory / 2**30, 1), "cudnn": torch.backends.cudnn.version()}
-    return facts

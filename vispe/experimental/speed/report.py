@@ -46,8 +46,8 @@ def table(state: dict[str, Any]) -> str:
     """
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):
-        best, own = bases(state["rows"], case, mode)
-        measured = [HEAD, *(_cells(r, best, own) for r in group if "ms" in r)]
+        best, unbiased = bases(state["rows"], case, mode)
+        measured = [HEAD, *(_cells(r, best, unbiased) for r in group if "ms" in r)]
         lines += [f"{case}: {MODES[mode]}", *_aligned(measured), *_failures(group), ""]
     targets = state.get("targets") or []
     if targets:
@@ -70,15 +70,15 @@ def winners(state: dict[str, Any]) -> str:
     """
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):
-        _, own = bases(state["rows"], case, mode)
+        _, unbiased = bases(state["rows"], case, mode)
         biased = [r for r in group if not r["contender"].endswith(("no bias", "largest"))]
         exact = sorted((r for r in biased if "ms" in r and r["exact"]), key=lambda r: r["ms"])
         if not exact:
             continue
         best = exact[0]
         parts = [f"{best['contender']} wins with {best['ms']:.3g} ms"]
-        if own:
-            parts.append(f"{best['ms'] / own:.2f} times the time without a bias")
+        if unbiased:
+            parts.append(f"{best['ms'] / unbiased:.2f} times the time without a bias")
         others = [r for r in exact if r["contender"] not in OURS]
         mine = next((r for r in exact if r["contender"] == "vispe"), None)
         if mine is not None and best is not mine:
@@ -112,12 +112,12 @@ def _about(state: dict[str, Any]) -> str:
     return f"{name}; {versions}; {passed} of {counted(len(state['checks']), 'check')} passed"
 
 
-def _cells(row: Row, best: float | None, own: float | None) -> tuple[str, ...]:
+def _cells(row: Row, best: float | None, unbiased: float | None) -> tuple[str, ...]:
     low, high = row["spread_ms"]
     return (
         row["contender"] + ("" if row["exact"] else " (not exact)"),
         f"{row['ms']:.4g}", f"{low:.4g}-{high:.4g}", f"{row['tflops']:.4g}",
-        f"{best / row['ms']:.2f}" if best else "", f"{own / row['ms']:.2f}" if own else "",
+        f"{best / row['ms']:.2f}" if best else "", f"{unbiased / row['ms']:.2f}" if unbiased else "",
         f"{row['extra_mib']:.4g}" if "extra_mib" in row else "", f"{row['error']:.1e}", f"{row['cold_s']:.3g}",
     )  # fmt: skip
 

@@ -32,7 +32,6 @@ class BenchmarkRecords:
     def ratio(
         self, names: Iterable[str], *, modes: tuple[str, ...] = ("forward",), base_mode: str | None = None,
         ours: Iterable[str] = OURS[:1], width: int | None = 64, tokens: int = LONG, batch: int = 1,
-        dtype: str | None = None,
     ) -> tuple[float, str] | None:  # fmt: skip
         """Return the worst ratio over all cases of the fastest of `names` to one of `ours`, and its case."""
         ratios = []
@@ -40,7 +39,7 @@ class BenchmarkRecords:
         for row in self.rows:
             if row["contender"] not in ours or row["mode"] not in modes or row["tokens"] < tokens:
                 continue
-            if row["batch"] < batch or width not in (None, row["width"]) or dtype not in (None, row["dtype"]):
+            if row["batch"] < batch or width not in (None, row["width"]):
                 continue
             base = self.ms(row["case"], base_mode or row["mode"], names)
             if base is not None:
@@ -61,9 +60,9 @@ def judge(state: dict[str, Any]) -> list[Row]:
     rows = BenchmarkRecords(state["rows"])
     if state["environment"]["device"] == "cpu":
         return _cpu(rows)
-    own, learned = ("vispe, no bias",), ("slopes", "table")
+    unbiased, learned = ("vispe, no bias",), ("slopes", "table")
     targets = [
-        ("T1", "forward with a bias / without, ours", 0.90, 0.97, rows.ratio(own, ours=OURS, width=None)),
+        ("T1", "forward with a bias / without, ours", 0.90, 0.97, rows.ratio(unbiased, ours=OURS, width=None)),
         ("T2", "forward d64 / SDPA flash without bias", 1.0, 1.2, rows.ratio(SDPA[:1])),
         ("T3", "forward d64 / best SDPA without bias", 0.85, 1.0, rows.ratio(SDPA)),
         ("T4a", "forward d128 / SDPA flash without bias", 0.95, 1.1, rows.ratio(SDPA[:1], width=128)),
@@ -73,17 +72,19 @@ def judge(state: dict[str, Any]) -> list[Row]:
         ("T6b", "forward / FlexAttention, table", 1.2, 1.5,
          rows.ratio(["flex, table"], width=None, ours=OURS[1:])),
         ("T7", "forward and backward, frozen or slopes / ours without bias", 0.88, 0.95,
-         rows.ratio(own, modes=("frozen", "slopes"), base_mode="frozen", width=None)),
+         rows.ratio(unbiased, modes=("frozen", "slopes"), base_mode="frozen", width=None)),
         ("T8", "forward and backward, learned table / ours without bias, b >= 8", 0.65, 0.75,
-         rows.ratio(own, modes=learned[1:], base_mode="frozen", width=None, batch=8)),
+         rows.ratio(unbiased, modes=learned[1:], base_mode="frozen", width=None, batch=8)),
         ("T9", "forward and backward, learned table / FlexAttention", 3.0, 10.0,
          rows.ratio(["flex, table"], modes=learned[1:], width=None)),
     ]  # fmt: skip
     return [*(_verdict(*target) for target in targets), _memory(rows), _largest(state), _latency(state)]
 
 
-def _verdict(name: str, words: str, must: float, stretch: float, value: tuple[float, str] | None) -> Row:
-    row: Row = {"target": name, "what": words, "must": must, "stretch": stretch}
+def _verdict(
+    name: str, description: str, must: float, stretch: float, value: tuple[float, str] | None
+) -> Row:
+    row: Row = {"target": name, "what": description, "must": must, "stretch": stretch}
     if value is None:
         return {**row, "verdict": "not measured"}
     verdict = "stretch" if value[0] >= stretch else "must" if value[0] >= must else "missed"
@@ -92,7 +93,7 @@ def _verdict(name: str, words: str, must: float, stretch: float, value: tuple[fl
 
 def _memory(rows: BenchmarkRecords) -> Row:
     """Check the extra memory against the strip, 8 bytes per query, and 8 bytes per token once."""
-    words = "extra memory / (strip + 8 bytes per query), forward and frozen; never n x n"
+    description = "extra memory / (strip + 8 bytes per query), forward and frozen; never n x n"
     ratios, square = [], []
     for r in rows.rows:
         if r["contender"] not in OURS or r["tokens"] < LONG or "extra_mib" not in r:
@@ -103,10 +104,10 @@ def _memory(rows: BenchmarkRecords) -> Row:
         if r["contender"] == "vispe" and r["mode"] in ("forward", "frozen"):
             ratios.append((round(r["extra_mib"] / _strip_mib(r), 3), f"{r['case']} {r['mode']}"))
     if not ratios:
-        return _verdict("T10", words, 1.05, 1.0, None)
+        return _verdict("T10", description, 1.05, 1.0, None)
     worst, at = max(ratios)
     verdict = "missed" if square or worst > 1.05 else "stretch" if worst <= 1.0 else "must"
-    return {**_verdict("T10", words, 1.05, 1.0, (worst, at)), "verdict": verdict, "n_x_n": square}
+    return {**_verdict("T10", description, 1.05, 1.0, (worst, at)), "verdict": verdict, "n_x_n": square}
 
 
 def _strip_mib(row: Row) -> float:
@@ -132,12 +133,12 @@ def _largest(state: dict[str, Any]) -> Row:
 
 
 def _latency(state: dict[str, Any]) -> Row:
-    words, new = "kernels compiled for a new grid", state.get("new_grid")
+    description, new = "kernels compiled for a new grid", state.get("new_grid")
     if not new:
-        return _verdict("T12", words, 0, 0, None)
+        return _verdict("T12", description, 0, 0, None)
     at = ", ".join(f"{g} {s} s" for g, s in zip(new["grids"], new["seconds"], strict=True))
     count = sum(new["compiled"][1:])
-    return {**_verdict("T12", words, 0, 0, (count, at)), "verdict": "missed" if count else "stretch"}
+    return {**_verdict("T12", description, 0, 0, (count, at)), "verdict": "missed" if count else "stretch"}
 
 
 def _cpu(rows: BenchmarkRecords) -> list[Row]:

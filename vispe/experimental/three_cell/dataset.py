@@ -21,6 +21,7 @@ from vispe.utils.options import Interval, checked
 
 BITS = ("d_rg>d_rb", "d_rb>d_rg", "orientation>0", "A_rg>A_rb", "A_rb>A_rg", "vector_sum_outside")
 MAX_SQUARED = 338  # squared length of the offsets in a 14 x 14 grid that the sampler uses
+_ATTEMPTS = 100  # draws of green and blue before the red cell is drawn again
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,7 @@ def majority(target: Tensor, train: Tensor | None = None) -> ThreeCellScores:
     return score(answer.expand(len(target), -1), target)
 
 
-def sample_cells(
-    count: int, grid: int = 14, generator: torch.Generator | None = None, max_attempts: int = 100
-) -> Tensor:
+def sample_cells(count: int, grid: int = 14, generator: torch.Generator | None = None) -> Tensor:
     """Sample the cells (n, 3, 2) int64 of `count` images, (x, y) of red, green and blue, never collinear.
 
     In expectation, green and blue are at equal distance from red in a third of the images, green is nearer in a third,
@@ -163,7 +162,6 @@ def sample_cells(
         count: number of images.
         grid: cells per side, at least 3.
         generator: random generator.
-        max_attempts: attempts for green and blue before the red cell is resampled.
 
     Raises:
         OptionError: a number is too small.
@@ -172,10 +170,9 @@ def sample_cells(
         >>> sample_cells(5, grid=4, generator=torch.Generator().manual_seed(0)).shape
         torch.Size([5, 3, 2])
     """
-    if count < 0 or grid < 3 or max_attempts < 1:
+    if count < 0 or grid < 3:
         raise OptionError(
-            f"sample_cells needs count of 0 or more, grid of 3 or more and max_attempts of 1 or more, got "
-            f"count={count}, grid={grid}, max_attempts={max_attempts}."
+            f"sample_cells needs count of 0 or more and grid of 3 or more, got count={count}, grid={grid}."
         )
     ring, size = _rings(grid)
     # kind of image: 0 for equal distances, 1 for green nearer, 2 for blue nearer
@@ -198,7 +195,8 @@ def sample_cells(
         good = inside & (green[:, 0] * blue[:, 1] != green[:, 1] * blue[:, 0])  # not on one line, nor equal
         cells[left[good]] = drawn[good]
         left, red, tries = left[~good], red[~good], tries + 1
-        if tries % max_attempts == 0:
+        # near a border, few pairs are inside of the grid
+        if tries % _ATTEMPTS == 0:
             red = _draw(grid, (len(left), 2), generator)
     return cells
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,46 +26,12 @@ from vispe.encodings.registry import Spec, parse_spec
 from vispe.errors import InputError
 from vispe.experimental.three_cell import dataset
 from vispe.experimental.three_cell.dataset import ThreeCellScores
-from vispe.hosts.convert import convert
+from vispe.experimental.three_cell.model import ThreeCellRecipe, ThreeCellViT
 from vispe.train.loop import TrainingStep
 from vispe.utils.files import atomic_path
-from vispe.utils.options import Options, PositiveFloat, PositiveInt, checked
+from vispe.utils.options import PositiveInt, checked
 
 TEST_SEED = 2025  # all models are evaluated on the same images
-
-
-@dataclass(frozen=True)
-class ThreeCellRecipe(Options):
-    """Model and training configuration.
-
-    Attributes:
-        grid: cells per side.
-        dim: width of the tokens.
-        depth: number of blocks.
-        num_heads: number of heads.
-        mlp_ratio: width of the MLP in a block, in widths of the tokens.
-        hidden: width of the MLP that reads the three tokens.
-        steps: number of training steps.
-        batch_size: images per training step.
-        lr: peak learning rate, after a warm-up of a tenth of the steps and before a cosine decay.
-        test: number of test images.
-    """
-
-    grid: PositiveInt = 14
-    dim: PositiveInt = 64
-    depth: PositiveInt = 2
-    num_heads: PositiveInt = 4
-    mlp_ratio: PositiveFloat = 2.0
-    hidden: PositiveInt = 256
-    steps: PositiveInt = 500
-    batch_size: PositiveInt = 16
-    lr: PositiveFloat = 1e-3
-    test: PositiveInt = 2000
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, with the keys of result files and checkpoints."""
-        keys = {"batch_size": "batch", "lr": "rate"}
-        return {keys.get(name, name): value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -97,51 +62,6 @@ class ThreeCellRun:
         return entries
 
 
-class ThreeCellViT(nn.Module):
-    """A small ViT that predicts the six bits.
-
-    Args:
-        spec: positional encoding.
-        recipe: configuration of the model.
-    """
-
-    def __init__(self, spec: Spec, recipe: ThreeCellRecipe | None = None) -> None:
-        super().__init__()
-        recipe = recipe or ThreeCellRecipe()
-        self.body = VisionTransformer(
-            img_size=recipe.grid,
-            patch_size=1,
-            embed_dim=recipe.dim,
-            depth=recipe.depth,
-            num_heads=recipe.num_heads,
-            mlp_ratio=recipe.mlp_ratio,
-            num_classes=0,
-            class_token=False,
-            global_pool="",
-            pos_embed="learn",
-        )
-        # colours have the scale of a learned table; with larger colours the table has no effect for hundreds of steps
-        nn.init.trunc_normal_(self.body.patch_embed.proj.weight, std=0.02)
-        nn.init.zeros_(self.body.patch_embed.proj.bias)
-        for module in self.body.blocks.modules():  # timm's std of 0.02 suits widths of 384 and more
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-        convert(self.body, spec)
-        self.head = nn.Sequential(
-            nn.Linear(3 * recipe.dim, recipe.hidden),
-            nn.GELU(),
-            nn.Linear(recipe.hidden, recipe.hidden),
-            nn.GELU(),
-            nn.Linear(recipe.hidden, len(dataset.BITS)),
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (b, 6) of images (b, 3, grid, grid), one pixel per cell."""
-        tokens = self.body(images)
-        cells = images.flatten(2).argmax(-1)  # tokens of the red, green and blue cells
-        return self.head(tokens.gather(1, cells[..., None].expand(-1, -1, tokens.shape[-1])).flatten(1))
-
-
 @checked
 def train(
     spec: Spec,
@@ -166,8 +86,7 @@ def train(
 
     Raises:
         OptionError: a value of the recipe, or `every`, is too small.
-        InputError: the checkpoint belongs to another encoding, seed or recipe, or the file is not a
-            checkpoint.
+        InputError: the checkpoint belongs to another encoding, seed or recipe, or the file is not a checkpoint.
     """
     recipe = recipe or ThreeCellRecipe()
     name = str(spec) if isinstance(spec, str) else " + ".join(str(term) for term in parse_spec(spec))
@@ -197,7 +116,8 @@ def train(
             if file is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
                 state = {key: part.state_dict() for key, part in stateful.items()}
                 state |= {"step": step + 1, "cpu_s": time.process_time() - start}
-                _write(file, {**state, "rng": torch.get_rng_state(), "run": run})
+                with atomic_path(file, force=True) as part:
+                    torch.save({**state, "rng": torch.get_rng_state(), "run": run}, part)
             if on_step is not None:
                 on_step(step, float(loss.detach()))
         set_progress(model, 1.0)
@@ -259,8 +179,3 @@ def _read(file: Path | None, run: dict[str, Any]) -> dict[str, Any] | None:
                 f"{file} was written with {key} {other[key]}, got {value}. Choose another file, or remove it."
             )
     return restored
-
-
-def _write(file: Path, state: dict[str, Any]) -> None:
-    with atomic_path(file, force=True) as part:
-        torch.save(state, part)

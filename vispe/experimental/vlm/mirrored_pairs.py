@@ -23,11 +23,11 @@ class MirroredPairs(NamedTuple):
     """Batch of pairs of images and pairs of statements.
 
     Attributes:
-        pictures: images (b, 2, 3, side, side) in [0, 1], the second of each pair mirrored.
+        images: images (b, 2, 3, side, side) in [0, 1], the second of each pair mirrored.
         statements: for each pair, the statement about the first image and the statement about the second.
     """
 
-    pictures: Tensor
+    images: Tensor
     statements: tuple[tuple[str, str], ...]
 
 
@@ -45,17 +45,17 @@ def mirrored_pairs(batch: PositiveInt, *, step: int = 0, seed: int = 0, side: in
         OptionError: `batch` is below 1.
 
     >>> pairs = mirrored_pairs(2, side=32)
-    >>> pairs.pictures.shape, pairs.statements[0]
+    >>> pairs.images.shape, pairs.statements[0]
     (torch.Size([2, 2, 3, 32, 32]), ('the blue disc is right of the red disc', 'the blue disc is left of the red disc'))
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    pictures, statements = [], []
+    images, statements = [], []
     for number in range(step * batch, (step + 1) * batch):
         pair = draw_sides(number, generator, side)
         words = WORDS[pair.axis] if pair.truth else WORDS[pair.axis][::-1]
-        pictures.append(pair.pictures)
+        images.append(pair.pictures)
         statements.append(tuple(f"the {pair.a} is {word} the {pair.b}" for word in words))
-    return MirroredPairs(torch.stack(pictures), tuple(statements))
+    return MirroredPairs(torch.stack(images), tuple(statements))
 
 
 def iterate_pairs(batch: int, *, seed: int = 0, side: int = 224) -> Iterator[MirroredPairs]:

@@ -37,7 +37,7 @@ def covered_pixels(
     most = max(MAX_COVERED_PIXELS, 4 * z * h * w)
     check_work(str(path), [pen for each in shapes for pen in each.pens()], h, w)
     for each in shapes:
-        page = default_page if (own := each.page_in(frame)) is None else own
+        page = default_page if (stored_page := each.page_in(frame)) is None else stored_page
         if page is None:
             raise InputError(f"{each.where} has no page, but the image has {z}. Set `label_page`.")
         if not 0 <= page < z:

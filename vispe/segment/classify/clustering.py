@@ -59,7 +59,7 @@ class PixelClusters:
         require("sklearn", "cli", "segmentation")
         self.kind, self.seed = method, seed
         self.choice: Choice | None = None
-        self._asked, self.n_classes = n_classes, 0 if n_classes == "auto" else n_classes
+        self._requested, self.n_classes = n_classes, 0 if n_classes == "auto" else n_classes
         self.estimator = estimator
         self._order, self._width = np.arange(self.n_classes), 1.0
         self._near: spectral.NearestPoint | None = None
@@ -81,10 +81,10 @@ class PixelClusters:
         """
         # duplicate pixels carry no information: they only count against the number of clusters
         distinct, first = np.unique(features, axis=0, return_index=True)
-        minimum = 2 if self._asked == "auto" else self._asked
+        minimum = 2 if self._requested == "auto" else self._requested
         if len(distinct) < minimum:
             raise InputError(
-                f"cluster={self._asked} exceeds the number of distinct pixels ({len(distinct)}). "
+                f"cluster={self._requested} exceeds the number of distinct pixels ({len(distinct)}). "
                 "Use fewer clusters."
             )
         rng, all_grey = np.random.default_rng(self.seed), grey
@@ -93,7 +93,7 @@ class PixelClusters:
             chosen = rng.permutation(np.sort(first))[: spectral.POINTS]
             features, grey = features[chosen], grey[chosen]
         fits = {}
-        if self._asked == "auto":
+        if self._requested == "auto":
             # silhouettes are quadratic in the number of pixels: score a subset
             subset = features[rng.permutation(len(features))[:SCORED]] if self.kind == "kmeans" else features
             subset = subset if len(np.unique(subset, axis=0)) > 1 else distinct[:SCORED]

@@ -17,10 +17,6 @@ which needs similar numbers of labels for all classes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import cache
-from importlib import import_module
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -30,11 +26,12 @@ from torch import Tensor
 from vispe.errors import InputError, require
 from vispe.segment.classify.class_prior import tempered
 from vispe.segment.classify.estimators.linear import Linear
+from vispe.segment.classify.estimators.threads import limit_threads
 from vispe.segment.classify.estimators.trees import TREES, Trees
 from vispe.utils.options import PositiveFloat, PositiveInt, checked
 
 if TYPE_CHECKING:
-    from threadpoolctl import ThreadpoolController
+    pass
 
 Kind = Literal["ensemble", "logistic", "forest", "boosting"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -43,28 +40,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FASTEST = "logistic"
 """Kind for interactive use."""
 
-_MODULES = {"logistic": "sklearn.linear_model"} | dict.fromkeys(
-    ("ensemble", "forest", "boosting"), "sklearn.ensemble"
-)
-_FEW = 20_000  # labelled pixels below which one thread is faster
 _CHUNK = 1 << 17  # pixels per prediction call: bounds the float64 copies that scikit-learn makes
 _CACHED = 1 << 14  # pixels whose features fit into the CPU cache
 _WITH_LINEAR = ("ensemble", "logistic")
-
-
-def import_early(kind: str) -> Thread:
-    """Import the dependencies of `PixelClassifier(kind)` in a thread: over a second, hidden behind image reading.
-
-    Errors are ignored here, because `PixelClassifier` reports a missing or broken scikit-learn.
-    """
-
-    def load() -> None:
-        with suppress(Exception):
-            import_module(_MODULES[kind])
-
-    thread = Thread(target=load)
-    thread.start()
-    return thread
 
 
 class PixelClassifier:
@@ -150,7 +128,7 @@ class PixelClassifier:
             raise InputError(
                 f"need at least 2 labelled classes, got {len(labelled)} ({listed}). Label the others."
             )
-        with _threads(self.kind, len(features)):
+        with limit_threads(self.kind, len(features)):
             if self.kind in _WITH_LINEAR:
                 self.linear = Linear.fit(features, classes, scale)
             if self.kind == "ensemble":
@@ -239,21 +217,6 @@ def predict_in_chunks(
             features[:, end - len(part) : end] = part[:, chunk].T
         out[:, chunk] = predict(features).T
     return out
-
-
-def _threads(kind: str, count: int) -> AbstractContextManager[Any]:
-    """Limit few pixels to one thread, where synchronisation takes longer than the work."""
-    return _thread_pools(kind).limit(limits=1 if count < _FEW else None)
-
-
-@cache
-def _thread_pools(kind: str) -> "ThreadpoolController":
-    """Return the thread pools of all libraries that are loaded; finding them takes as long as a small fit."""
-    from threadpoolctl import ThreadpoolController
-
-    # which loads libraries
-    import_module(_MODULES[kind])
-    return ThreadpoolController()
 
 
 def _build(kind: str, seed: int) -> Any:

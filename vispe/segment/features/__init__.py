@@ -6,6 +6,10 @@ __all__ = ["FeatureConfig", "Features", "PreparedPage", "choose_device"]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
-    dict.fromkeys(("FeatureConfig", "Features", "PreparedPage"), "vispe.segment.features.pixel_features")
-    | dict.fromkeys(("choose_device",), "vispe.backbones.device"),
+    {
+        "FeatureConfig": "vispe.segment.features.feature_config",
+        "Features": "vispe.segment.features.pixel_features",
+        "PreparedPage": "vispe.segment.features.prepared_page",
+        "choose_device": "vispe.backbones.device",
+    },
 )

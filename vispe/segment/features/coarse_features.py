@@ -16,10 +16,10 @@ _CACHED = 1 << 12  # values per feature that fit into the CPU cache
 class CoarseMaps(Tiling, ABC):
     """Features of the tiles of one page, at a coarse stride, bilinearly interpolated to pixels.
 
-    The cells of a tile cover all of it except `rim` pixels at each border, which use the nearest cell.
+    The cells of a tile cover all of it except `margin` pixels at each border, which use the nearest cell.
     """
 
-    rim: float = 0.0
+    margin: float = 0.0
 
     @abstractmethod
     def coarse(self, number: int, again: bool = False) -> Tensor:
@@ -51,7 +51,7 @@ class CoarseMaps(Tiling, ABC):
         side = self.regions[number].shape
         # bilinear interpolation: four neighbouring cells and two weights per pixel
         (top, bottom, fy), (left, right, fx) = (
-            _neighbours(torch.from_numpy(pixel) + start, size, length, self.rim)
+            _neighbours(torch.from_numpy(pixel) + start, size, length, self.margin)
             for pixel, start, size, length in zip(
                 (y, x), (rows.start, columns.start), cells.shape[1:], side, strict=True
             )
@@ -63,7 +63,7 @@ class CoarseMaps(Tiling, ABC):
     def _full(self, number: int, grid: Tensor) -> Tensor:
         """Upsample (f, rows, columns) of a tile to the pixels of `inside(number)`."""
         side = self.regions[number].shape
-        if self.rim:
+        if self.margin:
             return self._between(number, grid)
         # (f, 1, rows, columns): planes as a batch are faster than as channels
         full = torch.nn.functional.interpolate(grid[:, None], size=side, mode="bilinear", align_corners=False)
@@ -72,7 +72,7 @@ class CoarseMaps(Tiling, ABC):
     def _between(self, number: int, grid: Tensor) -> Tensor:
         """Upsample as `_full`, for cells that start after a margin, which may be half a pixel wide."""
         (top, bottom, fy), (left, right, fx) = (
-            _neighbours(torch.arange(part.start, part.stop), size, length, self.rim)
+            _neighbours(torch.arange(part.start, part.stop), size, length, self.margin)
             for part, size, length in zip(
                 self.crop(number), grid.shape[1:], self.regions[number].shape, strict=True
             )
@@ -82,9 +82,9 @@ class CoarseMaps(Tiling, ABC):
         return torch.lerp(rows[..., left], rows[..., right], fx)
 
 
-def _neighbours(pixel: Tensor, size: int, length: int, rim: float) -> tuple[Tensor, Tensor, Tensor]:
+def _neighbours(pixel: Tensor, size: int, length: int, margin: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the cells before and after pixels of an axis, and the weight of the second; clamped at both ends."""
     # pixel centre in units of cells, as align_corners=False in torch
-    cell = ((pixel + 0.5 - rim) * (size / (length - 2 * rim)) - 0.5).clamp_min(0)
+    cell = ((pixel + 0.5 - margin) * (size / (length - 2 * margin)) - 0.5).clamp_min(0)
     before = cell.long().clamp_max(size - 1)
     return before, (before + 1).clamp_max(size - 1), (cell - before).float()

@@ -12,7 +12,7 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.segment.classify.estimators.linear import Linear
 from vispe.segment.features.coarse_features import CoarseMaps
-from vispe.segment.features.filters import Filters
+from vispe.segment.features.filters.filters2d import Filters
 from vispe.segment.features.micro_features import DenseMaps
 from vispe.segment.features.pixel_features import BLOCK, Features
 from vispe.segment.features.prepared_page import PreparedPage
@@ -40,7 +40,7 @@ class CachedFeatures(Features):
     memory: int = MEMORY
     retain: bool = False
     _page: np.ndarray | None = None
-    _kept: CachedPage | None = None
+    _cached_page: CachedPage | None = None
     _earlier: tuple[tuple[np.ndarray, CachedPage], ...] = ()  # retained pages, the most recent one last
 
     def keep(self, page: np.ndarray) -> None:
@@ -48,15 +48,18 @@ class CachedFeatures(Features):
         if page is self._page:
             return
         earlier = self._earlier
-        if self.retain and self._page is not None and self._kept is not None:
-            earlier += ((self._page, self._kept),)
-        self._page, self._kept = page, next((cached for other, cached in earlier if other is page), None)
+        if self.retain and self._page is not None and self._cached_page is not None:
+            earlier += ((self._page, self._cached_page),)
+        self._page, self._cached_page = (
+            page,
+            next((cached for other, cached in earlier if other is page), None),
+        )
         self._earlier = tuple(pair for pair in earlier if pair[0] is not page)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cached features; 0 before their first use."""
-        selected = self._kept.nbytes if self._kept is not None else 0
+        selected = self._cached_page.nbytes if self._cached_page is not None else 0
         return selected + sum(cached.nbytes for _, cached in self._earlier)
 
     def prepare(self, page: np.ndarray, valid: np.ndarray) -> PreparedPage:
@@ -68,7 +71,7 @@ class CachedFeatures(Features):
         if page is not self._page:
             retained = next((cached for other, cached in self._earlier if other is page), None)
             return super().prepare(page, valid) if retained is None else retained
-        if self._kept is None:
+        if self._cached_page is None:
             maps = self._maps(page, valid) if self._model is not None else None
             # check before computing: features are several times as large as the image
             required = _needed(page, self._filters, maps)
@@ -81,9 +84,9 @@ class CachedFeatures(Features):
             while self._earlier and required + self.nbytes > self.memory:
                 self._earlier = self._earlier[1:]
             block = self.tile or BLOCK
-            self._kept = CachedPage(page, valid, self._filters, maps, block, self.device)
-        self._kept.set_basis(self.basis)
-        return self._kept
+            self._cached_page = CachedPage(page, valid, self._filters, maps, block, self.device)
+        self._cached_page.set_basis(self.basis)
+        return self._cached_page
 
     def apply(self, page: np.ndarray, valid: np.ndarray, linear: Linear | None) -> None:
         """Precompute the prediction of a page with a linear classifier; a no-op for uncached pages."""
@@ -92,13 +95,13 @@ class CachedFeatures(Features):
 
     def shrink(self) -> str | None:
         """As `Features.shrink`; the cache is dropped."""
-        self._kept, self._earlier = None, ()
+        self._cached_page, self._earlier = None, ()
         return super().shrink()
 
     def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | DenseMaps | StoredMaps:
         """Return the cached tokens, for fitting their basis again."""
-        if page is self._page and self._kept is not None and self._kept.tokens is not None:
-            return self._kept.tokens
+        if page is self._page and self._cached_page is not None and self._cached_page.tokens is not None:
+            return self._cached_page.tokens
         return super()._maps(page, valid)
 
 

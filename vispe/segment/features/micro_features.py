@@ -12,11 +12,12 @@ from torch import Tensor
 
 from vispe.backbones.device import flush_denormals
 from vispe.backbones.micro import PATCH, load_micro
+from vispe.backbones.model_access import fingerprint
 from vispe.errors import OptionError
 from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.spill_cache import SpillCache
 from vispe.segment.features.threads import one_thread_each
-from vispe.segment.features.tiles import even_tiles, fingerprint, padding
+from vispe.segment.features.tiles import even_tiles, padding
 
 NAME = "vispe_micro"
 TILE = 576
@@ -45,7 +46,7 @@ class DenseModel:
         with one_thread_each():  # many small operations
             self._model = load_micro(weights).to(device, memory_format=torch.channels_last)
         self.device, self.half, self.dim = torch.device(device), half, self._model.dim
-        self._shelf = SpillCache()
+        self._cache = SpillCache()
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all weights."""
@@ -62,13 +63,13 @@ class DenseModel:
         """
         # content hash: equal tiles of the training and the prediction share features
         key = repr(tuple(image.shape)).encode() + hashlib.blake2b(image.numpy(), digest_size=16).digest()
-        features = self._shelf.take(key)
+        features = self._cache.take(key)
         if features is None:
             batch = image[None].to(self.device, memory_format=torch.channels_last)
             with flush_denormals(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 features = self._model(batch)[0].float().contiguous().cpu()
         if again:
-            self._shelf.put(key, features)
+            self._cache.put(key, features)
         return features
 
 

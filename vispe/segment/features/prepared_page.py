@@ -9,10 +9,11 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.segment.classify.estimators.linear import Linear
 from vispe.segment.features import micro_features
-from vispe.segment.features.filters import Filters
+from vispe.segment.features.blend import window
+from vispe.segment.features.filters.filters2d import Filters
 from vispe.segment.features.stored_features import StoredMaps
 from vispe.segment.features.threads import in_order
-from vispe.segment.features.tiles import STEP, blocks, grid_points, window
+from vispe.segment.features.tiles import STEP, blocks, grid_points
 from vispe.segment.features.token_features import TokenMaps
 
 

@@ -1,19 +1,14 @@
 """Tiling of a page into rectangles, and blending of overlapping tiles."""
 
-import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
-from torch import nn
 
 from vispe.errors import ShapeError
 
 OVERLAP = 0.25
 """Minimal overlap of neighbouring tiles, as a fraction of their side."""
-
-_CACHED = 1 << 14  # pixels whose probabilities fit into the CPU cache
 
 
 @dataclass(frozen=True)
@@ -129,19 +124,6 @@ def _even(length: int, most: int, step: int, overlap: int) -> tuple[int, list[in
         count += 1
 
 
-def window(height: int, width: int) -> np.ndarray:
-    """Return the blending weight of each pixel of a tile.
-
-    A raised cosine along each axis, sin²(pi (i + 1/2) / n): largest in the centre, where a pixel has most
-    context, small at the border, and positive everywhere, so that sums can be normalised.
-
-    Returns:
-        (height, width) float32.
-    """
-    rows, columns = (np.sin(np.pi * (np.arange(n) + 0.5) / n) ** 2 for n in (height, width))
-    return np.outer(rows, columns).astype(np.float32)
-
-
 def padding(height: int, width: int, step: int, least: tuple[int, int] = (1, 1)) -> tuple[int, int, int, int]:
     """Return the padding (top, bottom, left, right) that makes both sides multiples of `step`.
 
@@ -188,16 +170,6 @@ class Tiling:
         return slice(top, top + part.shape[0]), slice(left, left + part.shape[1])
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Return the SHA-256 of all weights of a model."""
-    digest = hashlib.sha256()
-    for key, value in sorted(model.state_dict().items()):
-        digest.update(key.encode())
-        # bytes of the tensor, for any dtype
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def common(piece: Region, frame: Region) -> tuple[Region, Region]:
     """Return the intersection of two rectangles, in the coordinates of the first and of the second."""
     top, bottom = max(piece.top, frame.top), min(piece.bottom, frame.bottom)
@@ -208,65 +180,23 @@ def common(piece: Region, frame: Region) -> tuple[Region, Region]:
     )
 
 
-class Blend:
-    """Weighted average of the class probabilities of tiles, with a count of pixels where tiles disagree.
+def padded_page(
+    page: np.ndarray, step: int, least: tuple[int, int] = (1, 1)
+) -> tuple[np.ndarray, tuple[int, int, int, int], tuple[str, ...]]:
+    """Pad a page (h, w, c) by reflection to a multiple of the patch size.
 
     Args:
-        height: height of the page in pixels.
-        width: width of the page in pixels.
-        n_classes: K.
+        page: pixels.
+        step: side of a patch in pixels.
+        least: minimal height and width.
+
+    Returns:
+        The padded page, the padding at its (top, bottom, left, right), and notes.
     """
-
-    def __init__(self, height: int, width: int, n_classes: int) -> None:
-        self._sum = np.zeros((n_classes, height, width), np.float32)
-        self._weight = np.zeros((height, width), np.float32)
-        self._first = np.zeros((height, width), np.uint8)
-        self._twice = np.zeros((height, width), bool)
-        self._differ = np.zeros((height, width), bool)
-
-    def add(self, region: Region, prob: np.ndarray, weight: np.ndarray | None) -> None:
-        """Add probabilities (rows, columns, K) of a region, weighted by `weight` (rows, columns) or 1."""
-        # temporary arrays of a few rows remain in the CPU cache
-        rows = max(_CACHED // region.shape[1], 1)
-        for top in range(0, region.shape[0], rows):
-            part = slice(top, min(top + rows, region.shape[0]))
-            index = slice(region.top + part.start, region.top + part.stop), slice(region.left, region.right)
-            self._add_rows(index, prob[part], np.float32(1) if weight is None else weight[part])
-
-    def _add_rows(
-        self, index: tuple[slice, slice], prob: np.ndarray, weight: np.ndarray | np.float32
-    ) -> None:
-        classes, largest = np.ones(prob.shape[:2], np.uint8), prob[..., 0]
-        for k in range(1, prob.shape[-1]):  # several times as fast as argmax over a short axis
-            classes = np.where(prob[..., k] > largest, np.uint8(k + 1), classes)
-            largest = np.maximum(largest, prob[..., k])
-        first = self._first[index]
-        # pixels that an earlier tile has already set: overlap, and possibly disagreement
-        again = first > 0
-        self._twice[index] |= again
-        self._differ[index] |= again & (first != classes)
-        self._first[index] = np.where(again, first, classes)
-        # weighted sum; normalised by the sum of weights in `result`
-        for k in range(prob.shape[-1]):
-            self._sum[(k, *index)] += prob[..., k] * weight
-        self._weight[index] += weight
-
-    def result(self) -> np.ndarray:
-        """Return the blended probabilities (K, h, w), float32; call once, the sums are overwritten."""
-        self._sum /= np.maximum(self._weight, np.finfo(np.float32).tiny)
-        return self._sum
-
-    @property
-    def overlap_masks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two masks (h, w) bool: pixels in several tiles, and those for which two tiles predict different classes."""
-        return self._twice, self._differ
-
-    @property
-    def overlap_pixels(self) -> int:
-        """Number of pixels covered by more than one tile."""
-        return int(self._twice.sum())
-
-    @property
-    def disagreeing_pixels(self) -> int:
-        """Number of pixels for which two tiles predict different classes."""
-        return int(self._differ.sum())
+    height, width = page.shape[:2]
+    pads = padding(height, width, step, least)
+    framed = np.pad(page, (pads[:2], pads[2:], (0, 0)), mode="symmetric")
+    if min(height, width) >= step:
+        return framed, pads, ()
+    note = f"the image is smaller than one patch of {step} px ({height} x {width}): padded by reflection."
+    return framed, pads, (note,)

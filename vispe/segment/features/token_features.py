@@ -14,19 +14,20 @@ different passes do not attend to each other.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.backbones.load_model import load_model
-from vispe.backbones.model_access import image_size
+from vispe.backbones.model_access import fingerprint, image_size
 from vispe.backbones.model_names import NETWORKS
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.segment.features.coarse_features import CoarseMaps
-from vispe.segment.features.tiles import Region, fingerprint, padding, tiles
+from vispe.segment.features.tiles import Region, padded_page, tiles
+from vispe.segment.features.token_basis import TokenBasis
 
 MAX_TOKENS = 4096
 """A page of at most this many tokens per pass is not tiled unless a tile size is set."""
@@ -36,8 +37,6 @@ TILE = 518
 
 With overlapping patches, tiles are smaller, so that they have at most `MAX_TOKENS` tokens.
 """
-
-_FIT_TOKENS = 50_000
 
 
 class TokenModel:
@@ -109,7 +108,7 @@ class TokenModel:
         return self.stride // self.shifts
 
     @property
-    def rim(self) -> float:
+    def margin(self) -> float:
         """Pixels at the border of a tile before the first cell and after the last one."""
         return (self.patch_size - self.pitch) / 2
 
@@ -168,7 +167,7 @@ class TokenMaps(CoarseMaps):
         offset: padding at (top, left), in pixels.
         frame: height and width of the page without padding.
         notes: messages for the user.
-        rim: pixels at the borders of a tile outside of all cells.
+        margin: pixels at the borders of a tile outside of all cells.
     """
 
     def __init__(
@@ -179,60 +178,16 @@ class TokenMaps(CoarseMaps):
         offset: tuple[int, int],
         frame: tuple[int, int],
         notes: tuple[str, ...] = (),
-        rim: float = 0.0,
+        margin: float = 0.0,
     ) -> None:
         super().__init__(regions, offset, frame, notes)
-        self.rim = rim
+        self.margin = margin
         self.maps, self.basis, self.width = maps, basis, maps[0].shape[-1]
 
     def coarse(self, number: int, again: bool = False) -> Tensor:
         """Return the components of a tile, (m, rows, columns) float32; tokens are stored as long as this object."""
         assert self.basis is not None  # fitted, or loaded from a model file, before prediction
         return torch.from_numpy(self.basis.project(self.maps[number])).permute(2, 0, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class TokenBasis:
-    """Principal components of tokens, standardised: (tokens - mean) @ components.T / scale."""
-
-    mean: np.ndarray  # (d,)
-    components: np.ndarray  # (m, d)
-    scale: np.ndarray  # (m,)
-
-    @classmethod
-    def fit(cls, maps: list[np.ndarray], components: int, seed: int) -> "TokenBasis":
-        """Fit to at most 50 000 of the tokens in `maps`; the largest loading of each component is positive."""
-        from sklearn.decomposition import PCA
-
-        flat = [m.reshape(-1, m.shape[-1]) for m in maps]
-        stops = np.cumsum([len(tokens_of_map) for tokens_of_map in flat])
-        if stops[-1] > _FIT_TOKENS:
-            # sample each map separately: concatenating all tokens would copy them
-            sampled = np.sort(np.random.default_rng(seed).permutation(stops[-1])[:_FIT_TOKENS])
-            parts = np.split(sampled, np.searchsorted(sampled, stops[:-1]))
-            starts = stops - [len(tokens_of_map) for tokens_of_map in flat]
-            flat = [
-                tokens_of_map[part - start]
-                for tokens_of_map, part, start in zip(flat, parts, starts, strict=True)
-            ]
-        tokens = np.concatenate(flat)
-        count = min(components, len(tokens), tokens.shape[1])
-        # equal tokens, or a single one, have zero variance
-        with np.errstate(invalid="ignore", divide="ignore"):
-            pca = PCA(count, svd_solver="full").fit(tokens.astype(np.float64))
-        largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1)[:, None], 1)
-        oriented = pca.components_ * np.where(largest < 0, -1, 1)
-        spread = np.sqrt(np.nan_to_num(pca.explained_variance_))
-        scale = np.where(spread > 1e-6 * max(spread.max(initial=0), 1e-12), spread, 1)
-        return cls(*(np.ascontiguousarray(a, np.float32) for a in (pca.mean_, oriented, scale)))
-
-    def project(self, tokens: np.ndarray) -> np.ndarray:
-        """Project tokens (..., d) to components (..., m) float32."""
-        return ((tokens - self.mean) @ self.components.T / self.scale).astype(np.float32)
-
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Return the arrays of a model file, by name."""
-        return {"mean": self.mean, "components": self.components, "scale": self.scale}
 
 
 def token_maps(
@@ -276,29 +231,7 @@ def token_maps(
         tokens = [model.shifted_passes(image[None])[0] for image in model_inputs(crop)]
         maps.append(torch.cat(tokens, dim=-1).numpy())
     offset = (pads[0] + margins[0], pads[2] + margins[0])
-    return TokenMaps(maps, basis, regions, offset, page.shape[:2], notes, model.rim)
-
-
-def padded_page(
-    page: np.ndarray, step: int, least: tuple[int, int] = (1, 1)
-) -> tuple[np.ndarray, tuple[int, int, int, int], tuple[str, ...]]:
-    """Pad a page (h, w, c) by reflection to a multiple of the patch size.
-
-    Args:
-        page: pixels.
-        step: side of a patch in pixels.
-        least: minimal height and width.
-
-    Returns:
-        The padded page, the padding at its (top, bottom, left, right), and notes.
-    """
-    height, width = page.shape[:2]
-    pads = padding(height, width, step, least)
-    framed = np.pad(page, (pads[:2], pads[2:], (0, 0)), mode="symmetric")
-    if min(height, width) >= step:
-        return framed, pads, ()
-    note = f"the image is smaller than one patch of {step} px ({height} x {width}): padded by reflection."
-    return framed, pads, (note,)
+    return TokenMaps(maps, basis, regions, offset, page.shape[:2], notes, model.margin)
 
 
 def model_inputs(image: Tensor) -> list[Tensor]:

@@ -4,6 +4,7 @@
 """
 
 from vispe.segment.invariance_report.pose_comparison import RUNS, SHIFTS, measure_invariance
-from vispe.segment.invariance_report.result import FAMILIES, InvarianceReport, PoseResult
+from vispe.segment.invariance_report.pose_result import FAMILIES, PoseResult
+from vispe.segment.invariance_report.result import InvarianceReport
 
 __all__ = ["FAMILIES", "RUNS", "SHIFTS", "InvarianceReport", "PoseResult", "measure_invariance"]

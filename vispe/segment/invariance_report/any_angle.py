@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vispe.images.symmetry.label_maps import resampled_labels, rotated_labels
 from vispe.images.symmetry.warp import Canvas
-from vispe.segment.invariance_report.result import PoseResult
+from vispe.segment.invariance_report.pose_result import PoseResult
 from vispe.segment.metrics import class_percentages
 
 MARGIN = 8
@@ -45,7 +45,7 @@ def compare_angles(
         return np.where(disc, labels_of(page_rotated, data_rotated[0, 0].numpy() > 0.5), 0)
 
     # the reference uses the same window, without rotation
-    still = labels_on_disc(canvas.pose(image, 0), canvas.pose(data, 0))
+    reference = labels_on_disc(canvas.pose(image, 0), canvas.pose(data, 0))
     poses, controls = [], []
     for angle in angles:
         name = f"{angle:g}°"
@@ -54,10 +54,10 @@ def compare_angles(
             canvas.round_trip(image, angle), canvas.round_trip(data, angle, "nearest")
         )
         # control: effect of resampling alone, on the labels of the unrotated image
-        resampled = np.where(disc, resampled_labels(still, angle), 0)
-        poses.append(_compared(name, still, of_rotated, rotated_labels(of_rotated, -angle), n_classes))
-        controls.append(_compared(f"{name}, labels turned", still, resampled, resampled, n_classes))
-        controls.append(_compared(f"{name}, round trip", still, of_round_trip, of_round_trip, n_classes))
+        resampled = np.where(disc, resampled_labels(reference, angle), 0)
+        poses.append(_compared(name, reference, of_rotated, rotated_labels(of_rotated, -angle), n_classes))
+        controls.append(_compared(f"{name}, labels turned", reference, resampled, resampled, n_classes))
+        controls.append(_compared(f"{name}, round trip", reference, of_round_trip, of_round_trip, n_classes))
     h, w = valid.shape
     side = canvas.side
     note = f"angles are compared on a disc of {side - 2 * MARGIN} px in the centre of {h} x {w} px."
@@ -65,17 +65,17 @@ def compare_angles(
 
 
 def _compared(
-    name: str, still: np.ndarray, labels: np.ndarray, aligned: np.ndarray, n_classes: int
+    name: str, reference: np.ndarray, labels: np.ndarray, aligned: np.ndarray, n_classes: int
 ) -> PoseResult:
     """Compare area fractions of `labels` on the disc, and pixels of `aligned`, the labels rotated back."""
-    both = (still > 0) & (aligned > 0)
-    agreement = float((still == aligned)[both].mean()) if both.any() else float("nan")
-    pixels = int((still > 0).sum())
+    both = (reference > 0) & (aligned > 0)
+    agreement = float((reference == aligned)[both].mean()) if both.any() else float("nan")
+    pixels = int((reference > 0).sum())
     return PoseResult(
         name,
         "angles",
         class_percentages(labels, n_classes),
-        class_percentages(still, n_classes),
+        class_percentages(reference, n_classes),
         agreement,
         pixels,
     )

@@ -7,6 +7,7 @@ import numpy as np
 from vispe.backbones.batching import checked_labels
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.images.symmetry.d4 import D4, IDENTITY
+from vispe.segment.invariance_report.pose_result import FAMILIES, PoseResult
 from vispe.segment.invariance_report.poses import (
     REPEAT,
     Move,
@@ -16,7 +17,7 @@ from vispe.segment.invariance_report.poses import (
     SquareSymmetry,
     valid_shifts,
 )
-from vispe.segment.invariance_report.result import FAMILIES, InvarianceReport, PoseResult
+from vispe.segment.invariance_report.result import InvarianceReport
 from vispe.segment.types import Prediction
 
 SHIFTS: tuple[Shift, ...] = ((-3, 5), (8, -7), (16, 16))

@@ -82,8 +82,10 @@ class ShiftMargin:
     """The unshifted image without the strips that shifts lose: the control of the shifts.
 
     Attributes:
-        top: number of rows at the top that are replaced by their reflected neighbours; `bottom`, `left` and
-            `right` as `top`.
+        top: number of rows at the top that are replaced by their reflected neighbours.
+        bottom: the same for rows at the bottom.
+        left: the same for columns at the left.
+        right: the same for columns at the right.
     """
 
     top: int

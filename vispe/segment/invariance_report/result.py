@@ -1,6 +1,6 @@
 """Result of the invariance measurement of one image, and its verdict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -8,10 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from vispe.segment.invariance_report import verdict_text
+from vispe.segment.invariance_report.pose_result import PoseResult, by_class, known_number
 from vispe.segment.metrics import class_percentages, without_borders
-
-FAMILIES = ("turned", "mirrored", "shifted")
-"""Kinds of pixel-exact poses."""
 
 MILD, STRONG = 1.0, 5.0
 """Percentage points beyond the noise floor that define mild and strong dependence; chosen by convention."""
@@ -24,60 +22,6 @@ MILD_PIXELS, STRONG_PIXELS = 0.01, 0.1
 
 Level = Literal["steady", "mild", "strong"]
 LEVELS: tuple[Level, ...] = ("steady", "mild", "strong")
-
-
-@dataclass(frozen=True, eq=False)
-class PoseResult:
-    """Comparison of one pose with the unmodified image, on the pixels visible in both.
-
-    Attributes:
-        name: name of the pose, as in `vispe.evaluate.rotation`: 'rot90', 'hflip' ..., 'shift (8, -7) px', '15°'.
-        family: 'turned', 'mirrored', 'shifted' or 'angles'.
-        fractions: (K,) area of each class in percent.
-        still: (K,) the same for the unmodified image, on the same pixels.
-        agreement: fraction of the pixels with an unchanged class.
-        pixels: number of compared pixels.
-    """
-
-    name: str
-    family: str
-    fractions: np.ndarray
-    reference: np.ndarray
-    agreement: float
-    pixels: int
-
-    @classmethod
-    def compare(
-        cls, name: str, family: str, still: np.ndarray, labels: np.ndarray, n_classes: int
-    ) -> "PoseResult":
-        """Compare two label maps on the pixels with a class in both."""
-        both = (still > 0) & (labels > 0)
-        before, after = still[both], labels[both]
-        agreement = float((before == after).mean()) if before.size else float("nan")
-        return cls(
-            name,
-            family,
-            class_percentages(after, n_classes),
-            class_percentages(before, n_classes),
-            agreement,
-            before.size,
-        )
-
-    @property
-    def change(self) -> np.ndarray:
-        """(K,) change of the fractions in percentage points."""
-        return self.fractions - self.reference
-
-    def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return JSON values; fractions in [0, 1], as in the rest of the report."""
-        return {
-            "name": self.name,
-            "family": self.family,
-            "fractions": _by_class(names, self.fractions / 100),
-            "change_pp": _by_class(names, self.change),
-            "agreement": _number(self.agreement),
-            "pixels": self.pixels,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +63,7 @@ class InvarianceReport:
     def phase_spread(self, family: str) -> np.ndarray:
         """Return the range of each fraction over a family and the unmodified image, (K,), in percentage points.
 
-        For the family of angles, the result is the largest change, since each angle is compared on different
-        pixels.
+        For the family of angles, the result is the largest change, since each angle is compared on different pixels.
         """
         poses = [p for p in self.poses if p.family == family]
         changes = np.array([np.zeros(len(self.names)), *(p.change for p in poses)])
@@ -220,28 +163,28 @@ class InvarianceReport:
         families = self.families
         classes = {
             name: {
-                "fraction": _number(self.fractions[k] / 100),
+                "fraction": known_number(self.fractions[k] / 100),
                 "dependence": self.levels[k],
-                "spread_pp": {f: _number(self.phase_spread(f)[k]) for f in families},
-                "floor_pp": {f: _number(self.floor(f)[k]) for f in families},
+                "spread_pp": {f: known_number(self.phase_spread(f)[k]) for f in families},
+                "floor_pp": {f: known_number(self.floor(f)[k]) for f in families},
             }
             for k, name in enumerate(self.names)
         }
         data = self.labels > 0
-        by_family = {f: _number(1 - _fraction_of(c, data)) for f, c in self.changed.items()}
+        by_family = {f: known_number(1 - _fraction_of(c, data)) for f, c in self.changed.items()}
         return {
             "verdict": self.verdict,
             "brief": self.brief,
             "dependence": self.level,
-            "spread_pp": _by_class(self.names, self._largest(self.phase_spread)),
-            "floor_pp": _by_class(self.names, self._largest(self.floor)),
-            "agreement": _number(self.agreement),
+            "spread_pp": by_class(self.names, self._largest(self.phase_spread)),
+            "floor_pp": by_class(self.names, self._largest(self.floor)),
+            "agreement": known_number(self.agreement),
             "agreement_by_family": by_family,
             "border_px": self.border,
-            "border_share": _number(1 - _fraction_of(self.inner, data)),
-            "changes_at_borders": _number(self.at_borders),
-            "inside_changed": _number(self.inside),
-            "mean_disagreement": _number(_fraction_of(self.disagreement, data)),
+            "border_share": known_number(1 - _fraction_of(self.inner, data)),
+            "changes_at_borders": known_number(self.at_borders),
+            "inside_changed": known_number(self.inside),
+            "mean_disagreement": known_number(_fraction_of(self.disagreement, data)),
             "classes": classes,
             "poses": [p.to_dict(self.names) for p in self.poses],
             "controls": [p.to_dict(self.names) for p in self.controls],
@@ -255,11 +198,3 @@ def _fraction_of(mask: np.ndarray, selection: np.ndarray) -> float:
 
 def _rank(value: float, mild: float, strong: float) -> int:
     return int(value >= mild) + int(value >= strong)
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _by_class(names: Sequence[str], values: np.ndarray) -> dict[str, float | None]:
-    return {name: _number(v) for name, v in zip(names, values, strict=True)}

@@ -130,5 +130,5 @@ def _pixels(case: VerdictData) -> str:
     return f"{unchanged}; {at_borders}, and away from borders {format_percent(case.inside)} change."
 
 
-def _listed(words: list[str], last: str) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+def _listed(items: list[str], last: str) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {last} {items[-1]}"

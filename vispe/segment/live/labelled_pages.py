@@ -14,7 +14,8 @@ from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment.features.feature_cache import CachedFeatures
 from vispe.segment.model.prediction import within_memory
-from vispe.segment.run.inputs import BatchImage, use_stored_features
+from vispe.segment.run.inputs import BatchImage
+from vispe.segment.run.stored_inputs import use_stored_features
 from vispe.segment.types import ReadOptions
 
 MAX_CLASSES = 20
@@ -70,9 +71,9 @@ class LabelledPages:
             OptionError: features without a model.
             InputError: features are missing, or of another image, model, version or reading.
         """
-        own = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
+        read_options = replace(reading, normalize=self._reading.normalize, clip=self._reading.clip)
         use_stored_features(
-            self._features, folder, [images] if isinstance(images, BatchImage) else images, own
+            self._features, folder, [images] if isinstance(images, BatchImage) else images, read_options
         )
 
     @property

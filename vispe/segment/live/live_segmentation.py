@@ -17,15 +17,15 @@ from vispe.errors import InputError, OptionError, counted
 from vispe.images.read import Micrograph
 from vispe.segment.classify.pixel_classifier import FASTEST, PixelClassifier
 from vispe.segment.features.feature_cache import MEMORY
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.labelled_pages import LabelledPages
 from vispe.segment.live.live_settings import LiveSettings
 from vispe.segment.live.live_training import Domains, train_model
 from vispe.segment.model.model_file import Model, save_model
 from vispe.segment.model.prediction import predict_page
 from vispe.segment.overlays import Color
+from vispe.segment.run.inputs import check_channels
 from vispe.segment.run.out_of_distribution import pixel_size_warning
-from vispe.segment.run.run_state import check_channels
 from vispe.segment.types import PostProcessing, Prediction, ReadOptions
 
 

@@ -9,7 +9,7 @@ from vispe.backbones.hub import downloads
 from vispe.errors import InputError, OptionError
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.feature_cache import CachedFeatures
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model.model_file import Model, load_model
 from vispe.segment.pipeline import DEFAULT
 from vispe.segment.types import ReadOptions

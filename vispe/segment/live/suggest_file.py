@@ -9,14 +9,15 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vispe.errors import InputError, OptionError, counted
-from vispe.images.labels.label_files import read_label_set
-from vispe.images.read import Micrograph, read_image
+from vispe.images.labels.label_files import Labels, read_label_set
+from vispe.images.read import Micrograph
 from vispe.images.write import write_png
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.suggestions import COUNT, Suggestion, suggest
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.overlays import SMALLEST, text_style, to_rgb
+from vispe.segment.run.image_pipeline import Reader
 from vispe.segment.run.inputs import BatchImage, infer_axes, single_mask
 from vispe.segment.types import LabelOptions, ReadOptions
 from vispe.utils.files import check_writable, write_json
@@ -94,38 +95,22 @@ def suggest_file(
     batch_image = BatchImage(path, labels=None if labels is None else Path(labels))
     infer_axes([batch_image], reading, note)
     batch_image.mask = single_mask(reading)
-    image = read_image(
-        path,
-        channel=reading.channel,
-        z=reading.z,
-        axes=batch_image.axes or reading.axes,
-        orientation=reading.orientation,
-        crop=reading.crop,
-        mask=batch_image.mask,
-    )
+    image = Reader(reading, [batch_image]).read(path)
     page = image.n_pages // 2 if page is None else page
-    shared = {"page": page, "device": device, "watch": note}
-
-    def use_stored(live: Live) -> Live:
-        if stored_features is not None:
-            live.use_stored_features(stored_features, batch_image, reading)
-        return live
-
+    options = {"features": features, "classifier": classifier, "seed": seed}
+    label_set = None
     if model is not None:
-        _refuse(model, {"features": features, "classifier": classifier, "labelling": labelling, "seed": seed})
-        live = use_stored(Live(image, model=model, **shared))
+        _refuse(model, {**options, "labelling": labelling})
+        options = {"model": model}
     else:
-        settings = {"features": features, "classifier": classifier, "seed": seed}
-        live = _trained_session(
-            image,
-            Path(str(labels)),
-            labelling or LabelOptions(),
-            note,
-            use_stored,
-            reading=reading,
-            **settings,
-            **shared,
-        )
+        label_set = _read_labels(Path(str(labels)), image, labelling or LabelOptions(), note)
+        options |= {"names": label_set.names, "colors": label_set.colors, "reading": reading}
+    live = Live(image, page=page, device=device, watch=note, **options)
+    if stored_features is not None:
+        live.use_stored_features(stored_features, batch_image, reading)
+    if label_set is not None:
+        live.draw(label_set.values if image.n_pages > 1 else label_set.values[0])
+        live.fit()
     prediction = live.predict()
     for text in prediction.notes:
         note(text)
@@ -198,14 +183,10 @@ def _refuse(model: str | Path, options: dict[str, Any]) -> None:
         )
 
 
-def _trained_session(
-    image: Micrograph,
-    path: Path,
-    labelling: LabelOptions,
-    note: Callable[[str], None],
-    use_stored: Callable[[Live], Live],
-    **options: Any,
-) -> Live:
+def _read_labels(
+    path: Path, image: Micrograph, labelling: LabelOptions, note: Callable[[str], None]
+) -> Labels:
+    """Read the labels of the image, and announce their notes."""
     if not path.is_file():
         raise InputError(f"{path} does not exist. Check the name.")
     (label_set,) = read_label_set(
@@ -213,7 +194,4 @@ def _trained_session(
     )
     for text in label_set.notes:
         note(text)
-    live = use_stored(Live(image, names=label_set.names, colors=label_set.colors, **options))
-    live.draw(label_set.values if image.n_pages > 1 else label_set.values[0])
-    live.fit()
-    return live
+    return label_set

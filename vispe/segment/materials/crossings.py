@@ -1,5 +1,6 @@
 """Crossings of boundaries with test lines, per block of a page."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -9,6 +10,7 @@ import numpy as np
 
 from vispe.errors import InputError, ShapeError
 from vispe.segment.materials.directions import STEPS
+from vispe.utils.options import PositiveFloat, checked
 
 BLOCKS = 4
 """Upper bound of blocks along each side of a page; they correspond to the fields of view of ASTM E112."""
@@ -135,3 +137,23 @@ def _blocks(values: np.ndarray, page: tuple[int, ...], step: tuple[int, int]) ->
         starts = np.maximum(np.ceil(np.arange(count) * side / count - middle), 0).astype(int)
         values = np.add.reduceat(values, starts, axis, dtype=np.int64)
     return values.ravel()
+
+
+@checked
+def grain_size_number(mean_intercept_mm: PositiveFloat) -> float:
+    """Return the ASTM grain size number G of a mean lineal intercept.
+
+    G = -6.643856 log10(l) - 3.288, l in millimetres on the sample (magnification 1)   ASTM E112-13, table 6
+    The numbers of the standard's table 4 follow: 0.320 mm is G 0, 56.6 um is G 5, 10.0 um is G 10.
+
+    Args:
+        mean_intercept_mm: length in mm on the sample; pixels without a size have no G.
+
+    Raises:
+        OptionError: a length that is not positive.
+
+    Example:
+        >>> round(grain_size_number(0.0566), 1)
+        5.0
+    """
+    return -6.643856 * math.log10(mean_intercept_mm) - 3.288

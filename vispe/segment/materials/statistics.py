@@ -8,9 +8,8 @@ import numpy as np
 
 from vispe.errors import InputError
 from vispe.segment.materials.correlation import two_point_correlation
-from vispe.segment.materials.crossings import Crossings, count_crossings
+from vispe.segment.materials.crossings import Crossings, count_crossings, grain_size_number
 from vispe.segment.materials.directions import ANGLES, Directions
-from vispe.segment.materials.grain_size import grain_size_number
 
 Record = dict[str, Any]
 

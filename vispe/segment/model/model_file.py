@@ -20,8 +20,9 @@ from vispe.errors import InputError, VispeError, require
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
+from vispe.segment.features.feature_config import TOKEN_OPTIONS, FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import TOKEN_OPTIONS, FeatureConfig, Features, TokenBasis
+from vispe.segment.features.pixel_features import Features, TokenBasis
 from vispe.segment.model.archive import (
     CARD,
     ESTIMATOR,
@@ -105,8 +106,8 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         tensors |= {f"domain.{key}": value for key, value in model.domain.tensors().items()}
     if model.objects is not None:
         tensors |= model.objects.tensors()
-    tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
-    parts = {TENSORS: save(tensors)} if tensors else {}
+    arrays = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    parts = {TENSORS: save(arrays)} if arrays else {}
     if classifier.estimator is not None:
         require("skops", "cli", "a model file")
         import skops.io
@@ -157,11 +158,10 @@ def load_model(path: str | Path) -> Model:
         raise InputError(
             f"{path} is damaged: a classifier of kind {kind!r} with {', '.join(parts)}. Train the model again."
         )
-    estimator = (
-        read_estimator(path, parts[ESTIMATOR], kind, card["n_classes"]) if ESTIMATOR in parts else None
-    )
+    n_classes = card["n_classes"]
+    estimator = read_estimator(path, parts[ESTIMATOR], kind, n_classes) if ESTIMATOR in parts else None
     tensors = read_tensors(path, parts[TENSORS]) if TENSORS in parts else {}
-    check_tensors(path, tensors, card["n_classes"])
+    check_tensors(path, tensors, n_classes)
     try:
         return _rebuild(card, estimator, tensors)
     except (TypeError, KeyError, AttributeError, IndexError, _ObjectsError) as error:

@@ -13,22 +13,18 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, is_out_of_memory
-from vispe.segment.classify.class_prior import (
-    Counts,
-    area_estimate,
-    areas,
-    count,
-    estimate,
-)
+from vispe.segment.classify.class_prior import area_estimate, areas, estimate
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.features.filters3d import Stack
+from vispe.segment.classify.probability_histogram import Counts, count
+from vispe.segment.features.blend import Blend
+from vispe.segment.features.filters.filters3d import Stack
 from vispe.segment.features.pixel_features import BLOCK, Features
 from vispe.segment.features.prepared_page import PreparedPage
 from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.features.threads import in_order
-from vispe.segment.features.tiles import Blend, Region, common
+from vispe.segment.features.tiles import Region, common
 from vispe.segment.model.model_file import Model
 from vispe.segment.model.piece_probabilities import piece_probabilities, piece_threads
 from vispe.segment.model.post_processing import finalize, no_large_component

@@ -9,7 +9,7 @@ import numpy as np
 
 from vispe.images.read import Micrograph
 from vispe.segment.classify.pixel_classifier import KINDS
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.invariance_report import InvarianceReport
 from vispe.segment.live.suggestions import Suggestion
 from vispe.segment.model.model_file import Model

@@ -43,7 +43,7 @@ class ObjectList:
         rows: rows of the table.
         small: number of objects excluded by size.
         border: number of objects excluded because they touch the border or pixels without data.
-        framed: number of objects in the counting frame, by class number; see `split_component`.
+        in_frame: number of objects in the counting frame, by class number; see `split_component`.
     """
 
     rows: list[Row] = field(default_factory=list)

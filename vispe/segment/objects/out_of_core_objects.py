@@ -33,7 +33,7 @@ class RegionSource:
         labels: returns the classes (rows, columns) of a region of a page.
         prob: returns the probability (rows, columns) of a class, by its number, in a region of a page.
         grey: returns the values of the file (rows, columns, c) in a region of a page.
-        marks: array (z, h, w) int64 for provisional component numbers, zeros.
+        component_ids: array (z, h, w) int64 for provisional component numbers, zeros.
         out: called with a page, a region, the mask of an object in it, and the number of the object.
     """
 

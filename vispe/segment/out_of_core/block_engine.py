@@ -14,7 +14,8 @@ import numpy as np
 
 from vispe.errors import InputError, require
 from vispe.images.paths import check_file
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.prepared_page import PreparedPage
 from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.features.tiles import Region
@@ -65,7 +66,9 @@ class Engine:
         )
         empty = np.zeros(region.shape, bool)
         twice, differ = (empty, empty) if blend is None else blend.overlap_masks
-        thumbnail = _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.picture else None
+        thumbnail = (
+            _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.overlay_page else None
+        )
         return PredictedBlock(prob, twice, differ, thumbnail, feature_grid)
 
     def _pages(self, page: int) -> tuple[PageWindow, PreparedPage, np.ndarray]:

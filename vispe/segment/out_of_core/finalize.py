@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vispe.segment.classify.class_prior import count, merge
+from vispe.segment.classify.probability_histogram import count, merge
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.post_processing import finalize
 from vispe.segment.model.prediction import estimate_areas

@@ -31,7 +31,7 @@ class Job:
         work: folder of the unfinished result.
         chunk: side of a chunk of the result in pixels.
         reduction: downscaling factor of the overlay.
-        picture: page shown in the overlay.
+        overlay_page: page shown in the overlay.
         threads: upper bound of pieces computed in parallel.
         priors: class frequencies of each page, once estimated; None: no reweighting.
     """
@@ -54,7 +54,7 @@ class Job:
     work: str
     chunk: int
     reduction: int
-    picture: int
+    overlay_page: int
     threads: int
     priors: tuple[tuple[float, ...], ...] | None = None
 

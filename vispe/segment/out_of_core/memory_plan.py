@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.filters import SIGMAS
+from vispe.segment.features.filters.filters2d import SIGMAS
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import Model
@@ -146,9 +146,9 @@ def _estimate(
     margin, channels, classes = reach(features), image.channels, model.classifier.n_classes
     height, width = image.shape
     grown = min(side + 2 * smooth, height) * min(side + 2 * smooth, width)
-    rim = side + 2 * (smooth + longest + margin)
-    wide = min(rim, width)
-    window = min(rim, height) * wide * (4 * channels + 1)
+    extent = side + 2 * (smooth + longest + margin)
+    wide = min(extent, width)
+    window = min(extent, height) * wide * (4 * channels + 1)
     strip = min(image.chunk[0], height) * (wide + 2 * image.chunk[1]) * channels * image.dtype.itemsize
     reading = window + 2 * strip + 4 * image.chunk_bytes
     block = grown * (4 * classes + 8) + side * side * (5 + 8) + (12 * grown if smooth else 0)

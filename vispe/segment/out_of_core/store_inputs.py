@@ -16,9 +16,10 @@ from vispe.segment.out_of_core.scribbles import match_store_labels, read_scribbl
 from vispe.segment.out_of_core.source.image import OutOfCoreImage
 from vispe.segment.out_of_core.source.open_image import open_image
 from vispe.segment.run import request as requests
-from vispe.segment.run.inputs import BatchImage, as_list, find_files
+from vispe.segment.run.inputs import BatchImage, as_list, common_channel_count, find_files
+from vispe.segment.run.pages import TrainingLabels
 from vispe.segment.run.request import Request
-from vispe.segment.run.run_state import MODEL_NAME, TrainingLabels, common_channel_count
+from vispe.segment.run.run_state import MODEL_NAME
 
 _ROWS = 1024  # side of the pieces that are read for the grey limits
 

@@ -25,11 +25,10 @@ from vispe.segment.out_of_core.memory_plan import MemoryPlan, make_plan, page_by
 from vispe.segment.out_of_core.source.image import OutOfCoreImage
 from vispe.segment.out_of_core.store_inputs import StoreInputs
 from vispe.segment.out_of_core.summary import draw, objects_of_store, stored_page, summary
-from vispe.segment.run.inputs import BatchImage
+from vispe.segment.run.inputs import BatchImage, check_channels
 from vispe.segment.run.out_of_distribution import ood_record, ood_warning, pixel_size_warning
-from vispe.segment.run.resume import fingerprint_files
-from vispe.segment.run.run_report import Clock, timing, vanishing_class_notes
-from vispe.segment.run.run_state import check_channels
+from vispe.segment.run.reports.image_record import Clock, timing, vanishing_class_notes
+from vispe.segment.run.results_folder.resume import fingerprint_files
 from vispe.segment.types import Areas
 from vispe.utils.version import versions
 
@@ -84,7 +83,9 @@ class OutOfCoreRun(StoreInputs):
         facts = {"model_sha256": job.sha256, "vispe": versions()["vispe"]}
         zarr_store.finish(work / "store", image, model.names, model.colors, job.chunk, plan.side, facts)
         if image.n_pages > 1:
-            notes.append(f"the overlay of {path.name} shows page {job.picture} of {image.n_pages} (from 0).")
+            notes.append(
+                f"the overlay of {path.name} shows page {job.overlay_page} of {image.n_pages} (from 0)."
+            )
         if job.reduction > 1:
             notes.append(f"the overlay of {path.name} shows every {job.reduction}th label along each axis.")
         if not added["has_large_component"]:
@@ -94,7 +95,7 @@ class OutOfCoreRun(StoreInputs):
         domain = ood_record(model, added["seen"])
         notes += ood_warning(path.name, domain, None)
         notes += pixel_size_warning(path.name, model, image.pixel_size)
-        draw(files["overlay"], image, model, job, added["pages"][job.picture])
+        draw(files["overlay"], image, model, job, added["pages"][job.overlay_page])
         for text in notes:
             self.watch.note(text)
         return {
@@ -119,12 +120,12 @@ class OutOfCoreRun(StoreInputs):
             record["materials"], text = measure_image(path.name, maps, *options)
             notes += text
         if self.request.trust:
-            grey, result = stored_page(image, job, job.picture)
+            grey, result = stored_page(image, job, job.overlay_page)
             target, callbacks = (
                 self.out / output_stem(path),
                 {"step": lambda fraction: None, "note": self.note},
             )
-            trust = trust_image(image, job.picture, grey, result, by, target, **callbacks, force=True)
+            trust = trust_image(image, job.overlay_page, grey, result, by, target, **callbacks, force=True)
             record["trust"] = trust.record
             notes += trust.notes
         return files
@@ -195,7 +196,7 @@ class OutOfCoreRun(StoreInputs):
             work=str(work.resolve()),
             chunk=plan.chunk,
             reduction=plan.reduction,
-            picture=image.n_pages // 2,
+            overlay_page=image.n_pages // 2,
             threads=plan.threads,
         )
         if chunk is None:

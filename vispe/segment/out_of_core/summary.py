@@ -20,7 +20,7 @@ from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import PageWindow
 from vispe.segment.out_of_core.source.image import OutOfCoreImage
 from vispe.segment.overlays import overlay
-from vispe.segment.run.run_report import fractions, image_record
+from vispe.segment.run.reports.image_record import fractions, image_record
 from vispe.segment.types import Areas, Prediction
 from vispe.utils.files import remove
 
@@ -98,7 +98,7 @@ def draw(
         level -= 1
     level_array = array[str(level)]
     full = Region(0, level_array.shape[-2], 0, level_array.shape[-1])
-    labels = np.asarray(level_array[zarr_store.array_index(image, job.picture, full, False)])
+    labels = np.asarray(level_array[zarr_store.array_index(image, job.overlay_page, full, False)])
     stride = step >> level
     name = output_stem(image.path)
     figure = overlay(
@@ -107,7 +107,7 @@ def draw(
         model.names,
         model.colors,
         pixel_size=image.pixel_size,
-        title=name if image.n_pages == 1 else f"{name}, page {job.picture}",
+        title=name if image.n_pages == 1 else f"{name}, page {job.overlay_page}",
         step=step,
         counts=counts,
     )

@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError, OptionError, VispeError, is_out_of_memory
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.feature_config import FeatureConfig
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.stored_features import page_digest, page_file, save_page
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.run.batch_run import Batch
-from vispe.segment.run.disk_space import disk_space_guard
-from vispe.segment.run.inputs import BatchImage, expected_facts
+from vispe.segment.run.inputs import BatchImage
+from vispe.segment.run.reports.run_report import ProgressCallbacks, Report
 from vispe.segment.run.request import DEFAULT, Request
-from vispe.segment.run.run_report import ProgressCallbacks, Report
+from vispe.segment.run.results_folder.disk_space import disk_space_guard
+from vispe.segment.run.stored_inputs import expected_facts
 from vispe.segment.types import Paths, ReadOptions
 from vispe.utils.files import check_writable
 

@@ -14,19 +14,19 @@ from typing import Any, Literal
 from vispe.images import remote
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.pixel_classifier import KINDS
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.model.model_file import load_model, open_features
 from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.pipeline.segmenters import resumed_segmenter, trained_segmenter
 from vispe.segment.run.batch_run import Batch
-from vispe.segment.run.inputs import use_stored_features
-from vispe.segment.run.request import Request
-from vispe.segment.run.run_report import ProgressCallbacks, Report
-from vispe.segment.run.run_state import Run, requested_features
+from vispe.segment.run.object_training import train_objects
+from vispe.segment.run.reports.run_report import ProgressCallbacks, Report
+from vispe.segment.run.request import Request, requested_features
+from vispe.segment.run.run_state import Run
 from vispe.segment.run.scoring import ScoreOptions
-from vispe.segment.run.train import train_objects
+from vispe.segment.run.stored_inputs import use_stored_features
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions

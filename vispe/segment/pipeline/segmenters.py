@@ -5,9 +5,9 @@ from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.model_file import Model, open_features
 from vispe.segment.model.prediction import Segmenter
-from vispe.segment.run.inputs import use_stored_features
 from vispe.segment.run.request import DEFAULT
 from vispe.segment.run.run_state import Run
+from vispe.segment.run.stored_inputs import use_stored_features
 from vispe.segment.run.train import train, train_clusters
 from vispe.segment.text.config import TextConfig
 

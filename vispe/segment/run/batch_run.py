@@ -1,6 +1,6 @@
 """Run on image files: all inputs are checked first, then each image is segmented; files are complete or absent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, VispeError
-from vispe.images.formats.headers import stored_frame, stored_shape
 from vispe.images.labels.label_files import read_label_set
-from vispe.images.labels.truth_files import MaskConvention, joint_convention
 from vispe.images.read import Micrograph
 from vispe.images.sidecars import find_label_files
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.features.pixel_features import Features
-from vispe.segment.invariance_report.image_report import RUNS, trust_image
+from vispe.segment.invariance_report.image_report import RUNS, TrustFiles, trust_image
 from vispe.segment.materials.image_record import TABLE, measure_image
 from vispe.segment.model.model_file import Model
 from vispe.segment.model.prediction import Segmenter, total_areas
@@ -25,6 +23,8 @@ from vispe.segment.run.image_pipeline import Grey, Reader, predict, write
 from vispe.segment.run.inputs import (
     BatchImage,
     as_list,
+    check_channels,
+    common_channel_count,
     example_files,
     expand_patterns,
     infer_axes,
@@ -33,18 +33,19 @@ from vispe.segment.run.inputs import (
     match_masks,
     select_images,
 )
-from vispe.segment.run.out_of_distribution import (
-    MAP,
-    ood_record,
-    ood_warning,
-    pixel_size_warning,
-    write_ood_map,
+from vispe.segment.run.out_of_distribution import MAP, compare_with_training
+from vispe.segment.run.pages import TrainingLabels
+from vispe.segment.run.reports.image_record import (
+    Clock,
+    fractions,
+    image_record,
+    timing,
+    vanishing_class_notes,
 )
 from vispe.segment.run.request import Request
-from vispe.segment.run.run_report import Clock, fractions, image_record, timing, vanishing_class_notes
-from vispe.segment.run.run_state import Run, TrainingLabels, check_channels, common_channel_count
-from vispe.segment.run.scoring import score_classes, score_clusters
-from vispe.segment.run.staging import staged_files
+from vispe.segment.run.results_folder.staging import staged_files
+from vispe.segment.run.run_state import Run
+from vispe.segment.run.scoring import GroundTruth
 from vispe.segment.types import Prediction
 
 _OTHER_BYTES = 16  # approximate upper bound of bytes per pixel of labels, uncertainty and overlay
@@ -67,6 +68,7 @@ class Batch(Run):
 
     Attributes:
         examples: files with examples of object classes.
+        truth: ground truth of the images.
     """
 
     def __init__(self, request: Request) -> None:
@@ -85,7 +87,7 @@ class Batch(Run):
             match(self.images, "object_classes", self.examples, self.note)
         infer_axes(self.images, self.reading, self.note)
         self.reader = Reader(request.reading, self.images)
-        self._convention = MaskConvention()
+        self.truth = GroundTruth(request.scoring, request.reading, self.note)
 
     def read(self, path: Path) -> Micrograph:
         """Read an image; the last one is cached."""
@@ -144,13 +146,14 @@ class Batch(Run):
     def _segment(self, image: BatchImage, by: Segmenter) -> dict[str, Any]:
         """Segment an image; either all of its files are written, or none."""
         with staged_files(self.out, image.path.stem, self.force) as folder:
-            return self._one(image, by, folder)
+            return self._segment_into(image, by, folder)
 
-    def _one(self, image: BatchImage, by: Segmenter, folder: Path) -> dict[str, Any]:
+    def _segment_into(self, image: BatchImage, by: Segmenter, folder: Path) -> dict[str, Any]:
         """Segment one image, write its files into `folder`, and return its record."""
         clock, model, path = Clock(), by.model, image.path
         micrograph = self.read(path)
-        truth = self._truth(image, micrograph, model)
+        names = None if isinstance(model.classifier, PixelClusters) else model.names
+        truth = self.truth.read(image, micrograph, names)
         check_channels(path, micrograph.channels, model)
         grey = self.pages(image, by.features)
         total = len(grey.pages) + RUNS * self.request.trust
@@ -160,53 +163,24 @@ class Batch(Run):
 
         results = predict(grey, by, step, self.note)
         areas = total_areas(results)
+        trust = self._trust(grey, results, by, folder / path.stem, step) if self.request.trust else None
+        tables, materials, material_notes = self._materials(micrograph, results, model.names, folder)
+        files, file_notes = write(folder, path, grey, results, model, self.force)
+        object_files, objects, object_notes = self._objects(grey, results, model, folder)
+        domain, domain_files, domain_notes = compare_with_training(
+            folder, micrograph, results, model, self.force
+        )
+        files |= {} if trust is None else trust.files
+        files |= tables | object_files | domain_files
         notes = [
             *grey.notes,
             *dict.fromkeys(n for r in results for n in r.notes),
             *vanishing_class_notes(areas, model.names),
+            *(() if trust is None else trust.notes),
+            *(*material_notes, *file_notes, *object_notes, *domain_notes),
         ]
-        trust = None
-        if self.request.trust:
-            middle = len(results) // 2
-            trust = trust_image(
-                grey.image,
-                middle,
-                grey.page(middle),
-                results[middle],
-                by,
-                folder / path.stem,
-                step=step,
-                note=self.note,
-                force=self.force,
-            )
-            notes += trust.notes
-        numbers, tables = None, {}
-        if self.request.materials:
-            maps, tables["materials"] = [r.labels for r in results], folder / f"{path.stem}{TABLE}"
-            options = model.names, micrograph.pixel_size, tables["materials"], self.force
-            numbers, more = measure_image(path.name, maps, *options)
-            notes += more
-        files, more = write(folder, path, grey, results, model, self.force)
-        files |= trust.files if trust is not None else {}
-        files |= tables
-        notes += more
-        objects = None
-        if self.request.objects is not None:
-            options, class_style = self.request.objects, (model.names, model.colors)
-            object_results = write_image_objects(
-                folder, micrograph, grey.pages, results, *class_style, options, self.force, model.objects
-            )
-            objects = object_results[1]
-            files, notes = files | object_results[0], notes + object_results[2]
-        domain = ood_record(
-            model, [None if r.feature_grid is None else r.feature_grid.sums() for r in results]
-        )
-        if domain is not None and domain["differs"]:
-            files["domain"] = write_ood_map(
-                folder, path, micrograph, [r.feature_grid for r in results], domain, self.force
-            )
-            notes += ood_warning(path.name, domain, files["domain"].name)
-        notes += pixel_size_warning(path.name, model, micrograph.pixel_size)
+        for text in notes:
+            self.watch.note(text)
         counts = sum(np.bincount(r.labels.ravel(), minlength=len(model.names) + 1) for r in results)
         record = {
             **image_record(
@@ -224,83 +198,50 @@ class Batch(Run):
             "notes": notes,
             "domain": domain,
         }
-        for text in notes:
-            self.watch.note(text)
-        if objects is not None:
-            record["objects"] = objects
-        if numbers is not None:
-            record["materials"] = numbers
-        if trust is not None:
-            record["trust"] = trust.record
+        optional = {"objects": objects, "materials": materials, "trust": trust and trust.record}
+        record |= {name: entry for name, entry in optional.items() if entry is not None}
         if truth is not None:
-            record |= self._scored(image, truth, results, model, record["fractions"])
+            labels = np.stack([r.labels for r in results])
+            record |= self.truth.score(image, truth, labels, names, record["fractions"])
         return record
 
-    def _scored(
+    def _trust(
         self,
-        image: BatchImage,
-        truth: np.ndarray,
+        grey: Grey,
         results: Sequence[Prediction],
-        model: Model,
-        reported_fractions: dict[str, float | None],
-    ) -> dict[str, Any]:
-        labels = np.stack([r.labels for r in results])
-        if isinstance(model.classifier, PixelClusters):
-            return {"truth": str(image.truth), "scores": score_clusters(labels, truth)}
-        scribbled = None
-        if image.label_data is not None and not self.request.scoring.include_labelled:
-            scribbled = image.label_data.values > 0
-        return {
-            "truth": str(image.truth),
-            "scores": score_classes(labels, truth, model.names, scribbled, reported_fractions),
-        }
+        by: Segmenter,
+        target: Path,
+        step: Callable[[float], None],
+    ) -> TrustFiles:
+        """Measure the dependence of the middle page on the pose."""
+        middle = len(results) // 2
+        page = grey.image, middle, grey.page(middle), results[middle]
+        return trust_image(*page, by, target, step=step, note=self.note, force=self.force)
+
+    def _materials(
+        self, image: Micrograph, results: Sequence[Prediction], names: Sequence[str], folder: Path
+    ) -> tuple[dict[str, Path], dict[str, Any] | None, list[str]]:
+        """Return the table file by kind, the record of the measures, None if not requested, and notes."""
+        if not self.request.materials:
+            return {}, None, []
+        table, maps = folder / f"{image.path.stem}{TABLE}", [r.labels for r in results]
+        record, notes = measure_image(image.path.name, maps, names, image.pixel_size, table, self.force)
+        return {"materials": table}, record, notes
+
+    def _objects(
+        self, grey: Grey, results: Sequence[Prediction], model: Model, folder: Path
+    ) -> tuple[dict[str, Path], dict[str, Any] | None, list[str]]:
+        """Return the files of the objects by kind, their record, None if not requested, and notes."""
+        if self.request.objects is None:
+            return {}, None, []
+        shown = grey.image, grey.pages, results, model.names, model.colors
+        return write_image_objects(folder, *shown, self.request.objects, self.force, model.objects)
 
     def check_truth(self, names: Sequence[str] | None) -> None:
-        """Read every ground truth once before any work; images with unusable ground truth are skipped.
-
-        Args:
-            names: class names; None if clusters are matched to the classes of the ground truth.
-
-        Raises:
-            InputError: the ground truth of the only image, or of all images, is unusable.
-        """
-        reading, shapes = self.reading, {}
-        for image in self.images:
-            axes = image.axes or reading.axes
-            if image.truth is not None and (
-                shape := stored_shape(image.path, reading.z, axes, reading.orientation)
-            ):
-                shapes[image.truth] = shape
-        if names is not None:
-            self._convention = joint_convention(shapes, len(names), self.request.scoring.zero_is)
-            conflicts = self._convention.conflicts
-            for image in [image for image in self.images if image.truth in conflicts]:
-                self.fail(image, InputError(conflicts[image.truth]))
-        scoring = self.request.scoring
-        for image in [image for image in self.images if image.truth in shapes]:
-            try:
-                axes = image.axes or reading.axes
-                frame = stored_frame(image.path, reading.z, axes, reading.orientation)
-                known = image.path, self.note, frame, self._convention
-                scoring.read(image.truth, shapes[image.truth], names, *known)
-            except (VispeError, OSError) as error:
-                self.fail(image, error)
+        """Read every ground truth once before any work; see `GroundTruth.check`."""
+        self.truth.check(self.images, names, self.fail)
         if not self.images:
             raise InputError("all images failed. See the errors above.")
-
-    def _truth(self, image: BatchImage, micrograph: Micrograph, model: Model) -> np.ndarray | None:
-        if image.truth is None:
-            return None
-        names = None if isinstance(model.classifier, PixelClusters) else model.names
-        classes = self.request.scoring.read(
-            image.truth,
-            micrograph.pages.shape[:3],
-            names,
-            image.path,
-            frame=micrograph.frame,
-            convention=self._convention,
-        )
-        return np.where(micrograph.valid, classes, 0)
 
     def _image_targets(self, image: BatchImage) -> list[Path]:
         suffixes = (*_SUFFIXES, *(("_trust.png", "_disagreement.png") if self.request.trust else ()))

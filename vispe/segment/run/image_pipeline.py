@@ -11,7 +11,7 @@ from vispe.errors import OptionError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
-from vispe.segment.features.filters3d import Stack
+from vispe.segment.features.filters.filters3d import Stack
 from vispe.segment.model.model_file import Model
 from vispe.segment.model.prediction import Segmenter, within_memory
 from vispe.segment.overlays import overlay, uncertainty_image
@@ -63,7 +63,7 @@ class Reader:
     """
 
     def __init__(self, reading: ReadOptions, images: Sequence[BatchImage] = ()) -> None:
-        self.reading, self._own = reading, {image.path: image for image in images}
+        self.reading, self._images = reading, {image.path: image for image in images}
         self._image: tuple[Path, Micrograph] | None = None
         self._pages: tuple[Micrograph, np.ndarray, list[str]] | None = None
 
@@ -71,7 +71,7 @@ class Reader:
         """Read an image."""
         if self._image is None or self._image[0] != path:
             options, self._pages = self.reading, None
-            entry = self._own.get(path, BatchImage(path))
+            entry = self._images.get(path, BatchImage(path))
             micrograph = read_image(
                 path,
                 channel=options.channel,

@@ -1,10 +1,10 @@
 """Files of a run: the images, and the labels, ground truth and mask of each."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from vispe.errors import InputError, OptionError, counted
 from vispe.images.annotations.annotation_files import ENDINGS
@@ -14,13 +14,9 @@ from vispe.images.formats.headers import stored_planes, stored_shape
 from vispe.images.labels.label_files import Labels
 from vispe.images.paths import check_file, expanded
 from vispe.images.sidecars import find_label_files, is_single_file, match_labels, split_sidecars
-from vispe.segment.features.pixel_features import Features
-from vispe.segment.features.stored_features import StoredFeatures, versions
-from vispe.segment.run.resume import digest
+from vispe.segment.model.model_file import Model
 from vispe.segment.types import Paths, ReadOptions
 
-_MODEL_FACTS = ("model", "fingerprint", "pos_embed", "tile", "token_stride", "token_shifts", "layers")
-_READING_FACTS = ("channel", "z", "scene", "orientation", "crop", "normalize", "clip")
 _NUMBERS = 20  # largest value of a label file that is interpreted as class numbers instead of colours
 
 
@@ -210,43 +206,28 @@ def _numbers(path: Path) -> bool:
     return decode(path).pages.max(initial=0) <= _NUMBERS
 
 
-def use_stored_features(
-    extractor: Features, folder: str | Path | None, images: Sequence[BatchImage], reading: ReadOptions
-) -> Features:
-    """Let features read the stored model outputs of images; a no-op without a folder.
+def common_channel_count(channels: dict[Path, int], what: str) -> int:
+    """Return the common number of channels of several images.
 
     Args:
-        extractor: the features, which are returned.
-        folder: folder of `vispe.segment.pipeline.store_features`.
-        images: the images.
-        reading: options of image reading and normalisation.
+        channels: number of channels of each image.
+        what: name of the images, for the message.
 
     Raises:
-        OptionError: features without a model.
-        InputError: features are missing, or of another image, model, version or reading.
+        InputError: the numbers differ.
     """
-    if folder is None:
-        return extractor
-    if not isinstance(extractor, Features) or extractor.config.kind == "filters":
-        raise OptionError(
-            "stored_features has no effect without a model of patch tokens. Omit it, or use features=both or tokens."
+    if len(set(channels.values())) > 1:
+        counts_by_image = ", ".join(f"{path.name}: {count}" for path, count in channels.items())
+        raise InputError(
+            f"{what} differ in their number of channels ({counts_by_image}). Select channels with channel."
         )
-    if not Path(folder).is_dir():
-        raise InputError(f"{folder} is not a folder. Pass the folder that vispe features wrote.")
-    extractor.stored = StoredFeatures()
-    for image in images:
-        extractor.stored.add(Path(folder), image.path, expected_facts(image, reading, extractor))
-    return extractor
+    return next(iter(channels.values()))
 
 
-def expected_facts(image: BatchImage, reading: ReadOptions, extractor: Features) -> Mapping[str, Any]:
-    """Return the facts on which the stored outputs of an image depend, JSON-able."""
-    model = {name: getattr(extractor.config, name) for name in _MODEL_FACTS}
-    options = {name: getattr(reading, name) for name in _READING_FACTS} | {"axes": image.axes or reading.axes}
-    options["mask"] = None if image.mask is None else digest(image.mask)
-    facts = {"image_sha256": digest(image.path), "versions": versions(), "model": model, "reading": options}
-    for group in ("model", "reading"):
-        facts[group] = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in facts[group].items()
-        }
-    return facts
+def check_channels(path: Path, channels: int, model: Model) -> None:
+    """Raise InputError if an image and the training images of a model differ in their number of channels."""
+    if model.channels not in (None, channels):
+        raise InputError(
+            f"{path} has {counted(channels, 'channel')}, but the model was trained with {model.channels}. Select "
+            "channels with channel."
+        )

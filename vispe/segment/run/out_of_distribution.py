@@ -13,6 +13,7 @@ from vispe.images.write import write_png
 from vispe.segment.classify.out_of_distribution import FeatureDistribution, fit_distribution
 from vispe.segment.features.sample_grid import PAGES, PATCH, PIECES, Sample
 from vispe.segment.model.model_file import Model
+from vispe.segment.types import Prediction
 
 MAP = "_domain.png"
 
@@ -36,6 +37,31 @@ def summarize_pages(
     # matrices have a few dozen columns: with more threads, synchronisation takes longer than the work
     with threadpool_limits(1):
         return fit_distribution([page_sample for page_sample in page_samples if page_sample is not None])
+
+
+def compare_with_training(
+    folder: Path, image: Micrograph, results: Sequence[Prediction], model: Model, force: bool
+) -> tuple[dict[str, Any] | None, dict[str, Path], list[str]]:
+    """Compare an image with the training images of a model, by its features and its pixel size.
+
+    Args:
+        folder: destination of the map, which is written if the image differs.
+        image: the image.
+        results: results of its pages.
+        model: the model.
+        force: overwrite.
+
+    Returns:
+        The out-of-distribution record of the image, the map file by kind, and notes.
+    """
+    name, grids = image.path.name, [r.feature_grid for r in results]
+    record = ood_record(model, [None if grid is None else grid.sums() for grid in grids])
+    files = {}
+    if record is not None and record["differs"]:
+        files["domain"] = write_ood_map(folder, image.path, image, grids, record, force)
+    shown = files["domain"].name if files else None
+    notes = ood_warning(name, record, shown) + pixel_size_warning(name, model, image.pixel_size)
+    return record, files, notes
 
 
 def ood_record(model: Model, sums: Sequence[np.ndarray | None]) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """Arguments of a run, for files in memory and for stores."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,11 +8,12 @@ from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
 from vispe.segment.classify.clustering import METHODS, Method, Number
 from vispe.segment.classify.pixel_classifier import KINDS, Kind
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.model.model_file import Model
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.run.resume import fingerprint_files
-from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.reports.run_report import ProgressCallbacks
+from vispe.segment.run.results_folder.resume import fingerprint_files
 from vispe.segment.run.scoring import ScoreOptions
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
@@ -146,3 +147,15 @@ class Request(Options):
         named = [self.labelling.legend, getattr(self.features, "weights", None), self.weights, self.model]
         states = {str(n): fingerprint_files(Path(n)) for n in named if n is not None and Path(n).is_file()}
         return {**arguments, "device": choose_device(self.device), "named_files": states}
+
+
+def requested_features(model: Model, request: Request) -> FeatureConfig | TextConfig:
+    """Return the feature configuration of a model, with the requested weights and tile.
+
+    Raises:
+        OptionError: weights for a model that has none.
+    """
+    if request.weights is not None and model.features.kind == "filters":
+        raise OptionError(f"weights={request.weights!r} has no effect: {request.model} uses filters only.")
+    overrides = {"weights": request.weights, "tile": request.tile}
+    return replace(model.features, **{name: value for name, value in overrides.items() if value is not None})

@@ -2,73 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from vispe.errors import InputError, OptionError, VispeError, counted
+from vispe.errors import VispeError
 from vispe.images.write import write_png
 from vispe.segment.classify import cluster_count_figure
 from vispe.segment.classify.clustering import PixelClusters
-from vispe.segment.features.filters3d import Stack
-from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.model.prediction import Segmenter
 from vispe.segment.objects.object_files import COMBINED, write_combined
-from vispe.segment.run.disk_space import DiskFull, disk_space_guard
 from vispe.segment.run.inputs import BatchImage, as_list
-from vispe.segment.run.lock import lock_folder
+from vispe.segment.run.pages import Pages, TrainingLabels
+from vispe.segment.run.reports.run_report import Report, run_settings
 from vispe.segment.run.request import Request
-from vispe.segment.run.resume import Journal, digest, fingerprint_files, to_json
-from vispe.segment.run.run_report import Report, run_settings
-from vispe.segment.text.config import TextConfig
+from vispe.segment.run.results_folder.disk_space import DiskFull, disk_space_guard
+from vispe.segment.run.results_folder.lock import lock_folder
+from vispe.segment.run.results_folder.resume import Journal, digest, fingerprint_files, to_json
 from vispe.utils.files import check_writable
 from vispe.utils.version import versions
 
 MODEL_NAME = "model.vispe"
-
-
-class Pages(Protocol):
-    """Normalised pages of an image, in memory or read on demand.
-
-    Attributes:
-        shape: height and width.
-        stack: the volumes that the pages belong to, for 3D filters; None without these.
-        exclusions: messages about excluded pixels.
-    """
-
-    shape: tuple[int, int]
-    stack: Stack | None
-    exclusions: tuple[str, ...]
-
-    def page(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return grey levels (h, w, c) and the mask (h, w) of pixels with data; both are only indexed."""
-
-    def have_data(self, number: int, indices: np.ndarray) -> np.ndarray:
-        """Return which pixels y * w + x (n,) of a page have data, as (n,) bool."""
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingLabels:
-    """Labelled pixels of a run, with a common class numbering.
-
-    Attributes:
-        images: the labelled images.
-        indices: (n,) int64 of each image, ascending: (page * h + y) * w + x.
-        classes: (n,) int of each image, 1..K.
-        names: class names.
-        colors: colours of the classes.
-        channels: number of channels of the images.
-    """
-
-    images: list[BatchImage]
-    indices: list[np.ndarray]
-    classes: list[np.ndarray]
-    names: tuple[str, ...]
-    colors: tuple[tuple[int, int, int], ...] | None
-    channels: int
 
 
 class Run:
@@ -281,42 +236,3 @@ class Run:
             "reading": reading_record,
             **more,
         }
-
-
-def requested_features(model: Model, request: Request) -> FeatureConfig | TextConfig:
-    """Return the feature configuration of a model, with the requested weights and tile.
-
-    Raises:
-        OptionError: weights for a model that has none.
-    """
-    if request.weights is not None and model.features.kind == "filters":
-        raise OptionError(f"weights={request.weights!r} has no effect: {request.model} uses filters only.")
-    overrides = {"weights": request.weights, "tile": request.tile}
-    return replace(model.features, **{name: value for name, value in overrides.items() if value is not None})
-
-
-def common_channel_count(channels: dict[Path, int], what: str) -> int:
-    """Return the common number of channels of several images.
-
-    Args:
-        channels: number of channels of each image.
-        what: name of the images, for the message.
-
-    Raises:
-        InputError: the numbers differ.
-    """
-    if len(set(channels.values())) > 1:
-        counts_by_image = ", ".join(f"{path.name}: {count}" for path, count in channels.items())
-        raise InputError(
-            f"{what} differ in their number of channels ({counts_by_image}). Select channels with channel."
-        )
-    return next(iter(channels.values()))
-
-
-def check_channels(path: Path, channels: int, model: Model) -> None:
-    """Raise InputError if an image and the training images of a model differ in their number of channels."""
-    if model.channels not in (None, channels):
-        raise InputError(
-            f"{path} has {counted(channels, 'channel')}, but the model was trained with {model.channels}. Select "
-            "channels with channel."
-        )

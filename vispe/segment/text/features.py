@@ -16,10 +16,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vispe.backbones.device import choose_device
+from vispe.backbones.model_access import fingerprint
 from vispe.errors import InputError, OptionError, counted
+from vispe.segment.features.blend import window
 from vispe.segment.features.pixel_features import BLOCK
-from vispe.segment.features.tiles import blocks, fingerprint, tiles, window
-from vispe.segment.features.token_features import model_inputs, padded_page
+from vispe.segment.features.tiles import blocks, padded_page, tiles
+from vispe.segment.features.token_features import model_inputs
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.text.readouts import parse_readout

@@ -22,7 +22,7 @@ from vispe.evaluate.rotation.helpers import scribbles
 from vispe.evaluate.rotation.metrics.quadrant_gap import quadrants
 from vispe.evaluate.rotation.plan import truth_of_image
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter, sample_at_pixels
-from vispe.segment.features.filters import Filters
+from vispe.segment.features.filters.filters2d import Filters
 from vispe.segment.metrics import confusion, mean_iou, miou
 from vispe.utils.report.table import json_list
 

@@ -9,7 +9,8 @@ from torch.nn.functional import interpolate
 
 from vispe.backbones.model_access import final_tokens
 from vispe.backbones.vision_model import VisionModel
-from vispe.segment.features.tiles import Blend, padding, tiles, window
+from vispe.segment.features.blend import Blend, window
+from vispe.segment.features.tiles import padding, tiles
 from vispe.segment.metrics import confusion, ious, miou
 from vispe.train.linear.dataset import Part
 from vispe.utils.report.table import json_list

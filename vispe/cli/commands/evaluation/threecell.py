@@ -34,8 +34,9 @@ def threecell(
     """
     from vispe.cli.common import Output, progress_bar, versions
     from vispe.errors import OptionError
-    from vispe.experimental.three_cell.results import ThreeCellTable, compare, plot_table, read_rows, report
-    from vispe.experimental.three_cell.trainer import ThreeCellRecipe
+    from vispe.experimental.three_cell.model import ThreeCellRecipe
+    from vispe.experimental.three_cell.results import compare, read_rows
+    from vispe.experimental.three_cell.summary import ThreeCellTable, plot_table, report
 
     if seeds < 1:
         raise OptionError(f"threecell: --seeds must be 1 or more, got {seeds}.")

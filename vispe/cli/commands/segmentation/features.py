@@ -58,7 +58,7 @@ def features(
     from vispe.cli.commands.segmentation.segment import Console
     from vispe.cli.terminal import one_line
     from vispe.errors import counted
-    from vispe.segment.features.pixel_features import FeatureConfig
+    from vispe.segment.features.feature_config import FeatureConfig
     from vispe.segment.pipeline import store_features
     from vispe.segment.types import ReadOptions
 

@@ -166,7 +166,7 @@ def segment(
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --token-stride 7 -o out
     """
     from vispe.segment import pipeline
-    from vispe.segment.features.pixel_features import FeatureConfig
+    from vispe.segment.features.feature_config import FeatureConfig
     from vispe.segment.objects.options import options_or_none
     from vispe.segment.text.prompts import prompts_or_none
     from vispe.segment.types import PostProcessing
@@ -266,7 +266,7 @@ class Console:
         from rich.progress import TextColumn
 
         from vispe.cli.common import progress
-        from vispe.segment.run.run_report import ProgressCallbacks
+        from vispe.segment.run.reports.run_report import ProgressCallbacks
 
         def message(text: str) -> str:
             return one_line(name_options(text, command, positionals))

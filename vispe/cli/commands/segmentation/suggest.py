@@ -59,8 +59,8 @@ def suggest(
     from json import dumps
 
     from vispe.cli.terminal import one_line
+    from vispe.segment.features.feature_config import FeatureConfig
     from vispe.segment.features.micro_features import NAME
-    from vispe.segment.features.pixel_features import FeatureConfig
     from vispe.segment.live.suggest_file import suggest_file
     from vispe.segment.types import LabelOptions, ReadOptions
 

@@ -33,7 +33,7 @@ class Trees:
 
     Attributes:
         sizes: (t,) int64, number of nodes of each tree.
-        left, right: (n,) int32, children as indices in the own tree, larger than the index of the node; -1: a leaf.
+        left, right: (n,) int32, children as indices in the same tree, larger than the index of the node; -1: a leaf.
         feature: (n,) int32, feature that is compared with `threshold`.
         threshold: (n,) float64; values up to the threshold go left.
         value: (n, k) float32, probabilities of the labelled classes.
@@ -175,6 +175,8 @@ def _subset(features: np.ndarray, classes: np.ndarray) -> np.ndarray:
     order = np.argsort(features.sum(1, dtype=np.float64), kind="stable")
     parts = []
     for k in np.unique(classes):
-        own = order[classes[order] == k]
-        parts.append(own[np.linspace(0, len(own) - 1, min(most, len(own))).round().astype(np.int64)])
+        members = order[classes[order] == k]
+        parts.append(
+            members[np.linspace(0, len(members) - 1, min(most, len(members))).round().astype(np.int64)]
+        )
     return np.sort(np.concatenate(parts))

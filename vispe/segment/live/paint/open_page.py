@@ -7,12 +7,12 @@ from pathlib import Path
 
 from vispe.errors import InputError, OptionError
 from vispe.images.paths import expanded
-from vispe.images.read import read_image
 from vispe.segment.classify.pixel_classifier import KINDS
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.session import Paint
 from vispe.segment.out_of_core import is_store
+from vispe.segment.run.image_pipeline import Reader
 from vispe.segment.run.inputs import (
     BatchImage,
     expand_patterns,
@@ -72,16 +72,9 @@ def open_paint(
     if features is not None:
         config = FeatureConfig(features, model=None if features == "filters" else NAME)
     folder = _folder(images[0].path, out)
-    pages = []
+    pages, reader = [], Reader(reading, images)
     for item in images:
-        micrograph = read_image(
-            item.path,
-            channel=channel,
-            axes=axes,
-            orientation=reading.orientation,
-            crop=crop,
-            mask=item.mask,
-        )
+        micrograph = reader.read(item.path)
         for note in micrograph.notes:
             watch(note)
         pages.append((micrograph, micrograph.n_pages // 2 if page is None else page))

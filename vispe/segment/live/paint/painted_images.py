@@ -11,7 +11,7 @@ import numpy as np
 from vispe.errors import InputError, is_integer
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.paint.painted_image import PaintedImage
-from vispe.segment.run.run_state import common_channel_count
+from vispe.segment.run.inputs import common_channel_count
 from vispe.segment.types import Prediction
 
 

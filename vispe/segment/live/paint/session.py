@@ -12,7 +12,7 @@ import numpy as np
 from vispe.errors import InputError
 from vispe.images.read import Micrograph
 from vispe.segment.classify.pixel_classifier import KINDS
-from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.features.feature_config import FeatureConfig
 from vispe.segment.live.labelled_pages import MAX_CLASSES
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.paint.checks import checked_names, checked_strokes

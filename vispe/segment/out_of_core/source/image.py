@@ -35,7 +35,7 @@ class OutOfCoreImage:
         array: the stored array, of any number of dimensions.
         axes: one letter per dimension, such as 'TCZYX'.
         page_axes: the axes of pages; of selected pages, the single axis they are along, or 'page' for several.
-        chosen: selected pages, by their number in the store.
+        page_indices: selected pages, by their number in the store.
         channel_indices: selected channels.
         version: version of OME-Zarr, also used for the result.
         scale: size of a pixel (y, x) in `unit`.

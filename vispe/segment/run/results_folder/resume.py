@@ -63,7 +63,7 @@ class Journal:
     """
 
     def __init__(self, out: Path, arguments: dict[str, Any], force: bool, has_parts: bool = False) -> None:
-        self.path, self._asked = out / NAME, arguments
+        self.path, self._arguments = out / NAME, arguments
         self.model: str | None = None
         self.notes: list[str] = []
         self._records: dict[str, dict[str, Any]] = {}
@@ -113,7 +113,7 @@ class Journal:
                 stream.truncate(self._length)
             return
         self.path.unlink(missing_ok=True)
-        self._append({"asked": self._asked})
+        self._append({"asked": self._arguments})
 
     def remaining(self, targets: Sequence[Path]) -> list[str]:
         """Return the names of the results of an earlier unfinished run that this run does not replace."""

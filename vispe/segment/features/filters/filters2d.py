@@ -4,29 +4,25 @@ Intensity and, for every Gaussian scale, the smoothed grey level, the gradient m
 of the Hessian and the local standard deviation. All of them are equivariant to the eight rotations by 90° and
 reflections of the image, so a sample in another orientation has the same features.
 
-Smoothing is computed as products with banded matrices, block by block: on a CPU this is several times faster
-than a loop over taps for the wide kernels, the reflecting border is part of the matrix, and any region of
-the image gets the same numbers as the complete image. Sums and finite differences are computed in float64,
-since a variance, or a second derivative at a wide scale, is a difference of nearly equal numbers; the results
+Any region of the image gets the same numbers as the complete image. Sums and finite differences are computed in
+float64, since a variance, or a second derivative at a wide scale, is a difference of nearly equal numbers; the results
 are float32. Strips bound the intermediate arrays to the CPU cache.
 """
 
 import hashlib
-from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
+from vispe.segment.features.filters.smoothing import Axis, kernel_radius, smooth_rows, smoothing
 from vispe.segment.features.spill_cache import SpillCache
 from vispe.segment.features.tiles import Region
 
 SIGMAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Default Gaussian scales, in pixels."""
 
-_TRUNCATE = 4.0  # kernel radius in units of sigma
 _STRIP = 64  # rows smoothed and differentiated per step
 _CHUNK = 1024  # columns per step
 _RECTANGLE = 4096  # fixed cost of a rectangle, in pixels
@@ -54,7 +50,7 @@ class Filters:
     @property
     def reach(self) -> int:
         """Margin in pixels around a region that its features depend on."""
-        return 1 + max(_radius(s) for s in self.sigmas)
+        return 1 + max(kernel_radius(s) for s in self.sigmas)
 
     def names(self, channels: int = 1) -> list[str]:
         """Return the name of every output channel, in order, for an image of `channels` channels."""
@@ -194,68 +190,6 @@ def group_pixels(y: np.ndarray, x: np.ndarray, reach: int) -> list[np.ndarray]:
         return split(best[0]) + split(best[1])
 
     return split(np.arange(len(y)))
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An image axis of `length` pixels, in an array that starts at position `origin`."""
-
-    origin: int
-    length: int
-
-
-def _radius(sigma: float) -> int:
-    return int(_TRUNCATE * sigma + 0.5)
-
-
-def smoothing(start: int, stop: int, sigma: float, axis: Axis) -> tuple[int, int, Tensor]:
-    """Return the matrix that smooths positions `start..stop`, and the range of the array it reads (first, last).
-
-    Positions outside the image are clamped to the edge.
-    """
-    radius = _radius(sigma)
-    first, last = _reach(start, stop, radius, axis.length)
-    # far from the border all positions share one cached matrix
-    if start >= radius and stop + radius <= axis.length:
-        matrix = _matrix(radius, radius + stop - start, sigma, 2 * radius + stop - start)
-    else:
-        matrix = _matrix(start, stop, sigma, axis.length)
-    return first - axis.origin, last - axis.origin, matrix
-
-
-def _reach(start: int, stop: int, radius: int, length: int) -> tuple[int, int]:
-    """Return the range of pixels needed to smooth positions `start..stop`."""
-    return max(min(start, length - 1) - radius, 0), min(max(stop, 1) + radius, length)
-
-
-@lru_cache(maxsize=128)
-def _matrix(start: int, stop: int, sigma: float, length: int) -> Tensor:
-    """Return the weights (positions, pixels in reach) of a Gaussian on an axis of `length` pixels.
-
-    The border reflects with the edge pixel repeated (d c b a | a b c d | d c b a), several times if the kernel is
-    wider than the axis.
-    """
-    radius = _radius(sigma)
-    offsets = np.arange(-radius, radius + 1)
-    kernel = np.exp(-0.5 * (offsets / sigma) ** 2)
-    kernel /= kernel.sum()
-    first, last = _reach(start, stop, radius, length)
-    reads = (np.arange(start, stop).clip(0, length - 1)[:, None] + offsets) % (2 * length)
-    reads = np.where(reads < length, reads, 2 * length - 1 - reads) - first
-    matrix = np.zeros((stop - start, last - first))
-    np.add.at(matrix, (np.arange(stop - start)[:, None], reads), kernel)
-    return torch.from_numpy(matrix)
-
-
-def smooth_rows(stack: Tensor, sigma: float, axis: Axis, start: int, stop: int) -> Tensor:
-    """Smooth each row of a matrix at positions `start..stop`."""
-    out = stack.new_empty((len(stack), stop - start))
-    block = min(max(2 * _radius(sigma), 32), 128)
-    for at in range(start, stop, block):
-        end = min(at + block, stop)
-        first, last, matrix = smoothing(at, end, sigma, axis)
-        torch.mm(stack[:, first:last], matrix.T.to(stack.device), out=out[:, at - start : end - start])
-    return out
 
 
 def _features(mean: Tensor, square: Tensor, out: Tensor) -> None:

@@ -1,0 +1,1 @@
+"""Equivariant filters of pages and volumes."""

@@ -1,0 +1,1 @@
+"""Folder of the results: lock, journal, staged files and disk space."""
