@@ -32,6 +32,7 @@ from vispe.train.linear.trainer import Progress, train
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.recipe_files import recipe_permissions
 from vispe.train.retrofit.student import check_size, load_student, load_teacher
+from vispe.utils.digest import tensor_digest
 from vispe.utils.files import atomic_path, write_json
 from vispe.utils.version import __version__
 
@@ -61,8 +62,9 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
     backbone = _backbone(task)
     check_size(task.img_size, backbone, "the model")
     train_part, val_part = _data(task, backbone)
-    # the same names may be other images
+    # the same names may be other images or weights
     identity = task.identity() | {"data.fingerprint": train_part.pairs.fingerprint()}
+    identity["model.digest"] = tensor_digest([*backbone.model.parameters(), *backbone.model.buffers()])
     folder.check(identity, task.force)
     device = choose_device(task.device)
     folder.begin(identity, task.force)
