@@ -102,4 +102,8 @@ def test_errors(capsys):
     assert "one side or height,width in pixels, got [1, 2, 3]" in failed(
         capsys, "test_vit", "--img-size", "1,2,3"
     )
+    for option, value in (("--batch-size", "2"), ("--dtype", "float16"), ("--device", "cpu")):
+        assert f"doctor: no model for {option}." in failed(capsys, option, value)
+    text = "test_vit does not accept images of 100 x 100 px (Input height (100) should be divisible by patch size (16))"
+    assert text in failed(capsys, "test_vit", "--img-size", "100")
     assert "--batch-size must be 1 or more, got 0" in failed(capsys, "test_vit", "--batch-size", "0")

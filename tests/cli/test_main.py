@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 import vispe
@@ -147,6 +148,34 @@ def test_config_file_gives_options_and_later_words_win(capsys, tmp_path):
     changed = passed(capsys, "--config", str(path), "b.png", "--filters", "--scales", "4")
     del expected["filters"]
     assert changed == expected | {"images": ["b.png"], "scales": [4]}
+
+
+def test_optional_positional_arguments_of_a_config_file_are_used(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    words = ["--config", str(path)]
+    for command, key, value, default in (
+        ("probe", "images", ["a.png"], ["m"]), ("list", "filter", "alibi*", []), ("cite", "names", ["rpb"], []),
+        ("info", "name", "rpb", []), ("doctor", "model", "m", []),
+    ):  # fmt: skip
+        path.write_text(f"{key}: {json.dumps(value)}\n")
+        for order in ([*words, *default], [*default, *words]):
+            assert frame.parse(command, order)[1][key] == value
+        assert main([command, *words, *default, "--print_config"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)[key] == value
+    path.write_text("images: [a.png]\n")
+    assert frame.parse("probe", [*words, "m", "b.png"])[1]["images"] == ["b.png"]
+    assert frame.parse("probe", ["m"])[1]["images"] in (None, [])
+    for line, error in (
+        (
+            "images: a.png",
+            "images must be a list of strings, such as [a, b], got 'a.png' in the config file.",
+        ),
+        ("images: [3]", "images must be a list of strings, such as [a, b], got [3] in the config file."),
+        ("model: [m]", "model must be a string, got ['m'] in the config file."),
+        ("force: 'no'", "--force must be true or false, got 'no' in the config file."),
+    ):
+        path.write_text(f"{line}\n")
+        assert failed(capsys, "probe", *words, "m") == f"probe: {error}"
 
 
 def test_printed_config_can_be_read_again(capsys, tmp_path):

@@ -55,6 +55,12 @@ def test_a_folder_is_filled_and_added_to(capsys, small, tmp_path):
     assert set(first["versions"]) == {"vispe", "torch", "timm"}
     with Image.open(out / "three_cell.png") as image:
         assert image.size[0] > 1200
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "report.html").write_text("mine")
+    assert "report.html exists and is not of this benchmark" in failed(
+        capsys, "none", "--steps", "3", "-o", str(tmp_path / "mine")
+    )
+    assert (tmp_path / "mine" / "report.html").read_text() == "mine"
     assert "another recipe (steps 2)" in failed(capsys, "none", "--steps", "3", "-o", str(out))
 
 

@@ -7,11 +7,12 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from vispe.cli.shared_options import SHARED
 from vispe.errors import OptionError, counted, did_you_mean, require
-from vispe.train.retrofit.recipe_files import check_groups, resolve_recipes
+from vispe.train.retrofit.recipe_files import check_groups, configured_values, resolve_recipes
 
 if typing.TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -51,11 +52,13 @@ def read_options(
     multi_word = [_flag(key) for key in getattr(module, "MULTI_WORD", ())]
     optional_value = {_flag(key): value for key, value in getattr(module, "OPTIONAL_VALUE", {}).items()}
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
+    resolved, hints = resolve_recipes(words), typing.get_type_hints(function)
+    check_groups(resolved, hints)
+    configured = _configured(name, resolved, {key: hints[key] for key in positionals})
     try:
-        resolved = resolve_recipes(words)
-        check_groups(resolved, typing.get_type_hints(function))
         argv = normalize_argv(resolved, lists, multi_word, optional_value)
-        values = vars(instantiate(parser.parse_args(argv)))
+        with _positional_defaults(parser, configured):
+            values = vars(instantiate(parser.parse_args(argv)))
     except ArgumentError as error:
         unavailable = {_flag(key): why for key, why in getattr(module, "UNAVAILABLE", {}).items()}
         raise OptionError(_explain(name, str(error.message), options, unavailable)) from error
@@ -66,7 +69,44 @@ def read_options(
             raise OptionError(
                 f"{name}: {option} must not be empty, got ''. Check that shell variables are set."
             )
+        # the parser accepts any value of a config file for a flag
+        if hints[key] is bool and not isinstance(values[key], bool):
+            raise OptionError(
+                f"{name}: {_flag(key)} must be true or false, got {values[key]!r} in the config file."
+            )
     return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
+
+
+@contextmanager
+def _positional_defaults(parser: "ArgumentParser", values: Mapping[str, object]) -> Iterator[None]:
+    """Set defaults of positional arguments: argparse sets missing ones to their defaults, also after a config file."""
+    actions = {action.dest: action for action in parser._actions if action.dest in values}
+    before = {key: action.default for key, action in actions.items()}
+    try:
+        for key, action in actions.items():
+            action.default = values[key]
+        yield
+    finally:
+        for key, action in actions.items():
+            action.default = before[key]
+
+
+def _configured(name: str, words: Sequence[str], hints: Mapping[str, typing.Any]) -> dict[str, object]:
+    """Return the values of positional arguments in config files.
+
+    Raises:
+        OptionError: a value is not a string, or not a list of strings.
+    """
+    values = {key: value for key, value in configured_values(words).items() if key in hints}
+    for key, value in values.items():
+        several = _item_type(hints[key]) is not None
+        entries = value if several and isinstance(value, list) else [value]
+        if value is not None and (
+            several != isinstance(value, list) or not all(isinstance(entry, str) for entry in entries)
+        ):
+            kind = "a list of strings, such as [a, b]" if several else "a string"
+            raise OptionError(f"{name}: {key} must be {kind}, got {value!r} in the config file.")
+    return values
 
 
 @functools.lru_cache(maxsize=64)

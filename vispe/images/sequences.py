@@ -131,16 +131,9 @@ class FileMasks(Sequence[np.ndarray]):
         path, page = self._images.pages[number]
         return self._read(path)[page]
 
-    def check(self, other: FileMasks | None = None) -> None:
-        """Read every mask, and compare the classes of their values with those of another sequence that was checked.
-
-        Raises:
-            InputError: a mask does not match its image, or a value is another class in another mask.
-        """
-        if other is not None:
-            self._classes = other._classes | self._classes
-        for image in self._files:
-            self._read(image)
+    def compare(self, other: FileMasks) -> None:
+        """Compare the masks that are read from now on with those that `other` read: equal values must be one class."""
+        self._classes = other._classes | self._classes
 
     def _read(self, image: Path) -> np.ndarray:
         if self._last is None or self._last[0] != image:

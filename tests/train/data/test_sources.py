@@ -277,7 +277,7 @@ def test_recipes_make_sources(folder):
         ([{"synthetic": 3, "sed": 1}], "options of synthetic are seed, side, cache, weight, got 'sed'. Did"),
         ([{"synthetic": 3, "weight": 1}, {"synthetic": 3}], r"data.1. has no weight, but others have"),
         ([{"synthetic": 3, "weight": 0}], "weight must be a positive number, got 0"),
-        ([{"synthetic": "many"}], "synthetic needs an integer of 1 or more, got synthetic='many'"),
+        ([{"synthetic": "many"}], "data.0..synthetic needs an integer, got .*'many'"),
         ([{"folder": "/nowhere/at/all"}], "the folder /nowhere/at/all does not exist"),
         ([{"hub": "user/set"}], "needs the package 'datasets'"),
     ],
@@ -286,6 +286,27 @@ def test_recipes_that_cannot_be(entries, text, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises((OptionError, InputError, MissingExtra), match=text):
         from_config(entries)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ({"folder": 3}, "data[1].folder needs a string, or a path, or a list of strings, or paths"),
+        ({"folder": None}, "data[1].folder needs a string"),
+        ({"folder": []}, "data[1].folder must have at least one entry, got an empty list."),
+        ({"folder": "a", "recursive": "no"}, "data[1].recursive is true or false"),
+        ({"folder": "a", "skip_damaged": 1}, "data[1].skip_damaged is true or false"),
+        ({"folder": "a", "licence": 3}, "data[1].licence needs a string"),
+        ({"tar": None}, "data[1].tar needs a string"),
+        ({"hub": None}, "data[1].hub needs a string"),
+        ({"synthetic": 3, "seed": "a"}, "data[1].seed needs an integer, got data[1].seed='a'."),
+        ({"synthetic": "3"}, "data[1].synthetic needs an integer"),
+    ],
+)
+def test_values_of_another_type_are_refused_with_their_key(entry, text):
+    with pytest.raises(OptionError) as caught:
+        from_config([{"synthetic": 1}, entry])
+    assert str(caught.value).startswith(text)
 
 
 def test_importing_is_light_and_nothing_is_warned(folder):

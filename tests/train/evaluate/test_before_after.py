@@ -346,5 +346,10 @@ def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
     assert "must contain a finished retrofit" in capsys.readouterr().err
     assert main(["retrofit", "evaluate", str(finished), "--masks", "a.png"]) == 2
     assert "--masks needs --images, got none" in capsys.readouterr().err
+    for option, value in (("--zero", "ignore"), ("--classes", "a,b"), ("--budget", "7")):
+        assert main(["retrofit", "evaluate", str(finished), option, value]) == 2
+        assert f"{option} has no effect without --masks" in capsys.readouterr().err
+    assert main(["retrofit", "evaluate", str(finished), "--img-size", "0"]) == 2
+    assert "--img-size needs an integer above 0, got --img-size 0" in capsys.readouterr().err
     assert main(["retrofit", "evaluate", str(finished), "--img-size", "37"]) == 2
     assert "size must be a multiple of 8 for the teacher, got 37" in capsys.readouterr().err

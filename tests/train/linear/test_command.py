@@ -267,6 +267,16 @@ def test_masks_of_validation_images_are_compared_before_training(task, folder, t
     assert not (tmp_path / "out").exists()
 
 
+def test_images_and_classes_that_cannot_be_used_end_before_training(task, tmp_path, monkeypatch):
+    monkeypatch.setattr("vispe.train.linear.command.train", None)
+    task = replace(task, model=replace(TINY, options=TINY.options | {"img_size": 64}), img_size=64)
+    with pytest.raises(InputError, match=r"s0\.png: images must be at least 64 px.* or reduce `img_size`"):
+        linear_segmentation(task)
+    with pytest.raises(InputError, match="masks must have at least 2 classes, got 1 class with zero=ignore"):
+        linear_segmentation(replace(task, zero="ignore"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_grey_levels_of_validation_masks_are_those_of_training(task, folder, tmp_path):
     for name, levels in (("train", [0, 255]), ("val", [100, 255])):
         (tmp_path / name).mkdir()

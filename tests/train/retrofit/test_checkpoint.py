@@ -142,6 +142,13 @@ def test_relative_paths_work_from_another_folder(tmp_path, monkeypatch):
     )  # fmt: skip
     with pytest.raises(Stop):
         retrofit(settings, on_step=stop_at(1))
+    weights = (tmp_path / "teacher.pt").read_bytes()
+    torch.save(load_teacher(TEACHER, seed=1).model.state_dict(), "teacher.pt")
+    with pytest.raises(InputError, match=r"other settings: teacher\.digest was"):
+        retrofit(settings)
+    with pytest.raises(InputError, match="contains windows computed with another digest"):
+        retrofit(replace(settings, out="other"))
+    (tmp_path / "teacher.pt").write_bytes(weights)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     paths = {"data": [{"folder": "../images"}], "target": Target(folder="../crops"), "out": "../out"}

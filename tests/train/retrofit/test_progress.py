@@ -65,10 +65,11 @@ def test_the_curriculum_matters(tmp_path):
     assert any(not torch.equal(actual[0][name], actual[1][name]) for name in actual[0])
 
 
-def test_chunks_are_drawn_identically(tmp_path):
+@pytest.mark.parametrize("spec", ["rfs(reach=9)+rope_axial", "rope_dinov3.released", "rpb_cpb.vit_relpos"])
+def test_chunks_are_drawn_identically(tmp_path, spec):
     actual = []
     for chunk in (None, 1):
-        student = Student("rfs(reach=9)+rope_axial")
+        student = Student(spec)
         run = training(config(tmp_path / str(chunk), micro_batch_size=chunk, student=student))
         run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
         run._update(run.plan[0].batches.load(0), 4, 0.0)

@@ -179,6 +179,8 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(trained, tmp_path):
     assert (tmp_path / "checkpoint-4").is_dir()
     with pytest.raises(InputError, match=r"another recipe \(rank, scheme\)"):
         finetune_scheme(make("qwen2_vl"), some(9), recipe(rank=3, scheme="vrope"), tmp_path, device="cpu")
+    with pytest.raises(InputError, match=r"another recipe \(samples\)"):
+        finetune_scheme(make("qwen2_vl"), some(9, seed=8), recipe(), tmp_path, device="cpu")
 
 
 @pytest.mark.slow

@@ -106,6 +106,11 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     with pytest.raises(InputError, match=r"state.pt belongs to another recipe or other prompts. Remove it"):
         learnt(state=file, recipe=replace(RECIPE, lr=1e-3))
+    # other pixels with the same tokens
+    other = prompts("llava", 4)
+    other[2].items[1].inputs["pixel_values"][0, 0, 0, 0] += 1
+    with pytest.raises(InputError, match="belongs to another recipe or other prompts"):
+        train_order_invariance(make("llava"), other, RECIPE, state=file)
 
 
 def test_processes_share_a_batch(monkeypatch):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Control, Measure
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.measure.verdict import judge
+from vispe.utils.digest import tensor_digest
 from vispe.utils.files import atomic_path
 
 SAVE_EVERY = 20.0  # seconds between two checkpoints
@@ -223,7 +223,10 @@ class _Runner:
                 f"audit: images must be (c, H, W) of one size, got {tuple(image.shape)} for image {number + 1} after "
                 f"{self.size}. Crop or resize them first."
             )
-        if self.state is not None and self.digests.setdefault(number, digest := _digest([image])) != digest:
+        if (
+            self.state is not None
+            and self.digests.setdefault(number, digest := tensor_digest([image])) != digest
+        ):
             raise self._other_audit()
         return image
 
@@ -304,14 +307,4 @@ def _facts(
     names = ", ".join(repr(m) for m in measures)
     # models with the same name may have different weights
     tensors = () if audited.model is None else (*audited.model.parameters(), *audited.model.buffers())
-    return f"{audited.title} {_digest(tensors)}; {names}; {list(controls)}; {count} images; seed {seed}"
-
-
-def _digest(tensors: Iterable[Tensor]) -> str:
-    """Return a sha256 of shapes, types and values of tensors."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        values = tensor.detach().cpu().contiguous()
-        digest.update(f"{tuple(values.shape)} {values.dtype}".encode())
-        digest.update(values.flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return f"{audited.title} {tensor_digest(tensors)}; {names}; {list(controls)}; {count} images; seed {seed}"

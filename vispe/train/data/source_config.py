@@ -12,6 +12,7 @@ from vispe.train.data.hub_dataset import HubSource
 from vispe.train.data.image_folder import FolderSource
 from vispe.train.data.synthetic import SyntheticSource
 from vispe.train.data.tar_dataset import TarSource
+from vispe.utils.options import read_option
 
 KINDS: dict[str, type[Source]] = {
     "folder": FolderSource,
@@ -35,7 +36,8 @@ def from_config(entries: Sequence[Mapping[str, Any]]) -> Source:
         entries: one or more entries.
 
     Raises:
-        OptionError: no entry, an entry without a kind or with several, an unknown option, or weights for some only.
+        OptionError: no entry, an entry without a kind or with several, an unknown option, a value of another type, or
+            weights for some only.
         InputError: an unreadable source.
         MissingExtra: a library is not installed.
     """
@@ -75,5 +77,16 @@ def _parse_entry(number: int, entry: Mapping[str, Any]) -> tuple[Source, Any]:
             raise OptionError(
                 f"data[{number}]: options of {kind} are {', '.join(allowed)}, got {key!r}.{hint}"
             )
-    options_given = {key: value for key, value in entry.items() if key not in (kind, "weight")}
-    return KINDS[kind](**{location: entry[kind]}, **options_given), entry.get("weight")
+    hints = inspect.get_annotations(KINDS[kind].__init__, eval_str=True)
+    if kind == "hub":
+        hints[location] = str  # objects have no spelling in a recipe
+    values = {
+        (location if key == kind else key): read_option(
+            f"data[{number}].{key}", value, hints[location if key == kind else key]
+        )
+        for key, value in entry.items()
+        if key != "weight"
+    }
+    if values[location] == ():
+        raise OptionError(f"data[{number}].{kind} must have at least one entry, got an empty list.")
+    return KINDS[kind](**values), entry.get("weight")

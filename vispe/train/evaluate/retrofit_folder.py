@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -18,18 +18,20 @@ from vispe.train.evaluate.probe_images import Settings
 from vispe.train.evaluate.result import RetrofitReport
 from vispe.train.retrofit.student import check_size, load_student
 from vispe.utils.files import check_writable
+from vispe.utils.options import PositiveInt, checked
 from vispe.utils.version import __version__
 
 
+@checked
 def evaluate_checkpoint(
     checkpoint: str | Path,
     images: Sequence[str] = (),
     masks: Sequence[str] = (),
     out: str | Path | None = None,
     *,
-    zero: str = "class",
+    zero: Literal["class", "ignore"] = "class",
     classes: Sequence[str] | None = None,
-    img_size: int | None = None,
+    img_size: PositiveInt | None = None,
     device: str = "auto",
     force: bool = False,
     progress: Progress = lambda part, share: None,
@@ -56,10 +58,14 @@ def evaluate_checkpoint(
 
     Raises:
         InputError: there is no finished retrofit, images and masks do not match, or the files exist.
-        OptionError: masks without images, or a size that the models do not support.
+        OptionError: masks without images, options of masks without masks, or a size that the models do not support.
     """
     if masks and not images:
         raise OptionError("evaluate: `masks` needs `images`, got none. Pass the images of the masks.")
+    if not masks:
+        changed = {"zero": zero != "class", "classes": classes, "budget": extent.get("budget", 100) != 100}
+        for option in (option for option, is_set in changed.items() if is_set):
+            raise OptionError(f"evaluate: `{option}` has no effect without `masks`. Omit it, or pass masks.")
     image_files, mask_files = find_images(images) if images else [], find_images(masks) if masks else []
     files = [] if out is None else [Path(out) / "report.json", Path(out) / "report.html"]
     check_writable(files, force, protect=[*image_files, *mask_files])

@@ -1,6 +1,6 @@
 """Linear segmentation: training and evaluation of a linear head on patch features.
 
-    python -m vispe.train.linear --config configs/linear_segmentation.yaml --images a --masks b --out c
+    python -m vispe.train.linear --config configs/linear_segmentation.yaml --images '[a]' --masks '[b]' --out c
 
 A backbone, frozen or fine-tuned, computes patch features; batch norm, dropout and a 1x1 convolution map them to
 logits, which are interpolated to pixels. The score is the dataset mIoU: intersections and unions are summed over the
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from vispe.backbones.device import choose_device
 from vispe.backbones.vision_model import VisionModel
-from vispe.errors import OptionError, VispeError, counted
+from vispe.errors import InputError, OptionError, VispeError, counted
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.hosts.convert import convert
 from vispe.train.linear.dataset import Pairs, Part, split
@@ -32,6 +32,7 @@ from vispe.train.linear.trainer import Progress, train
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.recipe_files import recipe_permissions
 from vispe.train.retrofit.student import check_size, load_student, load_teacher
+from vispe.utils.digest import tensor_digest
 from vispe.utils.files import atomic_path, write_json
 from vispe.utils.version import __version__
 
@@ -61,8 +62,9 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
     backbone = _backbone(task)
     check_size(task.img_size, backbone, "the model")
     train_part, val_part = _data(task, backbone)
-    # the same names may be other images
+    # the same names may be other images or weights
     identity = task.identity() | {"data.fingerprint": train_part.pairs.fingerprint()}
+    identity["model.digest"] = tensor_digest([*backbone.model.parameters(), *backbone.model.buffers()])
     folder.check(identity, task.force)
     device = choose_device(task.device)
     folder.begin(identity, task.force)
@@ -108,13 +110,20 @@ def _data(task: LinearTask, backbone: VisionModel) -> tuple[Part, Part]:
     options = {"tensor": subject.tensor, "zero": task.zero}
     val_images, val_masks = task.val_images, task.val_masks
     pairs = Pairs(task.images, task.masks, n_classes=task.n_classes, others=val_masks or (), **options)
-    # masks that do not match end the run here, instead of after hours of training
-    pairs.check()
+    if pairs.n_classes < 2:
+        raise InputError(
+            f"linear: masks must have at least 2 classes, got {counted(pairs.n_classes, 'class')} with "
+            f"zero={task.zero}. Set `n_classes` if other classes do not occur, or another `zero`."
+        )
+    # images and masks that cannot be used end the run here, instead of after hours of training
     if val_images is not None and val_masks is not None:
+        numbers = range(len(pairs))
         val_pairs = Pairs(val_images, val_masks, n_classes=pairs.n_classes, others=task.masks, **options)
-        val_pairs.check(pairs)
-        return Part(pairs, range(len(pairs))), Part(val_pairs, range(len(val_pairs)))
+        pairs.check(task.img_size, numbers)
+        val_pairs.check(other=pairs)
+        return Part(pairs, numbers), Part(val_pairs, range(len(val_pairs)))
     numbers, val_numbers = split(len(pairs), task.val_every)
+    pairs.check(task.img_size, numbers)
     return Part(pairs, numbers), Part(pairs, val_numbers)
 
 
@@ -131,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             metrics = linear_segmentation(task, show)
     except VispeError as error:
-        sys.stderr.write(f"linear: {error}\n")
+        sys.stderr.write(f"linear: {str(error).removeprefix('linear: ')}\n")
         return 2
     ious = ", ".join("-" if v is None else f"{v:.3f}" for v in metrics["iou"])
     miou = "-" if metrics["miou"] is None else f"{metrics['miou']:.4f}"

@@ -1,6 +1,6 @@
 """Windows of images and masks for linear segmentation; the batch of a step depends on the seed and the step only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -68,13 +68,26 @@ class Pairs:
         """Return a sha256 of names and sizes in bytes of images and masks."""
         return digest("pairs", *((path.name, path.stat().st_size) for path in self._files))
 
-    def check(self, other: "Pairs | None" = None) -> None:
-        """Read every mask, and compare the classes of their values with those of other pairs that were checked.
+    def check(
+        self, size: int | None = None, numbers: Collection[int] = (), other: "Pairs | None" = None
+    ) -> None:
+        """Read every image and mask once, to find those that cannot be used.
+
+        Args:
+            size: side of the windows in pixels.
+            numbers: indices of the images from which windows are cropped.
+            other: pairs that were checked, whose masks must have the same classes.
 
         Raises:
-            InputError: a mask does not match its image, or a value is another class in another mask.
+            InputError: a mask does not match its image, a value is another class in another mask, or an image is
+                smaller than the windows.
         """
-        self._masks.check(None if other is None else other._masks)
+        if other is not None:
+            self._masks.compare(other._masks)
+        for number, (path, _) in enumerate(self._images.pages):
+            _ = self._masks[number]
+            if size is not None and number in numbers:
+                check_window(self.names[number], self._images.shape(path)[1:], size)
 
     def _read(self, number: int) -> tuple[Tensor, Tensor]:
         mask = torch.from_numpy(self._masks[number].astype(np.int64)) - 1
@@ -125,11 +138,7 @@ def batch_at(
         number = part.numbers[int(order[within])]
         image, mask = part.pairs.read(number)
         h, w = image.shape[-2:]
-        if min(h, w) < size:
-            raise InputError(
-                f"{part.pairs.names[number]}: images must be at least {size} px, the size of the windows, got {h} x "
-                f"{w} px. Use larger images or reduce `size`."
-            )
+        check_window(part.pairs.names[number], (h, w), size)
         # position and pose of the window, equal for image and mask
         rng = np.random.default_rng([seed, 1, row])
         top, left = int(rng.integers(h - size + 1)), int(rng.integers(w - size + 1))
@@ -138,6 +147,15 @@ def batch_at(
         images.append(pose.apply(image[region]))
         masks.append(pose.apply(mask[region]))
     return torch.stack(images), torch.stack(masks)
+
+
+def check_window(name: str, shape: tuple[int, int], size: int) -> None:
+    """Raise `InputError` if an image of this height and width is smaller than a window of `size` pixels per side."""
+    if min(shape) < size:
+        raise InputError(
+            f"{name}: images must be at least {size} px, the size of the windows, got {shape[0]} x {shape[1]} px. Use "
+            "larger images or reduce `img_size`."
+        )
 
 
 def split(count: int, every: int) -> tuple[list[int], list[int]]:

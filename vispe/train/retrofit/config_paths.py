@@ -11,7 +11,7 @@ from vispe.backbones.model_names import absolute_name
 from vispe.images.paths import absolute
 from vispe.train.retrofit.config import Retrofit, Teacher
 
-_PATHS = ("folder", "tar", "cache")  # keys of the image sources
+_PATHS = {"folder", "tar", "cache"}  # keys of the image sources
 
 
 def with_absolute_paths(config: Retrofit) -> Retrofit:
@@ -40,12 +40,17 @@ def absolute_teacher(config: Teacher) -> Teacher:
 def _source(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an image source with absolute paths; datasets of the hub may be names or folders."""
     values = dict(entry)
-    for key in _PATHS:
-        value = values.get(key)
+    for key in values.keys() & _PATHS:
+        value = values[key]
         if isinstance(value, list | tuple):
-            values[key] = [absolute(v) if isinstance(v, str | Path) else v for v in value]
-        elif isinstance(value, str | Path):
-            values[key] = absolute(value)
+            values[key] = [_absolute(v) for v in value]
+        else:
+            values[key] = _absolute(value)
     if isinstance(hub := values.get("hub"), str) and Path(hub).exists():
         values["hub"] = absolute(hub)
     return values
+
+
+def _absolute(value: Any) -> Any:
+    """Return an absolute path; other values and commands (`pipe:`) are refused by the source."""
+    return absolute(value) if isinstance(value, str | Path) and not str(value).startswith("pipe:") else value

@@ -39,6 +39,7 @@ from vispe.train.retrofit.teacher import base_teacher
 from vispe.train.retrofit.teacher_cache import CropBatches, Crops
 from vispe.train.retrofit.trainer import OnStep, StagePlan, Training, autocast
 from vispe.train.retrofit.training_log import read_log
+from vispe.utils.digest import tensor_digest
 from vispe.utils.version import __version__
 
 Say = Callable[[str], None]
@@ -111,10 +112,12 @@ def _run(
     base, debiasing = base_teacher(config.teacher)
     if debiasing is not None:
         identity["teacher.debiased"] = debiasing.fingerprint()
-    folder.check(identity, config.force)
+    folder.check(identity, config.force, partly=True)
 
     status(f"loading {config.teacher.name}")
     teacher = load_teacher(config.teacher, seed=config.seed)
+    identity["teacher.digest"] = _digest(teacher)
+    folder.check(identity, config.force)
     plan = make_plan(config, source, processes, teacher)
     # barriers: no process writes before all have checked the folder, and none reads before it is prepared
     processes.wait()
@@ -222,9 +225,14 @@ def _make_crops(
             "windows": windows.fingerprint(),
             "amp": config.amp,
         }
-        _, debiasing = base_teacher(config.teacher)
+        base, debiasing = base_teacher(config.teacher)
         if debiasing is not None:
             identity["debiased"] = debiasing.fingerprint()
+        if base.weights not in (
+            None,
+            "random",
+        ):  # the file may be overwritten; folders of other teachers remain valid
+            identity["digest"] = _digest(teacher)
         average = config.target.average
         if not average.is_identity:  # folders of other targets remain valid
             identity |= {"poses": average.poses, "positions": average.positions}
@@ -250,6 +258,11 @@ def _make_crops(
             views_of,
             config.micro_batch_size,
         )
+
+
+def _digest(teacher: VisionModel) -> str:
+    """Return a digest of the weights of a teacher."""
+    return tensor_digest([*teacher.model.parameters(), *teacher.model.buffers()])
 
 
 def _state(folder: RunFolder, processes: Processes) -> State | None:

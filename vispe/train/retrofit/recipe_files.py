@@ -115,6 +115,16 @@ def _values(words: Sequence[str], option: str = "--") -> list[str]:
     return values
 
 
+def configured_values(words: Sequence[str]) -> dict[str, Any]:
+    """Return the top-level entries of all recipes of a command line, the last one of each key."""
+    import yaml
+
+    files = [Path(value) for value in _values(words, "--config") if Path(value).is_file()]
+    return {
+        key: value for file in files for key, value in (yaml.safe_load(file.read_text("utf-8")) or {}).items()
+    }
+
+
 def check_groups(words: Sequence[str], hints: Mapping[str, Any]) -> None:
     """Check that recipes write out the groups of options of a command, and check files of single groups.
 

@@ -197,7 +197,7 @@ class Training:
     def _backward(self, data: Tensor | tuple[Tensor, Tensor], batch: int) -> tuple[Tensor, Tensor]:
         """Add the gradients of the local batch; return the maps of one image, of student and target."""
         config = self.config
-        torch.manual_seed(self.processes.seed(config.seed, self.step))
+        seed = self.processes.seed(config.seed, self.step)
         position_seed = self.processes.seed(config.seed, self.step, POSITIONS)
         set_progress(self.student, self.progress, seed=position_seed)
         pose, pair = sample_pose(config.seed, self.step), self._pair(data)
@@ -206,6 +206,8 @@ class Training:
         size = config.micro_batch_size or len(images)
         target_chunks = [None] * len(images) if target_maps is None else target_maps.split(size)
         for chunk, maps_of in zip(images.split(size), target_chunks, strict=False):
+            # an encoding draws once per forward pass: the same numbers for all chunks, as for the complete batch
+            torch.manual_seed(seed)
             chunk = chunk.to(self._device, non_blocking=True)
             maps_of = None if maps_of is None else maps_of.to(self._device, non_blocking=True)
             with autocast(config, self.processes):

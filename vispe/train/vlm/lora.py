@@ -23,6 +23,7 @@ from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import OrderedPrompt
+from vispe.utils.digest import tensor_digest
 from vispe.utils.files import write_json
 from vispe.utils.options import NonNegativeInt, Options, PositiveFloat, PositiveInt
 
@@ -84,7 +85,7 @@ def finetune_scheme(
 
     Raises:
         OptionError: no samples, an unknown device, or several GPUs in one process.
-        InputError: a sample is longer than a row, or `out` contains a run with other settings.
+        InputError: a sample is longer than a row, or `out` contains a run with other settings or samples.
         UnsupportedHost: the model supports no scheme, cannot isolate packed samples, or lacks one of the layers.
         MissingExtra: peft or accelerate is not installed.
     """
@@ -99,7 +100,10 @@ def finetune_scheme(
     from peft import LoraConfig, get_peft_model
     from transformers import Trainer, TrainingArguments
 
-    last_checkpoint = _resumed(out, recipe)
+    identity = _identity(recipe) | {
+        "samples": tensor_digest(value for sample in samples for value in sample.inputs.values())
+    }
+    last_checkpoint = _resumed(out, identity)
     inner = model_inside(model)
     family = FAMILIES.get(getattr(inner.config, "model_type", ""))
     check_layers(language_model_of(inner), "finetune_scheme", family is not None and family.prefix_lm)
@@ -121,7 +125,7 @@ def finetune_scheme(
             "one process per GPU with torchrun, or set CUDA_VISIBLE_DEVICES."
         )
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / SCHEME, _identity(recipe), force=True)
+    write_json(out / SCHEME, identity, force=True)
     trainer = Trainer(tuned, arguments, data_collator=packing, train_dataset=list(samples))  # type: ignore[arg-type]
     with warnings.catch_warnings():
         # the warning about a missing scheme does not apply: it was written above
@@ -202,17 +206,17 @@ def _names(model: nn.Module, layers: Sequence[str]) -> list[str]:
 
 def _identity(recipe: LoraRecipe) -> dict[str, Any]:
     """Return the settings that must not change when a run resumes."""
-    values = asdict(recipe)
+    values: dict[str, Any] = asdict(recipe)
     # keys of the file
     values |= {"length": values.pop("max_length"), "layers": list(values.pop("target_modules"))}
     return {name: value for name, value in values.items() if name not in ("steps", "save_steps")}
 
 
-def _resumed(out: Path, recipe: LoraRecipe) -> str | None:
+def _resumed(out: Path, identity: dict[str, Any]) -> str | None:
     """Return the last checkpoint of a folder, or None.
 
     Raises:
-        InputError: the checkpoint belongs to other settings.
+        InputError: the checkpoint belongs to other settings or samples.
     """
     from transformers.trainer_utils import get_last_checkpoint
 
@@ -220,8 +224,8 @@ def _resumed(out: Path, recipe: LoraRecipe) -> str | None:
     if checkpoint is None:
         return None
     stored = json.loads((out / SCHEME).read_text(encoding="utf-8")) if (out / SCHEME).is_file() else {}
-    if stored != _identity(recipe):
-        changed = sorted(k for k, v in _identity(recipe).items() if stored.get(k) != v)
+    if stored != identity:
+        changed = sorted(k for k, v in identity.items() if stored.get(k) != v)
         raise InputError(
             f"{out} contains a run of another recipe ({', '.join(changed)}). Set another `out`, or remove it."
         )

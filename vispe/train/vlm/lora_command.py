@@ -19,7 +19,7 @@ import torch
 from vispe.errors import InputError, OptionError, VispeError, counted, require
 from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme
-from vispe.train.vlm.order_command import load_processor, read_prompts
+from vispe.train.vlm.order_command import absolute_paths, load_processor, read_prompts
 from vispe.utils.files import write_json
 from vispe.utils.options import Interval
 
@@ -92,7 +92,7 @@ def fine_tune(task: LoraTask) -> dict[str, Any]:
     with tuned.disable_adapter():
         before = accuracy(tuned, held_out, max_length=task.max_length, batch_size=task.batch_size)
     results = {"before": before, "after": after, "held_out": len(held_out), "learnt_from": len(training)}
-    results["task"] = asdict(task)
+    results["task"] = asdict(task) | absolute_paths(task.model, task.data)
     processor.save_pretrained(task.out)
     write_json(card, results)
     return results

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, VispeError, require, short
+from vispe.images.paths import absolute
 from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.order_invariance import OnStep, OrderRecipe, order_scores, train_order_invariance
 from vispe.train.vlm.prompts import Piece, Prompt
@@ -109,7 +110,8 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
     recipe = OrderRecipe(**{f.name: getattr(task, f.name) for f in fields(OrderRecipe)})
     train_order_invariance(model, training, recipe, on_step, state=state, processes=processes)
     results = {"before": before, "after": _scores(model, held_out, task)}
-    values = {**results, "held_out": len(held_out), "learnt_from": len(training), "task": asdict(task)}
+    values = {**results, "held_out": len(held_out), "learnt_from": len(training)}
+    values["task"] = asdict(task) | absolute_paths(task.model, task.data)
     if processes.main:
         model.save_pretrained(task.out)
         processor.save_pretrained(task.out)
@@ -133,6 +135,11 @@ def load_processor(model: str) -> Any:
             f"model={model} has no processor that transformers can load: {short(error)}. Pass the name of a model, or "
             "a folder with model and processor."
         ) from error
+
+
+def absolute_paths(model: str, data: str) -> dict[str, str]:
+    """Return the entries `model` and `data` of a card, with absolute paths of folders and files."""
+    return {"model": absolute(model) if Path(model).is_dir() else model, "data": absolute(data)}
 
 
 def read_prompts(processor: Any, path: Path, item: str) -> list[Prompt]:

@@ -7,7 +7,6 @@ penalty on unequal attention.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from vispe.train.data.sampler import Order
 from vispe.train.loop import TrainingStep
 from vispe.train.retrofit.lora import add_lora, merge_lora
 from vispe.train.vlm.prompts import OrderedPrompt, Prompt
+from vispe.utils.digest import tensor_digest
 from vispe.utils.files import atomic_path
 from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveFloat, PositiveInt
 
@@ -181,9 +181,9 @@ def _resumed(
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
-    """Return a sha256 of the tokens of prompts."""
-    pieces = (p.tokens for one in prompts for p in (*one.items, one.answer, one.before, one.after) if p)
-    return hashlib.sha256(b"|".join(t.cpu().numpy().tobytes() for t in pieces)).hexdigest()
+    """Return a sha256 of the tokens and pixels of prompts."""
+    pieces = [p for one in prompts for p in (*one.items, one.answer, one.before, one.after) if p]
+    return tensor_digest(t for p in pieces for t in (p.tokens, *p.inputs.values(), *p.per_token.values()))
 
 
 def attention_inequality(attentions: Sequence[Tensor], arranged: OrderedPrompt) -> Tensor:

@@ -32,8 +32,10 @@ def threecell(
         vispe threecell sincos2d rope_axial alibi2d none -o out
         vispe threecell 'alibi2d(wrap=false)' --seeds 1 --json
     """
+    import os
+
     from vispe.cli.common import Output, progress_bar, versions
-    from vispe.errors import OptionError
+    from vispe.errors import InputError, OptionError
     from vispe.experimental.three_cell.model import ThreeCellRecipe
     from vispe.experimental.three_cell.results import compare, read_rows
     from vispe.experimental.three_cell.summary import ThreeCellTable, plot_table, report
@@ -42,7 +44,12 @@ def threecell(
         raise OptionError(f"threecell: --seeds must be 1 or more, got {seeds}.")
     recipe = ThreeCellRecipe() if steps is None else ThreeCellRecipe(steps=steps)
     output = Output(out, ["three_cell.json", "three_cell.png", "report.html"], force=True)
-    file = output.files[0] if output.files else None
+    file, *drawn = output.files or [None]
+    # figures of earlier runs are replaced, files of something else are not
+    if not read_rows(file) and (foreign := [path for path in drawn if os.path.lexists(path)]):
+        raise InputError(
+            f"threecell: {foreign[0]} exists and is not of this benchmark. Choose another folder."
+        )
     with progress_bar("training") as progress:
         extra = {"versions": versions()}
         records = compare(

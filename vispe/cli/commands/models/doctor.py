@@ -54,6 +54,7 @@ def doctor(
     from vispe.errors import OptionError
 
     model_options = {"encoding": encoding, "img-size": img_size, "weights": weights}
+    model_options |= {"batch-size": batch_size != 1, "dtype": dtype != "float32", "device": device != "auto"}
     if model:
         report, layers = _model(model, encoding, img_size, weights, batch_size, dtype, device)
         print(dumps(report, indent=2) if json else _paths(report, layers))
@@ -92,7 +93,7 @@ def _model(
     from vispe.backbones.local.debiased import inner_model
     from vispe.backbones.model_access import image_size
     from vispe.backbones.model_names import NETWORKS, has_weights
-    from vispe.errors import OptionError
+    from vispe.errors import OptionError, VispeError, short
     from vispe.hosts.attention_paths import attention_paths
     from vispe.hosts.convert import convert
 
@@ -112,7 +113,16 @@ def _model(
     height, width = size or image_size(net)
     image = torch.zeros(batch_size, 3, height, width, device=device, dtype=getattr(torch, dtype))
     groups: dict[Any, list[str]] = {}
-    attention = attention_paths(net, image)
+    try:
+        attention = attention_paths(net, image)
+    # timm, open_clip and transformers raise these for an unsupported size
+    except (AssertionError, ValueError) as error:
+        if isinstance(error, VispeError):
+            raise
+        raise OptionError(
+            f"doctor: {name} does not accept images of {height} x {width} px ({short(error)}). Set --img-size to "
+            "another size, such as a multiple of the patch size."
+        ) from error
     for path in attention:
         groups.setdefault((path.backend, path.reason, tuple(path.unsupported.items())), []).append(path.layer)
     paths = [
