@@ -7,6 +7,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.hosts.common import fx_leaves
 from vispe.hosts.windows.attention import SiteAttention, cosine, split
 
 
@@ -24,6 +25,7 @@ class SamAttention(SiteAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the feature map (b, h, w, d) after attention."""
+        x = fx_leaves.one_size(x)
         shape = (x.shape[1], x.shape[2])
         tokens = x.flatten(1, 2)
         q, k, v = split(self.qkv(tokens), self.num_heads)
@@ -59,6 +61,7 @@ class PartitionAttention(SiteAttention):
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """Return the feature map (b, h, w, d) after attention."""
+        x = fx_leaves.one_size(x)
         qkv, heads = self.qkv(x).flatten(1, 2), self.num_heads
         if self.head_first:
             q, k, v = qkv.unflatten(-1, (heads, -1)).transpose(1, 2).chunk(3, dim=3)
@@ -84,6 +87,7 @@ class MapAttention(PartitionAttention):
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """Return the feature map (b, d, h, w) after attention."""
+        x = fx_leaves.one_size(x)
         shape, qkv = (x.shape[2], x.shape[3]), self.qkv(x).flatten(2)
         if self.head_first:
             q, k, v = qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2)

@@ -57,7 +57,9 @@ def window_shift_mask(x: Tensor, window: Pair, shift: Pair) -> Tensor | None:
     regions: list[Tensor] = []
     for count, size, s in zip(counts, window, rolled, strict=True):
         index = torch.arange(count * size, device=x.device)
-        regions.append((index >= count * size - size).long() + (index >= count * size - s).long() * bool(s))
+        regions.append(
+            (index >= count * size - size).long() + (index >= count * size - s).long() * int(bool(s))
+        )
     region = regions[0][:, None] * 3 + regions[1]
     region = region.unflatten(1, (counts[1], window[1])).unflatten(0, (counts[0], window[0])).transpose(1, 2)
     region = region.reshape(-1, window[0] * window[1])
