@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.windows.attention import SiteAttention, cosine, split
@@ -135,7 +134,7 @@ class SwinV2Attention(SwinAttention):
 
     def vispe_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (b, h, n, d_h); the learned scale is applied to the queries."""
-        qkv = self.qkv(x) if self.q_bias is None or self.qkv_bias_separate else F.linear(x, self.qkv.weight)
+        qkv = self.qkv(x)
         if self.q_bias is not None:
             qkv = qkv + torch.cat((self.q_bias, self.k_bias, self.v_bias))
         q, k, v = split(qkv, self.num_heads)
