@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from timm.models import Eva
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
 from torch.nn.utils import parametrizations
@@ -12,6 +13,7 @@ from torch.nn.utils import weight_norm as old_weight_norm
 import vispe
 from tests.cases import cases
 from tests.hosts.helpers import cotangent, image, shake, tiny
+from tests.hosts.windows import common as windows
 from vispe.errors import UnsupportedCombination
 
 NAMES = [
@@ -222,3 +224,28 @@ def test_tied_projections_of_deberta_follow_an_adapter(fused):
         expected = layer(x, grid)
         model.merge_and_unload()
         torch.testing.assert_close(layer(x, grid), expected, rtol=1e-4, atol=1e-5)
+
+
+# models that read the weight of the projection to queries, keys and values, to add biases of their own
+@cases("name", ["eva", "timm_swin_v2", "torchvision_swin_v2"])
+@cases("spec", ["alibi2d", "rope_axial"])
+def test_an_adapter_of_a_projection_with_separate_biases_acts_before_it_is_merged(name, spec):
+    peft = pytest.importorskip("peft", reason="vispe[vlm] is not installed")
+    if name == "eva":
+        torch.manual_seed(0)
+        model = Eva((24, 40), 8, embed_dim=32, depth=1, num_heads=2, num_classes=5, qkv_fused=True).eval()
+        x = image()
+    else:
+        model, x = windows.build(name), windows.image(name)
+    model = shake(vispe.convert(model, spec), 3).eval()
+    expected = model(x)
+    tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=r".*qkv", r=2)).eval()
+    torch.testing.assert_close(tuned(x), expected, rtol=1e-5, atol=1e-5)
+    for path, value in tuned.named_parameters():
+        if "lora_B" in path:
+            nn.init.normal_(value)
+    adapted = tuned(x)
+    assert (adapted - expected).abs().max() > 0.01
+    adapted.sum().backward()
+    assert all(p.grad.abs().sum() > 0 for path, p in tuned.named_parameters() if "lora_B" in path)
+    torch.testing.assert_close(tuned.merge_and_unload()(x), adapted, rtol=1e-4, atol=1e-4)

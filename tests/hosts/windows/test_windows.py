@@ -160,6 +160,21 @@ def test_tables_of_the_model_and_of_the_encoding_with_one_name_are_loaded_separa
             )
 
 
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
+@cases("name", ["hub_sam", "hub_sam3", "hub_vitdet", "timm_sam", "torchvision_swin"])
+def test_a_jit_trace_refuses_another_grid_with_as_many_tokens(name):
+    """The layers' positions are those of the traced grid; torchvision's model is traced at all."""
+    model, x = vispe.convert(build(name), "alibi2d"), image(name)
+    graph = torch.jit.trace(model, x, strict=False, check_trace=False)
+    actual = graph(x.flip(0))
+    close(actual if isinstance(actual, torch.Tensor) else actual["last_hidden_state"], run(model, x.flip(0)))
+    for size in ((32, 72), (72, 32)) if name != "torchvision_swin" else ():
+        with pytest.raises(RuntimeError, match="size of the tensor"):
+            graph(image(name, size))
+
+
 @cases("name", ["torchvision_vit", "torchvision_swin", "hub_swin", "hub_sam", "hub_vitdet", "timm_sam"])
 def test_detached_tables_remain_zero_in_a_model_that_gets_its_values_later(name):
     model, x = vispe.convert(build(name), "alibi2d"), image(name)

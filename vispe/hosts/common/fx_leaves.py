@@ -58,14 +58,14 @@ class Scores:
 
 
 def one_size(image: Tensor) -> Tensor:
-    """Return images (b, c, height, width) unchanged; in a `torch.jit.trace`, add a step that rejects other sizes.
+    """Return images or feature maps (b, ...) unchanged; in a `torch.jit.trace`, add a step that rejects other sizes.
 
     Such a trace contains the positions of one grid, which would be wrong for another grid with the same
     number of patches.
     """
     if not torch.jit.is_tracing():
         return image
-    return image.expand(-1, -1, *(int(n) for n in image.shape[-2:]))
+    return image.expand(-1, *(int(n) for n in image.shape[1:]))
 
 
 @torch.fx.wrap

@@ -62,6 +62,15 @@ def state_path(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in _UNNAMED)
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """Return whether a layer only multiplies by its weight, so that nothing is lost if the weight is read instead.
+
+    Adapters (LoRA), quantisation, hooks and patched methods act when the layer is called.
+    """
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return type(module) is nn.Linear and not any(hooks) and "forward" not in vars(module)
+
+
 def refuse_parametrized(path: str, module: nn.Module) -> None:
     """Raise `UnsupportedHost` if a change of class would drop the parametrization of a weight."""
     if type(module) is not plain_class(type(module)):

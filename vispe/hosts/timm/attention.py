@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from vispe.hosts.common.block_loops import context_for
 from vispe.hosts.common.context import Context
-from vispe.hosts.common.layer_access import converted_in, layer_in, plain_class
+from vispe.hosts.common.layer_access import converted_in, is_plain_linear, layer_in, plain_class
 
 CALLS = (
     "the model, forward_features or forward_intermediates"  # the calls that supply positions, for messages
@@ -80,21 +80,23 @@ class _Rotated(nn.Module):
     ) -> Tensor:
         """Return the tokens (b, n, d) after attention; `rope` rotates queries and keys before the encodings."""
         context = context_for(self, x, attn_mask, CALLS, is_causal)
-        if context.idle(self):
-            return super().forward(x, rope=rope, attn_mask=context.mask, is_causal=context.is_causal)
-        plain = context.plain_mask(self, x)
-        if plain is not None:
-            return super().forward(x, rope=rope, attn_mask=plain)
         # EVA-02 stores the biases outside its projection, since that of the keys is a buffer of zeros
         bias = getattr(self, "q_bias", None)
+        # timm then reads the weight of the projection, which ignores adapters
+        called = bias is None or self.qkv is None or self.qkv_bias_separate or is_plain_linear(self.qkv)
+        if called and context.idle(self):
+            return super().forward(x, rope=rope, attn_mask=context.mask, is_causal=context.is_causal)
+        plain = context.plain_mask(self, x) if called else None
+        if plain is not None:
+            return super().forward(x, rope=rope, attn_mask=plain)
         if self.qkv is None:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         elif bias is None:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
             bias = torch.cat([bias, self.k_bias, self.v_bias])
-            # a separate bias, as in timm, so that hooks and adapters of the projection act
-            qkv = self.qkv(x) + bias if self.qkv_bias_separate else F.linear(x, self.qkv.weight, bias)
+            in_one = is_plain_linear(self.qkv) and not self.qkv_bias_separate
+            qkv = F.linear(x, self.qkv.weight, bias) if in_one else self.qkv(x) + bias
             q, k, v = qkv.chunk(3, dim=-1)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
         q, k = self.q_norm(q), self.k_norm(k)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from vispe.hosts.common import fx_leaves
 from vispe.hosts.windows.attention import SiteAttention, cosine, split
 
 
@@ -24,6 +24,7 @@ class SamAttention(SiteAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the feature map (b, h, w, d) after attention."""
+        x = fx_leaves.one_size(x)
         shape = (x.shape[1], x.shape[2])
         tokens = x.flatten(1, 2)
         q, k, v = split(self.qkv(tokens), self.num_heads)
@@ -59,6 +60,7 @@ class PartitionAttention(SiteAttention):
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """Return the feature map (b, h, w, d) after attention."""
+        x = fx_leaves.one_size(x)
         qkv, heads = self.qkv(x).flatten(1, 2), self.num_heads
         if self.head_first:
             q, k, v = qkv.unflatten(-1, (heads, -1)).transpose(1, 2).chunk(3, dim=3)
@@ -84,6 +86,7 @@ class MapAttention(PartitionAttention):
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """Return the feature map (b, d, h, w) after attention."""
+        x = fx_leaves.one_size(x)
         shape, qkv = (x.shape[2], x.shape[3]), self.qkv(x).flatten(2)
         if self.head_first:
             q, k, v = qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2)
@@ -131,7 +134,7 @@ class SwinV2Attention(SwinAttention):
 
     def vispe_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (b, h, n, d_h); the learned scale is applied to the queries."""
-        qkv = self.qkv(x) if self.q_bias is None or self.qkv_bias_separate else F.linear(x, self.qkv.weight)
+        qkv = self.qkv(x)
         if self.q_bias is not None:
             qkv = qkv + torch.cat((self.q_bias, self.k_bias, self.v_bias))
         q, k, v = split(qkv, self.num_heads)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vispe.errors import InputError
 from vispe.hosts.common.block_loops import mask_of_torch
-from vispe.hosts.common.layer_access import check_self_attention
+from vispe.hosts.common.layer_access import check_self_attention, is_plain_linear
 from vispe.hosts.windows.attention import SiteAttention, cosine, split
 
 Pair = tuple[int, int]
@@ -57,7 +57,9 @@ def window_shift_mask(x: Tensor, window: Pair, shift: Pair) -> Tensor | None:
     regions: list[Tensor] = []
     for count, size, s in zip(counts, window, rolled, strict=True):
         index = torch.arange(count * size, device=x.device)
-        regions.append((index >= count * size - size).long() + (index >= count * size - s).long() * bool(s))
+        regions.append(
+            (index >= count * size - size).long() + (index >= count * size - s).long() * int(bool(s))
+        )
     region = regions[0][:, None] * 3 + regions[1]
     region = region.unflatten(1, (counts[1], window[1])).unflatten(0, (counts[0], window[0])).transpose(1, 2)
     region = region.reshape(-1, window[0] * window[1])
@@ -82,10 +84,14 @@ class ShiftedAttention(SiteAttention):
         scale, bias = getattr(self, "logit_scale", None), self.qkv.bias
         if scale is None:
             return split(self.qkv(tokens), self.num_heads)
+        of_keys = None
         if bias is not None:
-            q_bias, k_bias, v_bias = bias.chunk(3)
-            bias = torch.cat([q_bias, torch.zeros_like(k_bias), v_bias])
-        q, k, v = split(F.linear(tokens, self.qkv.weight, bias), self.num_heads)
+            of_keys = F.pad(bias.unflatten(0, (3, -1))[1:2], (0, 0, 1, 1)).flatten()
+        if is_plain_linear(self.qkv):
+            qkv = F.linear(tokens, self.qkv.weight, bias if of_keys is None else bias - of_keys)
+        else:  # adapters act when the layer is called
+            qkv = self.qkv(tokens) if of_keys is None else self.qkv(tokens) - of_keys
+        q, k, v = split(qkv, self.num_heads)
         return *cosine(q, k, scale), v
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.hosts.common import fx_leaves
 from vispe.hosts.windows.attention import SiteAttention, split
 
 
@@ -25,6 +26,7 @@ class HubSamAttention(SiteAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the feature map (b, h, w, d) after attention, and its weights (b h, n, n) if eager."""
         del output_attentions
+        hidden_states = fx_leaves.one_size(hidden_states)
         shape = (hidden_states.shape[1], hidden_states.shape[2])
         tokens = hidden_states.flatten(1, 2)
         q, k, v = split(self.qkv(tokens), self.num_attention_heads)
@@ -62,6 +64,7 @@ class HubSam3Attention(SiteAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the feature map (b, h, w, d) after attention, and its weights (b, h, n, n) if eager."""
         del kwargs
+        hidden_states = fx_leaves.one_size(hidden_states)
         shape, tokens = (hidden_states.shape[1], hidden_states.shape[2]), hidden_states.flatten(1, 2)
         q, k, v = (
             p(tokens).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
@@ -86,6 +89,7 @@ class VitDetAttention(SiteAttention):
 
     def forward(self, hidden_state: Tensor, output_attentions: bool = False) -> tuple[Tensor, ...]:
         """Return the feature map (b, h, w, d) after attention, and its weights (b, h, n, n) if `output_attentions`."""
+        hidden_state = fx_leaves.one_size(hidden_state)
         shape = (hidden_state.shape[1], hidden_state.shape[2])
         tokens = hidden_state.flatten(1, 2)
         q, k, v = split(self.qkv(tokens), self.num_heads)

@@ -266,6 +266,18 @@ def test_a_converted_model_is_exported_with_free_sizes_of_the_batch(name):
     close(program.module()(more).last_hidden_state, model(more).last_hidden_state, 1e-6)
 
 
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
+@cases("name", ["IJepaModel", "Dinov2Model", "DINOv3ViTModel", "BeitModel"])
+def test_a_jit_trace_refuses_another_grid_with_as_many_tokens(name):
+    model, x = vispe.convert(build(name), "alibi2d", keep_abs=False), inputs(name)["pixel_values"]
+    graph = torch.jit.trace(model, x, strict=False, check_trace=False)
+    close(graph(x.flip(0))["last_hidden_state"], model(x.flip(0)).last_hidden_state)
+    with pytest.raises(RuntimeError, match="size of the tensor"):
+        graph(x.reshape(2, 3, 8, 32))
+
+
 @pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", ["ViTModel", "DeiTModel", "Dinov2Model", "DINOv3ViTModel"])

@@ -131,6 +131,7 @@ class PlainTower(GridTower):
 
     def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the output of transformers for images (b, c, height, width)."""
+        pixel_values = fx_leaves.one_size(pixel_values)
         context = self._vispe_context(pixel_values)
         return super().forward(pixel_values, *args, vispe_context=context, **kwargs)
 
@@ -149,6 +150,7 @@ class RadioTower(GridTower):
                 f"{type(self).__qualname__}: packed images are not supported after conversion, got image_grid_hw. Pass "
                 "images of one size (b, c, height, width)."
             )
+        pixel_values = fx_leaves.one_size(pixel_values)
         return super().forward(pixel_values, vispe_context=self._vispe_context(pixel_values), **kwargs)
 
 
@@ -157,7 +159,7 @@ class MaskedTower(GridTower):
 
     def forward(self, pixel_values: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Return the output of transformers for images (b, c, height, width); noise (b, n) selects patches."""
-        patch = pair(self.config.patch_size)
+        pixel_values, patch = fx_leaves.one_size(pixel_values), pair(self.config.patch_size)
         patches = (pixel_values.shape[-2] // patch[0]) * (pixel_values.shape[-1] // patch[1])
         # the noise is drawn here, because positions depend on the selected patches
         if noise is None:
@@ -172,6 +174,7 @@ class ClipTower(GridTower):
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False, **kwargs: Any) -> Any:
         """Return the output of transformers for images (b, c, height, width)."""
+        pixel_values = fx_leaves.one_size(pixel_values)
         kwargs["vispe_context"] = self._vispe_context(pixel_values)
         return super().forward(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
 
@@ -226,6 +229,7 @@ class VideoMaeTower(VideoTower):
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Any) -> Any:
         """Return the output of transformers for videos (b, t, c, height, width), optionally with masked tubelets."""
         del kwargs  # read by the decorators, as in transformers
+        pixel_values = fx_leaves.one_size(pixel_values)
         frames, _, height, width = pixel_values.shape[1:]
         pos = self._vispe_video_positions(frames, height, width, pixel_values)
         if bool_masked_pos is not None:
@@ -243,6 +247,7 @@ class JepaTower(VideoTower):
 
     def forward(self, pixel_values_videos: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the output of transformers for videos (b, t, c, height, width)."""
+        pixel_values_videos = fx_leaves.one_size(pixel_values_videos)
         frames, _, height, width = pixel_values_videos.shape[1:]
         repeats = self.config.tubelet_size  # shorter videos are repeated this number of times
         frames = frames * repeats if frames < repeats else frames
@@ -260,6 +265,7 @@ class InternTower(GridTower):
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Any) -> Any:
         """Return the output of transformers for images (b, c, height, width)."""
         del kwargs  # read by the decorators, as in transformers
+        pixel_values = fx_leaves.one_size(pixel_values)
         x = self.embeddings(pixel_values, bool_masked_pos=bool_masked_pos)
         x = self.encoder(x, vispe_context=self._vispe_context(pixel_values)).last_hidden_state
         output = sys.modules[type(self).__module__].InternVLVisionModelOutputWithPooling
