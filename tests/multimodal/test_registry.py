@@ -319,3 +319,12 @@ def test_bapa_is_an_alias():
         scheme_class("bapas")
     with pytest.raises(UnknownEncoding, match="it is a position scheme"):
         create_encoding("bapa", dim=8, num_heads=1)
+
+
+@cases(
+    "spec",
+    ["mrope", "mrope_i", "mmrope", "ernie_vl", "videorope", "hope_vlm", "circlerope", "bilevel", "tmrope"],
+)
+def test_heads_without_a_pair_for_each_axis_are_refused(spec):
+    with pytest.raises(OptionError, match=r"at least [34] pairs of channels"):
+        create_scheme(spec).allocation(2)

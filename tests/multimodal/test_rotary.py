@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.cases import cases
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError
 from vispe.multimodal import (
     Image,
     Stream,
@@ -386,3 +386,18 @@ def test_zero_is_no_rotation_and_does_not_read_coordinates():
     assert cos[0, :, 0].tolist() == [1, 1, 1]
     assert sin[0, :, 0].tolist() == [0, 0, 0]
     assert cos[0, :, 1].tolist() == pytest.approx([-1, -1, -1])
+
+
+@cases("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.complex64])
+def test_positions_that_are_rounded_are_refused(dtype):
+    ids, scheme = torch.ones(3, 1, 2, dtype=dtype), create_scheme("mrope")
+    for function in (angles, tables, rotation):
+        with pytest.raises(InputError, match=f"ids needs integers, float32 or float64, got {dtype}"):
+            function(ids, torch.ones(16), scheme.allocation(16))
+    with pytest.raises(InputError, match="start needs integers, float32 or float64"):
+        scheme.coordinates(Stream.of([[Text(2)]]), start=torch.ones(1, dtype=dtype))
+
+
+def test_a_start_that_is_not_a_tensor_is_refused():
+    with pytest.raises(InputError, match="start needs a tensor, got int"):
+        create_scheme("mrope").coordinates(Stream.of([[Text(2)]]), start=3)

@@ -9,7 +9,7 @@ from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
 from vispe.multimodal.allocation import ZERO, T
-from vispe.multimodal.streams.torch_typing import listed, unfolded
+from vispe.multimodal.streams.torch_typing import check_exact, listed, unfolded
 
 
 def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
     bitwise those of the model; all other coordinates are multiplied in float64 and rounded once.
 
     Args:
-        ids: coordinates (axes, b, s), float64.
+        ids: coordinates (axes, b, s): float64, float32 or integers.
         frequencies: radians per step (pairs,), float32.
         axis_of_pair: (pairs,) or (heads, pairs), see `vispe.multimodal.allocation`; or the axis of each channel in the
             layout of halves, (2 pairs,), whose channels c and c + pairs have the frequency of pair c.
@@ -29,6 +29,7 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
 
     Raises:
         ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
+        InputError: `ids` have another dtype, such as bfloat16, which rounds positions.
 
     Example:
         >>> from vispe.grid.frequencies import inverse_frequencies
@@ -38,6 +39,7 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
                  [1.0000, 0.1000],
                  [2.0000, 0.2000]]])
     """
+    check_exact("ids", ids)
     if _is_by_channel(axis_of_pair, frequencies):
         frequencies = frequencies.repeat(2)
     if axis_of_pair.shape[-1] != frequencies.shape[0]:
@@ -82,6 +84,7 @@ def tables(
 
     Raises:
         ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
+        InputError: `ids` have a dtype that rounds positions.
 
     Example:
         >>> ids = torch.zeros(1, 1, 3, dtype=torch.float64)
@@ -131,6 +134,7 @@ def rotation(
     Raises:
         UnsupportedCombination: the allocation has an axis for each channel, and the layout is not ``'half'``.
         ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
+        InputError: `ids` have a dtype that rounds positions.
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text, create_scheme

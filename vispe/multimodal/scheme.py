@@ -15,6 +15,7 @@ from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.parallel_segments import steps
 from vispe.multimodal.streams.position_coupling import couple
 from vispe.multimodal.streams.token_stream import Stream
+from vispe.multimodal.streams.torch_typing import check_exact
 from vispe.utils.options import check_options
 
 
@@ -285,8 +286,11 @@ class Scheme:
         Raises:
             UnsupportedCombination: the scheme has no rule for such a stream.
             ShapeError: `start` or `draws` has the wrong shape.
+            InputError: `start` has a dtype that rounds positions.
         """
         blocks = stream.blocks
+        if start is not None:
+            check_exact("start", start)
         if start is not None and start.shape != stream.shape[:1]:
             raise ShapeError(
                 f"start needs one value for each of {counted(len(stream.mask), 'row')}, got {tuple(start.shape)}."

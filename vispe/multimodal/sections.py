@@ -17,8 +17,13 @@ def sections_for(pairs: int, sections: Sections, share: float) -> tuple[int, int
         share: default fraction of rows, and of columns; time has the rest.
 
     Raises:
-        OptionError: `sections` do not add up to `pairs`.
+        OptionError: `sections` do not add up to `pairs`, or there are fewer than three pairs and no sections.
     """
+    if sections is None and pairs < 3:
+        raise OptionError(
+            f"Time, rows and columns need at least 3 pairs of channels, got {pairs} per head. Use sections, or a "
+            "scheme with one axis."
+        )
     if sections is None:
         each = min(round(share * pairs), (pairs - 1) // 2)  # at least one for time
         return pairs - 2 * each, each, each

@@ -173,3 +173,9 @@ def test_wrong_input_of_modix():
         InputError, match=r"alignments of text and images must have the same sign, got -0\.333333"
     ):
         stream.scaled(modix(opposed, alpha=0.5))
+
+
+@cases("scale", [True, "2", None, 1j, [[1.0], [1.0, 2.0]]])
+def test_scales_that_are_not_numbers_are_refused(scale):
+    with pytest.raises(InputError, match="scale needs a number, or one for each visual segment, got"):
+        Stream.of(ROWS).scaled(scale)

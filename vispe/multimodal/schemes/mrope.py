@@ -222,5 +222,13 @@ class MMRoPE(MRoPE):
         return super().local(tokens, draws) * scale[:, None]
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
-        """Return the repeated pattern t t h w h w h w (pairs,)."""
+        """Return the repeated pattern t t h w h w h w (pairs,).
+
+        Raises:
+            OptionError: there are fewer than four pairs of channels.
+        """
+        if pairs < 4:
+            raise OptionError(
+                f"mmrope needs at least 4 pairs of channels for its pattern of axes, got {pairs} per head."
+            )
         return allocation.distributed(pairs)

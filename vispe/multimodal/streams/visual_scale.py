@@ -26,7 +26,12 @@ def scaled_blocks(blocks: Blocks, scale: float | Sequence[float] | Tensor) -> Bl
         ShapeError: the number of values differs from that of images and videos.
         InputError: a value is not a finite number above 0.
     """
-    values = torch.as_tensor(scale, device=blocks.picture.device)
+    try:
+        values = torch.as_tensor(scale, device=blocks.picture.device)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.tensor(False)
+    if values.dtype == torch.bool or values.is_complex():
+        raise InputError(f"scale needs a number, or one for each visual segment, got {scale!r}.")
     images = int(blocks.picture.max()) + 1
     if values.ndim and values.shape != (images,):
         raise ShapeError(

@@ -441,6 +441,37 @@ def test_generation_with_a_static_cache(family):
 
 
 @partly(1)
+@cases("spec", ["mrope_i", "v2pe"])
+@cases("family", FAMILIES)
+@torch.no_grad()
+def test_beams_of_a_turn_with_an_image(family, spec):
+    """The cache is repeated before the call, in which the host repeats the tokens of the turn."""
+    needs("5.19", "the stock model scores beams without their images")
+    model = converted(family, spec)
+    first, turn = batch(family, [3, "image", 4], [6], counted=False), batch(family, [1, "image", 2], [3])
+    inputs = turn.inputs | {"attention_mask": torch.cat([first["attention_mask"], turn["attention_mask"]], 1)}
+    inputs.pop("batch_num_images", None)
+    options = {
+        "max_new_tokens": 3,
+        "do_sample": False,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+    }
+    expected = model.generate(**inputs, **{CACHE: prefilled(model, first)[CACHE]}, **options)
+    cache = prefilled(model, first)[CACHE]
+    cache.batch_repeat_interleave(2)
+    actual = model.generate(**inputs, **{CACHE: cache}, **options, num_beams=2)
+    # the first scores of the first beam are those of greedy decoding
+    close(actual.scores[0][::2], expected.scores[0].log_softmax(-1))
+    cache = prefilled(model, first)[CACHE]
+    cache.batch_select_indices(torch.tensor([0, 1, 1]))
+    with pytest.raises(
+        InputError, match=r"one row for each of 2 sequences, or equal repetitions .* got 3 rows"
+    ):
+        model.generate(**inputs, **{CACHE: cache}, **options)
+
+
+@partly(1)
 @cases("chunk", [None, 2])
 @cases("image", [False, True])
 @cases("family", FAMILIES)

@@ -86,6 +86,7 @@ class PositionedGeneration:
         check_end(state)
         if mask is not None and mask.ndim == 2:
             check_mask(mask, f"{type(self).__name__}.generate", PACKED)
+        state = None if state is None else state.first_of_each(len(inputs_tensor))
         cached = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
         new = token_index.expand(len(inputs_tensor), -1)[:, cached:]
         # prompt tuning: text without input_ids precedes the prompt

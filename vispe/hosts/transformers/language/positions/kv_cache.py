@@ -104,6 +104,30 @@ class SequenceState:
         """Return the state with every row repeated."""
         return self.select(torch.arange(len(self.offset), device=self.offset.device).repeat_interleave(times))
 
+    def first_of_each(self, rows: int) -> SequenceState:
+        """Return the state of `rows` sequences, each of which the cache may repeat for beams or several answers.
+
+        Raises:
+            InputError: the rows of the cache are not repetitions of as many sequences.
+        """
+        cached = len(self.offset)
+        if cached == rows:
+            return self
+        times = cached // rows
+        first = None if times * rows != cached else self.select(torch.arange(0, cached, times))
+        again = None if first is None else first.repeat(times)
+        if (
+            first is None
+            or again is None
+            or not (torch.equal(again.offset, self.offset) and torch.equal(again.padding, self.padding))
+        ):
+            raise InputError(
+                f"The cache must have one row for each of {counted(rows, 'sequence')}, or equal repetitions of it for "
+                f"beams or several answers, got {counted(cached, 'row')}. Select or repeat its rows with "
+                "batch_select_indices or batch_repeat_interleave."
+            )
+        return first
+
     def with_padding(self, valid: Tensor, before: SequenceState | None, cache: Any) -> SequenceState:
         """Return the state after a call, in which the padding that the call has added is recorded.
 
