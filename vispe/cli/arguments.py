@@ -206,6 +206,8 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
     "--pos-embed ['a', 'b'] has no effect on dim=c."
     >>> name_options("pos_embed=True has no effect on from=a.", command)
     '--pos-embed has no effect on --from a.'
+    >>> name_options("from has no effect without pos_embed. Omit it.", command)
+    '--from has no effect without --pos-embed. Omit it.'
     """
     keys = {key.rstrip("_") for key in inspect.signature(function).parameters} | _PERMISSIONS
     renamed = getattr(inspect.getmodule(function), "LIBRARY_NAMES", {})
@@ -217,7 +219,7 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
             return match[0]
         if key in positionals:
             return match[0] if value else key.upper()
-        if value in (None, "True"):
+        if value in (None, "", "True"):
             return _flag(key) + words
         if value == "False":
             return _flag(f"no_{key}") + words
@@ -236,7 +238,10 @@ def name_options(text: str, function: Callable[..., int | None], positionals: Se
         else clause
         for clause in re.split(r"(?<=[.;]) ", text)
     )
-    text = re.sub(rf"(?<![-\w`.(])([a-z]\w*)=({_VALUE})( has no effect on| is not a class)", option, text)
+    no_effect = " has no effect (?:on|without)"
+    text = re.sub(rf"(?<![-\w`.(])([a-z]\w*)=({_VALUE})({no_effect}| is not a class)", option, text)
+    text = re.sub(rf"(?<![-\w`.(])([a-z]\w*)()({no_effect})", option, text)
+    text = re.sub(r"(?<= has no effect without )([a-z]\w*)()(?=\.)()", option, text)
     text = re.sub(rf"(?<=no effect on )([a-z]\w*)=({_VALUE})()(?=[., ])", option, text)
     # messages of `vispe.utils.options`, such as "seed needs an integer, got seed='x'."
     return re.sub(r"(?<![-\w])([a-z]\w*)( (?:needs|is) .*?)got \1=", checked_option, text)

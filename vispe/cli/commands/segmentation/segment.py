@@ -9,7 +9,7 @@ from vispe.errors import counted
 
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
-LIBRARY_NAMES = {"zero_is": "truth_zero"}
+LIBRARY_NAMES = {"zero_is": "truth_zero", "page": "truth_page", "include_labelled": "score_labelled"}
 OPTIONAL_VALUE = {"cluster": "auto"}
 MULTI_WORD = ("text",)
 ADVANCED = (
