@@ -488,7 +488,12 @@ def test_commands_import_only_what_they_need_and_a_reader_may_close_their_output
     lines = done.stderr.splitlines()
     assert "none.png" in lines.pop(6)
     own = ["vispe.cli.arguments", "vispe.cli.commands", "vispe.cli.commands.evaluation"]
-    own += ["vispe.cli.commands.evaluation.probe", "vispe.cli.main", "vispe.cli.shared_options"]
+    own += [
+        "vispe.cli.commands.evaluation.probe",
+        "vispe.cli.main",
+        "vispe.cli.messages",
+        "vispe.cli.shared_options",
+    ]
     expected = [[0, 0], [], 0, [], [*own, "vispe.cli.terminal"], [], 2, [], 0, 0, []]
     assert [json.loads(line) for line in lines] == expected
     assert done.returncode == 0
@@ -645,7 +650,7 @@ def test_segment_shows_few_options(capsys):
     ],
 )
 def test_advice_of_library_messages_names_options(message, printed):
-    from vispe.cli.arguments import name_options
     from vispe.cli.commands.segmentation.segment import segment
+    from vispe.cli.messages import name_options
 
     assert name_options(message, segment, ("images",)).endswith(printed)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from vispe.cli.arguments import name_options
+from vispe.cli.messages import name_options
 from vispe.cli.terminal import one_line
 from vispe.errors import counted
 
