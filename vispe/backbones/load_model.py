@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from vispe.errors import InputError, OptionError, UnknownName
-from vispe.utils.options import PositiveInt, read_option
+from vispe.utils.options import PositiveInt, Seed, read_option
 
 if TYPE_CHECKING:
     from vispe.backbones.vision_model import VisionModel
@@ -175,6 +175,7 @@ def load_model(
     """
     name, kind = str(name), check_kind(name, kinds, parameter)
     img_size = read_option("img_size", img_size, PositiveInt | tuple[PositiveInt, PositiveInt] | None)
+    seed = read_option("seed", seed, Seed)
     values = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "options": options or None}
     refuse_options(name, {k: v for k, v in values.items() if k not in _OPTIONS.get(kind, ())})
     if kind == "timm":

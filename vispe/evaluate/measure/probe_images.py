@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset
 from vispe.errors import OptionError
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.images.sequences import FileImages, TextureImages
-from vispe.utils.options import NonNegativeInt, checked
+from vispe.utils.options import NonNegativeInt, Seed, checked
 
 PLAIN = 224  # side in pixels for subjects without an input size
 
@@ -52,7 +52,7 @@ def load_images(
     *,
     noise: NonNegativeInt = 0,
     textures: NonNegativeInt = 0,
-    seed: NonNegativeInt = 0,
+    seed: Seed = 0,
 ) -> tuple[Sequence[Tensor], tuple[str, ...], list[str]]:
     """Return images (c, side, side) for a subject, their names, and remarks that are appended while reading.
 
