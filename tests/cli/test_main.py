@@ -253,7 +253,10 @@ def test_errors_in_groups_name_the_key(capsys, words, message):
         ("rotate test_vit --textures 1 --batch-size 0", "--batch-size needs an integer above 0"),
         ("rotate test_vit --textures 1 --clusters 1", "--clusters needs an integer of 2 or more"),
         ("rotate test_vit --textures 1 --budget 0", "--budget needs an integer above 0"),
-        ("rotate test_vit --textures 1 --seed -1", "--seed needs an integer of 0 or more"),
+        (
+            "rotate test_vit --textures 1 --seed -1",
+            "--seed needs an integer from 0 to 4294967295, got --seed -1",
+        ),
         ("rotate test_vit --textures 1 --img-size 0", "--img-size needs an integer above 0"),
         ("rotate test_vit --textures 1 --zero ignore", "--zero ignore has no effect without --masks"),
         ("rotate test_vit a.png --classes a,b", "--classes has no effect without --masks"),
@@ -264,8 +267,10 @@ def test_errors_in_groups_name_the_key(capsys, words, message):
         ),
         ("rotate test_vit a.png --angles 10 --metrics d4", "--angles has no effect on --metrics d4."),
         ("rotate test_vit a.png --budget 7 --metrics d4", "--budget has no effect on --metrics d4."),
+        (f"probe test_vit --noise 1 --seed {1 << 32}", "--seed needs an integer from 0 to 4294967295, got"),
+        (f"health test_vit --noise 1 --seed {1 << 70}", "--seed needs an integer from 0 to 4294967295, got"),
         ("audit test_vit --noise -1 --textures 1", "--noise needs an integer of 0 or more"),
-        ("audit test_vit --noise 1 --seed -1", "--seed needs an integer of 0 or more"),
+        ("audit test_vit --noise 1 --seed -1", "--seed needs an integer from 0 to 4294967295, got --seed -1"),
         ("probe test_vit a.png --noise -1", "--noise needs an integer of 0 or more"),
         ("probe test_vit a.png --textures -1", "--textures needs an integer of 0 or more"),
         (
@@ -488,7 +493,12 @@ def test_commands_import_only_what_they_need_and_a_reader_may_close_their_output
     lines = done.stderr.splitlines()
     assert "none.png" in lines.pop(6)
     own = ["vispe.cli.arguments", "vispe.cli.commands", "vispe.cli.commands.evaluation"]
-    own += ["vispe.cli.commands.evaluation.probe", "vispe.cli.main", "vispe.cli.shared_options"]
+    own += [
+        "vispe.cli.commands.evaluation.probe",
+        "vispe.cli.main",
+        "vispe.cli.messages",
+        "vispe.cli.shared_options",
+    ]
     expected = [[0, 0], [], 0, [], [*own, "vispe.cli.terminal"], [], 2, [], 0, 0, []]
     assert [json.loads(line) for line in lines] == expected
     assert done.returncode == 0
@@ -645,7 +655,7 @@ def test_segment_shows_few_options(capsys):
     ],
 )
 def test_advice_of_library_messages_names_options(message, printed):
-    from vispe.cli.arguments import name_options
     from vispe.cli.commands.segmentation.segment import segment
+    from vispe.cli.messages import name_options
 
     assert name_options(message, segment, ("images",)).endswith(printed)

@@ -94,6 +94,14 @@ def test_options_of_tokens_by_command(folder, capsys):
         shown = capsys.readouterr().err
         assert sentence in shown
         assert "Traceback" not in shown
+    for options, sentence in (
+        ("--truth-zero ignore", "--truth-zero has no effect without --truth. Omit it."),
+        ("--truth-page 0", "--truth-page has no effect without --truth. Omit it."),
+        ("--score-labelled", "--score-labelled has no effect without --truth. Omit it."),
+        ("--normalize none --clip 5,95", "--clip has no effect on --normalize none. Omit one of them."),
+    ):
+        assert vispe(f"{words} {options} --force") == 2
+        assert sentence in capsys.readouterr().err
     assert vispe("segment a.png --text pore matrix --token-stride 7 -o text") == 2
     assert "--token-stride 7 has no effect on text" in capsys.readouterr().err
 

@@ -20,6 +20,7 @@ from vispe.utils.options import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    Seed,
     Shape,
     UnitInterval,
     check_options,
@@ -37,6 +38,8 @@ ACCEPTED = [
     (PositiveFloat, np.float32(0.5), 0.5),
     (UnitInterval, 1, 1),
     (bool, False, False),
+    (bool, np.True_, True),
+    (Seed, (1 << 32) - 1, (1 << 32) - 1),
     (Literal["a", "b"], "b", "b"),
     (PositiveFloat | None, None, None),
     (PositiveInt | Literal["head"], "head", "head"),
@@ -50,6 +53,9 @@ ACCEPTED = [
 
 REFUSED = [
     (PositiveInt, 0, "x needs an integer above 0, got x=0"),
+    (PositiveInt, 10**400, f"x needs an integer above 0, got x={10**400}"),
+    (Seed, 1 << 32, "x needs an integer from 0 to 4294967295, got x=4294967296"),
+    (list[int], np.array(3), "x needs a list of integers, got x=array"),
     (PositiveInt, True, "x needs an integer above 0, got x=True"),
     (PositiveInt, 2.0, "x needs an integer above 0, got x=2.0"),
     (NonNegativeInt, -1, "x needs an integer of 0 or more, got x=-1"),

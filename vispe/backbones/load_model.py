@@ -15,7 +15,7 @@ from torch import nn
 
 from vispe.backbones.model_names import CLIP, NETWORKS, OPTIONS, Kind, check_kind, refuse_options, spellings
 from vispe.errors import InputError, UnknownName
-from vispe.utils.options import PositiveInt, read_option
+from vispe.utils.options import PositiveInt, Seed, read_option
 
 if TYPE_CHECKING:
     from vispe.backbones.vision_model import VisionModel
@@ -80,6 +80,7 @@ def load_model(
     """
     name, kind = str(name), check_kind(name, kinds, parameter)
     img_size = read_option("img_size", img_size, PositiveInt | tuple[PositiveInt, PositiveInt] | None)
+    seed = read_option("seed", seed, Seed)
     values = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "options": options or None}
     refuse_options(name, {k: v for k, v in values.items() if k not in OPTIONS.get(kind, ())})
     if kind == "timm":

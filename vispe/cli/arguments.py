@@ -10,16 +10,16 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from vispe.cli.messages import PERMISSIONS, explain, flag
 from vispe.cli.shared_options import SHARED
-from vispe.errors import OptionError, counted, did_you_mean, require
+from vispe.errors import OptionError, counted, require
 from vispe.train.retrofit.recipe_files import check_groups, configured_values, resolve_recipes
 
 if typing.TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 _HELP_ALL = "--help-all"
-_PERMISSIONS = frozenset({"allow_code", "allow_download"})
-_RESERVED = _PERMISSIONS | {"config", "print_config", "debug", "help", "help_all"}
+_RESERVED = PERMISSIONS | {"config", "print_config", "debug", "help", "help_all"}
 
 
 def read_options(
@@ -49,8 +49,8 @@ def read_options(
     parser, options, lists = _parser(name, function, tuple(positionals), tuple(short.items()), short_help)
     words = ["--help" if word == _HELP_ALL else word for word in words]
     module, parameters = inspect.getmodule(function), inspect.signature(function).parameters
-    multi_word = [_flag(key) for key in getattr(module, "MULTI_WORD", ())]
-    optional_value = {_flag(key): value for key, value in getattr(module, "OPTIONAL_VALUE", {}).items()}
+    multi_word = [flag(key) for key in getattr(module, "MULTI_WORD", ())]
+    optional_value = {flag(key): value for key, value in getattr(module, "OPTIONAL_VALUE", {}).items()}
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
     resolved, hints = resolve_recipes(words), typing.get_type_hints(function)
     check_groups(resolved, hints)
@@ -60,19 +60,19 @@ def read_options(
         with _positional_defaults(parser, configured):
             values = vars(instantiate(parser.parse_args(argv)))
     except ArgumentError as error:
-        unavailable = {_flag(key): why for key, why in getattr(module, "UNAVAILABLE", {}).items()}
-        raise OptionError(_explain(name, str(error.message), options, unavailable)) from error
+        unavailable = {flag(key): why for key, why in getattr(module, "UNAVAILABLE", {}).items()}
+        raise OptionError(explain(name, str(error.message), options, unavailable)) from error
     for key, parameter in parameters.items():
         # such as an unset shell variable
         if values.get(key.rstrip("_")) == "" and parameter.default != "":
-            option = key.upper() if key in positionals else _flag(key.rstrip("_"))
+            option = key.upper() if key in positionals else flag(key.rstrip("_"))
             raise OptionError(
                 f"{name}: {option} must not be empty, got ''. Check that shell variables are set."
             )
         # the parser accepts any value of a config file for a flag
         if hints[key] is bool and not isinstance(values[key], bool):
             raise OptionError(
-                f"{name}: {_flag(key)} must be true or false, got {values[key]!r} in the config file."
+                f"{name}: {flag(key)} must be true or false, got {values[key]!r} in the config file."
             )
     return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
 
@@ -160,86 +160,8 @@ def _parser(
         help="YAML file with any of these options, or the name of a recipe of vispe; later options override it",
     )
     options = [text for action in parser._actions for text in action.option_strings if text[-1] != "+"]
-    lists = {_flag(key): item for key in parameters if (item := _item_type(hints[key])) is not None}
+    lists = {flag(key): item for key in parameters if (item := _item_type(hints[key])) is not None}
     return parser, options, lists
-
-
-_ADVICE = (
-    "Use ",
-    "Pass ",
-    "Set ",
-    "Omit ",
-    "Add ",
-    "Train ",
-    "Crop ",
-    "use ",
-    "pass ",
-    "set ",
-    "omit ",
-    "add ",
-)
-_VALUE = r"'[^']*'|\[[^\]]*\]|\([^)]*\)|[^\s'\[(=,]*[^\s'\[(=,.]"
-
-
-def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
-    """Replace parameters of a command in a library message by the options of the command line.
-
-    Parameters are in backticks, have a value in a clause of advice ("Use features=filters."), have no effect, or are
-    the subject of a message of `vispe.utils.options`.
-
-    Names in backticks that are not parameters of the command remain unchanged, unless `LIBRARY_NAMES` of the module of
-    the command maps this name of the library to a parameter.
-
-    Args:
-        text: message, such as "`pos_embed` has no effect here."
-        function: function of the command.
-        positionals: positional parameters, which are printed in capitals, as in the usage line.
-
-    >>> def command(images, pos_embed=None, from_=None): ...
-    >>> name_options("`pos_embed`, `from='a'`, `images` and `other`", command, ("images",))
-    '--pos-embed, --from a, IMAGES and `other`'
-    >>> name_options("f: pos_embed needs a string, got pos_embed=1.", command)
-    'f: --pos-embed needs a string, got --pos-embed 1.'
-    >>> name_options("no pos_embed. Use pos_embed='a' or dim=3.", command)
-    'no pos_embed. Use --pos-embed a or dim=3.'
-    >>> name_options("pos_embed=['a', 'b'] has no effect on dim=c.", command)
-    "--pos-embed ['a', 'b'] has no effect on dim=c."
-    >>> name_options("pos_embed=True has no effect on from=a.", command)
-    '--pos-embed has no effect on --from a.'
-    """
-    keys = {key.rstrip("_") for key in inspect.signature(function).parameters} | _PERMISSIONS
-    renamed = getattr(inspect.getmodule(function), "LIBRARY_NAMES", {})
-
-    def option(match: re.Match[str]) -> str:
-        key, value, words = match.groups()
-        key = renamed.get(key, key)
-        if key not in keys:
-            return match[0]
-        if key in positionals:
-            return match[0] if value else key.upper()
-        if value in (None, "True"):
-            return _flag(key) + words
-        if value == "False":
-            return _flag(f"no_{key}") + words
-        return f"{_flag(key)} {value.strip(chr(39))}{words}"
-
-    def checked_option(match: re.Match[str]) -> str:
-        key, words = match.groups()
-        key = renamed.get(key, key)
-        named = key in keys and key not in positionals
-        return f"{_flag(key)}{words}got {_flag(key)} " if named else match[0]
-
-    text = re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`()", option, text)
-    text = " ".join(
-        re.sub(r"(?<![-\w`.(])([a-z]\w*)=([^\s`=,]*[^\s`=,.;])()", option, clause)
-        if clause.startswith(_ADVICE)
-        else clause
-        for clause in re.split(r"(?<=[.;]) ", text)
-    )
-    text = re.sub(rf"(?<![-\w`.(])([a-z]\w*)=({_VALUE})( has no effect on| is not a class)", option, text)
-    text = re.sub(rf"(?<=no effect on )([a-z]\w*)=({_VALUE})()(?=[., ])", option, text)
-    # messages of `vispe.utils.options`, such as "seed needs an integer, got seed='x'."
-    return re.sub(r"(?<![-\w])([a-z]\w*)( (?:needs|is) .*?)got \1=", checked_option, text)
 
 
 def command_help(function: Callable[..., int | None]) -> tuple[str, dict[str, str], str]:
@@ -316,10 +238,6 @@ def normalize_argv(
     return result
 
 
-def _flag(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
-
-
 def _add(parser, key: str, hint, default, text: str | None, positional: bool, short: str | None) -> None:
     """Add the parameter `key` of a command to its parser."""
     from jsonargparse import ActionYesNo
@@ -332,7 +250,7 @@ def _add(parser, key: str, hint, default, text: str | None, positional: bool, sh
         extra = {} if required else {"default": default}
         parser.add_argument(key, nargs=nargs, type=item or hint, help=text, **extra)
         return
-    flags = [*([short] if short else []), _flag(key)]
+    flags = [*([short] if short else []), flag(key)]
     if hint is bool and default is True:
         yes_no = ActionYesNo(yes_prefix="", no_prefix="no-")
         parser.add_argument(*flags, action=yes_no, default=True, help=text)
@@ -374,87 +292,3 @@ def _list_of_texts(option: str, texts: Sequence[str]) -> str:
     # JSON escapes characters above U+FFFF as surrogate pairs, which YAML rejects
     quoted = ("".join(c if c > "\uffff" else json.dumps(c)[1:-1] for c in text) for text in texts)
     return "[" + ", ".join(f'"{text}"' for text in quoted) + "]"
-
-
-def _explain(name: str, message: str, options: Sequence[str], unavailable: Mapping[str, str]) -> str:
-    """Rewrite an error message of the parser as one line that includes the remedy.
-
-    Args:
-        name: name of the command.
-        message: message of the parser.
-        options: options of the command.
-        unavailable: explanation of each option that the command deliberately lacks.
-    """
-    see = f" See vispe {name} --help."
-    keys = {option.lstrip("-").replace("-", "_"): option for option in options}
-
-    def unknown(group: str, key: str) -> str:
-        return f"{name}: unknown key {key!r} in {group}."
-
-    def required(missing: str) -> str:
-        return ", ".join(keys.get(key, key.upper()) for key in missing.split(", "))
-
-    sentences: dict[str, Callable[..., str]] = {
-        r"^unrecognized arguments: (-[^\s=]*)": lambda word: (
-            f"{name} has no option {word!r}{unavailable.get(word) or '.' + did_you_mean(word, options)}"
-        ),
-        r"^unrecognized arguments: ([^\s=]+)": lambda word: (
-            f"{name}: unexpected argument {word!r}. Write all positional arguments next to each other."
-        ),
-        r"^the following arguments are required: (.*)": lambda missing: (
-            f"{name}: missing required argument {required(missing)}."
-        ),
-        r"^Option '([^']+)' is not accepted": lambda key: (
-            f"{name}: unknown key {key!r} in the config file.{did_you_mean(key, keys)}"
-        ),
-        r"(?s)key \"([^\"]+)\".*Option '([^']+)' is not accepted": unknown,
-        r"^Group '([^']+)' does not accept option '([^'.]+)": unknown,
-    }
-    for pattern, sentence in sentences.items():
-        if match := re.search(pattern, message):
-            return sentence(*match.groups()) + see
-    if match := re.search(r"File does not exist: (.*)", message):
-        return f"{name}: config file {match[1]} does not exist."
-    if match := re.search(r"Path is not a file: (.*)", message):
-        return f"{name}: --config must be a file, got {match[1]}."
-    if parsed := re.findall(r'[Pp]arser key "([^"]+)"', message):
-        option = _nested_option(parsed, keys)
-        if match := re.search(r"the following arguments are required: (.*)", message):
-            return f"{name}: {option} needs the key {match[1]}.{see}"
-        values = re.findall(r"Got value: (.*)", message) or re.findall(r"Given value: (.*)", message)
-        expected = re.findall(r"Expected (?:an? )?(.*?)(?:\.? Got|\n|$)", message)
-        if values and expected:
-            return f"{name}: {option} must be {_kinds(expected)}, got {values[-1]!r}.{see}"
-        if match := re.search(r"Not a valid subclass of \w+\. Got value: (.*)", message):
-            return f"{name}: {option} must be a list of mappings, such as '[{{key: value}}]', got {match[1]!r}.{see}"
-        if match := re.search(r"Unable to load config '(.*)'", message):
-            return f"{name}: {option} must be a mapping, such as '{{key: value}}', got {match[1]!r}.{see}"
-    return f"{name}: {' '.join(message.split()).rstrip('.')}.{see}"
-
-
-def _nested_option(parsed: Sequence[str], options: Mapping[str, str]) -> str:
-    """Return the option of the outermost key of an error of the parser, with the innermost key."""
-    first, last = parsed[0], parsed[-1]
-    if first == last:
-        return options.get(first, first)
-    if last.startswith(f"{first}."):
-        return options.get(last, last)
-    return f"{options.get(first, first)}: {last}"
-
-
-def _kinds(expected: Sequence[str]) -> str:
-    """Return the expected types or choices in readable form."""
-    names = {
-        "<class 'int'>": "an integer",
-        "<class 'float'>": "a number",
-        "<class 'bool'>": "true or false",
-        "<class 'str'>": "a string",
-        "<class 'list'>": "a list",
-        "<class 'dict'>": "a mapping",
-        "<class 'NoneType'>": "",
-    }
-    kinds = [
-        names.get(kind, re.sub(r"<class '(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind))
-        for kind in expected
-    ]
-    return " or ".join(dict.fromkeys(kind.replace(", ", " or ") for kind in kinds if kind))

@@ -38,7 +38,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from vispe.cli.arguments import name_options, read_options
+from vispe.cli.arguments import read_options
+from vispe.cli.messages import name_options
 from vispe.cli.terminal import ignore_broken_pipe, one_line
 from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_out_of_memory
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import ShapeError, UnsupportedHost
-from vispe.utils.options import NonNegativeInt, checked
+from vispe.utils.options import Seed, checked
 from vispe.utils.report.html_page import Tone
 from vispe.utils.report.result import Result
 from vispe.utils.report.statistics import Summary, summarise
@@ -96,7 +96,7 @@ class EffectiveReceptiveField(Result):
 
 @checked
 def effective_receptive_field(
-    f: Callable[[Tensor], Tensor], images: Tensor | Iterable[Tensor], *, seed: NonNegativeInt = 0
+    f: Callable[[Tensor], Tensor], images: Tensor | Iterable[Tensor], *, seed: Seed = 0
 ) -> EffectiveReceptiveField:
     """Measure the effective receptive field of the central patch, one forward and backward pass per image.
 

@@ -14,7 +14,7 @@ from vispe.errors import OptionError, counted
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.images.sequences import FileImages, FileMasks
 from vispe.images.textures.texture_images import TextureImages
-from vispe.utils.options import NonNegativeInt, checked
+from vispe.utils.options import NonNegativeInt, Seed, checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ def load_sources(
     zero: Literal["class", "ignore"] = "class",
     names: Sequence[str] | None = None,
     textures: NonNegativeInt = 0,
-    seed: NonNegativeInt = 0,
+    seed: Seed = 0,
 ) -> ImageSources:
     """Collect images, masks and textures for a subject; only headers of stacks, and masks, are read.
 

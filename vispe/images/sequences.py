@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -30,7 +31,7 @@ class FileImages(Sequence[Tensor]):
         clip: percentiles that are mapped to 0 and 1.
 
     Attributes:
-        names: names of the pages.
+        names: names of the pages; files with one name have that of their folder too.
         pages: file and page of each image.
         notes: notes of the files that were read, without duplicates.
 
@@ -51,7 +52,8 @@ class FileImages(Sequence[Tensor]):
         self.notes: list[str] = []
         self.pages = [(p, z) for p in paths for z in range(self._count(p))]
         multipage = {p for p, z in self.pages if z}
-        self.names = tuple(f"{p.name} page {z}" if p in multipage else p.name for p, z in self.pages)
+        label = _unique_names(dict.fromkeys(paths))
+        self.names = tuple(f"{label[p]} page {z}" if p in multipage else label[p] for p, z in self.pages)
 
     def __len__(self) -> int:
         """Return the number of pages."""
@@ -77,6 +79,15 @@ class FileImages(Sequence[Tensor]):
             self.notes += [n for n in (*image.notes, *notes) if n not in self.notes]
             self._last, self.frame = (path, pages), image.frame
         return self._last[1]
+
+
+def _unique_names(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return the names of files; for files with one name also their folder, or the complete path."""
+    names = {path: path.name for path in paths}
+    for longer in (lambda path: f"{path.parent.name}/{path.name}", str):
+        count = Counter(names.values())
+        names = {path: longer(path) if count[name] > 1 else name for path, name in names.items()}
+    return names
 
 
 class FileMasks(Sequence[np.ndarray]):

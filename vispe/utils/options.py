@@ -82,6 +82,9 @@ Probability = Annotated[float, Interval(least=0, below=1)]
 Integer = Annotated[int, Interval()]
 PositiveInt = Annotated[int, Interval(above=0)]
 NonNegativeInt = Annotated[int, Interval(least=0)]
+Seed = Annotated[
+    int, Interval(least=0, most=(1 << 32) - 1)
+]  # the seeds that numpy, torch and scikit-learn accept
 Axes = Annotated[int, Interval(least=1, most=3)]
 PositiveEvenInt = Annotated[int, Interval(above=0, step=2)]
 Shape = Annotated[tuple[PositiveInt, ...], Interval(least=1, most=3)]
@@ -156,6 +159,8 @@ def _read(annotation: Any, value: Any) -> Any:
         accepted = any(type(value) is type(choice) and value == choice for choice in args)
     elif annotation is Path:
         accepted = isinstance(value, str | Path)
+    elif annotation is bool and isinstance(value, np.bool_):
+        return bool(cast("Any", value))
     else:
         annotation = origin if origin is dict else annotation
         accepted = not _is_class(annotation) or isinstance(value, annotation)
@@ -174,14 +179,18 @@ def _is_checked(annotation: Any) -> bool:
 def _number(value: Any, kind: Callable[[Any], float], limits: Interval) -> float:
     """Return a validated number; NumPy scalars are converted to `kind`, bools are not numbers."""
     number = not isinstance(value, bool) and isinstance(value, Integral if kind is int else Real)
-    if not number or not limits.accept(float(value)):
+    try:
+        accepted = number and limits.accept(float(value))
+    except OverflowError:  # integers above the range of float64
+        accepted = False
+    if not accepted:
         raise ValueError
     return kind(value) if isinstance(value, np.generic) else cast("float", value)
 
 
 def _items(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the validated entries of a list or tuple; ``(kind, ...)`` accepts any length."""
-    if not isinstance(value, list | tuple | np.ndarray):
+    if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and not value.ndim):
         raise ValueError
     entries = cast("Sequence[Any]", value)
     each = kinds[:1] * len(entries) if kinds[-1] is ... else kinds

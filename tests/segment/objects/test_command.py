@@ -82,7 +82,7 @@ def test_an_unknown_class_and_options_without_objects(folder, capsys):
     assert "Did you mean 'disc'" in capsys.readouterr().err
     assert not (folder / "a" / "model.vispe").exists()
     assert main(["segment", *one, "--fill-holes", "-o", str(folder / "b")]) == 2
-    assert "fill_holes has no effect without objects" in capsys.readouterr().err
+    assert "--fill-holes has no effect without --objects" in capsys.readouterr().err
 
 
 def test_a_z_stack_has_volumes_and_a_series_has_pages(folder):
@@ -274,7 +274,7 @@ def test_export_of_objects_needs_objects(tmp_path, capsys):
         ]
     )
     assert code == 2
-    assert "objects_as has no effect without objects" in " ".join(capsys.readouterr().err.split())
+    assert "--objects-as has no effect without --objects" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("name", ["=cmd|'/c calc'!A0", "+1+1", "-phase", "@SUM(A1)"])

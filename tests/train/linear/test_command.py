@@ -277,6 +277,16 @@ def test_images_and_classes_that_cannot_be_used_end_before_training(task, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_images_of_one_name_in_several_folders_have_their_own_scores(task, folder, tmp_path):
+    images, masks = [], []
+    for k, name in enumerate(("one", "other")):
+        (tmp_path / name).mkdir()
+        images.append(str(shutil.copy(folder / "images" / f"s{k}.png", tmp_path / name / "a.png")))
+        masks.append(str(shutil.copy(folder / "masks" / f"s{k}.png", tmp_path / f"m{k}.png")))
+    actual = linear_segmentation(replace(task, val_images=images, val_masks=masks, steps=1))
+    assert list(actual["images"]) == ["one/a.png", "other/a.png"]
+
+
 def test_grey_levels_of_validation_masks_are_those_of_training(task, folder, tmp_path):
     for name, levels in (("train", [0, 255]), ("val", [100, 255])):
         (tmp_path / name).mkdir()

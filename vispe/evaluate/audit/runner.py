@@ -22,6 +22,7 @@ from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.measure.verdict import judge
 from vispe.utils.digest import tensor_digest
 from vispe.utils.files import atomic_path
+from vispe.utils.options import Seed, read_option
 
 SAVE_EVERY = 20.0  # seconds between two checkpoints
 VIEWS: tuple[Control, ...] = ("random", "none")
@@ -75,7 +76,7 @@ def audit(
         on_progress: called with a description and the completed fraction.
 
     Raises:
-        OptionError: an unknown control.
+        OptionError: an unknown control, or an invalid seed.
         ShapeError: no images, or images of different sizes.
         InputError: the checkpoint is damaged or belongs to another audit.
     """
@@ -83,6 +84,7 @@ def audit(
         raise OptionError(f"audit: unknown control, got {min(unknown)!r}. Use one of {', '.join(VIEWS)}.")
     if not len(images):
         raise ShapeError("audit: no images, got an empty sequence. Pass at least one image.")
+    seed = read_option("seed", seed, Seed)
     measures = choose() if measures is None else measures
     one = processes or Processes()
     supported = tuple(m for m in measures if not m.needs - audited.can)

@@ -19,7 +19,7 @@ from vispe.errors import OptionError, ShapeError, counted
 from vispe.evaluate.probe.fit import r2_score
 from vispe.evaluate.probe.splits import cell
 from vispe.evaluate.probe.targets import ramp
-from vispe.utils.options import NonNegativeInt, PositiveInt, checked
+from vispe.utils.options import PositiveInt, Seed, checked
 from vispe.utils.report.result import Result
 
 Regressor = Literal["ridge", "knn", "mlp"]
@@ -92,7 +92,7 @@ def position_across_images(
     targets: Sequence[str] = TARGETS,
     folds: PositiveInt = 2,
     tokens: PositiveInt = 4096,
-    seed: NonNegativeInt = 0,
+    seed: Seed = 0,
 ) -> ImageProbe:
     """Predict positions in images from features, with regressors that are fitted on other images.
 

@@ -14,7 +14,7 @@ from vispe.errors import OptionError
 from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.images.sequences import FileImages
 from vispe.images.textures.texture_images import TextureImages
-from vispe.utils.options import NonNegativeInt, checked
+from vispe.utils.options import NonNegativeInt, Seed, checked
 
 PLAIN = 224  # side in pixels for subjects without an input size
 
@@ -53,7 +53,7 @@ def load_images(
     *,
     noise: NonNegativeInt = 0,
     textures: NonNegativeInt = 0,
-    seed: NonNegativeInt = 0,
+    seed: Seed = 0,
 ) -> tuple[Sequence[Tensor], tuple[str, ...], list[str]]:
     """Return images (c, side, side) for a subject, their names, and remarks that are appended while reading.
 

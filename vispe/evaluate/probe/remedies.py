@@ -22,7 +22,7 @@ from vispe.evaluate.probe.rasa.fit import Rasa
 from vispe.evaluate.probe.rasa.table_rows import ALPHA, default_rounds
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 from vispe.images.symmetry.view_averages import ViewAverage
-from vispe.utils.options import NonNegativeInt, PositiveInt, checked
+from vispe.utils.options import PositiveInt, Seed, checked
 
 METHODS = ("registers", "poses", "positions", "rasa", "blank", "svd")
 """Names of methods, in the order in which they are applied."""
@@ -43,7 +43,7 @@ def debias(
     channels: PositiveInt | Sequence[int] | None = None,
     directions: PositiveInt | None = None,
     neurons: PositiveInt | None = None,
-    seed: NonNegativeInt = 0,
+    seed: Seed = 0,
 ) -> DebiasedFeatures | VisionModel:
     """Return the features of a model after a remedy of positional bias that needs no training.
 

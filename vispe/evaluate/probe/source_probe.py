@@ -22,7 +22,7 @@ from vispe.evaluate.probe.layer_probe import probe_layers
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.splits import POSITIONS
 from vispe.evaluate.probe.targets import TARGETS
-from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveInt, checked
+from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveInt, Seed, checked
 
 _CHOSEN_ON = 4  # noise images for channel selection and the fit of RASA if there is only a single image
 _ACROSS = 4, 16  # smallest and largest number of images for probes across images
@@ -59,7 +59,7 @@ class Question(Options):
     baselines: bool = False
     blank: Sequence[NonNegativeInt] | None = None
     shifts: PositiveInt = 4
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,7 @@ from vispe.evaluate.rotation.plan import (
 )
 from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.utils.options import Interval, NonNegativeInt, PositiveInt, checked
+from vispe.utils.options import Interval, PositiveInt, Seed, checked
 
 MOST_WINDOWS = 64
 """Max number of images of the fingerprint."""
@@ -57,7 +57,7 @@ def measure(
     batch_size: PositiveInt = 1,
     clusters: Annotated[int, Interval(least=2)] = 3,
     budget: PositiveInt = 100,
-    seed: NonNegativeInt = 0,
+    seed: Seed = 0,
     subject: str = "",
     show: Shown | None = None,
     settings: dict[str, Any] | None = None,

@@ -49,7 +49,7 @@ class Request(Options):
         command: `'segment'` or `'apply'`.
 
     Raises:
-        OptionError: a value has the wrong type.
+        OptionError: a value has the wrong type, or an option has no effect.
     """
 
     command: str
@@ -81,6 +81,16 @@ class Request(Options):
     watch: ProgressCallbacks = field(default_factory=ProgressCallbacks)
     memory: str | None = None
     scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        scoring, reading = self.scoring, self.reading
+        if not scoring.truth:
+            for option in ("zero_is", "page", "include_labelled"):
+                if getattr(scoring, option) != getattr(ScoreOptions, option):
+                    raise OptionError(f"{option} has no effect without truth. Omit it.")
+        if reading.normalize == "none" and reading.clip != ReadOptions.clip:
+            raise OptionError("clip has no effect on normalize=none. Omit one of them.")
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from vispe.train.evaluate.mask_scores import FilterFeatures, score_masks
 from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
 from vispe.train.evaluate.probe_images import CentreWindows, Noise, Settings, Textures, probe_step
 from vispe.train.evaluate.result import ModelMeasurements, RetrofitReport
-from vispe.utils.options import Interval, NonNegativeInt, Options, PositiveInt
+from vispe.utils.options import Interval, Options, PositiveInt, Seed
 
 MAX_PROBED = 8
 """Largest number of noise images for the positional probe; the fingerprint uses all of them."""
@@ -59,7 +59,7 @@ class Extent(Options):
     rotation: bool = True
     budget: PositiveInt = 100
     batch_size: PositiveInt = 1
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
 
 def evaluate(

@@ -11,14 +11,7 @@ from vispe.images.paths import absolute
 from vispe.train.retrofit.config import Teacher, flat
 from vispe.train.retrofit.config_paths import absolute_teacher
 from vispe.train.retrofit.recipe_files import task_arguments
-from vispe.utils.options import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    check_options,
-)
+from vispe.utils.options import NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Seed, check_options
 
 FREE = ("out", "force", "device", "save_steps", "logging_steps")
 """Keys that may change when an interrupted run resumes."""
@@ -81,7 +74,7 @@ class LinearTask:
     norm: bool = True
     dropout: Probability = 0.1
     poses: bool = True
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     device: str = "auto"
     logging_steps: PositiveInt = 20
     save_steps: PositiveInt = 200

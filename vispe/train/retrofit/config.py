@@ -15,6 +15,7 @@ from vispe.utils.options import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    Seed,
 )
 
 FREE = (
@@ -181,7 +182,7 @@ class Probe:
     img_size: PositiveInt | None = None
     step: PositiveInt | None = None
     masks: PositiveInt = 6
-    seed: NonNegativeInt = 90_000
+    seed: Seed = 90_000
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Retrofit:
     clip_grad: PositiveFloat | None = None
     weight_decay: NonNegativeFloat = 0.01
     micro_batch_size: PositiveInt | None = None
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     device: str = "auto"
     num_workers: NonNegativeInt = 0
     logging_steps: PositiveInt = 50

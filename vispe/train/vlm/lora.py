@@ -25,7 +25,7 @@ from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import OrderedPrompt
 from vispe.utils.digest import tensor_digest
 from vispe.utils.files import write_json
-from vispe.utils.options import NonNegativeInt, Options, PositiveFloat, PositiveInt
+from vispe.utils.options import Options, PositiveFloat, PositiveInt, Seed
 
 SCHEME = "scheme.json"  # file stored with the adapter, as the adapter's own files do not contain the scheme
 
@@ -58,7 +58,7 @@ class LoraRecipe(Options):
     rank: PositiveInt = 16
     target_modules: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     save_steps: PositiveInt = 100
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

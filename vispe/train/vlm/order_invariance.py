@@ -27,7 +27,7 @@ from vispe.train.retrofit.lora import add_lora, merge_lora
 from vispe.train.vlm.prompts import OrderedPrompt, Prompt
 from vispe.utils.digest import tensor_digest
 from vispe.utils.files import atomic_path
-from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveFloat, PositiveInt
+from vispe.utils.options import NonNegativeFloat, Options, PositiveFloat, PositiveInt, Seed
 
 OnStep = Callable[[int, float], None]
 """Called with the number of training steps done, and the loss of the last one."""
@@ -58,7 +58,7 @@ class OrderRecipe(Options):
     rank: PositiveInt = 8
     target_modules: Sequence[str] = ("q_proj", "k_proj")
     even: NonNegativeFloat = 0.1
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
 
 def train_order_invariance(

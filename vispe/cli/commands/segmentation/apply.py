@@ -4,7 +4,7 @@ from typing import Literal
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
-LIBRARY_NAMES = {"zero_is": "truth_zero"}
+LIBRARY_NAMES = {"zero_is": "truth_zero", "page": "truth_page", "include_labelled": "score_labelled"}
 ADVANCED = (
     *("truth_zero", "truth_page", "scene", "orientation", "touching", "object_min_area", "fill_holes"),
     *("exclude_border", "objects_as", "stored_features", "tile", "scheduler", "storage_options"),

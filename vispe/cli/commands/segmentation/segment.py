@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from vispe.cli.arguments import name_options
+from vispe.cli.messages import name_options
 from vispe.cli.terminal import one_line
 from vispe.errors import counted
 
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
-LIBRARY_NAMES = {"zero_is": "truth_zero"}
+LIBRARY_NAMES = {"zero_is": "truth_zero", "page": "truth_page", "include_labelled": "score_labelled"}
 OPTIONAL_VALUE = {"cluster": "auto"}
 MULTI_WORD = ("text",)
 ADVANCED = (
