@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, is_integer
+from vispe.errors import InputError, is_integer, short
 from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.micro_features import DenseMaps
 from vispe.segment.features.token_features import TokenMaps
@@ -81,8 +81,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is damaged ({reason}). Run vispe features again.") from error
+        raise InputError(f"{path} is damaged ({short(error)}). Run vispe features again.") from error
     if not isinstance(facts, dict) or not is_integer(facts.get("pages")):
         raise InputError(f"{path} does not contain stored features. Run vispe features again.")
     return facts

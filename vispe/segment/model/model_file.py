@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.backbones.hub import named_by_file
-from vispe.errors import InputError, VispeError, require
+from vispe.errors import InputError, VispeError, require, short
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
@@ -165,9 +165,8 @@ def load_model(path: str | Path) -> Model:
     try:
         return _rebuild(card, estimator, tensors)
     except (TypeError, KeyError, AttributeError, IndexError, _ObjectsError) as error:
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"{path} is damaged: its card does not match its arrays ({reason}). Train the model again."
+            f"{path} is damaged: its card does not match its arrays ({short(error)}). Train the model again."
         ) from error
 
 
