@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from vispe.errors import InputError, OptionError, require
+from vispe.errors import InputError, OptionError, require, short
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MODULES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
@@ -151,12 +151,9 @@ def read_errors() -> tuple[type[Exception], ...]:
 
 def unreadable(url: str | Path, error: BaseException) -> InputError:
     """Return the error for a URL that cannot be read."""
-    reason = " ".join(str(error).split())[:200]
-    name = type(error).__name__
-    return InputError(
-        f"{url} cannot be read ({f'{name}: {reason}' if reason else name}). Check the address, the network and "
-        "`storage_options`."
-    )
+    name, reason = type(error).__name__, short(error, 200)
+    text = name if reason == name else f"{name}: {reason}"
+    return InputError(f"{url} cannot be read ({text}). Check the address, the network and `storage_options`.")
 
 
 def fingerprint_url(url: "StoreURL") -> str:

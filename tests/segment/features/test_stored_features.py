@@ -164,7 +164,11 @@ def test_other_images_versions_and_damaged_files_are_refused(folder, monkeypatch
     (folder / "a.png").write_bytes(original)
     file = folder / "stored" / "a_features_0000.safetensors"
     whole = file.read_bytes()
-    for data in (b"", b"\xff" * 100, whole[:200], whole.replace(b'\\"pages\\"', b'\\"sages\\"')):
+    renamed = [
+        whole.replace(b'\\"%s\\"' % name, b'\\"x%s\\"' % name[1:])
+        for name in (b"pages", b"page_sha256", b"model")
+    ]
+    for data in (b"", b"\xff" * 100, whole[:200], *renamed):
         file.write_bytes(data)
         with pytest.raises(InputError, match="Run vispe features again"):
             run()

@@ -324,6 +324,8 @@ def test_shifts_that_do_not_fit_are_left_out_and_said():
     actual = measure_invariance(p, everywhere(p), by_level, "abc")
     assert [q.name for q in actual.poses if q.family == "shifted"] == ["shift (-3, 5) px"]
     assert actual.notes == ("2 of 3 shifts are too large for 20 x 70 px and were skipped.",)
+    actual = measure_invariance(p, everywhere(p), by_level, "abc", shifts=((0, 0), (3, 5), (8, -7)))
+    assert actual.notes == ("1 of 2 shifts are too large for 20 x 70 px and were skipped.",)
     tiny = page(3, 5)
     actual = measure_invariance(tiny, everywhere(tiny), by_level, "abc")
     assert actual.families == ("turned", "mirrored")
@@ -403,6 +405,8 @@ def test_errors_contain_the_value():
         OptionError, match=r"A shift must be two integers, pixels \(down, right\), got \(1.5, 2\)"
     ):
         measure_invariance(p, everywhere(p), by_level, "abc", shifts=[(1.5, 2)])
+    with pytest.raises(OptionError, match=r"supports up to 255 classes, got 256 names"):
+        measure_invariance(p, everywhere(p), by_row, [f"class {k}" for k in range(256)])
     with pytest.raises(OptionError, match="returned class 3, but there are 2 class names"):
         measure_invariance(p, everywhere(p), by_level, "ab")
     with pytest.raises(

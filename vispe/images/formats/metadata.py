@@ -125,7 +125,7 @@ def check_metadata(path: Path, text: str) -> None:
                     f"{path}: the OME metadata may declare at most {PLANES} planes, got {planes:.4g}. Export it again."
                 )
         name = element.attrib.get("FileName") if tag == "UUID" else None
-        if name is not None and not _beside(path, name):
+        if name is not None and not _is_in_folder(path, name):
             raise InputError(
                 f"{path}: files in the OME metadata must be in the folder of the image, got {name!r}. Copy all files "
                 "of the dataset into one folder."
@@ -152,7 +152,7 @@ def _float(text: str) -> float:
         return 0.0
 
 
-def _beside(path: Path, name: str) -> bool:
+def _is_in_folder(path: Path, name: str) -> bool:
     is_plain = name and not re.search(r"[/\\:\0]", name) and name not in (".", "..")
     other = path.parent / name if is_plain else None
     return other is not None and (other.is_file() or not other.exists())

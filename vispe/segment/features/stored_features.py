@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, is_integer
+from vispe.errors import InputError, is_integer, short
 from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.micro_features import DenseMaps
 from vispe.segment.features.token_features import TokenMaps
@@ -81,9 +81,10 @@ def read_facts(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is damaged ({reason}). Run vispe features again.") from error
-    if not isinstance(facts, dict) or not is_integer(facts.get("pages")):
+        raise InputError(f"{path} is damaged ({short(error)}). Run vispe features again.") from error
+    types = {"page_sha256": str, "versions": dict, "model": dict, "reading": dict}
+    valid = isinstance(facts, dict) and is_integer(facts.get("pages"))
+    if not valid or not all(isinstance(facts.get(name), kind) for name, kind in types.items()):
         raise InputError(f"{path} does not contain stored features. Run vispe features again.")
     return facts
 
@@ -159,12 +160,12 @@ def _check(path: Path, image: Path, facts: Mapping[str, Any], expected: Mapping[
             "omit stored_features."
         )
     for group in ("versions", "model", "reading"):
-        stored = facts.get(group, {})
         for name, value in expected[group].items():
-            if stored.get(name) == value:
+            stored = facts[group].get(name)
+            if stored == value:
                 continue
             raise InputError(
-                f"{path} was computed with {name}={_shown(stored.get(name))}, but this run has {name}={_shown(value)}. "
+                f"{path} was computed with {name}={_shown(stored)}, but this run has {name}={_shown(value)}. "
                 "Run vispe features with the same options, or omit stored_features."
             )
 

@@ -56,7 +56,7 @@ def measure_invariance(
         page: (h, w, c) float32 grey levels in [0, 1], normalised once, before any pose.
         valid: (h, w) bool, pixels with data.
         predict: segments a page of any size; must be stateless.
-        names: names of the classes 1..K.
+        names: names of the classes 1..K, at most 255.
         still: prediction of the unmodified page, if already computed.
         shifts: (down, right) in pixels; those beyond a quarter of a side are skipped with a note.
         angles: degrees; angles other than multiples of 90 require resampling, so each has its own noise floor, and they
@@ -66,8 +66,9 @@ def measure_invariance(
 
     Raises:
         ShapeError: `page` and `valid` differ in size, or the prediction differs from them.
-        InputError: the prediction is not of integers, or contains classes beyond the names.
-        OptionError: no names, a negative border, or a shift that is not a pair of integers.
+        InputError: the prediction is not of integers.
+        OptionError: no or more than 255 names, classes beyond these, a negative border, or a shift that is not a pair
+            of integers.
 
     Example:
         >>> page = np.repeat([[0.1, 0.9]], 64, 0).repeat(32, 1)[..., None].astype(np.float32)
@@ -85,12 +86,13 @@ def measure_invariance(
             f"measure_invariance needs class names and a border of 0 or more pixels, got {names!r}, {border=}."
         )
     count, notes = len(names), []
-    small_shifts = valid_shifts(shifts, valid.shape)
-    if len(small_shifts) < len(set(shifts) - {(0, 0)}):
+    if count > 255:  # labels have 8 bits
+        raise OptionError(f"measure_invariance supports up to 255 classes, got {count} names.")
+    small_shifts, requested = valid_shifts(shifts, valid.shape), set(shifts) - {(0, 0)}
+    if skipped := len(requested) - len(small_shifts):
         h, w = valid.shape
         notes.append(
-            f"{len(set(shifts)) - len(small_shifts)} of {counted(len(set(shifts)), 'shift')} are too large for "
-            f"{h} x {w} px and were skipped."
+            f"{skipped} of {counted(len(requested), 'shift')} are too large for {h} x {w} px and were skipped."
         )
     moves: list[Move] = [SquareSymmetry(g) for g in D4 if g != IDENTITY] + [
         ShiftedFrame(*s) for s in small_shifts

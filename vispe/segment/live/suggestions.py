@@ -26,7 +26,7 @@ MOST = 100
 _NEW = 0.3  # added to the uncertainty, so that novel features count at high confidence, too
 _STEP = 4  # spacing of candidates in pixels
 _MOST = 20_000  # upper bound of candidates; above, every n-th candidate is used
-_APART = 4  # minimal distance between suggestions in radii
+_MIN_DISTANCE = 4  # between suggestions, in radii
 _SURE = 0.2  # mean uncertainty below which a location is selected for its features
 _LABELLED = 2000  # upper bound of labelled pixels for comparison; above, every n-th is used
 
@@ -115,7 +115,7 @@ def suggest(
         candidate_features,
         labelled,
         count,
-        _APART * radius,
+        _MIN_DISTANCE * radius,
     )
     return [
         _suggestion(live, int(locations[i]), radius, float(uncertainty[i]), mean_prob[:, i]) for i in order

@@ -14,7 +14,7 @@ from vispe.segment.materials.directions import ANGLES, Directions
 Record = dict[str, Any]
 
 _MM = 1000  # microns
-_ALIKE = 1e-9  # anisotropy relative to the crossings below which no direction is preferred
+_ISOTROPIC = 1e-9  # anisotropy relative to the crossings below which no direction is preferred
 
 
 def measure(
@@ -161,7 +161,7 @@ def _elongation(
     """Return the direction of the longest intercepts, and their ratio to those across."""
     # crossings are fewest along the elongation, perpendicular to the phase of their second harmonic
     harmonic = np.sum(along * np.exp(2j * np.radians(ANGLES)))
-    if not np.isfinite(harmonic) or abs(harmonic) <= _ALIKE * along.sum():
+    if not np.isfinite(harmonic) or abs(harmonic) <= _ISOTROPIC * along.sum():
         return {"degrees": None, "ratio": None, "ratio_ci95": None}
     # the second harmonic has twice the angle; +90 from fewest to most intercept length
     degrees = float((math.degrees(np.angle(harmonic)) / 2 + 90) % 180)

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from vispe.errors import InputError, short
+from vispe.errors import InputError, require, short
 from vispe.images.formats.decoded_image import BROKEN
 from vispe.segment.model.archive import check_archive, pack
 from vispe.segment.model.parameter_checks import check_estimator
@@ -59,7 +59,19 @@ def read_estimator(path: Path, data: bytes, kind: str, n_classes: int) -> Any:
     return estimator
 
 
-def canonical_bytes(data: bytes) -> bytes:
+def estimator_bytes(estimator: Any) -> bytes:
+    """Return a fitted estimator as a skops archive; equal estimators give equal bytes.
+
+    Raises:
+        MissingExtra: skops is not installed.
+    """
+    require("skops", "cli", "a model file")
+    import skops.io
+
+    return _canonical(skops.io.dumps(estimator))
+
+
+def _canonical(data: bytes) -> bytes:
     """Renumber the object identifiers of a skops archive (memory addresses) in order of appearance."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.backbones.hub import named_by_file
-from vispe.errors import InputError, VispeError, require
+from vispe.errors import InputError, VispeError, short
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
@@ -34,7 +34,7 @@ from vispe.segment.model.archive import (
     read_tensors,
 )
 from vispe.segment.model.card_checks import check_card
-from vispe.segment.model.estimator_file import canonical_bytes, read_estimator
+from vispe.segment.model.estimator_file import estimator_bytes, read_estimator
 from vispe.segment.model.parameter_checks import check_tensors
 from vispe.segment.objects.object_classes import PREFIX, ObjectClassifier
 from vispe.segment.text.config import TextClassifier, TextConfig
@@ -109,10 +109,7 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
     arrays = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     parts = {TENSORS: save(arrays)} if arrays else {}
     if classifier.estimator is not None:
-        require("skops", "cli", "a model file")
-        import skops.io
-
-        parts[ESTIMATOR] = canonical_bytes(skops.io.dumps(classifier.estimator))
+        parts[ESTIMATOR] = estimator_bytes(classifier.estimator)
     card = {
         "format": FORMAT,
         "format_version": VERSION,
@@ -165,9 +162,8 @@ def load_model(path: str | Path) -> Model:
     try:
         return _rebuild(card, estimator, tensors)
     except (TypeError, KeyError, AttributeError, IndexError, _ObjectsError) as error:
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"{path} is damaged: its card does not match its arrays ({reason}). Train the model again."
+            f"{path} is damaged: its card does not match its arrays ({short(error)}). Train the model again."
         ) from error
 
 
@@ -242,6 +238,9 @@ def open_features(
         InputError: weights that are not on this disk, without `allow_download`.
     """
     config = config or model.features
+    # filters and vispe_micro need no weights of a hub, whose library takes long to import
+    if isinstance(config, FeatureConfig) and config.model in (None, NAME):
+        return Features(config, seed=model.seed, device=device, basis=model.basis)
     with named_by_file(allow_download):
         if isinstance(config, FeatureConfig):
             return Features(config, seed=model.seed, device=device, basis=model.basis)

@@ -26,38 +26,37 @@ def check_tensors(path: Path, tensors: Mapping[str, np.ndarray], n_classes: int)
             raise InputError(
                 f"{path} is damaged: its array {name} contains non-finite values. Train the model again."
             )
-    consistent = True
-    if "cluster.order" in tensors:
-        width = tensors.get("cluster.width", np.zeros(0))
-        consistent = np.array_equal(np.sort(tensors["cluster.order"], axis=None), np.arange(n_classes))
-        consistent = (
-            consistent and tensors["cluster.order"].ndim == 1 and width.shape == (1,) and width[0] > 0
-        )
-    if "cluster.points" in tensors:
-        points, cluster_of = tensors["cluster.points"], tensors.get("cluster.of", np.zeros(0))
-        consistent = (
-            consistent
-            and points.ndim == 2
-            and cluster_of.shape == points.shape[:1]
-            and cluster_of.dtype.kind in "iu"
-        )
-        consistent = (
-            consistent and bool(cluster_of.size) and cluster_of.min() >= 0 and cluster_of.max() < n_classes
-        )
-    basis = {k.removeprefix("basis."): v for k, v in tensors.items() if k.startswith("basis.")}
-    if basis:
-        consistent = (
-            consistent and set(basis) == {"mean", "components", "scale"} and basis["components"].ndim == 2
-        )
-        consistent = consistent and basis["mean"].shape == basis["components"].shape[1:]
-        consistent = (
-            consistent
-            and basis["scale"].shape == basis["components"].shape[:1]
-            and (basis["scale"] > 0).all()
-        )
-    domain_arrays = {k.removeprefix("domain."): v for k, v in tensors.items() if k.startswith("domain.")}
-    if not (consistent and (not domain_arrays or out_of_distribution.is_consistent(domain_arrays))):
+    basis, domain = (
+        {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+        for start in ("basis.", "domain.")
+    )
+    consistent = _are_clusters(tensors, n_classes) and (not basis or _is_basis(basis))
+    if not consistent or (domain and not out_of_distribution.is_consistent(domain)):
         raise InputError(f"{path} is damaged: its arrays are inconsistent. Train the model again.")
+
+
+def _are_clusters(tensors: Mapping[str, np.ndarray], n_classes: int) -> bool:
+    """Return whether the arrays of clusters, if there are any, are consistent."""
+    if (order := tensors.get("cluster.order")) is not None:
+        width = tensors.get("cluster.width", np.zeros(0))
+        is_permutation = order.ndim == 1 and np.array_equal(np.sort(order), np.arange(n_classes))
+        if not is_permutation or width.shape != (1,) or width[0] <= 0:
+            return False
+    if (points := tensors.get("cluster.points")) is None:
+        return True
+    cluster_of = tensors.get("cluster.of", np.zeros(0))
+    if points.ndim != 2 or cluster_of.shape != points.shape[:1] or cluster_of.dtype.kind not in "iu":
+        return False
+    return bool(cluster_of.size and cluster_of.min() >= 0 and cluster_of.max() < n_classes)
+
+
+def _is_basis(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Return whether the arrays of a `TokenBasis` are consistent."""
+    if set(arrays) != {"mean", "components", "scale"} or arrays["components"].ndim != 2:
+        return False
+    count, width = arrays["components"].shape
+    shapes = arrays["mean"].shape == (width,) and arrays["scale"].shape == (count,)
+    return bool(shapes and (arrays["scale"] > 0).all())
 
 
 def check_estimator(path: Path, estimator: Any, kind: str, n_classes: int) -> None:

@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,9 +23,11 @@ from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import load_model, open_features
 from vispe.segment.model.piece_probabilities import piece_threads
 from vispe.segment.model.prediction import assemble
-from vispe.segment.out_of_core.job import _ONE, Job, PredictedBlock
+from vispe.segment.out_of_core.job import Job, PredictedBlock
 from vispe.segment.out_of_core.lazy_page import LazyPage, LazyValid, PageWindow
 from vispe.segment.out_of_core.source.open_image import open_image
+
+_BLOCK_LOCK = threading.Lock()  # one block at a time in a process, so that memory is bounded
 
 
 class Engine:
@@ -143,7 +146,7 @@ def run_block(text: str, page: int, bounds: tuple[int, int, int, int]) -> None:
     """Compute, write and record one block of a job (as JSON); a task of a cluster."""
     from vispe.segment.out_of_core.progress import write_block
 
-    with _ONE, limit_concurrency():
+    with _BLOCK_LOCK, limit_concurrency():
         block_engine = engine(text)
         region = Region(*bounds)
         write_block(block_engine.job, page, region, block_engine.block(page, region))

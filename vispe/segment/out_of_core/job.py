@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.out_of_core.intensity_limits import Limits
-
-_ONE = threading.Lock()  # one block at a time in a process, so that memory is bounded
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _SIDES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128)
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _OWN = 24 << 20  # overhead of interpreter, store and allocator in bytes
 _MODEL = 700  # bytes per pixel of a tile of vispe_micro
-_PICTURE = 2048  # longest side of the overlay in pixels
+_OVERLAY = 2048  # longest side of the overlay in pixels
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,10 @@ def _estimate(
 
 
 def _reduction(image: OutOfCoreImage, chunk: int, memory: int) -> int:
-    """Return the downscaling factor of the overlay: no side above `_PICTURE`, and drawn within the memory."""
+    """Return the downscaling factor of the overlay: no side above `_OVERLAY`, and drawn within the memory."""
     step, (height, width) = 1, image.shape
     each = 40 + 16 * image.channels  # bytes per pixel of the overlay during drawing
-    while (max(height, width) > _PICTURE * step or each * height * width > memory * step**2) and step < chunk:
+    while (max(height, width) > _OVERLAY * step or each * height * width > memory * step**2) and step < chunk:
         step *= 2
     return step
 

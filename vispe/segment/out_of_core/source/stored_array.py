@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.errors import InputError, counted
+from vispe.errors import InputError, counted, short
 from vispe.images.formats.decoded_image import BROKEN, damaged
 from vispe.images.orientation import known_tag
 from vispe.images.remote import is_url, options_of, read_errors, unreadable
@@ -38,8 +38,9 @@ def open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     except (*read_errors(), AttributeError) as error:
         if is_url(path):
             raise unreadable(path, error) from error
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is not a readable OME-Zarr image ({reason}). Export it again.") from error
+        raise InputError(
+            f"{path} is not a readable OME-Zarr image ({short(error)}). Export it again."
+        ) from error
 
 
 def _ome(node: Any) -> Mapping[str, Any]:
