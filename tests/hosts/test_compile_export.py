@@ -1,6 +1,7 @@
 """Compiling, exporting and ONNX give the numbers of eager mode; symbolic height and width: test_symbolic_sizes."""
 
 import copy
+import io
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.export import Dim
 
 import vispe
-from tests.hosts.helpers import close, grads, image, tiny
+from tests.hosts.helpers import close, grads, image, shake, tiny
 from vispe.encodings.parts.rotary.skew_symmetric import exp_by_products, skew_matrix
 
 pytestmark = pytest.mark.slow
@@ -105,3 +106,19 @@ def test_traced():
     model = vispe.convert(tiny(), "alibi2d(slopes=learned)")
     traced = torch.jit.trace(model, image())
     close(traced(image(seed=2)), model(image(seed=2)))
+
+
+# a mask that is filled window by window, and moves of the last axis
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::UserWarning"
+)
+@pytest.mark.parametrize("spec", ["alibi2d", "rpb", "fire", "gpsa", "liere", "dape", "fope", "loope.cells"])
+def test_legacy_onnx_with_free_batch(spec):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    model, program = shake(vispe.convert(tiny(), spec), 1).eval(), io.BytesIO()
+    free = {"x": {0: "batch"}}
+    torch.onnx.export(model, (image(),), program, dynamo=False, input_names=["x"], dynamic_axes=free)
+    session = runtime.InferenceSession(program.getvalue())
+    x = image(3, 3, 24, 40, seed=2)
+    actual = session.run(None, {"x": x.numpy()})[0]
+    np.testing.assert_allclose(actual, model(x).detach().numpy(), rtol=1e-3, atol=1e-4)

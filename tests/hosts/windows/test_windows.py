@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import warnings
 
@@ -173,6 +174,22 @@ def test_a_jit_trace_refuses_another_grid_with_as_many_tokens(name):
     for size in ((32, 72), (72, 32)) if name != "torchvision_swin" else ():
         with pytest.raises(RuntimeError, match="size of the tensor"):
             graph(image(name, size))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's exporter
+@pytest.mark.parametrize("name", ["timm_sam", "timm_swin", "hub_sam", "hub_sam3", "hub_vitdet"])
+def test_legacy_onnx_with_free_batch(name):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    model, program = vispe.convert(build(name), "alibi2d").float(), io.BytesIO()
+    x, free = image(name).float(), {"x": {0: "batch"}}
+    torch.onnx.export(model, (x,), program, dynamo=False, input_names=["x"], dynamic_axes=free)
+    session = runtime.InferenceSession(program.getvalue())
+    more = torch.cat([x.flip(0), x[:1]])
+    close(torch.from_numpy(session.run(None, {"x": more.numpy()})[0]), run(model, more), 1e-4)
 
 
 @cases("name", ["torchvision_vit", "torchvision_swin", "hub_swin", "hub_sam", "hub_vitdet", "timm_sam"])

@@ -226,8 +226,10 @@ class Bias:
 
         def make() -> Tensor:
             grid = pos.grid
+            # values written into a window are lost in a legacy ONNX export, which traces the model
             if (
                 torch.compiler.is_compiling()
+                or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
                 or grid is None
                 or not (self.invariant and pos.regular and pos.static)
             ):

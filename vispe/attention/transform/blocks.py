@@ -8,6 +8,7 @@ from torch import Tensor
 from vispe.attention.precision import check_floating, exact_product
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import ShapeError, counted
+from vispe.utils.axes import last_axis_to
 
 
 class BlockTransform(Transform):
@@ -82,10 +83,10 @@ def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:
             "smaller blocks."
         )
     # (b, h, n, d) -> (b, h, n, blocks, s)
-    covered = x[..., : blocks * s].reshape(*x.shape[:-1], blocks, s)
+    covered = torch.unflatten(x[..., : blocks * s], -1, (blocks, s))
     # shared by all samples: treat samples as columns, so that the matrices are not copied for each
     if matrices.shape[0] == 1:
-        product = exact_product(matrices[0], covered.movedim(0, -1)).movedim(-1, 0).flatten(-2)
+        product = last_axis_to(exact_product(matrices[0], covered.movedim(0, -1)), 0).flatten(-2)
     else:
         product = exact_product(matrices, covered[..., None]).flatten(-3)
     return torch.cat([product.to(x.dtype), x[..., blocks * s :]], -1)

@@ -33,7 +33,7 @@ class SamAttention(SiteAttention):
         if self.vispe_grid.keep and self.use_rel_pos:
             bias = decomposed_of_timm(q, self.rel_pos_h, self.rel_pos_w, shape)
         out = self.vispe_attend(tokens, (q, k, v), shape, bias, self.attn_drop.p if self.training else 0.0)
-        return self.proj_drop(self.proj(out)).unflatten(1, shape)
+        return self.proj_drop(self.proj(out)).reshape(x.shape)
 
 
 class DetachedBias(nn.Module):

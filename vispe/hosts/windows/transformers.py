@@ -35,13 +35,14 @@ class HubSamAttention(SiteAttention):
             bias = self.get_decomposed_rel_pos(q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
             bias = bias.flatten(3, 4).flatten(1, 2).unflatten(0, q.shape[:2])
         if self.fused_attn:
-            return self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape), None
+            out = self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0))
+            return out.reshape(hidden_states.shape), None
         scores = self.vispe_context(tokens, shape, bias).scores(self, (q,), (k,), v, tokens)
         # the returned weights are those of the output before dropout, so that gradients reach them
         returned = scores.softmax().to(q.dtype).flatten(0, 1)
         weights = F.dropout(returned.unflatten(0, q.shape[:2]), self.dropout, self.training)
         (out,) = scores.weigh(weights)
-        return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), returned
+        return self.proj(out.transpose(1, 2).flatten(2)).reshape(hidden_states.shape), returned
 
 
 class DetachedRotary(nn.Module):
@@ -75,13 +76,12 @@ class HubSam3Attention(SiteAttention):
             q, k = rotate(q, k, *position_embeddings)
         dropout = self.attention_dropout if self.training else 0.0
         if self.fused_attn:
-            return self.o_proj(self.vispe_attend(tokens, (q, k, v), shape, None, dropout)).unflatten(
-                1, shape
-            ), None
+            out = self.o_proj(self.vispe_attend(tokens, (q, k, v), shape, None, dropout))
+            return out.reshape(hidden_states.shape), None
         scores = self.vispe_context(tokens, shape, None).scores(self, (q,), (k,), v, tokens)
         weights = F.dropout(scores.softmax().to(q.dtype), dropout)
         (out,) = scores.weigh(weights)
-        return self.o_proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights
+        return self.o_proj(out.transpose(1, 2).flatten(2)).reshape(hidden_states.shape), weights
 
 
 class VitDetAttention(SiteAttention):
@@ -100,11 +100,12 @@ class VitDetAttention(SiteAttention):
             bias = add(zeros, q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
             bias = bias.unflatten(0, q.shape[:2])
         if not output_attentions:
-            return (self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape),)
+            out = self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0))
+            return (out.reshape(hidden_state.shape),)
         scores = self.vispe_context(tokens, shape, bias).scores(self, (q,), (k,), v, tokens)
         weights = scores.softmax().to(q.dtype)
         (out,) = scores.weigh(weights)
-        return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights
+        return self.proj(out.transpose(1, 2).flatten(2)).reshape(hidden_state.shape), weights
 
 
 class HubSwinAttention(SiteAttention):

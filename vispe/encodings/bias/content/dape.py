@@ -19,6 +19,7 @@ from vispe.encodings.registry import create_encoding, parse_spec, register
 from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.grid import Positions
+from vispe.utils.axes import last_axis_to
 from vispe.utils.options import NonNegativeFloat, PositiveInt, Shape
 
 
@@ -237,7 +238,7 @@ class Dape(Biased):
 
     def _pairs(self, both: Tensor) -> Tensor:
         # (b, 2 h, n, n) -> (b, n, n, 2 h) for the linear maps, and back
-        return self.mlp2(both.movedim(1, -1)).movedim(-1, 1)
+        return last_axis_to(self.mlp2(both.movedim(1, -1)), 1)
 
     def _convolve(self, both: Tensor, prefix: int, shape: tuple[int, ...]) -> Tensor:
         both = both[..., prefix:, prefix:]

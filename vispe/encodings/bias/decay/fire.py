@@ -16,6 +16,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
+from vispe.utils.axes import last_axis_to
 from vispe.utils.constants import constant
 from vispe.utils.options import NonNegativeFloat, PositiveFloat, PositiveInt, Shape
 
@@ -165,4 +166,4 @@ class Fire(RadialEncoding):
         fraction = (c * distance).abs().log1p() / (
             (c * torch.maximum(length, reach)).abs().log1p() + self.eps
         )
-        return self.mlp(fraction[..., None]).movedim(-1, 1)
+        return last_axis_to(self.mlp(fraction[..., None]), 1)

@@ -19,6 +19,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions
+from vispe.utils.axes import last_axis_to
 from vispe.utils.constants import constant
 from vispe.utils.options import Axes, FiniteFloat, Integer, PositiveFloat, PositiveInt, check_per_axis
 
@@ -177,7 +178,7 @@ class GPSA(Biased):
             torch.sigmoid(at_least_float32(self.gating_param))[:, None, None] * pos.spatial[:, None, :, None]
         )
         # (2 n_1 - 1, ..., h) -> (h, 2 n_1 - 1, ...)
-        values = self.pos_proj(self._offsets(grid, pos.coords.device)).movedim(-1, 0)
+        values = last_axis_to(self.pos_proj(self._offsets(grid, pos.coords.device)), 0)
         # positional attention covers patches only: prefix tokens have no offset
         hidden = ((0.0, -torch.inf, 0.0),)
         edge = constant(hidden, values.dtype, values.device) if grid.prefix else None

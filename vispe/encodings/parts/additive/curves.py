@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product, fixed_size, same_grid
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
+from vispe.utils.axes import last_axis_to
 
 Cells = NDArray[np.int64]
 ROUNDS = 20  # number of halvings for grids of up to 1024 x 1024 cells
@@ -241,14 +242,14 @@ def pooled(image: Tensor, size: tuple[int, int]) -> Tensor:
     """Return `F.adaptive_avg_pool2d`; symbolic sizes use a product per axis, as exports fix its sizes."""
     if all(map(fixed_size, (*size, *image.shape[-2:]))):
         return F.adaptive_avg_pool2d(image, size)
-    for axis, new in ((-2, size[0]), (-1, size[1])):
+    for axis, new in zip((image.ndim - 2, image.ndim - 1), size, strict=True):
         old = image.shape[axis]
         cell, pixel = torch.arange(new, device=image.device)[:, None], torch.arange(old, device=image.device)
         # from floor(i old / new) up to ceil((i + 1) old / new), the windows of adaptive pooling
         first, behind = cell * old // new, ((cell + 1) * old + new - 1) // new
         weights = ((pixel >= first) & (pixel < behind)).to(image.dtype)
         weights = weights / weights.sum(1, keepdim=True)
-        image = exact_product(image.movedim(axis, -1), weights.t()).movedim(-1, axis)
+        image = last_axis_to(exact_product(image.movedim(axis, -1), weights.t()), axis)
     return image
 
 

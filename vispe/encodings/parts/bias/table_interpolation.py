@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import all_equal, exact_product, fixed_size, same_grid
 from vispe.encodings.parts.coords import exact_device
+from vispe.utils.axes import last_axis_to
 
 Resample = Literal["geometric", "bicubic"]
 
@@ -52,7 +53,7 @@ def resample_table(values: Tensor, old: tuple[int, ...], new: tuple[int, ...], m
             rows = torch.arange(2 * n - 1, device=values.device)[:, None]
             unit = rows == torch.arange(2 * o - 1, device=values.device)
             weights = torch.where(same, unit.to(weights.dtype), weights)
-        values = exact_product(values.movedim(axis, -1), weights.t()).movedim(-1, axis)
+        values = last_axis_to(exact_product(values.movedim(axis, -1), weights.t()), axis)
     return values
 
 

@@ -16,6 +16,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
+from vispe.utils.axes import last_axis_to
 from vispe.utils.options import Axes, PositiveFloat
 
 
@@ -130,7 +131,7 @@ class Fope(AxialRotary):
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         freqs = self.frequencies(exact_device(pos.coords)).to(spaced.coords)
-        angle = spaced.coords.movedim(-1, 0)[:, :, None, :, None] * freqs  # (axes, b, 1, n, waves)
+        angle = last_axis_to(spaced.coords, 0)[:, :, None, :, None] * freqs  # (axes, b, 1, n, waves)
         cos, sin = (
             self._mixed(wave, matrix)
             for wave, matrix in ((angle.cos(), self.cos_coef), (angle.sin(), self.sin_coef))
