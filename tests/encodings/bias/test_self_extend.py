@@ -6,6 +6,7 @@ import torch
 from tests.cases import cases
 from vispe import Grid, create_encoding
 from vispe.attention import attention
+from vispe.encodings.parts.rotary.pairwise.self_extend import SelfExtendScores
 from vispe.errors import OptionError, ShapeError
 
 
@@ -61,3 +62,11 @@ def test_wrong_heads_and_no_queries_are_refused():
         create_encoding("self_extend", dim=6, num_heads=2)
     with pytest.raises(ShapeError, match="q and k to dense"):
         both((2, 3))[0].dense()
+
+
+def test_rounding_of_positions_does_not_decide_at_the_start_of_a_group():
+    """Sums of fractions may be a little less than a multiple of the group."""
+    q, k = torch.randn(2, 1, 1, 24, 8, generator=torch.Generator().manual_seed(0)).double().unbind()
+    rates, at = torch.tensor([[[1.0, 0.5, 0.2, 0.1]]]), torch.arange(24, dtype=torch.float64)[None, :, None]
+    logits = [SelfExtendScores(x, x, rates, 4, 8).scores(q, k, 1.0) for x in (at, at - 1e-13)]
+    torch.testing.assert_close(*logits, rtol=1e-9, atol=1e-9)

@@ -10,7 +10,8 @@ from tests.cases import cases
 from tests.hosts.transformers.language.test_more_families import converted as more
 from tests.hosts.transformers.more import CLASSES, prompt
 from tests.hosts.transformers.reference import converted, copy_of
-from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, batch
+from tests.products import partly
 from vispe.hosts.transformers.language.converted_classes import model as converted_model
 from vispe.hosts.transformers.language.positions import position_assignment
 from vispe.multimodal import alternating
@@ -154,6 +155,43 @@ def test_a_step_may_be_padding_in_some_rows(family):
     first = model(input_ids=words, attention_mask=mask, **{CACHE: cache}).logits[:1]
     whole = sample.with_tokens(torch.tensor([[5, 6, 7, 8, 11, 12]]).expand(2, 6))
     torch.testing.assert_close(first, model(**whole).logits[:1, -2:], rtol=1e-5, atol=1e-5)
+
+
+@partly(1)
+@cases("image", [False, True])
+@cases("length", [1, 2])
+@cases("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_rows_that_ended_before_others_in_generate(family, length, image):
+    """Their further tokens are padding in the mask of the next turn, with or without `generate`."""
+    model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [6])
+    out = model.generate(**sample.inputs, **LONG)
+    said = out.sequences[:, sample["input_ids"].shape[1] : -1]
+    whole = sample.with_tokens(said)
+    whole["attention_mask"][1, -3:] = 0
+    turn = batch(family, [1, "image", 2], [3], seed=5) if image else batch(family, [length], [length], seed=5)
+    more = {n: torch.cat([whole[n], turn[n]], 1) for n in ("input_ids", "attention_mask")}
+    images = ("pixel_values", "image_grid_thw")
+    more |= {n: torch.cat([s[n] for s in (sample, turn) if n in s.inputs]) for n in images if n in whole}
+    expected = model(**more).logits[:, -1]
+    inputs = {n: turn[n] for n in ("input_ids", *images) if n in turn.inputs}
+    cache = copy.deepcopy(out[CACHE])
+    actual = model(**inputs, attention_mask=more["attention_mask"], **{CACHE: cache}).logits[:, -1]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    # the rest of the conversation continues without a mask
+    word, recorded = torch.tensor([[7], [8]]), more["attention_mask"]
+    more["input_ids"] = torch.cat([more["input_ids"], word], 1)
+    more["attention_mask"] = torch.cat([recorded, torch.ones_like(word)], 1)
+    mask = torch.where(more["attention_mask"].bool(), 0.0, torch.finfo(torch.float32).min)[:, None, None]
+    for turns in (cache, out[CACHE]):
+        if turns is not cache:  # the turn itself in generate
+            types = (
+                {"mm_token_type_ids": (more["input_ids"][:, :-1] == IMAGE).long()} if family in QWEN else {}
+            )
+            inputs |= types | {"input_ids": more["input_ids"][:, :-1], "attention_mask": recorded}
+            model.generate(**inputs, **{CACHE: turns}, max_new_tokens=1)
+        actual = model(input_ids=word, attention_mask=mask, **{CACHE: turns}).logits[:, -1]
+        torch.testing.assert_close(actual, model(**more).logits[:, -1], rtol=1e-5, atol=1e-5)
 
 
 @cases("family", ["qwen2_vl", "llava"])

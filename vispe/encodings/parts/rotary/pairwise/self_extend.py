@@ -44,6 +44,11 @@ def check_self_extend(group: object, window: object) -> None:
             raise OptionError(f"self_extend: {name} must be a positive integer, got {value!r}.")
 
 
+def _snapped(positions: Tensor) -> Tensor:
+    """Return positions as multiples of 2 ** -20, so that rounding of fractions does not decide at a boundary."""
+    return (positions * 2**20).round() / 2**20
+
+
 class SelfExtendScores(PairwiseRotaryScores):
     """Rotary logits with exact offsets for near tokens and grouped offsets for far ones (arXiv 2401.01325).
 
@@ -97,7 +102,7 @@ class SelfExtendScores(PairwiseRotaryScores):
         """Return the logits (b, h, n, m)."""
         exact = self.rotate(q, self.queries), self.rotate(k, self.keys)
         # keys after the query use the mirrored rule: the jump has the opposite sign
-        row, column = ((at / self.group).floor() for at in (self.queries, self.keys))
+        row, column = ((_snapped(at) / self.group).floor() for at in (self.queries, self.keys))
         jump = self.window - self.window // self.group
         grouped_k = self.rotate(k, column)
         grouped_q_after, grouped_q_before = self.rotate(q, row + jump), self.rotate(q, row - jump)
@@ -111,7 +116,7 @@ class SelfExtendScores(PairwiseRotaryScores):
                 offset = (self.queries[:, :, None, axis] - self.keys[:, None, :, axis])[:, None]
                 product_after = (grouped_q_after * selected) @ grouped_k.transpose(-1, -2)
                 product_before = (grouped_q_before * selected) @ grouped_k.transpose(-1, -2)
-                is_near = offset.abs() < self.window
+                is_near = _snapped(offset).abs() < self.window
                 is_near = is_near if self.plain is None else is_near | self.plain[:, None]
                 product = torch.where(
                     is_near, product, torch.where(offset > 0, product_after, product_before)

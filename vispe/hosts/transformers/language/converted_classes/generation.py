@@ -65,9 +65,12 @@ class PositionedGeneration:
         if generation_config.prefill_chunk_size is not None and passed(model_kwargs, *PIXELS):
             check_version(CHUNKED_IMAGES, "vispe: generate with prefill_chunk_size and images")
         mask = model_kwargs.get("attention_mask")
+        cache = cache_of(model_kwargs)
+        state: SequenceState | None = getattr(cache, "vispe_state", None)
         padded = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all())
-        fixed = getattr(cache_of(model_kwargs), "is_compileable", False)
-        if padded and fixed:
+        if padded and state is not None and len(mask) == len(state.offset):
+            cache.vispe_state = state.with_ended_rows(mask, int(cache.get_seq_length()))  # type: ignore[union-attr]
+        if padded and getattr(cache, "is_compileable", False):
             chunked = generation_config.prefill_chunk_size is not None
             model_kwargs = {**model_kwargs, MASK: mask, CHUNKED: chunked}
         return super()._prefill(input_ids, generation_config, model_kwargs, *rest, **more)  # type: ignore[misc]

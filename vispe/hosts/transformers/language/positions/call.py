@@ -72,6 +72,17 @@ class LanguageCall:
         """The state of the KV cache before the call."""
         return getattr(self.cache, "vispe_state", None)
 
+    def state_by_mask(self, position_ids: Tensor | None) -> SequenceState | None:
+        """Return the state of the KV cache, without cached text that the mask of this call excludes."""
+        state, length = self.state, self.tokens.shape[1]
+        # steps of generate, which pass position ids, exclude nothing
+        if state is None or self.mask is None or torch.compiler.is_compiling():
+            return state
+        if length == 1 and position_ids is not None:
+            return state
+        cached = int(self.cache.get_seq_length())
+        return state.with_ended_rows(self.mask, cached) if self.mask.shape[1] == cached + length else state
+
     @property
     def prompt(self) -> PromptPositions | None:
         """The coordinates of the prompt, in calls of `generate`."""

@@ -149,6 +149,29 @@ class SequenceState:
             padded = (*padded, (cached.clone() if isinstance(cached, Tensor) else cached, padding))
         return self if len(padded) == len(self.padded) else replace(self, padded=padded)
 
+    def with_ended_rows(self, mask: Tensor | None, cached: int) -> SequenceState:
+        """Return the state in which text after the last image is padding if the mask of a later call excludes it.
+
+        `generate` continues rows that have ended, until all have; their further tokens are not part of the next turn.
+
+        Args:
+            mask: padding mask (b, all tokens so far), or None.
+            cached: number of cached tokens.
+        """
+        recorded = sum(int(padding.sum()) for _, padding in self.padded)
+        if mask is None or not self.by_mask or self.settled is None or recorded != int(self.padding.sum()):
+            return self
+        start = int(self.settled)
+        ended = ~mask[:, start:cached].bool()
+        for first, padding in self.padded:
+            known = padding[:, max(start - int(first), 0) :]
+            begin = max(int(first) - start, 0)
+            ended[:, begin : begin + known.shape[1]] &= ~known
+        if not bool(ended.any()):
+            return self
+        padded = (*self.padded, (start, ended))
+        return replace(self, padding=self.padding + ended.sum(1), padded=padded, upcoming=None)
+
     def cropped(self, length: int) -> SequenceState | None:
         """Return the state of the first `length` tokens, which end with text; None for no tokens.
 

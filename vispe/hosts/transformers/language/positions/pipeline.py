@@ -75,7 +75,7 @@ def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPo
     _check_members(call, parallel)
     if (call.state is None or call.tokens.shape[1] > 1) and not torch.compiler.is_compiling():
         check_mask(call.mask, type(call.model).__name__, PACKED)
-    before = call.state
+    before = call.state_by_mask(position_ids)
     if before is None:
         check_filled_here(call.cache)
         axes, late = call.model.vispe_scheme.axes, text.vispe_text.caches_coordinates
@@ -107,7 +107,7 @@ def text_call_positions(call: LanguageCall, position_ids: Tensor | None) -> Call
         InputError: the cache was filled by another model.
         ShapeError: `position_ids` have another shape.
     """
-    before = call.state
+    before = call.state_by_mask(position_ids)
     if before is None:
         check_filled_here(call.cache)
     check_cache(before)

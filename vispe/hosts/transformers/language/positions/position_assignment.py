@@ -120,6 +120,8 @@ def step_of(call: LanguageCall, position_ids: Tensor | None) -> DecodingStep | N
     length = call.cache.get_seq_length()
     if isinstance(length, Tensor) and length.device.type != "cpu":
         return None  # reading the value would synchronise the device
+    if call.state_by_mask(position_ids) is not state:
+        return None
     token_index = index_tokens(
         call.input_ids, position_ids, cache=call.cache, state=state, mask=call.mask, images=False
     ).ids
