@@ -40,7 +40,7 @@ def values(model, inputs):
     return out if isinstance(out, torch.Tensor) else out.last_hidden_state
 
 
-CASES = [(name, "alibi2d") for name in ("IJepaModel", "hub_vitdet", "hub_sam3", "timm_swin")]
+CASES = [(name, "alibi2d") for name in ("IJepaModel", "hub_vitdet", "hub_sam3", "timm_swin_v2")]
 # a network that is called, a rotation, a term of the values, and a function that reads the tokens
 CASES += [("timm", spec) for spec in ("rpb_cpb", "rope_mixed", "shaw.values", "cope")]
 CASES += [("ViTModel eager", "cope"), ("naflex", "cope"), ("hub_vitdet", "irpe"), ("hub_swin", "t5")]
