@@ -381,3 +381,8 @@ def test_wrong_segments(case):
     make, message = SEGMENTS[case]
     with pytest.raises(OptionError, match=message):
         make()
+
+
+def test_types_without_values_are_refused():
+    with pytest.raises(InputError, match="types needs values, got a tensor on the meta device"):
+        Stream.from_ids(torch.zeros(1, 3, dtype=torch.long, device="meta"))

@@ -156,6 +156,10 @@ def _counted(number: Tensor, count: int) -> Tensor:
 
 def _check_values(types: Tensor, mask: Tensor | None, merge: object, **others: Tensor | None) -> None:
     """Raise unless types and indices are integers, and the mask is 0 and 1."""
+    if types.is_meta:
+        raise InputError(
+            "types needs values, got a tensor on the meta device. Pass tokens on another device."
+        )
     if not is_integer(merge) or merge < 1:  # type: ignore[operator]
         raise OptionError(f"merge needs an integer above 0, got {merge!r}.")
     for name, supplied in (("types", types), ("mask", mask), *others.items()):

@@ -12,12 +12,14 @@ from vispe.errors import InputError
 from vispe.hosts.transformers.language.converted_classes.generation import PositionedGeneration
 from vispe.hosts.transformers.language.converted_classes.model import PositionedModel
 from vispe.hosts.transformers.language.families import language_model_of
-from vispe.hosts.transformers.language.positions.call import LanguageCall
-from vispe.hosts.transformers.language.positions.kv_cache import (
-    SequenceState,
+from vispe.hosts.transformers.language.positions.cache_checks import (
     check_conversion,
     check_end,
     check_filled_here,
+)
+from vispe.hosts.transformers.language.positions.call import LanguageCall
+from vispe.hosts.transformers.language.positions.kv_cache import (
+    SequenceState,
     text_coordinates,
 )
 from vispe.hosts.transformers.language.positions.token_index import (

@@ -10,13 +10,15 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS
+from vispe.hosts.transformers.language.positions.cache_checks import (
+    check_conversion,
+    check_end,
+    check_filled_here,
+)
 from vispe.hosts.transformers.language.positions.call import GRIDS, PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import table_by_index
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
-    check_conversion,
-    check_end,
-    check_filled_here,
     state_after,
     text_state,
 )

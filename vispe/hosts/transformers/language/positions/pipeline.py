@@ -12,13 +12,15 @@ from vispe.errors import InputError, UnsupportedCombination
 from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS, text_attributes
 from vispe.hosts.transformers.language.positions import coordinates
+from vispe.hosts.transformers.language.positions.cache_checks import (
+    check_conversion,
+    check_end,
+    check_filled_here,
+)
 from vispe.hosts.transformers.language.positions.call import PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import Assigned
 from vispe.hosts.transformers.language.positions.kv_cache import (
     SequenceState,
-    check_conversion,
-    check_end,
-    check_filled_here,
     state_of_prefix,
     text_coordinates,
     text_state,

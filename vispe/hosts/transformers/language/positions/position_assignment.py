@@ -16,12 +16,12 @@ from torch import Tensor
 from vispe.attention.precision import exporting
 from vispe.hosts.transformers.language.families import family_of, language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS, append_attributes
+from vispe.hosts.transformers.language.positions.cache_checks import check_conversion
 from vispe.hosts.transformers.language.positions.call import PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.kv_cache import (
     NextTokens,
     PositionedCache,
     SequenceState,
-    check_conversion,
     set_state,
     settled_length,
 )
