@@ -18,7 +18,7 @@ from models.micro.tasks import HELD, Task, task
 from vispe.backbones.micro.load import sizes
 from vispe.backbones.micro.model import STRIDE, Micro
 from vispe.errors import OptionError
-from vispe.segment.features.filters import Filters
+from vispe.segment.features.filters.filters2d import Filters
 from vispe.train.loop import TrainingStep, update_average
 
 SIZES: dict[str, dict[str, Any]] = {
