@@ -40,6 +40,7 @@ def estimate(counts: Counts) -> np.ndarray:
         counts: histogram of the probabilities of a classifier trained with equal class weights.
 
     Example:
+        >>> from vispe.segment.classify.probability_histogram import count
         >>> rng = np.random.default_rng(0)
         >>> grey = np.where(rng.random(100_000) < 0.03, 2, 0) + rng.normal(size=100_000)
         >>> likely = 1 / (1 + np.exp(2 - 2 * grey))  # of two classes at 0 and at 2, equally frequent
