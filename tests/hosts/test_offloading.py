@@ -73,7 +73,7 @@ def test_offloaded_weights_outside_attention(name, spec):
 
 @cases("name", ["IJepaModel", "ViTModel eager", "hub_vitdet"])
 def test_positions_follow_the_tokens_to_their_device(name):
-    """Inputs on the CPU, which hooks move to the device of the model; the meta device stands for it."""
+    """Hooks move inputs from the CPU to the device of the model, here the meta device."""
     model, inputs = built(name)
     model = vispe.convert(model, "alibi2d+rope_axial")
     hooks.attach_align_device_hook(model, execution_device=torch.device("meta"))

@@ -82,9 +82,8 @@ Probability = Annotated[float, Interval(least=0, below=1)]
 Integer = Annotated[int, Interval()]
 PositiveInt = Annotated[int, Interval(above=0)]
 NonNegativeInt = Annotated[int, Interval(least=0)]
-Seed = Annotated[
-    int, Interval(least=0, most=(1 << 32) - 1)
-]  # the seeds that numpy, torch and scikit-learn accept
+# the seeds that NumPy, PyTorch and scikit-learn accept
+Seed = Annotated[int, Interval(least=0, most=(1 << 32) - 1)]
 Axes = Annotated[int, Interval(least=1, most=3)]
 PositiveEvenInt = Annotated[int, Interval(above=0, step=2)]
 Shape = Annotated[tuple[PositiveInt, ...], Interval(least=1, most=3)]
