@@ -1,4 +1,4 @@
-"""What every backend must do with every bias: agree with float64, or refuse with a sentence."""
+"""Comparison of each backend with float64 for each bias, or its refusal with a message."""
 
 import copy
 import re
@@ -70,7 +70,7 @@ def relative(actual, expected):
 
 
 def unsupported(backend, q, k, v, **arguments):
-    """Return why a backend refuses, after `attention` has said it in a sentence, or None."""
+    """Return why a backend refuses, after checking the message of `attention`, or None."""
     reason = BACKENDS[backend][0](Call(q, k, v, **arguments))
     if reason is not None:
         assert re.fullmatch(r"\S.{12,}[^\s.]", reason), reason
@@ -110,7 +110,7 @@ def agrees_or_refuses(case, backend, dtype, pos, b=2, limits=EXACT):
 
 
 def derived_agrees_or_refuses(spec, backends, limits):
-    """Return why backends refused what an encoding derives, after the others agreed with the reference in float64."""
+    """Return why backends refused the terms of an encoding, after the others agreed with the reference in float64."""
     encoding, wide, pos, layer, x = derived(spec)
     leaves, refusals = tensors(2, pos.tokens), {}
     exact = [*doubles(leaves), *(p for p in wide.parameters() if p.requires_grad)]

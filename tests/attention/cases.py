@@ -1,4 +1,4 @@
-"""Biases with their dense form made again in float64, and how results are compared with it."""
+"""Biases with their dense form in float64, and the comparison of results with it."""
 
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ HEADS, WIDTH = 3, 8
 
 @dataclass
 class Case:
-    """A bias, its parameters, and its dense form made again in float64 from parameters, q, k and scale."""
+    """A bias, its parameters, and its dense form in float64 from parameters, q, k and scale."""
 
     bias: object
     params: list = field(default_factory=list)
@@ -207,7 +207,7 @@ CASES = {
 }
 
 
-def served(case, backend):
+def is_supported(case, backend):
     if backend != "lowrank":
         return True
     squared = isinstance(case.bias, DistanceBias) and case.bias.metric == "squared"

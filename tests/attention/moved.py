@@ -1,4 +1,4 @@
-"""Tokens that are not where their grid has them, and every bias made for them."""
+"""Tokens at other positions than those of their grid, and every bias for them."""
 
 import torch
 
@@ -66,7 +66,7 @@ ENCODED = {spec: _encoded(spec) for spec in DERIVED}
 
 
 def grid_of(name):
-    """Return the positions for a bias of `VOCABULARY` or `ENCODED`, where their grid has them."""
+    """Return the positions of the grid for a bias of `VOCABULARY` or `ENCODED`."""
     if name in VOCABULARY:
         return GRID.positions()
     encoding = build(name)
@@ -98,8 +98,8 @@ MOVES = {
 }
 
 
-def moved(name, move):
-    """Return what makes a bias for moved tokens, its parameters and the positions; None where it refuses them."""
+def moved_bias(name, move):
+    """Return a constructor of a bias for moved tokens, its parameters and the positions; None where it refuses them."""
     pos = MOVES[move](grid_of(name))
     try:
         bias, params = {**VOCABULARY, **ENCODED}[name](pos)
@@ -111,19 +111,19 @@ def moved(name, move):
     return make, params, pos
 
 
-def agrees_when_moved(name, move, backend, compiler=None):
-    """Compare a backend with the reference, forward and all gradients; return whether it served the call.
+def compare_moved(name, move, backend, compiler=None):
+    """Compare a backend with the reference, forward and all gradients; return whether it supports the call.
 
     Args:
         name: of `VOCABULARY` or `ENCODED`.
         move: of `MOVES`.
         backend: of `attention`.
-        compiler: compile with this one; nothing was computed with these positions before.
+        compiler: compiler of torch; nothing was computed with these positions before.
     """
-    made = moved(name, move)
-    if made is None:
+    case = moved_bias(name, move)
+    if case is None:
         return False
-    make, params, pos = made
+    make, params, pos = case
     q, k, v = tensors(2, pos.tokens)
     if BACKENDS[backend][0](Call(q, k, v, make())) is not None:
         return False

@@ -1,4 +1,4 @@
-"""Attention and its biases written once more, in float64 and from the definitions alone, to test against."""
+"""Attention and its biases in float64, written from the definitions, as an oracle for tests."""
 
 import itertools
 import math
@@ -71,7 +71,7 @@ def table_matrix(values, grid, prefix=None):
     sizes = values.shape[1:]
     numbers = torch.arange(sizes.numel()).reshape(sizes).tolist()
 
-    def place(entry):
+    def index_of(entry):
         if isinstance(entry, int):
             return sizes.numel() + entry
         result = numbers
@@ -79,7 +79,7 @@ def table_matrix(values, grid, prefix=None):
             result = result[i]
         return result
 
-    index = torch.tensor([[place(entry) for entry in row] for row in table_entries(grid)])
+    index = torch.tensor([[index_of(entry) for entry in row] for row in table_entries(grid)])
     return torch.cat([values.flatten(1).expand(heads, -1), edge.expand(heads, 3)], 1)[:, index]
 
 

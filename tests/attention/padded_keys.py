@@ -1,4 +1,4 @@
-"""What padded keys and values hold must not reach anything."""
+"""Outputs and gradients do not depend on padded keys and values."""
 
 import torch
 
@@ -22,7 +22,7 @@ NAMES = (
 
 
 def same_whatever_padding_holds(name, backend, junk, rotated=False, compiler=None, form="padding"):
-    """Compare outputs and all gradients with those of padding that holds other numbers; return the number compared."""
+    """Compare outputs and all gradients with those of other values in the padding; return the number compared."""
     case = CASES[name](GRID.positions(), 2)
     angles = torch.randn(1, 1, GRID.tokens, WIDTH // 2, requires_grad=True)
     clean = tensors(2, GRID.tokens)

@@ -14,9 +14,9 @@ from tests.attention.cases import (
     close,
     compare,
     doubles,
+    is_supported,
     leaf,
     masked,
-    served,
     tensors,
 )
 from tests.cases import cases
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 def test_grouped_queries(name, backend):
     pos = Grid((2, 4), prefix=1).positions()
     case = CASES[name](pos, 2)
-    if not served(case, backend):
+    if not is_supported(case, backend):
         return
     q, k, v = tensors(2, 9, heads=HEADS, kv_heads=1, d_v=5)
     compare(case, backend, q, k, v, enable_gqa=True)
@@ -91,7 +91,7 @@ def test_unequal_numbers_of_queries_and_keys(n, m, kind, backend):
 def test_scale(name, backend):
     pos = Grid((2, 3)).positions()
     case = CASES[name](pos, 1)
-    if served(case, backend):
+    if is_supported(case, backend):
         compare(case, backend, *tensors(1, 6), scale=0.7)
 
 
@@ -136,20 +136,20 @@ def test_dtypes(name, backend, dtype, tol):
     pos = Grid((3, 4), prefix=1).positions()
     case = CASES[name](pos, 2)
     q, k, v = tensors(2, 13, dtype=dtype)
-    if backend == "lowrank" and dtype == torch.float16 and served(case, backend):
+    if backend == "lowrank" and dtype == torch.float16 and is_supported(case, backend):
         with pytest.raises(BackendUnavailable, match="overflow float16"):
             attention(q, k, v, bias=case.bias, backend=backend)
-    elif served(case, backend):
+    elif is_supported(case, backend):
         compare(case, backend, q, k, v, tol=tol)
 
 
 @cases("backend", ["reference", "sdpa"])
-def test_float64_parameters_keep_their_digits(backend):
+def test_float64_parameters_are_not_rounded(backend):
     pos = Grid((3, 4)).positions()
     q, k, v = (t.detach() for t in tensors(1, 12, dtype=torch.float64))
     slopes = torch.rand(HEADS, dtype=torch.float64)
-    whole = oracle.distance_matrix(pos.grid, "manhattan", False, "none")  # integers, exact in float32
-    expected = oracle.attend(q, k, v, bias=-slopes[:, None, None] * whole)
+    distances = oracle.distance_matrix(pos.grid, "manhattan", False, "none")  # integers, exact in float32
+    expected = oracle.attend(q, k, v, bias=-slopes[:, None, None] * distances)
     close(
         attention(q, k, v, bias=DistanceBias(slopes, pos, metric="manhattan"), backend=backend),
         expected,
@@ -171,7 +171,7 @@ def test_float64_parameters_keep_their_digits(backend):
 def test_autocast(name, backend):
     pos = Grid((3, 3)).positions()
     case = CASES[name](pos, 2)
-    if not served(case, backend):
+    if not is_supported(case, backend):
         return
     q, k, v = tensors(2, 9)
     expected = oracle.attend(
@@ -194,7 +194,7 @@ def test_autocast_does_not_round_what_biases_and_transforms_compute():
     weights, buckets = torch.randn(1, 5, WIDTH), torch.randint(0, 5, (n, n))
     blocks, q = torch.randn(1, 1, n, 2, 4, 4), torch.randn(1, HEADS, n, WIDTH)
 
-    def made():
+    def results():
         return (
             LowRankBias(row, col).dense(),
             ContextBias(weights, buckets, "query", False).dense(q=q, k=q),
@@ -202,9 +202,9 @@ def test_autocast_does_not_round_what_biases_and_transforms_compute():
             ValueTerm(weights, buckets).apply(torch.softmax(q[..., :n], -1)),
         )
 
-    plain = made()
+    plain = results()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = made()
+        cast = results()
     for a, b in zip(plain, cast, strict=True):
         assert torch.equal(a, b)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.attention.cases import BACKENDS, CASES, HEADS, compare, doubles, served, tensors
+from tests.attention.cases import BACKENDS, CASES, HEADS, compare, doubles, is_supported, tensors
 from tests.cases import cases, pairwise
 from vispe import Grid, attention
 from vispe.errors import BackendUnavailable
@@ -23,7 +23,7 @@ def test_every_bias_on_every_backend(name, backend, layout):
     pos = Grid(shape, prefix=prefix).positions()
     case = CASES[name](pos, b)
     q, k, v = tensors(b, pos.tokens)
-    if served(case, backend):
+    if is_supported(case, backend):
         compare(case, backend, q, k, v)
     else:
         with pytest.raises(
@@ -33,7 +33,7 @@ def test_every_bias_on_every_backend(name, backend, layout):
 
 
 @cases("name", CASES)
-def test_dense_is_the_meaning(name):
+def test_dense_equals_the_definition(name):
     pos = Grid((3, 4), prefix=2).positions()
     case = CASES[name](pos, 2)
     if case.bias is None:

@@ -1,4 +1,4 @@
-"""The backend that a user names for a call, a block of code or a process: who wins, and that everything obeys."""
+"""Backend selected for a call, a context or a process: precedence, and effect in all layers and hosts."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def tensors():
     return [torch.randn(2, 3, POS.tokens, 8) for _ in range(3)]
 
 
-def taken(**arguments):
+def selected_backend(**arguments):
     return explain(*tensors(), **{"bias": BIAS} | arguments).backend
 
 
@@ -39,27 +39,27 @@ def environment(monkeypatch):
     return lambda value: monkeypatch.setattr(backend_selection, "_ENVIRONMENT", value)
 
 
-def test_a_call_wins_over_a_context_and_that_over_the_environment(environment):
-    assert taken() == "sdpa"
+def test_precedence_of_call_context_and_environment(environment):
+    assert selected_backend() == "sdpa"
     environment("reference")
-    assert taken() == "reference"
-    assert taken(backend="sdpa") == "sdpa"
+    assert selected_backend() == "reference"
+    assert selected_backend(backend="sdpa") == "sdpa"
     with use_backend("sdpa"):
-        assert taken() == "sdpa"
-        assert taken(backend="reference") == "reference"
+        assert selected_backend() == "sdpa"
+        assert selected_backend(backend="reference") == "reference"
         with use_backend("auto"):
             assert explain(*tensors(), bias=BIAS).reason == "one dense mask, cached with its positions"
-        assert taken() == "sdpa"
-    assert taken() == "reference"
+        assert selected_backend() == "sdpa"
+    assert selected_backend() == "reference"
 
 
-def test_a_context_ends_with_an_error():
+def test_a_context_ends_after_an_error():
     with pytest.raises(KeyError), use_backend("reference"):
         raise KeyError
-    assert taken() == "sdpa"
+    assert selected_backend() == "sdpa"
 
 
-def test_explain_says_who_named_it(environment):
+def test_explain_reports_the_source_of_the_selection(environment):
     environment("reference")
     caught = explain(*tensors(), bias=BIAS)
     assert caught.reason == "selected by VISPE_BACKEND"
@@ -69,7 +69,7 @@ def test_explain_says_who_named_it(environment):
         assert explain(*tensors(), backend="reference").reason == "selected by name"
 
 
-def test_names_are_checked_at_once(environment):
+def test_invalid_names_are_refused_immediately(environment):
     with pytest.raises(UnknownName, match=r"Unknown backend 'sdap'. Did you mean 'sdpa'"):
         use_backend("sdap")
     with pytest.raises(UnknownName, match="Unknown backend None"):
@@ -81,10 +81,10 @@ def test_names_are_checked_at_once(environment):
     ):
         attention(*tensors(), bias=BIAS)
     with use_backend("auto"):
-        assert taken() == "sdpa"
+        assert selected_backend() == "sdpa"
 
 
-def test_what_cannot_serve_a_call_is_an_error_and_not_passed_over(environment):
+def test_a_named_backend_that_does_not_support_a_call_is_an_error(environment):
     with (
         use_backend("lowrank"),
         pytest.raises(
@@ -101,7 +101,7 @@ def test_what_cannot_serve_a_call_is_an_error_and_not_passed_over(environment):
             function(*tensors(), bias=BIAS)
 
 
-def test_the_named_backend_runs_even_where_the_mask_of_a_call_is_known(monkeypatch):
+def test_the_named_backend_runs_despite_a_cached_mask(monkeypatch):
     q, k, v = tensors()
     attention(q, k, v, bias=BIAS)  # its mask is stored from here on
     ran = []
@@ -114,19 +114,19 @@ def test_the_named_backend_runs_even_where_the_mask_of_a_call_is_known(monkeypat
     assert len(ran) == 1
 
 
-def test_threads_and_tasks_have_their_own():
+def test_threads_and_tasks_have_separate_selections():
     with use_backend("reference"), ThreadPoolExecutor(1) as pool:
-        assert taken() == "reference"
-        assert pool.submit(taken).result() == "sdpa"
+        assert selected_backend() == "reference"
+        assert pool.submit(selected_backend).result() == "sdpa"
 
     async def work(name, others):
         with use_backend(name):
             others.append(name)
             while len(others) < 2:  # both are inside of their contexts from here on
                 await asyncio.sleep(0)
-            first = taken()
+            first = selected_backend()
             await asyncio.sleep(0)
-            return first, taken()
+            return first, selected_backend()
 
     async def both():
         begun = []
@@ -158,7 +158,7 @@ def kinds(graphs):
 
 
 @pytest.mark.parametrize("name", ["alibi2d", pytest.param("rope_axial", marks=pytest.mark.slow)])
-def test_compiled_models_obey_every_change(readable, environment, name):
+def test_compiled_models_follow_each_change(readable, environment, name):
     model = timm.create_model("test_vit", img_size=32, pos_embed=name).eval()
     graphs, x = [], torch.randn(1, 3, 32, 32)
 
@@ -187,7 +187,7 @@ def test_compiled_models_obey_every_change(readable, environment, name):
 
 
 @pytest.mark.slow
-def test_compiled_models_are_refused_what_cannot_serve_them(readable):
+def test_unsupported_backends_are_refused_in_compiled_models(readable):
     model = torch.compile(
         timm.create_model("test_vit", img_size=32, pos_embed="alibi2d").eval(), backend="eager"
     )
@@ -202,7 +202,7 @@ def test_compiled_models_are_refused_what_cannot_serve_them(readable):
 
 
 @cases("name", ["alibi2d", "alibi2d(slopes=learned)", "rope_axial"])
-def test_converted_models_obey(name):
+def test_converted_models_follow_the_selection(name):
     model = timm.create_model("test_vit", img_size=32, pos_embed=name).eval()
     x = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_converted_models_obey(name):
                 assert caught == {(backend, "selected by vispe.use_backend")}
 
 
-def test_towers_of_open_clip_and_transformers_obey():
+def test_towers_of_open_clip_and_transformers_follow_the_selection():
     config = transformers.CLIPVisionConfig(
         hidden_size=32,
         intermediate_size=64,
@@ -253,7 +253,7 @@ def test_towers_of_open_clip_and_transformers_obey():
         "sincos2d",
     ],
 )
-def test_describe_reports_the_masks_of_the_own_attention(name, side):
+def test_describe_reports_masks_of_stock_attention(name, side):
     """From 1,024 tokens on, and for other encodings, layers call vispe's attention."""
     model = timm.create_model("test_vit", img_size=side, pos_embed=name).eval()
     (path, *_) = attention_paths(model, torch.randn(1, 3, side, side))
@@ -265,7 +265,7 @@ def test_describe_reports_the_masks_of_the_own_attention(name, side):
             assert "dense mask" not in vispe.describe(model)
 
 
-def test_a_model_without_fused_attention_has_named_plain_products():
+def test_models_without_fused_attention_report_plain_products():
     model = timm.create_model("test_vit", img_size=32, pos_embed="rope_axial").eval()
     for block in model.blocks:
         block.attn.fused_attn = False
@@ -276,7 +276,7 @@ def test_a_model_without_fused_attention_has_named_plain_products():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_blocks_are_computed_again_with_the_choice_of_the_forward_pass(monkeypatch, reentrant):
+def test_checkpointed_blocks_use_the_backend_of_the_forward_pass(monkeypatch, reentrant):
     model = timm.create_model("test_vit", img_size=32, pos_embed="alibi2d(slopes=learned)")
     model.set_grad_checkpointing(True)
     monkeypatch.setattr("timm.models._manipulate.use_reentrant_ckpt", lambda: reentrant)
@@ -290,7 +290,7 @@ def test_blocks_are_computed_again_with_the_choice_of_the_forward_pass(monkeypat
     assert ran == ["reference"] * 2 * len(model.blocks)
 
 
-def test_the_layer_obeys_and_what_it_was_built_with_wins():
+def test_a_backend_of_the_layer_has_precedence():
     x = torch.randn(1, 6, 16)
     for built, expected in (("auto", "reference"), ("sdpa", "sdpa")):
         layer = vispe.Attention(16, 2, "alibi2d", backend=built)
@@ -318,7 +318,7 @@ def process(value, *words):
 
 
 @pytest.mark.slow
-def test_the_environment_of_a_process():
+def test_environment_variable():
     program = (
         "import os, torch, vispe; q = torch.zeros(1, 1, 4, 8); os.environ['VISPE_BACKEND'] = 'sdpa'; "
         "print(vispe.explain(q, q, q))"
@@ -335,7 +335,7 @@ def test_the_environment_of_a_process():
     assert "VISPE_BACKEND='sdap' is not the name of a backend. Did you mean 'sdpa'" in err
 
 
-def test_doctor_says_what_is_chosen_and_by_whom(capsys, environment):
+def test_doctor_reports_the_selection_and_its_source(capsys, environment):
     words = ["doctor", "test_vit", "--encoding", "rope_axial", "--device", "cpu", "--img-size", "32"]
     environment("reference")
     assert main(words) == 0
@@ -353,7 +353,7 @@ def test_doctor_of_flex_attention_in_half_precision(environment):
 
 
 @pytest.mark.slow
-def test_doctor_without_a_model_says_it_too(capsys, environment):
+def test_doctor_without_a_model_reports_the_selection(capsys, environment):
     def caught():
         assert main(["doctor", "--json"]) == 0
         return json.loads(capsys.readouterr().out)
@@ -369,7 +369,7 @@ def test_doctor_without_a_model_says_it_too(capsys, environment):
     )
 
 
-def test_describe_says_it():
+def test_describe_reports_the_selection():
     model = timm.create_model("test_vit", img_size=32, pos_embed="alibi2d")
     assert vispe.describe(model).endswith("; backend auto")
     with use_backend("sdpa"):

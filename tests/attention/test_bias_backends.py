@@ -43,7 +43,7 @@ def float64():
 @cases("dtype", DTYPES, ids=str)
 @cases("backend", BACKENDS)
 @cases("name", CASES)
-def test_every_bias_agrees_or_is_refused(name, backend, dtype):
+def test_each_bias_agrees_or_is_refused(name, backend, dtype):
     pos = GRID.positions()
     refusal = agrees_or_refuses(CASES[name](pos, 2), backend, dtype, pos, limits=LIMITS.get(backend, ROUNDED))
     assert refusal is None or backend not in ("reference", "sdpa")
@@ -58,7 +58,7 @@ def test_every_distance(number, backend):
 
 
 @cases("spec", DERIVED)
-def test_what_encodings_derive(spec):
+def test_biases_derived_by_encodings(spec):
     assert not {"reference"} & set(derived_agrees_or_refuses(spec, BACKENDS, LIMITS))
 
 

@@ -1,4 +1,4 @@
-"""Queries without any key: output 0 and gradients 0, whatever closed the row and in every backend."""
+"""Queries without any key: output 0 and gradients 0, in every backend and for every kind of mask or bias."""
 
 import pytest
 import torch
@@ -88,7 +88,7 @@ def test_sums(path, backend):
 
 
 @cases("backend", ["reference", "sdpa"])
-def test_what_is_known_to_be_finite(backend):
+def test_known_finite_biases(backend):
     pos = GRID.positions()
     open_, closed = torch.randn(HEADS, 5, 7), table("a head").detach()
     assert TableBias(open_, pos).finite
@@ -141,7 +141,7 @@ def test_more_queries_than_keys(backend):
     assert (none == 0).all()
 
 
-def test_a_row_of_numbers_below_the_range_of_float16_is_not_dead():
+def test_a_row_below_the_range_of_float16_is_not_zero():
     values = torch.full((1, HEADS, 12, 12), -1e9)
     values[:, :, 3:] = 0.0
     q, k, v = (t.detach() for t in tensors(2, 12, dtype=torch.float16))

@@ -29,7 +29,7 @@ def _of(family, argument, backend, seed=0):
 
 @cases("family", FAMILIES)
 @cases("name", FORWARD | REVERSE)
-def test_auto_is_right(name, family):
+def test_auto_is_correct(name, family):
     for argument in ("queries", "parameter"):
         function, x = _of(family, argument, "auto")
         function(x), function(x)  # masks of learned biases are cached from the second call on
@@ -99,7 +99,7 @@ def test_fused_kernels_refuse(name, family, monkeypatch):
 
 @cases("transform", [torch.func.grad, torch.func.hessian], ids=["grad", "hessian"])
 def test_calls_after_a_transform(transform):
-    """Nothing that a transform wraps remains in the caches of positions."""
+    """No tensor of a transform remains in the caches of positions."""
     q, k, v = inputs()
     pos = POS.grid.positions()
     for bias in (DistanceBias((0.5, 0.1), pos), TableBias(torch.randn(2, 3, 5), pos)):

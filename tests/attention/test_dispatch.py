@@ -43,7 +43,7 @@ def test_lowrank_is_as_exact_as_a_dense_mask(slopes, rule, dtype):
     assert errors["lowrank"] <= (1e-5 if steep else 1.2 * errors["sdpa"])
 
 
-def test_auto_takes_columns_only_where_they_are_exact():
+def test_auto_selects_columns_only_where_they_are_exact():
     pos = Grid((32, 33)).positions()
     for dtype, normalize, backend in (
         (torch.bfloat16, "none", "lowrank"),
@@ -56,7 +56,7 @@ def test_auto_takes_columns_only_where_they_are_exact():
         assert explain(q, q, q, bias=bias).backend == backend
 
 
-def test_lowrank_refuses_what_it_cannot_hold():
+def test_refusals_of_lowrank():
     q, k, v = (t.detach() for t in tensors(1, 6, dtype=torch.bfloat16))
     pos = Grid((2, 3)).positions()
     wide = Grid((1, 600)).positions()
@@ -81,11 +81,11 @@ def test_explain():
     pos = Grid((4, 8)).positions()
     q, k, v = tensors(1, 32)
     squared = DistanceBias((0.1, 0.2, 0.3), pos, metric="squared")
-    told = explain(q, k, v, bias=squared)
-    assert told.backend == "sdpa"
-    assert "cached with its positions" in told.reason
-    assert "lowrank" in told.unsupported
-    assert str(told).startswith("sdpa: one dense mask")
+    plan = explain(q, k, v, bias=squared)
+    assert plan.backend == "sdpa"
+    assert "cached with its positions" in plan.reason
+    assert "lowrank" in plan.unsupported
+    assert str(plan).startswith("sdpa: one dense mask")
     assert "computed in each call" in explain(q, k, v, bias=DistanceBias(leaf(HEADS), pos)).reason
     term = ValueTerm(torch.randn(1, 2, WIDTH), torch.zeros(32, 32, dtype=torch.long))
     assert explain(q, k, v, value_term=term).backend == "reference"
@@ -94,13 +94,13 @@ def test_explain():
     assert explain(q, k, v, backend="reference").reason == "selected by name"
     long = Grid((32, 33)).positions()
     q = torch.zeros(1, HEADS, long.tokens, WIDTH)
-    told = explain(q, q, q, bias=DistanceBias((0.1, 0.2, 0.3), long, metric="squared", normalize="max"))
-    assert told.backend == "lowrank"
-    assert "number of keys: 1056" in told.reason
+    plan = explain(q, q, q, bias=DistanceBias((0.1, 0.2, 0.3), long, metric="squared", normalize="max"))
+    assert plan.backend == "lowrank"
+    assert "number of keys: 1056" in plan.reason
 
 
 @cases("batch", [1, 2])
-def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
+def test_repeated_calls_are_equal(batch, monkeypatch):
     monkeypatch.setattr(sdpa, "MIN_SWAPPED_KEYS", 2)
     pos = Grid((3, 4), prefix=1).positions()
     bias = DistanceBias((0.5, 0.2, 0.1), pos)
@@ -117,18 +117,18 @@ def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
                 attention(*inputs, bias=bias, scale=scale)
             assert sdpa.cached_mask(*inputs, bias) is not None
             for other in (inputs, tensors(batch, 13, dtype=dtype)):
-                again = DistanceBias((0.5, 0.2, 0.1), pos)
-                actual = results(*other, bias=again, scale=scale)
+                same_bias = DistanceBias((0.5, 0.2, 0.1), pos)
+                actual = results(*other, bias=same_bias, scale=scale)
                 expected = results(*other, bias=bias, scale=scale, backend="sdpa")
                 assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     for width in (WIDTH // 2, 2 * WIDTH):  # values of another width than queries
         q, k, _ = tensors(batch, 13)
         v = torch.randn(batch, HEADS, 13, width, requires_grad=True)
-        first, again = (attention(q, k, v, bias=bias) for _ in range(2))
+        first, same_bias = (attention(q, k, v, bias=bias) for _ in range(2))
         assert sdpa.cached_mask(q, k, v, bias) is not None
-        assert torch.equal(first, again)
+        assert torch.equal(first, same_bias)
         reference = attention(q, k, v, bias=bias, backend="reference")
-        torch.testing.assert_close(again, reference, rtol=0, atol=1e-6)
+        torch.testing.assert_close(same_bias, reference, rtol=0, atol=1e-6)
     q, k, v = tensors(batch, 13)
     assert sdpa.cached_mask(q, k, v, DistanceBias((0.5, 0.2, 0.3), pos)) is None
     assert (
@@ -148,7 +148,7 @@ def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
     assert (attention(q, k, v, bias=bias, dropout_p=0.5) != attention(q, k, v, bias=bias)).any()
 
 
-def test_what_was_named_before_is_not_known_to_auto():
+def test_a_named_backend_does_not_affect_later_calls():
     pos = Grid((32, 33)).positions()
     q = torch.randn(1, HEADS, pos.tokens, WIDTH)
     bias = DistanceBias((0.1, 0.2, 0.3), pos, metric="squared", normalize="max")
@@ -164,7 +164,7 @@ def test_unknown_backend():
         attention(q, k, v, backend="sdap")
 
 
-def test_errors_say_both_values():
+def test_errors_report_both_values():
     pos = Grid((2, 3)).positions()
     q, k, v = tensors(2, 6)
     bias = DistanceBias((1.0,) * HEADS, pos)
@@ -195,8 +195,8 @@ def test_errors_say_both_values():
     fails(r"cu_seqlens must increase from 0 to 6", q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 4]))
     fails(r"The bias has shape \(1, 2, 6, 6\)", q, k, v, bias=DistanceBias((1.0, 2.0), pos))
     fails(r"The bias has shape \(1, 3, 5, 6\)", q, k, v, bias=DenseBias(torch.zeros(1, 3, 5, 6)))
-    retained = pos.gather(torch.arange(6).expand(3, -1))
-    fails(r"The bias has shape \(3, 1, 6, 6\)", q, k, v, bias=DistanceBias((1.0,) * HEADS, retained))
+    subset = pos.gather(torch.arange(6).expand(3, -1))
+    fails(r"The bias has shape \(3, 1, 6, 6\)", q, k, v, bias=DistanceBias((1.0,) * HEADS, subset))
     fails("not bound to positions", q, k, v, bias=DistanceBias((1.0,) * HEADS))
     with pytest.raises(ShapeError, match="with dot='query' and scaled=True needs q, k and scale"):
         ContextBias(torch.zeros(1, 2, 8), torch.zeros(6, 6, dtype=torch.long), "query", True).dense()

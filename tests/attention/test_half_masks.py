@@ -87,7 +87,7 @@ def _check(bias, dtype, **arguments):
 @cases("dtype", HALVES, ids=str)
 @cases("mask", MASKS)
 @cases("name", BIASES)
-def test_error_is_that_of_no_bias(name, mask, dtype):
+def test_error_equals_that_without_a_bias(name, mask, dtype):
     _check(BIASES[name](), dtype, **MASKS[mask])
 
 

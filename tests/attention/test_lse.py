@@ -25,9 +25,9 @@ def definition(q, k, v, dense, keep, sinks, softcap):
         logits = torch.where(keep, logits, -math.inf)
     if sinks is not None:
         logits = torch.cat([logits, sinks[:, None, None].expand(*logits.shape[:3], 1)], -1)
-    closed = (logits == -math.inf).all(-1, keepdim=True)
-    lse = logits.masked_fill(closed, 0.0).logsumexp(-1).masked_fill(closed[..., 0], -math.inf)
-    weights = logits.masked_fill(closed, 0.0).softmax(-1).masked_fill(closed, 0.0)
+    no_key = (logits == -math.inf).all(-1, keepdim=True)
+    lse = logits.masked_fill(no_key, 0.0).logsumexp(-1).masked_fill(no_key[..., 0], -math.inf)
+    weights = logits.masked_fill(no_key, 0.0).softmax(-1).masked_fill(no_key, 0.0)
     return (weights if sinks is None else weights[..., :-1]) @ v, lse
 
 
@@ -84,7 +84,7 @@ def test_dtypes(dtype):
     assert lse.shape == (1, HEADS, 5)
 
 
-def test_halves_of_the_keys_merge():
+def test_merging_halves_of_the_keys():
     q, k, v = tensors(2, 6, 10)
     parts = [
         attention(q, k[:, :, keys], v[:, :, keys], return_lse=True) for keys in (slice(0, 3), slice(3, 10))

@@ -11,9 +11,9 @@ from tests.attention.cases import (
     close,
     compare,
     doubles,
+    is_supported,
     leaf,
     masked,
-    served,
     tensors,
 )
 from tests.cases import cases, pairwise
@@ -48,7 +48,7 @@ MASKS = [
 def test_masks(name, backend, kind):
     pos = Grid((3, 3), prefix=1).positions()
     case = CASES[name](pos, 2)
-    if served(case, backend):
+    if is_supported(case, backend):
         arguments, expected = masked(kind, 2, 10, 10)
         compare(case, backend, *tensors(2, 10), oracle_args=expected, **arguments)
 
@@ -72,7 +72,7 @@ def test_rows_without_a_key_give_zero_and_no_gradient(backend):
 
 @cases("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @cases("backend", ["reference", "sdpa"])
-def test_a_bias_may_close_rows(backend, dtype):
+def test_a_bias_may_hide_all_keys_of_a_row(backend, dtype):
     values = torch.zeros(1, HEADS, 4, 4)
     values[:, 1, 2] = float("-inf")
     values[:, :, 0, 3] = float("-inf")
@@ -100,8 +100,8 @@ def test_large_finite_masks_stay_finite(backend, low, dtype):
     q, k, v = (t.detach() for t in tensors(1, 4, dtype=dtype))
     out = attention(q, k, v, attn_mask=mask, backend=backend)
     assert out.isfinite().all()
-    closed = oracle.attend(*(t.double() for t in (q, k, v)), added=mask.double())
-    close(out[:, :, [0, 2, 3]], closed[:, :, [0, 2, 3]], 1e-5 if dtype == torch.float32 else 2e-2)
+    expected = oracle.attend(*(t.double() for t in (q, k, v)), added=mask.double())
+    close(out[:, :, [0, 2, 3]], expected[:, :, [0, 2, 3]], 1e-5 if dtype == torch.float32 else 2e-2)
     assert (out[:, :, 1] != 0).any()
 
 
@@ -123,17 +123,17 @@ def test_packed_sequences_equal_separate_ones(backend, index):
     bias = DistanceBias(slopes, packed, metric="squared")
     out = attention(q, k, v, bias=bias, cu_seqlens=ends.to(index), backend=backend)
     for pos, start, end in zip(parts, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        own = (t[:, :, start:end] for t in (q, k, v))
-        alone = attention(*own, bias=DistanceBias(slopes, pos, metric="squared"), backend="reference")
-        close(out[:, :, start:end], alone, 1e-5)
+        window = (t[:, :, start:end] for t in (q, k, v))
+        expected = attention(*window, bias=DistanceBias(slopes, pos, metric="squared"), backend="reference")
+        close(out[:, :, start:end], expected, 1e-5)
 
 
 @cases("backend", BACKENDS)
 @cases("name", ["squared learned", "table with prefix"])
-def test_a_mask_over_keys_alone_is_key_padding(name, backend):
+def test_a_mask_over_keys_is_key_padding(name, backend):
     pos = Grid((3, 3), prefix=1).positions()
     case = CASES[name](pos, 2)
-    if not served(case, backend):
+    if not is_supported(case, backend):
         return
     q, k, v = tensors(2, 10)
     leaves, cotangent = (q, k, v, *case.params), torch.randn(2, HEADS, 10, q.shape[-1])

@@ -45,7 +45,7 @@ def test_head_groups_equal_one_mask(name, training, monkeypatch):
         close(actual, attention(q, k, v, bias=case.bias, backend="reference", **arguments), 1e-5)
 
 
-def test_head_groups_hold_one_group_of_masks(monkeypatch):
+def test_memory_of_head_groups(monkeypatch):
     recorded = []
     original = F.scaled_dot_product_attention
 
@@ -70,7 +70,7 @@ def test_head_groups_hold_one_group_of_masks(monkeypatch):
     assert recorded == [3 * 625]
 
 
-def test_masks_are_stored_with_the_positions_and_serve_training_after_inference():
+def test_masks_are_stored_with_the_positions_and_reused_in_training():
     pos = Grid((3, 3), prefix=1).positions()
     q, k, v = tensors(2, 10)
     fixed, other = DistanceBias((0.5, 0.2, 0.1), pos), DistanceBias((0.5, 0.2, 0.3), pos)
@@ -92,7 +92,7 @@ def test_masks_are_stored_with_the_positions_and_serve_training_after_inference(
         learned.mask(torch.float32)
 
 
-def test_terms_of_a_sum_keep_their_own_positions():
+def test_terms_of_a_sum_have_separate_positions():
     grid = Grid((3, 4))
     near, far = grid.positions(), Grid((3, 4), spacing=(3.0, 1.0)).positions()
     total = SumBias([DistanceBias((1.0,), far), DistanceBias((1.0,), near)])
@@ -113,22 +113,22 @@ def test_positions_of_dropped_tokens_differ_between_samples():
     keep = torch.stack(
         [torch.cat([torch.tensor([0]), 1 + torch.randperm(20)[:9].sort().values]) for _ in range(3)]
     )
-    retained = pos.gather(keep)
+    subset = pos.gather(keep)
     for name in ("distance fixed", "squared learned", "table with prefix", "profile", "sum"):
         torch.manual_seed(1)
         full = CASES[name](pos, 3) if name != "sum" else _sum(_distance(pos, (0.5, 0.2, 0.0)), _table(pos))
         q, k, _ = tensors(3, 21)
-        whole = full.bias.dense(q=q, k=k, scale=1.0)[0]
-        part = full.bias.dense(retained)
+        full_bias = full.bias.dense(q=q, k=k, scale=1.0)[0]
+        part = full.bias.dense(subset)
         assert part.shape == (3, HEADS, 10, 10)
         for i in range(3):
-            torch.testing.assert_close(part[i], whole[:, keep[i]][:, :, keep[i]])
-    squared = DistanceBias((0.5, 0.2, 0.1), retained, metric="squared")
+            torch.testing.assert_close(part[i], full_bias[:, keep[i]][:, :, keep[i]])
+    squared = DistanceBias((0.5, 0.2, 0.1), subset, metric="squared")
     q, k, v = tensors(3, 10)
     outs = [attention(q, k, v, bias=squared, backend=b) for b in BACKENDS]
     close(outs[0], outs[1], 1e-5)
     close(outs[0], outs[2], 1e-5)
-    across = TableBias(torch.randn(1, 7, 9), pos).dense(retained, pos)
+    across = TableBias(torch.randn(1, 7, 9), pos).dense(subset, pos)
     assert across.shape == (3, 1, 10, 21)
 
 

@@ -1,4 +1,4 @@
-"""Biases in place of the product of queries and keys: who serves them, and what is never confused."""
+"""Biases in place of the product of queries and keys: backends, and their cached masks."""
 
 import pytest
 import timm
@@ -29,7 +29,7 @@ def test_stored_masks_are_not_confused(first):
     assert not FIXED.replaces_product
 
 
-def test_columns_take_the_position_of_queries_and_keys():
+def test_columns_replace_queries_and_keys():
     row, col = torch.randn(1, 3, POS.tokens, 5), torch.randn(1, 3, POS.tokens, 5)
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
     bias = LowRankBias(row, col).as_logits()
@@ -86,7 +86,7 @@ def test_compiled(name):
 
 
 class Window(Biased):
-    """Each token attends to those near it, whatever they hold; fixed, so its mask is stored."""
+    """Each token attends to nearby ones, whatever their content; fixed, so its mask is cached."""
 
     name = "window"
     paper, year = "none", 2026
@@ -103,7 +103,7 @@ def window(monkeypatch):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_hosts_do_not_add_the_product(window, fused):
-    """Stock attention runs with the mask of a fixed bias where nothing else is requested; here it must not."""
+    """Stock attention runs with the mask of a fixed bias in general, but not with a bias that replaces the product."""
     torch.manual_seed(0)
     model = timm.create_model(
         "vit_tiny_patch16_224", depth=1, embed_dim=24, num_heads=3, img_size=64, num_classes=0

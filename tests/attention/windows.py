@@ -1,4 +1,4 @@
-"""Masks of shifted windows, made token by token from the map that is rolled and cut."""
+"""Masks of shifted windows, computed token by token from a rolled map that is divided into windows."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from vispe.attention import WindowMask
 
 
 def shifted(windows, shape, shift):
-    """Return the mask (w, n, n) of a map of so many windows along each axis, all rolled by `shift` tokens."""
+    """Return the mask (w, n, n) of a map, given its number of windows along each axis, rolled by `shift` tokens."""
     rows = []
     for window in itertools.product(*map(range, windows)):
         cells = list(itertools.product(*map(range, shape)))

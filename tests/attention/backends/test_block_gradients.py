@@ -63,7 +63,7 @@ def calls(monkeypatch):
     return calls
 
 
-def made(spec, shape):
+def random_encoding(spec, shape):
     encoding = create_encoding(spec, dim=HEADS * WIDTH, num_heads=HEADS, grid=shape)
     for p in encoding.parameters():
         torch.nn.init.normal_(p, 0.3, 0.3)
@@ -106,7 +106,7 @@ def test_encodings(spec, shape, prefix, padded, calls, monkeypatch):
     calls.clear()
     if spec.startswith("shaw"):
         monkeypatch.setattr(blocks.content, "MAX_PRODUCTS", 0)
-    encoding = made(spec, (5, 7))  # the other grids are new resolutions
+    encoding = random_encoding(spec, (5, 7))  # the other grids are new resolutions
     pos, (b, layer) = Grid(shape, prefix).positions(), (2, 0)
     leaves, cotangent = inputs(pos)
     x = torch.randn(b, pos.tokens, HEADS * WIDTH, dtype=torch.float64)
@@ -127,7 +127,11 @@ def test_sums_of_tables_and_content(prefix, calls):
     pos = Grid((6, 5), prefix).positions()
     leaves, cotangent = inputs(pos)
     slopes = torch.rand(HEADS, dtype=torch.float64, requires_grad=True)
-    encodings = [made("irpe.ctx_product_50_shared_qk", (6, 5)), made("shaw", (6, 5)), made("alibi2d", (6, 5))]
+    encodings = [
+        random_encoding("irpe.ctx_product_50_shared_qk", (6, 5)),
+        random_encoding("shaw", (6, 5)),
+        random_encoding("alibi2d", (6, 5)),
+    ]
     parameters = [p for e in encodings for p in e.parameters()]
 
     def run(backend):
@@ -158,7 +162,7 @@ def test_buckets_per_sample_and_content(dot, calls):
 def test_shared_heads_of_keys(calls):
     pos = Grid((6, 5), 1).positions()
     (q, k, v), cotangent = inputs(pos)
-    encoding = made("irpe.ctx_product_50_shared_qk", (6, 5))
+    encoding = random_encoding("irpe.ctx_product_50_shared_qk", (6, 5))
 
     def run(backend):
         bias = encoding.bias(pos, 0)
@@ -200,7 +204,7 @@ def test_rows_without_keys_in_a_fixed_bias(name, padded, calls):
 @cases("prefix", [0, 1])
 def test_half_precision(spec, prefix, dtype, calls):
     calls.clear()
-    pos, encoding = Grid((6, 7), prefix).positions(), made(spec, (6, 7)).float()
+    pos, encoding = Grid((6, 7), prefix).positions(), random_encoding(spec, (6, 7)).float()
     leaves, cotangent = inputs(pos, dtype=dtype)
     exact = [t.detach().double().requires_grad_() for t in leaves]
     bias = encoding.bias(pos, 0)
@@ -219,7 +223,7 @@ def test_half_precision(spec, prefix, dtype, calls):
 @cases("spec", ["lookhere", "rpb", "irpe.ctx_product_50_shared_qk", "shaw"])
 def test_half_precision_without_gradient(spec, dtype, calls):
     calls.clear()
-    pos, encoding = Grid((6, 7), 1).positions(), made(spec, (6, 7)).float()
+    pos, encoding = Grid((6, 7), 1).positions(), random_encoding(spec, (6, 7)).float()
     leaves, _ = inputs(pos, dtype=dtype)
     keep = padding(pos)
     with torch.no_grad():
@@ -249,7 +253,7 @@ def test_half_precision_of_fixed_biases_far_from_zero(offset, calls):
 @cases("spec", ["alibi2d", "irpe.ctx_product_50_shared_qk", "shaw"])
 def test_gradients_of_gradients(spec, calls):
     calls.clear()
-    pos, encoding = Grid((2, 4), 1).positions(), made(spec, (2, 4))
+    pos, encoding = Grid((2, 4), 1).positions(), random_encoding(spec, (2, 4))
     leaves, _ = inputs(pos, b=1)
 
     def run(q, k, v):
@@ -261,12 +265,12 @@ def test_gradients_of_gradients(spec, calls):
 
 
 @cases("spec", ["alibi2d", "lookhere", "rpb", "irpe", "irpe(on=q)", "shaw", "t5"])
-def test_nothing_of_the_size_of_scores_is_saved_or_cached(spec, monkeypatch, calls):
+def test_no_tensor_of_the_size_of_scores_is_saved_or_cached(spec, monkeypatch, calls):
     calls.clear()
     # in evaluation, irpe and shaw use buckets of all pairs up to this size
     monkeypatch.setattr(content_cpu, "MAX_TOTAL_BYTES", 0)
     monkeypatch.setattr(blocks.content, "MAX_PRODUCTS", 0)
-    pos, encoding = Grid((12, 11)).positions(), made(spec, (12, 11))
+    pos, encoding = Grid((12, 11)).positions(), random_encoding(spec, (12, 11))
     leaves, cotangent = inputs(pos, b=1)
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):

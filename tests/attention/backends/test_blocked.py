@@ -17,17 +17,17 @@ HEADS = 3
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch):
-    """Strips serve short inputs too; how often they did is counted."""
-    served = []
+    """Use strips for short inputs as well; return the shapes of their calls."""
+    shapes = []
     original = BlockAttention.apply
 
     def apply(*args):
-        served.append(args[0].shape)
+        shapes.append(args[0].shape)
         return original(*args)
 
     monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
     monkeypatch.setattr(BlockAttention, "apply", apply)
-    return served
+    return shapes
 
 
 def small_blocks(monkeypatch):
@@ -128,15 +128,17 @@ def test_checkpointing_and_repeated_backward(calls):
 
     out = run(*leaves[:4])
     expected = torch.autograd.grad(out, leaves[:4], cotangent, retain_graph=True)
-    again = torch.autograd.grad(out, leaves[:4], cotangent)
-    retained = torch.autograd.grad(checkpoint(run, *leaves[:4], use_reentrant=False), leaves[:4], cotangent)
+    second = torch.autograd.grad(out, leaves[:4], cotangent)
+    checkpointed = torch.autograd.grad(
+        checkpoint(run, *leaves[:4], use_reentrant=False), leaves[:4], cotangent
+    )
     assert len(calls) == 3
-    for w, a, c in zip(expected, again, retained, strict=True):
+    for w, a, c in zip(expected, second, checkpointed, strict=True):
         assert torch.equal(w, a)
         assert torch.equal(w, c)
 
 
-def test_nothing_of_the_size_of_scores_is_stored():
+def test_no_tensor_of_the_size_of_scores_is_stored():
     pos = Grid((16, 16)).positions()
     leaves, cotangent = inputs(pos)
     sizes = []
@@ -168,7 +170,7 @@ def test_compiles_to_a_dense_mask(calls):
         close(a, w, 1e-5)
 
 
-def test_dense_masks_serve_the_rest(calls, monkeypatch):
+def test_dense_masks_for_other_calls(calls, monkeypatch):
     pos = Grid((4, 5)).positions()
     (q, k, v, table, *_), _ = inputs(pos)
     bias = TableBias(table, pos)
@@ -192,7 +194,7 @@ def test_dense_masks_serve_the_rest(calls, monkeypatch):
     assert len(calls) == 1
 
 
-def test_explain_says_when_blocks_are_taken():
+def test_explain_reports_blocks():
     pos = Grid((8, 8)).positions()
     q = torch.randn(32, 2, 64, 8, requires_grad=True)
     said = {}

@@ -1,4 +1,4 @@
-"""FlexAttention as a backend: what it computes, what it refuses, and that it never runs unfused in silence.
+"""FlexAttention as a backend: results, refusals, and an error instead of an unfused computation.
 
 Most cases are traced by torch and not made machine code of, which takes a minute each on CPU; one case is.
 """
@@ -38,7 +38,7 @@ def relative(ours, theirs):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """torch traces what it would compile, and runs it as it is."""
+    """Torch traces what it would compile and runs it eagerly."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     flex._compiled.cache_clear()
@@ -49,7 +49,7 @@ def traced(monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """As if tensors were on a GPU that runs kernels."""
+    """Tensors report a GPU that runs kernels."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(flex, "device_unsupported_reason", lambda q: None)
     monkeypatch.setitem(unsupported_reason.__globals__, "device_unsupported_reason", lambda q: None)
@@ -155,7 +155,7 @@ def test_inside_a_compiled_model(traced):
     assert relative(fast(*arguments), expected.double()) < 2e-6
 
 
-def test_grids_and_layers_share_what_is_compiled(traced):
+def test_grids_and_layers_share_compiled_programs(traced):
     graphs = torch._dynamo.utils.counters["stats"]
     graphs.clear()
     for layer, shape in enumerate(
@@ -179,7 +179,7 @@ def test_too_many_recompilations_are_an_error(traced):
             attention(*tensors(7), backend="flex")
 
 
-def test_not_compiling_is_an_error(traced):
+def test_failed_compilation_is_an_error(traced):
     with pytest.raises(BackendUnavailable, match="would materialise the n x m matrix"):
         flex._attend(*tensors(), None, None, None, None, None, 1.0)
     with (
@@ -218,12 +218,12 @@ def test_refusals(arguments, options, reason):
         attention(*arguments, backend="flex", **options)
 
 
-def test_a_cpu_never_gets_it_unasked():
+def test_auto_does_not_select_it_on_cpu():
     for options in ({}, {"is_causal": True}, {"cu_seqlens": torch.tensor([0, 4, 13])}):
         assert explain(*tensors(), bias=FIXED, **options).backend == "sdpa"
 
 
-def test_a_gpu_gets_it_where_triton_refuses(gpu):
+def test_auto_selects_it_on_gpu_where_triton_refuses(gpu):
     assert explain(*tensors(), bias=FIXED, is_causal=True).backend == "triton"
     arguments, fixed = tensors(14), DistanceBias((0.1, 0.7), Grid((3, 4), 2).positions())
     result = explain(*arguments, bias=fixed, is_causal=True)
@@ -240,7 +240,7 @@ def test_a_gpu_gets_it_where_triton_refuses(gpu):
     assert explain(*graded, bias=fixed, is_causal=True).backend == "flex"
 
 
-def test_gradients_of_a_table_are_only_for_those_who_ask(gpu):
+def test_gradients_of_a_table_need_an_explicit_backend(gpu):
     bias = DistanceBias(torch.rand(2, requires_grad=True), Grid((3, 4), 2).positions())
     assert explain(*tensors(14), bias=bias, is_causal=True).backend == "sdpa"
     assert explain(*tensors(14), bias=bias, is_causal=True, backend="flex").backend == "flex"

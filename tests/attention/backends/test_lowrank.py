@@ -66,7 +66,7 @@ def test_refusals():
         low_rank_approximation(hidden, 0.1)
 
 
-def test_auto_never_approximates():
+def test_auto_does_not_approximate():
     pos = Grid((33, 33)).positions()
     q = torch.randn(1, 2, pos.tokens, 16)
     assert explain(q, q, q, bias=of_table(pos, 2)).backend == "sdpa"

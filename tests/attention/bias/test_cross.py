@@ -72,9 +72,9 @@ def test_encodings_while_decoding(name):
     encoding = create_encoding(name, dim=32, num_heads=2, grid=(3, 4)).eval()
     bias = encoding.bias(pos, 0)
     q, k, v = (torch.randn(2, 2, 12, 16) for _ in range(3))
-    whole = attention(q, k, v, bias=bias)
+    full = attention(q, k, v, bias=bias)
     last = CrossAttentionBias(bias, pos.gather(torch.tensor([[11]])), pos)
-    torch.testing.assert_close(attention(q[:, :, -1:], k, v, bias=last), whole[:, :, -1:])
+    torch.testing.assert_close(attention(q[:, :, -1:], k, v, bias=last), full[:, :, -1:])
 
 
 def test_refusals():
@@ -94,7 +94,7 @@ def test_refusals():
         attention(q, q, q, bias=fixed, backend="lowrank")
 
 
-def test_the_fused_kernels_say_why_not(monkeypatch):
+def test_refusal_of_the_fused_kernels(monkeypatch):
     triton = pytest.importorskip("vispe.attention.backends.triton")
     monkeypatch.setitem(triton.unsupported_reason.__globals__, "device_unsupported_reason", lambda q: None)
     pos = Grid((2, 3)).positions()

@@ -1,4 +1,4 @@
-"""Strips that are packed in float32 and float16: rounding errors, which do not exceed those of a mask."""
+"""Strips packed in float32 and float16: rounding errors do not exceed those of a mask."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def attend(x, bias, v):
 @cases("dtype", HALVES, ids=str)
 @cases(("grid", "rows"), [(Grid((5, 7), 2), False), (Grid((4, 9)), False), (Grid((3, 4), 1), True)])
 @cases("scale", [0.125, 1.0, 0.004])
-def test_numbers_are_off_by_no_more_than_is_said(dtype, grid, rows, scale):
+def test_rounding_errors_are_within_the_documented_bound(dtype, grid, rows, scale):
     widest = widest_range(dtype, scale)
     values = torch.rand(HEADS, *(2 * n - 1 for n in grid.shape))
     # heads of a quarter of the range, nearly all of it, more, and much more
@@ -59,10 +59,10 @@ def test_numbers_are_off_by_no_more_than_is_said(dtype, grid, rows, scale):
     if rows:
         error = matrix(runs, ends, layout, scale) - oracle.table_matrix(values.double(), grid, edge.double())
     error = error - error.mean(2, keepdim=True)  # softmax does not see it
-    spread = values.flatten(1).amax(1) - values.flatten(1).amin(1)
-    assert (error.abs().amax((1, 2))[:2] <= 2 * 2.0**-12 * spread[:2] + 2.0**-24 * scale).all()
+    value_range = values.flatten(1).amax(1) - values.flatten(1).amin(1)
+    assert (error.abs().amax((1, 2))[:2] <= 2 * 2.0**-12 * value_range[:2] + 2.0**-24 * scale).all()
     assert (error.abs().amax((1, 2))[:2] <= 2 * torch.finfo(dtype).eps / 2).all()
-    assert (error.abs().amax((1, 2))[2:] <= 2.0**-22 * spread[2:]).all()
+    assert (error.abs().amax((1, 2))[2:] <= 2.0**-22 * value_range[2:]).all()
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_attention_is_no_worse_than_with_a_mask_in_the_dtype_of_queries(dtype, s
 
 
 @cases("dtype", HALVES, ids=str)
-def test_closed_entries_and_heads_without_a_number(dtype):
+def test_hidden_entries_and_heads_without_finite_entries(dtype):
     grid = Grid((3, 4), 1)
     values = torch.rand(HEADS, 5, 7)
     values[0] = float("-inf")
@@ -107,7 +107,7 @@ def test_closed_entries_and_heads_without_a_number(dtype):
 
 
 @cases("scale", [0.0, -1.0, 4096.0, 1e-9])
-def test_scales_that_leave_nothing_to_round(scale):
+def test_extreme_scales(scale):
     assert widest_range(torch.float32, 0.125) == 0.0
     assert widest_range(torch.bfloat16, scale) < 2e-4
     assert widest_range(torch.bfloat16, 0.125) == 16

@@ -42,7 +42,7 @@ def test_one_constant_per_query(grid, heads, edge_heads, offset, edge_offset, ca
         assert (kind.amax((0, 2, 3)).abs() <= 1e-9).all() or (heads, edge_heads) == (1, 1)
 
 
-def test_heads_without_an_open_pair():
+def test_heads_without_a_visible_pair():
     values = torch.full((2, 3, 3), CLOSED)
     values[1, 1, 1] = 7.0
     edge = torch.tensor([[CLOSED] * 3, [CLOSED, CLOSED, 5.0]])
@@ -52,7 +52,7 @@ def test_heads_without_an_open_pair():
     assert new_edge.tolist() == [[CLOSED] * 3, [CLOSED, CLOSED, 0.0]]
 
 
-def test_gradients_and_digits():
+def test_gradients_and_precision():
     values = (torch.randn(2, 5, 5) + 1e3).requires_grad_()
     edge = torch.randn(2, 3, dtype=torch.bfloat16).requires_grad_()
     pos = Grid((3, 3), 1).positions()

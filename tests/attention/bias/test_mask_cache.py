@@ -1,4 +1,4 @@
-"""Masks of learned biases are stored, and never serve numbers that have changed."""
+"""Cached masks of learned biases, which are not used after a change of the values."""
 
 import copy
 import gc
@@ -31,11 +31,11 @@ GRID = (5, 7)
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch):
+def fresh_caches(monkeypatch):
     monkeypatch.setattr(entries, "ALL_CACHES", type(entries.ALL_CACHES)())
 
 
-def made(spec):
+def random_encoding(spec):
     torch.manual_seed(3)
     encoding = create_encoding(spec, dim=24, num_heads=3, grid=GRID).eval()
     for p in encoding.parameters():
@@ -54,7 +54,7 @@ def entries_at(pos):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("spec", LEARNED)
 def test_every_call_has_the_same_bits(spec, dtype):
-    encoding, pos = made(spec).to(dtype), Grid(GRID, 1).positions()
+    encoding, pos = random_encoding(spec).to(dtype), Grid(GRID, 1).positions()
     q, k, v = inputs(pos, dtype=dtype)
     with torch.no_grad():
         outs = [attention(q, k, v, bias=encoding.bias(pos, 0)) for _ in range(4)]
@@ -68,8 +68,8 @@ def test_every_call_has_the_same_bits(spec, dtype):
 
 @pytest.mark.parametrize("how", ["data", "in place", "load", "inference", "optimizer"])
 @pytest.mark.parametrize("spec", LEARNED)
-def test_changed_numbers_are_seen(spec, how):
-    encoding, pos = made(spec), Grid(GRID, 2).positions()
+def test_changed_values_are_detected(spec, how):
+    encoding, pos = random_encoding(spec), Grid(GRID, 2).positions()
     q, k, v = inputs(pos)
 
     def out(backend="auto"):
@@ -100,8 +100,8 @@ def test_changed_numbers_are_seen(spec, how):
         torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6)
 
 
-def test_layers_in_turn_have_a_mask_each():
-    pos, layers = Grid(GRID).positions(), [made("rpb.swin") for _ in range(4)]
+def test_alternating_layers_have_separate_masks():
+    pos, layers = Grid(GRID).positions(), [random_encoding("rpb.swin") for _ in range(4)]
     for i, layer in enumerate(layers):
         torch.nn.init.normal_(layer.relative_position_bias_table, i)
     q, k, v = inputs(pos)
@@ -118,8 +118,8 @@ def test_layers_in_turn_have_a_mask_each():
     assert all(e.mask is not None and not e.mask.is_inference() for e in entries_at(pos))
 
 
-def test_old_tables_go():
-    encoding, pos = made("rpb.swin"), Grid(GRID).positions()
+def test_masks_of_old_tables_are_freed():
+    encoding, pos = random_encoding("rpb.swin"), Grid(GRID).positions()
     q, k, v = inputs(pos)
     for _ in range(60):
         with torch.no_grad():
@@ -129,8 +129,8 @@ def test_old_tables_go():
     assert len(entries_at(pos)) < 30
 
 
-def test_gradients_flow_as_before():
-    encoding, pos = made("rpb.swin"), Grid(GRID, 1).positions()
+def test_gradients_are_unchanged():
+    encoding, pos = random_encoding("rpb.swin"), Grid(GRID, 1).positions()
     q, k, v = inputs(pos)
     with torch.no_grad():
         for _ in range(3):
@@ -146,8 +146,8 @@ def test_gradients_flow_as_before():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_frozen_tables_serve_gradients_of_queries():
-    encoding, pos = made("rpb.swin").requires_grad_(False), Grid(GRID, 1).positions()
+def test_masks_of_frozen_tables_with_gradients_of_queries():
+    encoding, pos = random_encoding("rpb.swin").requires_grad_(False), Grid(GRID, 1).positions()
     q, k, v = inputs(pos)
     q = q.clone().requires_grad_()
     for _ in range(3):
@@ -188,7 +188,7 @@ def test_hidden_keys_and_nan():
     assert all(attention(q, k, v, bias=TableBias(table, pos))[:, 0].isnan().any() for _ in range(3))
 
 
-def test_memory_is_bounded_and_given_back(monkeypatch):
+def test_memory_is_bounded_and_freed(monkeypatch):
     pos, other = Grid(GRID).positions(), Grid((6, 6)).positions()
     one = 3 * pos.tokens**2 * 4
     monkeypatch.setattr(entries, "MAX_TOTAL_BYTES", int(2.5 * one))
@@ -204,8 +204,8 @@ def test_memory_is_bounded_and_given_back(monkeypatch):
         attention(q, k, v, bias=TableBias(torch.ones(3, 11, 11), other))
     assert sum(e.mask is not None for e in entries_at(other)) == 1
     assert not entries_at(pos) or sum(e.mask is not None for e in entries_at(pos)) + 1 <= 2
-    held = sum(m.bytes for m in entries.ALL_CACHES)
-    assert 0 < held <= entries.MAX_TOTAL_BYTES
+    total = sum(m.bytes for m in entries.ALL_CACHES)
+    assert 0 < total <= entries.MAX_TOTAL_BYTES
     del pos, other, q, k, v
     gc.collect()
     assert not list(entries.ALL_CACHES)
@@ -213,7 +213,7 @@ def test_memory_is_bounded_and_given_back(monkeypatch):
 
 @pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
+def test_large_masks_are_computed_in_blocks(dtype, prefix, monkeypatch):
     pos = Grid((9, 5), prefix).positions()
     monkeypatch.setattr(masks, "MAX_MASK_BYTES", 100)
     monkeypatch.setattr(sdpa.blocked, "MIN_QUERIES", 0)
@@ -236,7 +236,7 @@ def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
 @pytest.mark.parametrize(
     "spec", ["irpe.ctx_product_50_shared_qk", "irpe(on=k,shared=false)", "irpe(on=q)", "shaw"]
 )
-def test_tables_that_the_content_reads(spec, dtype, monkeypatch):
+def test_content_tables(spec, dtype, monkeypatch):
     monkeypatch.setattr(content_cpu, "MIN_BIAS_BYTES", 300)
     monkeypatch.setattr(content_cpu, "ROWS", 8)
     monkeypatch.setattr(sdpa, "_masked", None)
@@ -266,16 +266,16 @@ def test_rows_of_positions_that_differ_between_samples(content, monkeypatch):
 
 
 def test_threads_and_copies():
-    encoding, pos = made("rpb.swin"), Grid(GRID).positions()
+    encoding, pos = random_encoding("rpb.swin"), Grid(GRID).positions()
     q, k, v = inputs(pos)
     expected = attention(q, k, v, bias=encoding.bias(pos, 0), backend="reference").detach()
     wrong = []
 
     def work():
-        own = copy.deepcopy(encoding)
+        encoding_copy = copy.deepcopy(encoding)
         with torch.no_grad():
             for _ in range(50):
-                if (attention(q, k, v, bias=own.bias(pos, 0)) - expected).abs().max() > 3e-6:
+                if (attention(q, k, v, bias=encoding_copy.bias(pos, 0)) - expected).abs().max() > 3e-6:
                     wrong.append(1)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -284,14 +284,14 @@ def test_threads_and_copies():
     assert not wrong
 
 
-def test_copies_of_positions_begin_without_masks():
+def test_copies_of_positions_have_no_masks():
     pos, table = Grid(GRID).positions(), torch.randn(3, 9, 13)
     q, k, v = inputs(pos)
     for _ in range(3):
         attention(q, k, v, bias=TableBias(table, pos))
     before = sum(m.bytes for m in entries.ALL_CACHES)
-    again = copy.deepcopy(pos)
-    assert not entries_at(again)
+    positions_copy = copy.deepcopy(pos)
+    assert not entries_at(positions_copy)
     assert sum(m.bytes for m in entries.ALL_CACHES) == before > 0
     assert len(pickle.dumps(pos)) < before + 60_000
 

@@ -1,4 +1,4 @@
-"""Functions of offsets: signs, the table of a grid, tokens elsewhere, the torus, and gradients."""
+"""Functions of offsets: signs, the table of a grid, other positions, the torus, and gradients."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_spacing_heads_and_queries_of_other_positions():
     torch.testing.assert_close(result[0, :, 1], lean(keys.coords[0] - some.coords[0, 1]))
 
 
-def test_routes_and_gradients():
+def test_backends_and_gradients():
     pos, rate = Grid((4, 5), 1).positions(), torch.rand(2, 1, requires_grad=True)
     q, k, v, cotangent = torch.randn(4, 2, 2, 21, 8)
     result = []
@@ -69,7 +69,7 @@ def test_routes_and_gradients():
     assert oracle.table_matrix(OffsetBias(lean, pos).table(pos.grid).double(), pos.grid).isfinite().all()
 
 
-def test_fixed_functions_keep_their_mask():
+def test_masks_of_fixed_functions_are_cached():
     pos, calls = Grid((3, 4)).positions(), []
 
     def function(step):

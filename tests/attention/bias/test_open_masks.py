@@ -107,7 +107,7 @@ def test_open_masks_are_used_directly(name, prefix, dtype, monkeypatch):
 @cases("dtype", LIMITS, ids=str)
 @cases("prefix", [0, 1])
 @cases("name", BIASES)
-def test_padding_closes_rows_of_open_masks(name, prefix, dtype):
+def test_padding_hides_all_keys_of_open_masks(name, prefix, dtype):
     pos = Grid(SHAPE, prefix).positions()
     keep = torch.rand(2, pos.tokens) > 0.5
     keep[0, : prefix + 12] = False
@@ -118,11 +118,11 @@ def test_padding_closes_rows_of_open_masks(name, prefix, dtype):
 @cases("dtype", LIMITS, ids=str)
 @cases("padded", [False, True])
 @cases("name", CLOSED)
-def test_closed_rows_are_zero(name, padded, dtype):
+def test_rows_without_keys_are_zero(name, padded, dtype):
     pos, make = Grid(SHAPE).positions(), frozen(CLOSED[name])
     masks = {"key_padding_mask": torch.rand(2, pos.tokens) > 0.3} if padded else {}
     q, k, v, bias, out = check(pos, make, dtype, **masks)
-    closed = (bias.dense() == NONE).all(-1).expand(2, HEADS, -1)
-    assert closed.any()
-    assert not out[closed].any()
+    no_key = (bias.dense() == NONE).all(-1).expand(2, HEADS, -1)
+    assert no_key.any()
+    assert not out[no_key].any()
     assert sdpa.cached_mask(q, k, v, bias) is None

@@ -1,4 +1,4 @@
-"""Functions of distance: the table of a grid, tokens elsewhere, and gradients of what the function holds."""
+"""Functions of distance: the table of a grid, other positions, and gradients of parameters of the function."""
 
 import pytest
 import torch
@@ -53,14 +53,14 @@ def test_the_function_is_called_with_one_distance_per_cell():
     assert sizes == [40]
 
 
-def test_dense_values_do_not_round_by_position():
+def test_dense_values_do_not_depend_on_the_position():
     grids = [Grid((3, 7), prefix) for prefix in (0, 1, 5)]
     result = [RadialBias(hat, g.positions()).dense()[..., g.prefix :, g.prefix :] for g in grids]
     assert torch.equal(result[0], result[1])
     assert torch.equal(result[0], result[2])
 
 
-def test_it_is_the_distance_bias_where_the_function_is_a_slope():
+def test_linear_functions_equal_the_distance_bias():
     pos, slopes = Grid((4, 5), 1).positions(), torch.tensor([0.5, 2.0])
     for rule in RULES:
         line = RadialBias(lambda d: -slopes[:, None] * d, pos, **rule)
@@ -69,7 +69,7 @@ def test_it_is_the_distance_bias_where_the_function_is_a_slope():
         torch.testing.assert_close(line.table(pos.grid), same.table(pos.grid))
 
 
-def test_tokens_elsewhere_and_spacing():
+def test_other_positions_and_spacing():
     pos = Grid((3, 4), 1).positions()
     moved = pos.replace(coords=pos.coords * 1.7 + 0.3)
     distance = (moved.coords[0, 1:, None] - moved.coords[0, None, 1:]).norm(dim=-1)
@@ -86,7 +86,7 @@ def test_tokens_elsewhere_and_spacing():
     )
 
 
-def test_learned_functions_take_strips_and_have_their_gradients(monkeypatch):
+def test_learned_functions_use_strips_with_gradients(monkeypatch):
     monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
     pos = Grid((6, 8), 1).positions()
     rate = torch.tensor([0.3, 1.0, 2.0], requires_grad=True)
@@ -101,7 +101,7 @@ def test_learned_functions_take_strips_and_have_their_gradients(monkeypatch):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
-def test_fixed_functions_keep_their_mask():
+def test_masks_of_fixed_functions_are_cached():
     pos, calls = Grid((3, 4)).positions(), []
 
     def function(d):
@@ -116,7 +116,7 @@ def test_fixed_functions_keep_their_mask():
     assert RadialBias(function, pos, key="line").key != RadialBias(function, pos, key="line", wrap=True).key
 
 
-def test_bad_rules_are_refused():
+def test_invalid_functions_are_refused():
     with pytest.raises(OptionError, match="metric must be one of"):
         RadialBias(hat, metric="cosine")
 

@@ -86,7 +86,7 @@ def test_biases_of_encodings(spec):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_takes_it():
+def test_flex_attention_accepts_it():
     q, k, v = (torch.randn(2, 3, 14, 16) for _ in range(3))
     pos = GRID.positions()
     bias = SumBias(
@@ -97,7 +97,7 @@ def test_flex_attention_takes_it():
 
 
 @pytest.mark.slow
-def test_compiled_flex_attention_takes_every_kind():
+def test_compiled_flex_attention_accepts_every_kind():
     run = torch.compile(flex_attention, dynamic=False)
     q, k, v = (torch.randn(2, 3, 14, 16) for _ in range(3))
     pos = GRID.positions()
@@ -131,7 +131,7 @@ def test_masks_of_shifted_windows():
     assert_equal(WindowMask(mask, Grid((2, 2)).positions(), samples=4), samples=4)
 
 
-def test_what_is_not_possible_is_a_sentence():
+def test_refusals():
     with pytest.raises(
         ShapeError, match=r"DistanceBias\.score_mod needs a bias with positions, got pos=None"
     ):

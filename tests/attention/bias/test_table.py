@@ -109,7 +109,7 @@ def test_spacing_of_a_bias_replaces_that_of_any_positions():
         )
 
 
-def test_what_is_no_table_says_so():
+def test_biases_without_a_table_are_refused():
     pos = Grid((2, 2), prefix=1).positions()
     edged = TableBias(torch.zeros(1, 3, 3), pos, torch.zeros(1, 3))
     assert not edged.invariant
@@ -121,7 +121,7 @@ def test_what_is_no_table_says_so():
 
 @cases("wrap", [False, True])
 @cases("metric", METRICS)
-def test_coordinates_that_learn_get_finite_gradients_at_distance_zero(metric, wrap):
+def test_learned_coordinates_have_finite_gradients_at_distance_zero(metric, wrap):
     grid = Grid((3, 3), prefix=1)
     base = grid.positions()
     coords = base.coords.clone()
@@ -155,7 +155,7 @@ def test_the_divisor_survives_rounding_of_the_spacing(spacing, n):
     assert bias.table(grid).min().item() == pytest.approx(-1, abs=1e-5)
 
 
-def test_free_coordinates_beyond_the_field_wrap_too():
+def test_free_coordinates_beyond_the_field_wrap():
     field = torch.tensor([[4.0, 4.0]])
     inside = torch.rand(1, 6, 2) * 4
     outside = inside + torch.randint(-2, 3, (1, 6, 2)) * 4.0
@@ -167,7 +167,7 @@ def test_free_coordinates_beyond_the_field_wrap_too():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_samples_with_fields_of_their_own():
+def test_a_separate_field_for_each_sample():
     # images of different size packed in one batch: each is measured by its own extent
     grids = [Grid((2, 3)), Grid((3, 2)), Grid((1, 6))]
     coords = torch.cat([g.positions().coords for g in grids])

@@ -1,4 +1,4 @@
-"""The description of shifted windows against the masks that Swin's authors' code and others make."""
+"""The description of shifted windows compared with the masks of Swin's authors and of libraries."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ MAPS = [
 
 
 def read(mask, table):
-    """Return what pairs of tokens read from the widened table, (b, h, n, n)."""
+    """Return the values that pairs of tokens read from the widened table, (b, h, n, n)."""
     cells = mask.cell_numbers().long()
     return mask.widened(table).flatten(1)[:, cells[:, 0, :, None] - cells[:, 1, None]].transpose(0, 1)
 
@@ -76,7 +76,7 @@ def test_a_mask_of_another_window_is_refused():
         WindowMask(torch.zeros(2, 7, 7), Grid((2, 3), prefix=1).positions(), 2)
 
 
-def test_backends_without_kernels_take_the_mask():
+def test_backends_without_kernels_use_the_mask():
     pos = Grid((4, 3)).positions()
     mask = mask_of(pos, (2, 3), (2, 1), 2)
     q, k, v = torch.randn(3, 12, 2, 12, 8, generator=torch.Generator().manual_seed(0)).unbind(0)

@@ -277,9 +277,9 @@ class RandomCall:
             logits = logits.masked_fill(~self.visible, -math.inf)
         if self.sinks is not None:
             logits = torch.cat([logits, params[-1][:, None, None].expand(*logits.shape[:3], 1)], -1)
-        closed = (logits == -math.inf).all(-1, keepdim=True)
-        logits = logits.masked_fill(closed, 0.0)
-        weights = logits.softmax(-1).masked_fill(closed, 0.0)
+        no_key = (logits == -math.inf).all(-1, keepdim=True)
+        logits = logits.masked_fill(no_key, 0.0)
+        weights = logits.softmax(-1).masked_fill(no_key, 0.0)
         if delta_error is not None and logits.requires_grad:
             change = weights.detach() * delta_error
             logits.register_hook(lambda grad: rounded(grad) + change)
@@ -287,15 +287,19 @@ class RandomCall:
         out = self._rotate(out, -1) if self.rotation and self.rotation[3] else out
         if "return_lse" not in self.arguments:
             return (out,)
-        return out, logits.logsumexp(-1).masked_fill(closed[..., 0], -math.inf)
+        return out, logits.logsumexp(-1).masked_fill(no_key[..., 0], -math.inf)
 
     def _rotate(self, x: Tensor, sign: int = 1) -> Tensor:
         cos, sin, layout, _ = self.rotation
         if cos.shape[1] > 1:
             cos, sin = (t.repeat_interleave(x.shape[1] // t.shape[1], 1) for t in (cos, sin))
         sin, pairs = sign * sin, cos.shape[-1]
-        part, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
-        a, b = part.chunk(2, -1) if layout == "half" else (part[..., ::2], part[..., 1::2])
+        rotated_part, unrotated = x[..., : 2 * pairs], x[..., 2 * pairs :]
+        a, b = (
+            rotated_part.chunk(2, -1)
+            if layout == "half"
+            else (rotated_part[..., ::2], rotated_part[..., 1::2])
+        )
         new = a * cos - b * sin, b * cos + a * sin
         new = torch.cat(new, -1) if layout == "half" else torch.stack(new, -1).flatten(-2)
-        return torch.cat([new, rest], -1)
+        return torch.cat([new, unrotated], -1)

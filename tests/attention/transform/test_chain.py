@@ -29,7 +29,7 @@ def blocks():
     return BlockTransform(q=matrices[0], k=matrices[1], v=matrices[2], out=matrices[3])
 
 
-def test_a_chain_is_its_links_one_after_the_other():
+def test_a_chain_applies_its_transforms_in_order():
     q, k, v = qkv()
     first, second = blocks(), rotation(values=True)
     chain = Chain(first, second)
@@ -44,7 +44,7 @@ def test_a_chain_is_its_links_one_after_the_other():
 
 
 @cases("kv_heads", [H, 2])
-def test_calibration_is_its_formula_with_gradients(kv_heads):
+def test_calibration_equals_its_formula(kv_heads):
     q, k, _ = qkv(kv_heads)
     q_up, q_down = torch.randn(H, D, 3, requires_grad=True), torch.randn(H, 3, D, requires_grad=True)
     k_up, k_down = torch.randn(kv_heads, D, D), torch.randn(kv_heads, D, D)
@@ -74,11 +74,14 @@ def test_calibration_is_its_formula_with_gradients(kv_heads):
 
 @cases("layout", ["half", "interleaved"])
 @cases("values", [False, True])
-def test_keys_may_have_tables_of_their_own(layout, values):
+def test_separate_tables_of_keys(layout, values):
     q, k, v = qkv()
     turn = rotation(values, True, layout)
-    own = turn.of_keys
-    queries, keys = PairRotation(turn.cos, turn.sin, layout), PairRotation(own.cos, own.sin, layout)
+    key_transform = turn.of_keys
+    queries, keys = (
+        PairRotation(turn.cos, turn.sin, layout),
+        PairRotation(key_transform.cos, key_transform.sin, layout),
+    )
     assert torch.equal(turn.query(q), queries.query(q))
     assert torch.equal(turn.key(k), keys.query(k))
     assert torch.equal(turn.value(v), keys.query(v) if values else v)
@@ -87,11 +90,13 @@ def test_keys_may_have_tables_of_their_own(layout, values):
     for mine, other in zip(turn.inputs(q, k, v), (turn.query(q), turn.key(k), turn.value(v)), strict=True):
         assert torch.equal(mine, other)
     with pytest.raises(ShapeError, match="tables of the keys with the shape"):
-        PairRotation(turn.cos, turn.sin, layout, keys=(own.cos[..., :1], own.sin[..., :1]))
+        PairRotation(
+            turn.cos, turn.sin, layout, keys=(key_transform.cos[..., :1], key_transform.sin[..., :1])
+        )
 
 
 @cases("backend", ["reference", "sdpa", "auto"])
-def test_groups_of_queries_with_tables_of_their_own_share_keys(backend):
+def test_query_groups_with_separate_tables_share_keys(backend):
     q, k, v = qkv(kv_heads=2)
     angle, other = torch.randn(1, H, N, 3), torch.randn(1, 1, N, 3)
     turn = PairRotation(angle.cos(), angle.sin(), "half", keys=(other.cos(), other.sin()))
@@ -101,7 +106,7 @@ def test_groups_of_queries_with_tables_of_their_own_share_keys(backend):
 
 
 def test_a_quarter_turn_of_the_keys_gives_the_imaginary_part():
-    """What complex numbers say: Re(z conj w) and, rotated by 90 degrees, Im(z conj w)."""
+    """As complex numbers: Re(z conj w) and, rotated by 90 degrees, Im(z conj w)."""
     q, k, _ = (t.detach() for t in qkv())
     angle = torch.randn(1, 1, N, D // 2)
     plain = PairRotation(angle.cos(), angle.sin(), "half")
@@ -138,7 +143,7 @@ def test_expansion_weighs_channels_by_cosines(magnitude, width):
 
 
 @cases("backend", ["reference", "sdpa", "auto"])
-def test_backends_take_all_of_them(backend):
+def test_backends(backend):
     q, k, v = qkv()
     up = torch.randn(H, D, D)
     angle = torch.randn(1, 1, N, D)

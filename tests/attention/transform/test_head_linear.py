@@ -29,7 +29,7 @@ def test_products_are_exact_under_autocast():
     assert torch.equal(result, HeadLinear(q).query(x))
 
 
-def test_one_matrix_per_key_head_serves_its_group_of_query_heads():
+def test_one_matrix_per_key_head_applies_to_its_group_of_query_heads():
     q, x = torch.randn(2, 4, 4), torch.randn(1, 6, 5, 4)
     result = HeadLinear(q).query(x)
     for head in range(6):

@@ -62,10 +62,10 @@ def test_pair_rotation_is_a_rotation_matrix(layout, pairs, heads, batch):
 
 
 def test_scores_depend_on_differences_of_angles_only():
-    rate, place = torch.randn(4, dtype=torch.float64), torch.arange(N, dtype=torch.float64)
+    rate, positions = torch.randn(4, dtype=torch.float64), torch.arange(N, dtype=torch.float64)
     q, k = (torch.randn(1, 1, 1, 8, dtype=torch.float64).expand(-1, -1, N, -1) for _ in range(2))
     for shift in (0.0, 3.7):
-        angle = ((place + shift)[:, None] * rate)[None, None]
+        angle = ((positions + shift)[:, None] * rate)[None, None]
         turn = PairRotation(angle.cos(), angle.sin(), "half")
         score = turn.query(q) @ turn.key(k).transpose(-1, -2)
         for offset in range(-N + 1, N):
@@ -74,7 +74,7 @@ def test_scores_depend_on_differences_of_angles_only():
 
 
 @cases("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_cast_once_at_the_end(dtype):
+def test_half_precision_is_rounded_once_at_the_end(dtype):
     angle, turn, _ = tables(5)
     blocks = BlockTransform(q=torch.randn(1, 1, N, 2, 5, 5))
     affine = Affine(q_mul=torch.randn(1, 1, N, D), q_add=torch.randn(1, 1, N, D))
@@ -96,9 +96,9 @@ def test_block_transform():
         full = torch.stack([torch.stack([torch.block_diag(*m[0, h, n]) for n in range(N)]) for h in range(H)])
         expected = torch.cat([torch.einsum("hnij,bhnj->bhni", full, x[..., :9]), x[..., 9:]], -1)
         torch.testing.assert_close(act(x), expected, rtol=1e-5, atol=1e-5)
-    alone = BlockTransform(k=parts["k"])
-    assert alone.query(x) is x
-    assert alone.value(x) is x
+    separate = BlockTransform(k=parts["k"])
+    assert separate.query(x) is x
+    assert separate.value(x) is x
 
 
 def test_affine_expand_identity():

@@ -99,9 +99,9 @@ def test_repeated_calls_are_still_validated_where_they_differ():
         for _ in range(2):
             assert attention(q, k, v, bias=bias).dtype == torch.bfloat16
     assert attention(q, k, v, bias=bias).dtype == torch.float32
-    whole = bias.as_logits()
+    logits = bias.as_logits()
     torch.testing.assert_close(
-        attention(q, k, v, bias=whole), attention(q, k, v, bias=whole, backend="reference")
+        attention(q, k, v, bias=logits), attention(q, k, v, bias=logits, backend="reference")
     )
     # the kernels have no forward-mode derivative
     tangent = torch.randn_like(q)
@@ -133,7 +133,7 @@ LEARNED = [
 ]
 
 
-def made(spec):
+def random_encoding(spec):
     torch.manual_seed(3)
     encoding = create_encoding(spec, dim=HEADS * HEAD_DIM, num_heads=HEADS, grid=GRID.shape).eval()
     for p in encoding.parameters():
@@ -154,7 +154,7 @@ def test_a_resampled_table_is_reused(validated):
 
 @pytest.mark.parametrize("spec", LEARNED)
 def test_strips_of_learned_biases_are_reused(spec, validated):
-    encoding, pos, qkv = made(spec), GRID.positions(), inputs()
+    encoding, pos, qkv = random_encoding(spec), GRID.positions(), inputs()
     with torch.no_grad():
         outs = [check(qkv, encoding.bias(pos, 0)) for _ in range(5)]
     assert all(torch.equal(out, outs[0]) for out in outs)
@@ -180,7 +180,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("spec", ["rpb.swin", "rpb.beit", "irpe(mode=bias)", "kerple"])
 def test_changed_parameters_are_detected(spec, change):
-    encoding, pos, qkv = made(spec), GRID.positions(), inputs()
+    encoding, pos, qkv = random_encoding(spec), GRID.positions(), inputs()
     with torch.no_grad():
         for _ in range(4):
             before = check(qkv, encoding.bias(pos, 0))
@@ -191,8 +191,8 @@ def test_changed_parameters_are_detected(spec, change):
 
 
 def test_changes_through_data_are_detected_after_a_backward_pass():
-    """As a training loop that updates a teacher through `.data`."""
-    student, pos, qkv = made("rpb.swin"), GRID.positions(), inputs()
+    """Like a training loop that updates a teacher through `.data`."""
+    student, pos, qkv = random_encoding("rpb.swin"), GRID.positions(), inputs()
     teacher = copy.deepcopy(student).requires_grad_(False)
     for _ in range(4):
         for _ in range(3):
@@ -203,7 +203,7 @@ def test_changes_through_data_are_detected_after_a_backward_pass():
 
 
 def test_no_strip_is_cached_under_grad():
-    encoding, pos, qkv = made("rpb.swin"), GRID.positions(), inputs()
+    encoding, pos, qkv = random_encoding("rpb.swin"), GRID.positions(), inputs()
     for _ in range(3):
         out = attention(*qkv, bias=encoding.bias(pos, 0))
         assert out.requires_grad
@@ -230,7 +230,7 @@ def test_new_tensors_at_an_old_address_are_detected():
 
 def test_terms_and_layers_have_a_strip_each():
     pos, qkv = GRID.positions(), inputs()
-    layers = [made("rpb.swin") for _ in range(3)]
+    layers = [random_encoding("rpb.swin") for _ in range(3)]
     for i, layer in enumerate(layers):
         torch.nn.init.normal_(layer.relative_position_bias_table, i)
     with torch.inference_mode():
@@ -244,7 +244,7 @@ def test_terms_and_layers_have_a_strip_each():
 
 def test_large_strips_are_not_cached(monkeypatch):
     monkeypatch.setattr(strips, "MAX_MASK_BYTES", 100)
-    encoding, pos, qkv = made("rpb.swin"), GRID.positions(), inputs()
+    encoding, pos, qkv = random_encoding("rpb.swin"), GRID.positions(), inputs()
     with torch.no_grad():
         for _ in range(3):
             check(qkv, encoding.bias(pos, 0))

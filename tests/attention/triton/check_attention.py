@@ -123,7 +123,7 @@ def rounded():
 @pytest.mark.parametrize("width", [16, 72])
 @pytest.mark.parametrize("sm", [90, 80])
 def test_products_are_split_where_torch_may_round(strips, rounded, monkeypatch, sm, width):
-    """With tiles of their own; the interpreter itself multiplies exactly."""
+    """With separate tiles; the interpreter itself multiplies exactly."""
     monkeypatch.setitem(sizes.TABLES, (90, "tf32x3"), sizes.TABLES[sm, "tf32x3"])
     assert product_of(torch.zeros(1)) == "tf32x3"
     assert product_of(torch.zeros(1).half()) == "ieee"
@@ -152,7 +152,7 @@ def test_many_tiles(strips, small_tiles, prefix, dtype):
     ids=str,
 )
 def test_whole_and_narrow_tiles(monkeypatch, strips, grid, padded):
-    """Whole tiles of patches, and narrow ones of what is left and of the prefix, in queries and in keys."""
+    """Whole tiles of patches, and narrow tiles of the remaining patches and the prefix, in queries and in keys."""
     size = {
         name: {64: sizes.Tiles(64, 64, 4, 1), 128: sizes.Tiles(64, 64, 4, 1)}
         for name in sizes.TABLES[90, "half"]
@@ -176,7 +176,7 @@ def test_widths(strips, width, value):
 
 
 @pytest.mark.parametrize("batch", [16, 35])
-def test_more_samples_than_are_taken_together(strips, small_tiles, batch):
+def test_more_samples_than_one_group(strips, small_tiles, batch):
     compare_table(Grid((6, 7), 1), torch.float32, width=8, batch=batch)
 
 
@@ -251,7 +251,7 @@ def test_half_precision_at_any_scale(strips, kind, scale):
      ({"normalize": "reference", "reference": (3, 3)}, 1e-4, True), ({"spacing": (10.0, 1.0)}, 2e-4, False)],
     ids=str,
 )  # fmt: skip
-def test_what_half_precision_holds(options, scale, fits):
+def test_values_beyond_half_precision(options, scale, fits):
     grid = Grid((6, 7), 1)
     bias = DistanceBias((1.0, 0.25), grid.positions(), **options)
     assert fits_float16(bias, grid, scale) == fits
@@ -317,8 +317,8 @@ def test_fixed_biases_are_packed_once_per_scale_and_dtype(strips):
                 q.double(), k.double(), v.double(), bias=bias, scale=scale, backend="reference"
             )
             assert relative(ours, expected.detach()) < (2e-6 if dtype == torch.float32 else 2e-3)
-    retained = [key for key in pos.memo if isinstance(key, tuple) and key[0] == "packed bias"]
-    assert len(retained) == 4
+    packed_keys = [key for key in pos.memo if isinstance(key, tuple) and key[0] == "packed bias"]
+    assert len(packed_keys) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -330,7 +330,7 @@ def test_no_bias(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("closed", ["head", "rows"])
-def test_a_table_may_close_rows(monkeypatch, strips, closed, padded, dtype):
+def test_a_table_may_hide_all_keys_of_a_row(monkeypatch, strips, closed, padded, dtype):
     grid = Grid((5, 4))
     values = table(grid)
     with torch.no_grad():

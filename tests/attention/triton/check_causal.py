@@ -58,8 +58,8 @@ def test_distances_alongside_a_table():
     )
 
 
-def test_what_is_stored_knows_of_the_mask():
-    """A fixed bias is packed once with its positions: with the mask and without."""
+def test_cached_strips_depend_on_the_mask():
+    """A fixed bias is packed once with the mask and once without."""
     grid = Grid((9, 11), 1)
     pos = grid.positions()
     q, k, v = inputs(grid)
@@ -71,8 +71,8 @@ def test_what_is_stored_knows_of_the_mask():
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy of infinite values
-def test_values_behind_a_tile_are_never_read(monkeypatch):
-    """Tiles of keys behind all queries of a tile are passed over: infinite values there reach nothing."""
+def test_values_after_a_tile_are_not_read(monkeypatch):
+    """Tiles of keys after all queries of a tile are skipped: infinite values there have no effect."""
     monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
     grid = Grid((16, 16))
     pos = grid.positions()
@@ -96,17 +96,20 @@ def test_refusals():
     assert "at most one prefix token, got 3" in unsupported
     with pytest.raises(BackendUnavailable, match="only together with a bias"):
         attention(q, k, v, is_causal=True, backend="triton")
-    alone = Grid((5, 7))
+    patches = Grid((5, 7))
     one = [t[:1, :, 3:] for t in (q, k, v)]
-    packed = {"is_causal": True, "cu_seqlens": torch.tensor([0, 8, alone.tokens])}
-    for fixed in (TableBias(table(alone), alone.positions()), DistanceBias((0.5, 0.1), alone.positions())):
+    packed = {"is_causal": True, "cu_seqlens": torch.tensor([0, 8, patches.tokens])}
+    for fixed in (
+        TableBias(table(patches), patches.positions()),
+        DistanceBias((0.5, 0.1), patches.positions()),
+    ):
         assert "packed" in explain(*one, bias=fixed, **packed).unsupported["triton"]
         actual, expected = (attention(*one, bias=fixed, backend=b, **packed) for b in ("auto", "reference"))
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-6)
-    few = TableBias(table(grid), pos.gather(torch.arange(30)[None]))
+    subset = TableBias(table(grid), pos.gather(torch.arange(30)[None]))
     q, k, v = (t[:, :, :30] for t in (q, k, v))
     with pytest.raises(BackendUnavailable, match="one full grid"):
-        attention(q, k, v, bias=few, is_causal=True, backend="triton")
+        attention(q, k, v, bias=subset, is_causal=True, backend="triton")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

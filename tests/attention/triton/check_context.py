@@ -1,4 +1,4 @@
-"""Biases that depend on what tokens hold, fused, against attention in float64. `test_interpreter` runs this file."""
+"""Content-dependent biases, fused, compared with attention in float64. `test_interpreter` runs this file."""
 
 import os
 
@@ -50,11 +50,11 @@ def inputs(grid, dtype=torch.float32, width=16, value=None, batch=BATCH):
 
 def lookups(grid, dots, scale=2.0, batch=BATCH, heads=HEADS):
     """Return rows and columns for each of `dots`."""
-    made = [torch.randn(batch, heads, grid.tokens, n + 1) * scale for _ in dots for n in grid.shape]
-    return [t.requires_grad_() for t in made]
+    logits = [torch.randn(batch, heads, grid.tokens, n + 1) * scale for _ in dots for n in grid.shape]
+    return [t.requires_grad_() for t in logits]
 
 
-def spread(grid, dots, reads):
+def dense_bias(grid, dots, reads):
     """Return the dense bias, pair by pair."""
     cells = oracle.cells_of(grid.shape, grid.prefix)
     total = 0.0
@@ -84,7 +84,7 @@ def compare(
     exact = [t.detach().double().requires_grad_() for t in (*tensors, *reads)]
     allowed = None if keep is None else keep[:, None, None]
     expected = oracle.attend(
-        *exact[:3], bias=spread(grid, dots, exact[3:]), keep=allowed, scale=options.get("scale")
+        *exact[:3], bias=dense_bias(grid, dots, exact[3:]), keep=allowed, scale=options.get("scale")
     )
     assert out.dtype == dtype
     assert relative(out, expected) <= FORWARD[dtype]
@@ -264,7 +264,7 @@ def test_compiled_in_one_graph_for_two_grids():
         leaves = [*inputs(grid), *lookups(grid, QUERY)]
         cotangent = torch.randn(BATCH, HEADS, grid.tokens, 16)
         ours, theirs = (
-            torch.autograd.grad(made(*leaves, grid.positions()), leaves[2:], cotangent)
-            for made in (fast, attend)
+            torch.autograd.grad(logits(*leaves, grid.positions()), leaves[2:], cotangent)
+            for logits in (fast, attend)
         )
         torch.testing.assert_close(ours, theirs)

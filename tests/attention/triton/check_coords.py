@@ -1,4 +1,4 @@
-"""The fused kernels for tokens that are anywhere, against attention in float64. `test_interpreter` runs this file."""
+"""The fused kernels for coordinates, compared with attention in float64. `test_interpreter` runs this file."""
 
 import os
 
@@ -62,15 +62,15 @@ def exact(pos):
     return pos.replace(coords=pos.coords.double(), extent=pos.extent.double(), cell=pos.cell.double())
 
 
-def retained(grid, patches, batch):
-    """Return which tokens remain, (b, retained): all of the prefix, and other patches for each sample, in any order."""
+def random_subset(grid, patches, batch):
+    """Return which tokens remain, (b, tokens): all of the prefix, and other patches for each sample, in any order."""
     prefix = torch.arange(grid.prefix)
     rows = [torch.cat([prefix, grid.prefix + torch.randperm(grid.patches)[:patches]]) for _ in range(batch)]
     return torch.stack(rows)
 
 
 def compare(tensors, params, make, expected=None, **options):
-    """Compare output and all gradients with those in float64, by the reference backend or by `wanted(q, k, v, ...)`.
+    """Compare output and all gradients with those in float64, by the reference backend or by `expected(q, k, v, ...)`.
 
     `make(exact, ...)` returns the bias.
     """
@@ -79,14 +79,14 @@ def compare(tensors, params, make, expected=None, **options):
     out = attention(*tensors, bias=make(False, *params), backend="triton", **options)
     wide = [t.detach().double().requires_grad_() for t in leaves]
     if expected is None:
-        there = attention(*wide[:3], bias=make(True, *wide[3:]), backend="reference", **options)
+        reference = attention(*wide[:3], bias=make(True, *wide[3:]), backend="reference", **options)
     else:
-        there = expected(*wide)
+        reference = expected(*wide)
     assert out.dtype == dtype
-    assert relative(out, there) <= FORWARD[dtype]
+    assert relative(out, reference) <= FORWARD[dtype]
     cotangent = torch.randn_like(out)
     ours = torch.autograd.grad(out, leaves, cotangent)
-    theirs = torch.autograd.grad(there, wide, cotangent.double())
+    theirs = torch.autograd.grad(reference, wide, cotangent.double())
     for mine, other, leaf in zip(ours, theirs, leaves, strict=True):
         assert mine.dtype == leaf.dtype
         assert mine.shape == leaf.shape
@@ -95,9 +95,9 @@ def compare(tensors, params, make, expected=None, **options):
     return out, ours
 
 
-def compare_kept(grid, dtype=torch.float32, patches=None, batch=3, scale=2.0, widths=(16, 24), **options):
+def compare_subset(grid, dtype=torch.float32, patches=None, batch=3, scale=2.0, widths=(16, 24), **options):
     """Compare a table on other tokens of a grid in each sample with the oracle."""
-    which = retained(grid, patches or grid.patches * 2 // 3, batch)
+    which = random_subset(grid, patches or grid.patches * 2 // 3, batch)
     pos = grid.positions().gather(which)
     params = [table(grid, scale), torch.randn(HEADS, 3).requires_grad_()][: 2 if grid.prefix else 1]
 
@@ -128,11 +128,11 @@ def test_a_shuffled_grid_is_the_grid(learned):
             return TableBias(leaf, where, torch.tensor([[0.5, -1.0, 2.0]]))
         return DistanceBias(leaf, where, wrap=True, normalize="max")
 
-    whole = attention(*tensors, bias=make(pos), backend="triton")
+    grid_out = attention(*tensors, bias=make(pos), backend="triton")
     parts = attention(*mixed, bias=make(pos.gather(order[None])), backend="triton")
-    cotangent = torch.randn_like(whole)
-    torch.testing.assert_close(parts, whole[:, :, order], rtol=1e-5, atol=1e-6)
-    expected = torch.autograd.grad(whole, [*tensors, leaf], cotangent)
+    cotangent = torch.randn_like(grid_out)
+    torch.testing.assert_close(parts, grid_out[:, :, order], rtol=1e-5, atol=1e-6)
+    expected = torch.autograd.grad(grid_out, [*tensors, leaf], cotangent)
     actual = torch.autograd.grad(parts, [*mixed, leaf], cotangent[:, :, order])
     for mine, other in zip(actual[:3], expected[:3], strict=True):
         torch.testing.assert_close(mine, other[:, :, order], rtol=1e-4, atol=1e-5)
@@ -141,25 +141,25 @@ def test_a_shuffled_grid_is_the_grid(learned):
 
 @pytest.mark.parametrize(("shape", "prefix"), [((17,), 5), ((5, 7), 0), ((5, 7), 1), ((2, 3, 5), 1)], ids=str)
 def test_dropped_tokens(shape, prefix):
-    compare_kept(Grid(shape, prefix))
+    compare_subset(Grid(shape, prefix))
 
 
-def test_more_samples_than_are_taken_together():
-    compare_kept(Grid((3, 5), 1), batch=18)
+def test_more_samples_than_one_group():
+    compare_subset(Grid((3, 5), 1), batch=18)
 
 
 @pytest.mark.parametrize("widths", [(72, 96), (88, 16), (16, 80)], ids=str)
 def test_widths(widths):
-    compare_kept(Grid((5, 7), 1), widths=widths)
+    compare_subset(Grid((5, 7), 1), widths=widths)
 
 
 def test_dropped_tokens_in_half_precision():
-    compare_kept(Grid((6, 7), 1), torch.float16, batch=1, scale=17.0)
+    compare_subset(Grid((6, 7), 1), torch.float16, batch=1, scale=17.0)
 
 
 def test_samples_that_share_their_tokens_and_many_tiles(small_tiles):
     grid = Grid((7, 9), 2)
-    which = retained(grid, 38, 1)
+    which = random_subset(grid, 38, 1)
     pos = grid.positions().gather(which)
     compare(
         inputs(40), [table(grid, heads=1)], lambda _, t: TableBias(t, pos),
@@ -171,14 +171,18 @@ def test_samples_that_share_their_tokens_and_many_tiles(small_tiles):
 
 def test_fixed_point_sums_of_tokens_in_any_order(small_tiles):
     grid = Grid((5, 7), 1)
-    pos, values, tensors = grid.positions().gather(retained(grid, 33, 1)), table(grid), inputs(34, batch=1)
+    pos, values, tensors = (
+        grid.positions().gather(random_subset(grid, 33, 1)),
+        table(grid),
+        inputs(34, batch=1),
+    )
     cotangent = torch.randn(1, HEADS, 34, 24)
     result = []
     for one in (torch.arange(34), torch.randperm(34)):
-        there = pos.gather(one[None])
+        own_positions = pos.gather(one[None])
         out = attention(
             *[t[:, :, one] for t in tensors],
-            bias=TableBias(values, there),
+            bias=TableBias(values, own_positions),
             backend="triton",
             deterministic=True,
         )
@@ -208,7 +212,7 @@ def test_free_coordinates(metric, axes, wrap):
     [("euclidean", True, "max", torch.float32), ("squared", False, "max", torch.float32),
      ("chebyshev", True, "reference", torch.float32), ("euclidean", False, "reference", torch.float16)],
 )  # fmt: skip
-def test_a_field_for_each_sample(metric, wrap, normalize, dtype):
+def test_separate_fields_of_samples(metric, wrap, normalize, dtype):
     sizes_ = [(3, 5), (5, 4), (2, 2)]
     grid = Grid((5, 5), 2, reference=(7, 6))
     cells = [torch.cartesian_prod(torch.arange(h), torch.arange(w)) for h, w in sizes_]
@@ -232,7 +236,7 @@ ENDS = torch.tensor([0, 0, 21, 35, 35, 49, 49])
 
 
 def packed():
-    """Return the positions of three grids in one sequence, as cells of one that holds them all."""
+    """Return the positions of three grids in one sequence, as cells of one grid that contains them."""
     field = Grid((4, 7))
     cells = [torch.cartesian_prod(*map(torch.arange, g.shape)) for g in GRIDS]
     coords = torch.cat([torch.cat([c.new_zeros(g.prefix, 2), c]) for c, g in zip(cells, GRIDS, strict=True)])
@@ -242,14 +246,14 @@ def packed():
     return Positions(coords[None].float(), spatial[None], extent, index=index[None], grid=field)
 
 
-def test_packed_grids_are_as_each_alone(small_tiles):
+def test_packed_grids_equal_separate_ones(small_tiles):
     pos, s, values = packed(), slopes(), table(Grid((4, 7)))
     tensors = inputs(49, batch=1)
     tabled = TableBias(values, pos, torch.tensor([[0.5, -1.0, 2.0]]), one_grid=False)
     for bias in (None, tabled, DistanceBias(s, pos)):
         together = attention(*tensors, bias=bias, cu_seqlens=ENDS, backend="triton")
         for grid, start in zip(GRIDS, (0, 21, 35), strict=True):
-            own = [t[:, :, start : start + grid.tokens].detach().double() for t in tensors]
+            sample = [t[:, :, start : start + grid.tokens].detach().double() for t in tensors]
             matrix = None
             if isinstance(bias, DistanceBias):
                 matrix = -s[:, None, None] * oracle.distance_matrix(grid, "euclidean", False, "none")
@@ -258,8 +262,8 @@ def test_packed_grids_are_as_each_alone(small_tiles):
                 matrix = oracle.table_matrix(
                     values[:, 4 - y : 3 + y, 7 - x : 6 + x].double(), grid, bias.prefix
                 )
-            alone = oracle.attend(*own, bias=None if matrix is None else matrix[None])
-            assert relative(together[:, :, start : start + grid.tokens], alone) < FORWARD[torch.float32]
+            expected = oracle.attend(*sample, bias=None if matrix is None else matrix[None])
+            assert relative(together[:, :, start : start + grid.tokens], expected) < FORWARD[torch.float32]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +308,7 @@ def test_tiles_that_begin_and_end_with_a_sequence(small_tiles, ends):
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # opcheck reads it of its own copies
 def test_opcheck():
     grid = Grid((4, 5), 1)
-    pos = grid.positions().gather(retained(grid, 12, 1))
+    pos = grid.positions().gather(random_subset(grid, 12, 1))
     values = extended(torch.randn(HEADS, 7, 9), torch.randn(HEADS, 3)).requires_grad_()
     positions, period = DistanceBias((0.1, 0.2), pos, wrap=True).coords(pos)
     more = (
@@ -335,7 +339,10 @@ def test_compiled_in_one_graph_for_two_sizes():
     grid = Grid((5, 6), 1)
     for patches in (12, 20):
         leaves = [*inputs(patches + 1, batch=1), slopes(), table(grid)]
-        pos, ends = grid.positions().gather(retained(grid, patches, 1)), torch.tensor([0, 5, patches + 1])
+        pos, ends = (
+            grid.positions().gather(random_subset(grid, patches, 1)),
+            torch.tensor([0, 5, patches + 1]),
+        )
         cotangent = torch.randn(1, HEADS, patches + 1, 24)
         result = [
             (out := f(*leaves, pos, ends), *torch.autograd.grad(out, leaves, cotangent))
@@ -345,9 +352,9 @@ def test_compiled_in_one_graph_for_two_sizes():
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_what_does_not_fit_is_said():
+def test_refusals():
     grid = Grid((4, 5), 1)
-    pos = grid.positions().gather(retained(grid, 12, 3))
+    pos = grid.positions().gather(random_subset(grid, 12, 3))
     tensors = inputs(13, batch=2)
     with pytest.raises(ValueError, match="must have 1 or 2 samples, got 3"):
         attention(*tensors, bias=TableBias(table(grid), pos), backend="triton")

@@ -1,4 +1,4 @@
-"""The first launch on a device, and launches that fail, in Triton's interpreter: kernels really run."""
+"""The first launch on a device, and failed launches, in Triton's interpreter, which runs the kernels."""
 
 import importlib
 
@@ -32,7 +32,7 @@ def test_the_first_launch_runs_the_forward_kernel():
     assert device._FAILED == {}
 
 
-def test_a_kernel_that_cannot_be_made_is_refused(monkeypatch):
+def test_a_kernel_that_does_not_compile_is_refused(monkeypatch):
     class Broken:
         def __getitem__(self, grid):
             raise RuntimeError("Failed to find C compiler.")
@@ -48,11 +48,13 @@ def test_a_kernel_that_cannot_be_made_is_refused(monkeypatch):
     with pytest.warns(UserWarning, match="C compiler"):  # rotations would have taken a kernel of their own
         rotated = attention(q, k, v, transform=PairRotation(angle.cos(), angle.sin(), "half"))
     monkeypatch.undo()
-    whole = attention(q, k, v, transform=PairRotation(angle.cos(), angle.sin(), "half"), backend="reference")
-    torch.testing.assert_close(rotated, whole)
+    expected = attention(
+        q, k, v, transform=PairRotation(angle.cos(), angle.sin(), "half"), backend="reference"
+    )
+    torch.testing.assert_close(rotated, expected)
 
 
-def test_a_backward_pass_that_fails_is_an_error_and_the_next_step_goes_on(monkeypatch):
+def test_a_failed_backward_pass_is_an_error_and_the_next_step_runs(monkeypatch):
     op = importlib.import_module("vispe.attention.backends.triton.grid.op")
 
     def broken(*arguments):
@@ -72,7 +74,7 @@ def test_a_backward_pass_that_fails_is_an_error_and_the_next_step_goes_on(monkey
     assert "out of resource" in explain(q, k, v, bias=BIAS).unsupported["triton"]
 
 
-def test_a_context_runs_the_kernels_also_in_a_compiled_function():
+def test_a_context_selects_kernels_in_a_compiled_function():
     if torch.get_default_device().type != "cpu":
         pytest.skip("on a GPU the kernels are selected without a context")
     q, k, v = tensors()

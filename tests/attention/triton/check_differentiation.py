@@ -58,7 +58,7 @@ def test_backward_passes_are_refused(name, family):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("name", FORWARD | REVERSE)
-def test_rotations_are_right(name, layout):
+def test_rotations_are_correct(name, layout):
     angle, x = FAMILIES["rotation"][0], inputs()[0]
 
     def rotated(x, angle, dtype):

@@ -1,4 +1,4 @@
-"""Dropout in the fused kernels: which weights survive, and the gradients of what they make (`test_interpreter`)."""
+"""Dropout in the fused kernels: which weights are dropped, output and gradients. `test_interpreter` runs this file."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 BITS = 2**32
 
 
-def stirred(x):
+def hashed(x):
     """The finisher of MurmurHash3, in integers of 64 bits."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B % BITS
     x = (x ^ (x >> 13)) * 0xC2B2AE35 % BITS
@@ -26,12 +26,12 @@ def mixed(x):
     return x ^ (x >> 16)
 
 
-def survivors(seed, batch, heads, n, prefix, dropout):
-    """Return which weights survive, (batch, heads, n, n), as `dropout` says, which counts `prefix` tokens last."""
+def undropped(seed, batch, heads, n, prefix, dropout):
+    """Return which weights `grid.dropout` does not drop, (batch, heads, n, n); the first `prefix` tokens are last."""
     low, high = seed % BITS, seed >> 32
-    head = stirred(stirred(stirred(high) ^ low) ^ torch.arange(batch * heads).view(batch, heads, 1))
-    place = (torch.arange(n) - prefix) % n
-    rows, columns = mixed(head ^ place), mixed(stirred((head + 1) % BITS) ^ place)
+    head = hashed(hashed(hashed(high) ^ low) ^ torch.arange(batch * heads).view(batch, heads, 1))
+    position = (torch.arange(n) - prefix) % n
+    rows, columns = mixed(head ^ position), mixed(hashed((head + 1) % BITS) ^ position)
     pair = (rows[..., :, None] ^ columns[..., None, :]) * 0x9E3779B1 % BITS
     pair = (pair ^ (pair >> 15)) * 0x85EBCA6B % BITS
     return pair >= int(torch.tensor(dropout, dtype=torch.float32) * BITS)
@@ -50,9 +50,9 @@ def seeds(monkeypatch):
     return drawn
 
 
-def attend(q, k, v, scores, there, dropout):
+def attend(q, k, v, scores, undropped, dropout):
     logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 + scores
-    return (logits.softmax(-1) * there / (1 - dropout)) @ v
+    return (logits.softmax(-1) * undropped / (1 - dropout)) @ v
 
 
 CASES = [
@@ -71,13 +71,13 @@ def test_output_and_gradients(monkeypatch, seeds, grid, dropout, options, dtype,
     bias = TableBias(leaves[3], pos)
     out = attention(*leaves[:3], bias=bias, dropout_p=dropout, backend="triton", **options)
     # rows of small grids hold the prefix, and count it first
-    there = survivors(int(seeds[-1]), 2, 2, grid.tokens, 0 if rows else grid.prefix, dropout)
+    not_dropped = undropped(int(seeds[-1]), 2, 2, grid.tokens, 0 if rows else grid.prefix, dropout)
     exact = [t.detach().double().requires_grad_() for t in leaves]
     scores = TableBias(exact[3], pos).dense()
     if options.get("is_causal"):
         hidden = torch.ones(grid.tokens, grid.tokens, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)
-    expected = attend(*exact[:3], scores, there, dropout)
+    expected = attend(*exact[:3], scores, not_dropped, dropout)
     assert relative(out, expected.detach()) <= FORWARD[dtype]
     cotangent = torch.randn_like(out)
     actual = torch.autograd.grad(out, leaves, cotangent)
@@ -92,10 +92,10 @@ def test_heads_that_share_keys(seeds):
     leaves = [q, k, v, table(grid, heads=4)]
     bias = TableBias(leaves[3], grid.positions())
     out = attention(*leaves[:3], bias=bias, dropout_p=0.3, enable_gqa=True, backend="triton")
-    there = survivors(int(seeds[-1]), 2, 4, grid.tokens, 0, 0.3)
+    not_dropped = undropped(int(seeds[-1]), 2, 4, grid.tokens, 0, 0.3)
     exact = [t.detach().double().requires_grad_() for t in leaves]
     k, v = (t.repeat_interleave(2, 1) for t in exact[1:3])
-    expected = attend(exact[0], k, v, TableBias(exact[3], grid.positions()).dense(), there, 0.3)
+    expected = attend(exact[0], k, v, TableBias(exact[3], grid.positions()).dense(), not_dropped, 0.3)
     cotangent = torch.randn_like(out)
     actual = torch.autograd.grad(out, leaves, cotangent)
     right = torch.autograd.grad(expected, exact, cotangent.double())
@@ -105,7 +105,7 @@ def test_heads_that_share_keys(seeds):
 
 
 def test_fixed_sums(seeds):
-    """Gradients of a table in fixed point have room for what survivors are multiplied by."""
+    """Fixed point gradients of a table do not overflow when undropped weights are scaled."""
     grid = Grid((9, 11), 1)
     leaves = [*inputs(grid), table(grid)]
     bias = TableBias(leaves[3], grid.positions())
@@ -131,12 +131,12 @@ def test_seeds_come_from_torch():
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
-def test_survivors_are_as_many_and_as_independent_as_chance(dropout):
-    """Of 2 million pairs; rows, columns, samples and the corners of rectangles have nothing in common."""
+def test_undropped_weights_are_random_and_independent(dropout):
+    """Of 2 million pairs; rows, columns, samples and the corners of rectangles are uncorrelated."""
     batch, heads, n = 2, 4, 512
-    there = survivors(123456789123456789, batch, heads, n, 1, dropout).double()
-    spread = (dropout * (1 - dropout)) ** 0.5
-    z = (there - (1 - dropout)) / spread
+    not_dropped = undropped(123456789123456789, batch, heads, n, 1, dropout).double()
+    deviation = (dropout * (1 - dropout)) ** 0.5
+    z = (not_dropped - (1 - dropout)) / deviation
     assert abs(z.mean()) * z.numel() ** 0.5 < 4
     assert (z.mean(-1) * n**0.5).square().mean() == pytest.approx(1, abs=4 * (2 / (batch * heads * n)) ** 0.5)
     assert (z.mean(-2) * n**0.5).square().mean() == pytest.approx(1, abs=4 * (2 / (batch * heads * n)) ** 0.5)
@@ -152,7 +152,7 @@ def test_without_a_bias(seeds):
     q, k, v = inputs(Grid((6, 7)))
     seed = torch.tensor([77])
     out = run_forward(q, k, v, None, None, None, None, 0, 0.25, seed=seed, dropout=0.4)[0]
-    expected = attend(*(t.double() for t in (q, k, v)), 0.0, survivors(77, 2, 2, 42, 0, 0.4), 0.4)
+    expected = attend(*(t.double() for t in (q, k, v)), 0.0, undropped(77, 2, 2, 42, 0, 0.4), 0.4)
     assert relative(out, expected) <= 2e-6
 
 
@@ -193,7 +193,7 @@ def test_checkpointing_drops_the_same():
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
-def test_it_is_taken():
+def test_auto_selects_it():
     q, k, v = inputs(Grid((5, 7), 1))
     bias = TableBias(table(Grid((5, 7), 1)), Grid((5, 7), 1).positions())
     assert explain(q, k, v, bias=bias, dropout_p=0.1, backend="triton").backend == "triton"

@@ -13,7 +13,7 @@ from vispe.attention.bias.strip.layout import Layout
 GRID = Grid((5, 4), 2)
 
 
-def closed(pos, low):
+def low_table(pos, low):
     """Patches see rows of the grid above their own, those of the first row hardly any; prefix tokens hardly patches.
 
     If prefix tokens saw each other as little, the kernels would be exact and the float32 reference would not.
@@ -25,19 +25,19 @@ def closed(pos, low):
 
 
 def tables(pos, low):
-    params = closed(pos, low)
+    params = low_table(pos, low)
     return TableBias(params[0], pos, params[1]), params
 
 
 def gates(pos, low):
-    values, _ = closed(pos, low)
+    values, _ = low_table(pos, low)
     params = [values, torch.ones(2, HEADS, pos.tokens, requires_grad=True)]
     return GatedBias(params[1], None, TableBias(values, pos)), params
 
 
 def distances(pos, low):
     slopes = leaf(HEADS)
-    params = closed(pos, low)
+    params = low_table(pos, low)
     pos = pos.gather(torch.randperm(pos.tokens).expand(2, -1))
     return SumBias([DistanceBias(slopes, pos), TableBias(params[0], pos, params[1])]), [slopes, *params]
 
@@ -83,8 +83,8 @@ def test_rows_of_low_numbers(kind, padded, low):
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "cotangent"])
-def test_tokens_far_apart_in_memory(name):
-    """The last token lies 2^31 elements behind the first, in memory of which only what is used is ever touched."""
+def test_tokens_at_distant_addresses(name):
+    """The last token is 2^31 elements after the first, in memory of which only the used pages are allocated."""
     n, width, step = 3, 16, 1 << 30
     pos = Grid((n,)).positions()
     arguments = {
@@ -127,8 +127,8 @@ def _far(name):
     ["large", "large, subset", "large between prefix tokens", "large for prefix tokens", "all large", "all low",
      "all low, subset", "sum"],
 )  # fmt: skip
-def test_rows_far_from_the_largest_bias_keep_their_digits(name, rows, monkeypatch):
-    """The limit of float32, row by row: the product of queries and keys is not added to a number far from 0."""
+def test_precision_of_rows_far_from_the_largest_bias(name, rows, monkeypatch):
+    """Errors relative to the limit of float32 per row: no product of queries and keys is added to a large number."""
     monkeypatch.setattr(operands, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
     bias = _far(name)
     q, k, v = (torch.randn(1, 1, bias.pos.tokens, 64) for _ in range(3))

@@ -40,11 +40,11 @@ def compare_gates(
 ):
     """Compare gated attention with the oracle; `profile` makes the bias, `matrix` its meaning, of `params`."""
     tensors = inputs(grid, dtype, width, batch=1 if keep is None else 2)
-    gate = [torch.randn(tensors[0].shape[:3], requires_grad=True) for there in gates if there]
+    gate = [torch.randn(tensors[0].shape[:3], requires_grad=True) for present in gates if present]
 
     def both(read):
         read = iter(read)
-        return [next(read) if there else None for there in gates]
+        return [next(read) if present else None for present in gates]
 
     bias = GatedBias(*both(gate), profile(*params))
     out = attention(*tensors, bias=bias, key_padding_mask=keep, backend="triton", **options)

@@ -38,15 +38,15 @@ def test_alibi2d(path):
     weights = {
         n.removeprefix("param."): a for n, a in arrays.items() if n.startswith("param.") and n != "param.m"
     }
-    own = [name for name in layer.state_dict() if name.startswith("pos_enc.")]
-    layer.load_state_dict(weights | {name: arrays["param.m"].flatten() for name in own})
+    names = [name for name in layer.state_dict() if name.startswith("pos_enc.")]
+    layer.load_state_dict(weights | {name: arrays["param.m"].flatten() for name in names})
     prefix = config["n_reg_tokens"] + config["add_cls"]
     x = arrays["in.x"].requires_grad_()
     y = layer(x, vispe.Grid((config["n_tokens_h"], config["n_tokens_w"]), prefix))
     y.backward(arrays["in.cotangent"])
     actual = {"y": y, "grad.x": x.grad, **{f"grad.{n}": p.grad for n, p in layer.named_parameters()}}
-    if own:
-        actual["grad.m"] = actual.pop(f"grad.{own[0]}").reshape(arrays["param.m"].shape)
+    if names:
+        actual["grad.m"] = actual.pop(f"grad.{names[0]}").reshape(arrays["param.m"].shape)
     compared = 0
     for name, ours in actual.items():
         if f"out.{name}" in arrays:
@@ -72,10 +72,10 @@ def test_irpe_bias_mode():
     cotangent = case.input("cotangent")
     # gives the cotangent less its row sums, spread by the weights
     weight.backward(cotangent / weight.detach())
-    spread = expected.float() * cotangent.sum(-1, keepdim=True)
+    expanded = expected.float() * cotangent.sum(-1, keepdim=True)
     dense = encoding.bias(grid.positions(), 0).dense()
-    rest = torch.autograd.grad(dense, list(encoding.parameters()), spread)
-    for (name, parameter), more in zip(encoding.named_parameters(), rest, strict=True):
+    grads = torch.autograd.grad(dense, list(encoding.parameters()), expanded)
+    for (name, parameter), more in zip(encoding.named_parameters(), grads, strict=True):
         golden = torch.from_numpy(case.outputs[f"grad.{name.removeprefix('rpe_k.')}"])
         torch.testing.assert_close(parameter.grad + more, golden, rtol=1e-4, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Heads of keys and values that serve several query heads, as kernels read them. `test_interpreter` runs this file."""
+"""Heads of keys and values shared by several query heads. `test_interpreter` runs this file."""
 
 import pytest
 import torch
@@ -111,7 +111,7 @@ def test_strips_padding_and_half_precision(monkeypatch, kind):
     compare(kind, grid, 4, 2, torch.float16, keep)
 
 
-def test_gradients_are_the_same_bits_each_time():
+def test_gradients_are_deterministic():
     grads = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -140,7 +140,7 @@ def test_keys_and_values_are_not_repeated():
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_rotated_keys_and_tokens_anywhere(moved):
-    """Keys are rotated before they are shared; kernels of tokens anywhere still get them repeated."""
+    """Keys are rotated before they are shared; kernels for coordinates get them repeated."""
     pos = Grid((4, 7), 1).positions()
     turn = create_encoding("rope_axial", dim=64, num_heads=4, depth=2).transform(pos, 1)
     qkv = inputs(pos.grid, 4, 2, torch.float32)

@@ -1,4 +1,4 @@
-"""Tiles that a bias is_sparse throughout are passed over; numbers are those of float64 (`test_interpreter`)."""
+"""Tiles that a bias hides are skipped; results equal those in float64. `test_interpreter` runs this file."""
 
 import pytest
 import torch
@@ -49,8 +49,8 @@ def test_output_and_gradients(padded, with_distances, rows):
 @pytest.mark.parametrize(
     ("prefix", "tile", "spoil"), [(1, slice(1, 65), slice(129, 193)), (0, slice(64, 128), slice(192, 208))]
 )
-def test_hidden_values_are_never_read(padded, prefix, tile, spoil):
-    """Infinite values below what a tile sees reach nothing, where zero times infinity would be no number."""
+def test_hidden_values_are_not_read(padded, prefix, tile, spoil):
+    """Infinite values outside the visible range of a tile have no effect; zero times infinity would be NaN."""
     grid = Grid(GRID.shape, prefix)
     pos = grid.positions()
     q, k, v = tensors(1, grid.tokens)

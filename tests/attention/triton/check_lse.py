@@ -123,7 +123,7 @@ def test_equal_to_the_reference(name, sunk, dtype):
         close(a, e, 4 * limit, f"gradient of input {i}")
 
 
-def test_gradient_of_the_log_sum_exp_alone():
+def test_gradient_of_the_log_sum_exp():
     pos = Grid((3, 4), prefix=1).positions()
     bias, params = make("table", pos)
     q, k, v = (torch.randn(1, HEADS, pos.tokens, WIDTH, requires_grad=True) for _ in range(3))
@@ -169,7 +169,7 @@ def test_causal_grouped_heads_and_dropout(causal, dropout):
     torch.testing.assert_close(ours, attention(q, k, v, backend="reference", **arguments)[1])
 
 
-def test_halves_of_the_keys_merge():
+def test_merging_halves_of_the_keys():
     pos = Grid((4, 4), prefix=1).positions()
     bias, params = make("table", pos)
     q, k, v = (torch.randn(1, HEADS, pos.tokens, WIDTH, requires_grad=True) for _ in range(3))
@@ -180,11 +180,11 @@ def test_halves_of_the_keys_merge():
     ]
     outs, lses = (torch.stack(t) for t in zip(*parts, strict=True))
     merged = (lses.softmax(0)[..., None] * outs).sum(0)
-    whole, lse = attention(q, k, v, bias=bias, backend="triton", return_lse=True)
-    close(merged, whole, 1e-6)
+    fused, lse = attention(q, k, v, bias=bias, backend="triton", return_lse=True)
+    close(merged, fused, 1e-6)
     close(lses.logsumexp(0), lse, 1e-6)
     inputs = [q, k, v, *params]
-    ours, theirs = (torch.autograd.grad(t.square().sum(), inputs) for t in (merged, whole))
+    ours, theirs = (torch.autograd.grad(t.square().sum(), inputs) for t in (merged, fused))
     for a, e in zip(ours, theirs, strict=True):
         close(a, e, 1e-5)
 

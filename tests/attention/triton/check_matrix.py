@@ -57,7 +57,7 @@ def strips(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_every_bias_agrees_or_is_refused(request, name, dtype):
+def test_each_bias_agrees_or_is_refused(request, name, dtype):
     if dtype == torch.float16:
         request.getfixturevalue("strips")
     pos = GRID.positions()
@@ -80,6 +80,6 @@ def test_every_metric_and_norm(strips, number):
 
 
 @pytest.mark.parametrize("spec", sorted(ENCODINGS))
-def test_what_encodings_derive(spec):
+def test_biases_derived_by_encodings(spec):
     refusals = derived_agrees_or_refuses(spec, ["triton"], {"triton": LIMITS})
     assert not refusals or spec not in TABLES

@@ -1,23 +1,23 @@
-"""Tokens that are not where their grid has them through the fused kernels, called and compiled."""
+"""Tokens at other positions than those of their grid through the fused kernels, eager and compiled."""
 
 import pytest
 
-from tests.attention.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
+from tests.attention.moved import ENCODED, MOVES, VOCABULARY, compare_moved
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-SERVED = ("distance ", "table", "profile", "alibi", "rpb", "sum")
+SUPPORTED = ("distance ", "table", "profile", "alibi", "rpb", "sum")
 
 
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("name", [*VOCABULARY, *ENCODED])
 def test_moved_tokens(name, move):
-    served = agrees_when_moved(name, move, "triton")
-    assert served or move == "replaced" or not name.startswith(SERVED)
+    supported = compare_moved(name, move, "triton")
+    assert supported or move == "replaced" or not name.startswith(SUPPORTED)
 
 
 # how positions are traced is tested with every move, without kernels, in test_moved_tokens
 @pytest.mark.parametrize("move", ["replaced", "gathered and spaced"])
 @pytest.mark.parametrize("name", [*VOCABULARY, *ENCODED])
 def test_moved_tokens_compiled(name, move):
-    served = agrees_when_moved(name, move, "triton", "eager")
-    assert served or move == "replaced" or not name.startswith(SERVED)
+    supported = compare_moved(name, move, "triton", "eager")
+    assert supported or move == "replaced" or not name.startswith(SUPPORTED)

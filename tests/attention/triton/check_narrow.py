@@ -1,6 +1,6 @@
-"""Tables in half precision: heads whose numbers float16 holds are read from a copy. `test_interpreter` runs this.
+"""Tables in half precision: heads that float16 represents exactly are read from a copy. `test_interpreter` runs this.
 
-Numbers do not depend on which of the two is read, so what is read is shown by spoiling the other one.
+Results do not depend on which of the two is read, so NaN in the other one shows which it is.
 """
 
 import pytest
@@ -48,8 +48,8 @@ def test_heads_that_fit_read_the_copy_and_others_do_not(rows, groups):
         return [out, *run_backward(grad, q, *shared, out, lse[0], packed, address, edge, *end)[:3]]
 
     expected = actual(packed, None)
-    spoiled = packed.masked_fill(FITS[:, None], NAN), copy.masked_fill(~FITS[:, None], NAN)
-    mine = actual(*spoiled)
+    with_nan = packed.masked_fill(FITS[:, None], NAN), copy.masked_fill(~FITS[:, None], NAN)
+    mine = actual(*with_nan)
     for name, a, b in zip(("out", "dq", "dk", "dv"), mine, expected, strict=True):
         # a head of keys that serves one that does not fit reads float32 for both
         intact = slice(None) if groups == 1 or name in ("out", "dq") else slice(1, None)
@@ -108,9 +108,9 @@ def test_fixed_tables_are_packed_once_for_each_dtype():
         assert (out.double() - expected).norm() <= (
             8e-3 if dtype == torch.bfloat16 else 6e-4
         ) * expected.norm()
-    retained = {key[3]: made for key, made in pos.memo.items() if key[0] == "packed bias"}
-    assert set(retained) == {torch.float16, torch.bfloat16, torch.float32}
-    assert [retained[dtype][2] is None for dtype in (torch.float16, torch.bfloat16, torch.float32)] == [
+    packed_biases = {key[3]: made for key, made in pos.memo.items() if key[0] == "packed bias"}
+    assert set(packed_biases) == {torch.float16, torch.bfloat16, torch.float32}
+    assert [packed_biases[dtype][2] is None for dtype in (torch.float16, torch.bfloat16, torch.float32)] == [
         False,
         False,
         True,

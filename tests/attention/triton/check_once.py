@@ -63,8 +63,8 @@ def test_heads_that_share_keys():
         assert (mine - other).norm() <= BACKWARD[torch.float32] * other.norm()
 
 
-def test_rows_of_torch_that_must_repeat(monkeypatch):
-    """`use_deterministic_algorithms` is obeyed, whatever a call says."""
+def test_deterministic_algorithms_of_torch(monkeypatch):
+    """`use_deterministic_algorithms` has precedence over the keyword of a call."""
     monkeypatch.undo()
     passes = []
     launch = launch_backward.grad_q

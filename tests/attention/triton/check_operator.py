@@ -64,7 +64,7 @@ def test_opcheck():
 
 
 def attend_image(x, slopes):
-    """Attention of an image of tokens (b, gh, gw, channels), as models that take any size have it."""
+    """Attention of an image of tokens (b, gh, gw, channels), as in models for any size."""
     q, k, v = x.flatten(1, 2).unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4)
     return attention(
         q, k, v, bias=DistanceBias(slopes, Grid(x.shape[1:3]).positions()), backend="triton"
@@ -142,7 +142,7 @@ def test_checkpointed(reentrant):
 
 
 def backward(function, leaves):
-    """As `gradients`, for what only supports `backward`."""
+    """Like `gradients`, for functions that only support `backward`."""
     out = function()
     torch.manual_seed(5)
     out.backward(torch.randn(out.shape))

@@ -39,7 +39,7 @@ def angles(pairs, tables=1, batch=1, n=N):
 
 
 def rotation(cos, sin, layout, values=False):
-    """Return the rotation in float64, which no kernel serves."""
+    """Return the rotation in float64, which kernels do not support."""
     return PairRotation(cos.double(), sin.double(), layout, values)
 
 
@@ -128,7 +128,7 @@ def test_strides(layout):
 @pytest.mark.parametrize(
     ("layout", "dtype"), [("half", torch.float16), ("interleaved", torch.float32)], ids=str
 )
-def test_prefix_tokens_and_the_channels_behind_the_pairs_do_not_change(layout, dtype):
+def test_prefix_tokens_and_unpaired_channels_do_not_change(layout, dtype):
     q, k, v = slices(dtype)
     q = q.clone()
     q[..., 12], q[..., 13] = float("inf"), float("nan")
@@ -141,7 +141,7 @@ def test_prefix_tokens_and_the_channels_behind_the_pairs_do_not_change(layout, d
         torch.testing.assert_close(y[..., 10:], x[..., 10:], rtol=0, atol=0, equal_nan=True)
 
 
-def test_queries_keys_and_outputs_one_by_one_are_the_same():
+def test_separate_queries_keys_and_outputs_are_equal():
     arguments, (cos, sin) = slices(torch.float16), angles(6, 2)
     turn = PairRotation(cos, sin, "half", values=True)
     for x, one, all_ in zip(
@@ -169,12 +169,12 @@ def test_gradient_of_the_gradient():
     cos, sin, q = cos.detach(), sin.detach(), arguments[0].detach().requires_grad_()
     grad = torch.randn_like(q).requires_grad_()
     back = torch.autograd.grad(PairRotation(cos, sin, "half").query(q), q, grad, create_graph=True)[0]
-    again = torch.autograd.grad(back, grad, q)[0]
-    assert relative(again, rotation(cos, sin, "half").query(q.double())) < 2e-6
+    second = torch.autograd.grad(back, grad, q)[0]
+    assert relative(second, rotation(cos, sin, "half").query(q.double())) < 2e-6
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators that return something as large as `size`."""
+    """Count operators that return a tensor of at least `size` elements."""
 
     def __init__(self, size):
         super().__init__()
@@ -201,9 +201,11 @@ def test_a_rotation_before_a_bias_is_one_operator(monkeypatch):
     attention(q, k, v, bias=bias, backend="triton")  # packs the bias
     with Operators(q.numel()) as recorded:
         out = attention(q, k, v, bias=bias, transform=turn, backend="triton")
-    made = [n for n in recorded.names if not n.startswith(("aten::transpose", "aten::empty", "aten::detach"))]
-    assert sum("rotate_pairs" in n for n in made) == 1
-    assert [n for n in made if "vispe" not in n] == []
+    launches = [
+        n for n in recorded.names if not n.startswith(("aten::transpose", "aten::empty", "aten::detach"))
+    ]
+    assert sum("rotate_pairs" in n for n in launches) == 1
+    assert [n for n in launches if "vispe" not in n] == []
     exact = rotation(angle.cos(), angle.sin(), "half")
     matrix = -torch.tensor([0.2, 0.9, 0.1, 0.5])[:, None, None] * oracle.distance_matrix(
         grid, "euclidean", False, "none"
@@ -240,7 +242,7 @@ def test_compiled_in_one_graph_for_two_sizes():
             assert torch.equal(a, b)
 
 
-def test_what_does_not_fit_is_rotated_without_kernels():
+def test_unsupported_rotations_run_without_kernels():
     q, k, _ = slices(torch.float32)
     cos, sin = angles(6, 2)
     assert not PairRotation(cos, sin, "half")._fused(q[:, :1])  # one head for tables of two

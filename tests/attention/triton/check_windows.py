@@ -77,12 +77,12 @@ def test_a_model_with_shifted_windows(spec):
     assert shifted
     x = torch.randn(2, 3, 48, 48, generator=torch.Generator().manual_seed(1))
     actual, expected = [], []
-    for backend, retained in (("triton", actual), ("reference", expected)):
+    for backend, results in (("triton", actual), ("reference", expected)):
         model.zero_grad()
         with use_backend(backend):
             out = model.forward_features(x)
         out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(2)))
-        retained += [out, *(p.grad for p in model.parameters() if p.grad is not None)]
+        results += [out, *(p.grad for p in model.parameters() if p.grad is not None)]
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * max(1.0, b.abs().max().item()))

@@ -13,17 +13,17 @@ from tests.attention.triton.interpreter import make_faster
 if DEVICE := os.environ.get("VISPE_TEST_DEVICE"):
     import torch
 
-    def drawn_on_the_cpu(make):
+    def draw_on_cpu(make):
         """Return a function of random numbers that are those of the interpreter, on the device."""
 
-        def made(*args, device=None, requires_grad=False, **options):
+        def draw(*args, device=None, requires_grad=False, **options):
             numbers = make(*args, device="cpu", **options)
             return numbers.to(DEVICE if device is None else device).requires_grad_(requires_grad)
 
-        return made
+        return draw
 
     for name in ("rand", "randn", "randint", "randperm"):
-        setattr(torch, name, drawn_on_the_cpu(getattr(torch, name)))
+        setattr(torch, name, draw_on_cpu(getattr(torch, name)))
     draw_like = torch.randn_like
     torch.randn_like = lambda x, **options: draw_like(x.detach().cpu(), **options).to(x.device)
     torch.set_default_device(DEVICE)
@@ -42,7 +42,7 @@ def _faster_interpreter():
 
 @pytest.fixture(scope="module")
 def fresh_kernels(tmp_path_factory):
-    """Kernels are compiled, into a cache of their own."""
+    """Kernels are compiled into a separate cache."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("kernels are interpreted in this process")
     with pytest.MonkeyPatch.context() as patch:

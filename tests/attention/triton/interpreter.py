@@ -1,4 +1,4 @@
-"""A faster interpreter: what Triton's does again in every call, and what it computes to throw away.
+"""A faster interpreter of Triton, without its repeated and unused computations.
 
 It exchanges the functions of `triton.language` in every call of a helper, checks sums and products of integers
 for overflow (it reports them only in debug mode), and makes numpy dtypes and shapes that it has made before.
@@ -18,8 +18,8 @@ def make_faster(patch):
     """Patch Triton's interpreter until `patch` is undone."""
     from triton.runtime import interpreter
 
-    patch.setattr(interpreter, "_patch_lang", exchanged_once(interpreter))
-    patch.setattr(interpreter, "_get_np_dtype", kept_by_name(interpreter._get_np_dtype))
+    patch.setattr(interpreter, "_patch_lang", patched_once(interpreter))
+    patch.setattr(interpreter, "_get_np_dtype", cached_by_name(interpreter._get_np_dtype))
     core = interpreter.tl.core
     patch.setattr(core.block_type, "__init__", shaped_once(core))
     patch.setattr(core.tensor, "__init__", tensor_of_shape(core))
@@ -28,8 +28,8 @@ def make_faster(patch):
         patch.setattr(interpreter.interpreter_builder, "options", options)
 
 
-def exchanged_once(interpreter):
-    """Return an exchange of functions that is made once per module and lasts until the launch ends."""
+def patched_once(interpreter):
+    """Return a patch of functions that is applied once per module until the launch ends."""
     exchange, launch, modules = interpreter._patch_lang, interpreter._LangPatchScope(), set()
 
     def once(function):
@@ -48,32 +48,32 @@ def exchanged_once(interpreter):
     return once
 
 
-def kept_by_name(function):
-    """Return a function of a type that keeps what it returned."""
-    retained = {}
+def cached_by_name(function):
+    """Return a function of a type with cached results."""
+    cached = {}
 
     def read(type_):
-        if type_.name not in retained:
-            retained[type_.name] = function(type_)
-        return retained[type_.name]
+        if type_.name not in cached:
+            cached[type_.name] = function(type_)
+        return cached[type_.name]
 
     return read
 
 
 def shaped_once(core):
     """Return a constructor of block types that checks, counts and names each shape of integers once."""
-    check, retained = core.block_type.__init__, {}
+    check, cached = core.block_type.__init__, {}
 
     def construct(self, element_ty, shape):
         sizes = (*shape,)
-        whole = all(type(size) is int for size in sizes)
-        if not whole or sizes not in retained:
+        all_integers = all(type(size) is int for size in sizes)
+        if not all_integers or sizes not in cached:
             check(self, element_ty, shape)
-            if whole:
-                retained[sizes] = self.shape, self.numel, str(self.shape)
+            if all_integers:
+                cached[sizes] = self.shape, self.numel, str(self.shape)
             return
         self.element_ty = element_ty
-        self.shape, self.numel, text = retained[sizes]
+        self.shape, self.numel, text = cached[sizes]
         self.name = f"<{text}, {element_ty}>"
 
     return construct
@@ -81,15 +81,15 @@ def shaped_once(core):
 
 def tensor_of_shape(core):
     """Return a constructor of tensors that wraps each shape and its number of elements once."""
-    retained = {}
+    cached = {}
 
     def construct(self, handle, type):
         sizes = (*type.shape,) if type.is_block() else ()
-        if sizes not in retained:
+        if sizes not in cached:
             numel = core.constexpr(math.prod(sizes))
-            retained[sizes] = core.tuple([core.constexpr(size) for size in sizes]), numel
+            cached[sizes] = core.tuple([core.constexpr(size) for size in sizes]), numel
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = retained[sizes]
+        self.shape, self.numel = cached[sizes]
 
     return construct
 

@@ -1,4 +1,4 @@
-"""Layout of the terms of decomposed biases as lines and slots, against loops."""
+"""Layout of the terms of decomposed biases as lines and slots, compared with loops."""
 
 import itertools
 

@@ -1,6 +1,6 @@
-"""What happens where kernels cannot run after all: one warning, remembered, and served by something else.
+"""Kernels that fail at run time: one warning, and another backend from then on.
 
-There is no GPU here: tensors on the CPU say that they are on one, and what launches kernels is exchanged.
+No GPU is needed: tensors in CPU memory report one, and the launch function is replaced.
 """
 
 import importlib
@@ -34,7 +34,7 @@ def tensors(**options):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """As if tensors were on a GPU on which nothing was launched yet; yields the launches, made by `launch`."""
+    """Tensors report a GPU without earlier launches; return the record of launches."""
 
     class Gpu:
         launched = 0
@@ -45,32 +45,32 @@ def gpu(monkeypatch):
             if self.error is not None:
                 raise self.error
 
-    made = Gpu()
+    gpu = Gpu()
     for name in ("_TRIED", "_WARNED"):
         monkeypatch.setattr(device, name, set())
     monkeypatch.setattr(device, "_FAILED", {})
     monkeypatch.setattr(device, "_INSTALLED", True)
-    monkeypatch.setattr(device, "_launch", made.launch)
+    monkeypatch.setattr(device, "_launch", gpu.launch)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda x: False))
     monkeypatch.setattr(device, "_INTERPRETED", True)  # compilers ask the device itself, the CPU
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda x: warnings.catch_warnings())
-    return made
+    return gpu
 
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """What launches the attention kernels is this: a function that can be exchanged in the dict."""
-    made = {}
+    """Exchange the launch of attention kernels: the function `functions["run"]` is called instead."""
+    gpu = {}
 
     def run(call):
-        return made["run"](call.q)
+        return gpu["run"](call.q)
 
     unsupported_reason = BACKENDS["triton"][0]
     monkeypatch.setitem(BACKENDS, "triton", (unsupported_reason, run))
-    return made
+    return gpu
 
 
 def plain(q, k, v, **arguments):
@@ -81,7 +81,7 @@ def plain(q, k, v, **arguments):
 
 
 @pytest.mark.parametrize("error", [COMPILER, MEMORY, OSError(8, "gcc")], ids=repr)
-def test_a_failed_first_launch_is_said_once_and_sdpa_serves(gpu, error):
+def test_a_failed_first_launch_warns_once_and_sdpa_runs(gpu, error):
     gpu.error = error
     q, k, v = tensors()
     match = rf"^Triton kernels of vispe failed on cpu \(all kernels: {type(error).__name__}: "
@@ -101,7 +101,7 @@ def test_a_failed_first_launch_is_said_once_and_sdpa_serves(gpu, error):
     assert type(error).__name__ in result.unsupported["flex"]
 
 
-def test_named_it_is_an_error_with_the_reason_and_no_warning(gpu):
+def test_a_failed_launch_of_the_named_backend_is_an_error(gpu):
     gpu.error = COMPILER
     q, k, v = tensors()
     for function in (attention, explain):
@@ -121,13 +121,13 @@ def test_named_it_is_an_error_with_the_reason_and_no_warning(gpu):
         attention(q, k, v, bias=BIAS)
 
 
-def test_a_launch_that_works_is_made_once(gpu):
+def test_a_successful_first_launch_is_not_repeated(gpu):
     for _ in range(2):
         assert explain(*tensors(), bias=BIAS).backend == "triton"
     assert gpu.launched == 1
 
 
-def test_a_launch_without_memory_says_nothing(gpu):
+def test_a_launch_without_memory_is_repeated(gpu):
     gpu.error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
     q = tensors()[0]
     assert device.device_unsupported_reason(q) is None
@@ -137,7 +137,7 @@ def test_a_launch_without_memory_says_nothing(gpu):
     assert gpu.launched == 2
 
 
-def test_nothing_is_launched_to_find_out_while_programs_are_made(gpu, monkeypatch):
+def test_no_first_launch_while_compiling_or_capturing(gpu, monkeypatch):
     q = tensors()[0]
     assert (
         device.device_unsupported_reason(
@@ -165,7 +165,7 @@ def test_nothing_is_launched_to_find_out_while_programs_are_made(gpu, monkeypatc
     torch._dynamo.reset()
 
 
-def test_wrong_numbers_are_a_failure(gpu, monkeypatch):
+def test_a_wrong_output_is_a_failure(gpu, monkeypatch):
     monkeypatch.undo()
     launch = importlib.import_module("vispe.attention.backends.triton.grid.launch")
     monkeypatch.setattr(launch, "run_forward", lambda q, *rest: (q * 0.5, None))
@@ -173,7 +173,7 @@ def test_wrong_numbers_are_a_failure(gpu, monkeypatch):
         device._launch(torch.device("cpu"))
 
 
-def test_rocm_is_refused_with_the_reason(gpu, monkeypatch):
+def test_rocm_is_refused(gpu, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     result = explain(*tensors(), bias=BIAS)
     assert result.backend == "sdpa"
@@ -184,7 +184,7 @@ def test_rocm_is_refused_with_the_reason(gpu, monkeypatch):
 # later launches
 
 
-def test_kernels_that_fail_later_are_refused_and_the_call_is_served(gpu, kernels):
+def test_kernels_that_fail_later_are_replaced(gpu, kernels):
     @device.record_failures("table")
     def launch(q):
         raise MEMORY
@@ -226,7 +226,7 @@ def test_named_kernels_that_fail_later_are_an_error(gpu, kernels):
     [ShapeError("of the user"), torch.OutOfMemoryError("CUDA out of memory."), MemoryError("no")],
     ids=repr,
 )
-def test_errors_that_say_nothing_about_kernels_pass(gpu, kernels, error):
+def test_other_errors_are_raised(gpu, kernels, error):
     @device.record_failures("table")
     def launch(q):
         raise error
@@ -237,7 +237,7 @@ def test_errors_that_say_nothing_about_kernels_pass(gpu, kernels, error):
     assert explain(*tensors(), bias=BIAS).backend == "triton"
 
 
-def test_flex_that_cannot_be_compiled_is_refused_from_then_on(gpu, monkeypatch):
+def test_flex_is_refused_after_a_failed_compilation(gpu, monkeypatch):
     def compile_(function, **options):
         def run(*arguments):
             raise COMPILER
@@ -262,7 +262,7 @@ def test_flex_that_cannot_be_compiled_is_refused_from_then_on(gpu, monkeypatch):
 # rotations
 
 
-def test_rotations_do_without_kernels_too(gpu, monkeypatch):
+def test_rotations_run_without_kernels(gpu, monkeypatch):
     gpu.error = COMPILER
     monkeypatch.setattr(rotation, "INTERPRETED", True)  # which look at the CPU
     angle = torch.randn(1, 1, GRID.tokens, 4)
@@ -274,7 +274,7 @@ def test_rotations_do_without_kernels_too(gpu, monkeypatch):
     assert torch.equal(attention(q, k, v, transform=rotated), out)
 
 
-def test_with_another_backend_for_the_process_nothing_is_ever_launched(gpu, monkeypatch):
+def test_no_launch_with_another_backend_of_the_process(gpu, monkeypatch):
     gpu.error = COMPILER
     monkeypatch.setattr(rotation, "INTERPRETED", True)
     monkeypatch.setattr(backend_selection, "_ENVIRONMENT", "sdpa")
@@ -283,7 +283,7 @@ def test_with_another_backend_for_the_process_nothing_is_ever_launched(gpu, monk
     assert gpu.launched == 0
 
 
-def test_a_model_goes_on_with_one_warning(gpu):
+def test_a_model_runs_with_one_warning(gpu):
     gpu.error = COMPILER
     layer = vispe.Attention(48, 3, "alibi2d(slopes=learned)")
     x = torch.randn(1, GRID.tokens, 48)

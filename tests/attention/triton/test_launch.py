@@ -51,7 +51,7 @@ OPERANDS = torch.zeros(8), torch.zeros(8, dtype=torch.int32)
 CONSTANTS = {"B": True, "num_warps": 4, "A": 16}
 
 
-def test_a_repeated_launch_has_all_arguments_in_order(kernel):
+def test_arguments_of_a_repeated_launch(kernel):
     for _ in range(3):
         launch.launch(kernel, 6, OPERANDS, (3, 0.5), CONSTANTS)
     others = torch.ones(8), torch.ones(8, dtype=torch.int32)
@@ -171,7 +171,7 @@ def test_kernels_get_aligned_rows(fresh_kernels, monkeypatch, family, bias):
 
 
 def test_tiles_cover_each_token_once():
-    """As kernels divide them: whole tiles of patches, then narrow ones; queries in one partial tile, not three."""
+    """The division in kernels: whole tiles of patches, then narrow ones; queries in one partial tile, not three."""
     for (of, narrow), size, prefix in product(
         (("queries", 16), ("keys", 32), ("few keys", 16)), (64, 128), (0, 1, 5)
     ):

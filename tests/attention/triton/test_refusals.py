@@ -1,4 +1,4 @@
-"""What the fused backend refuses, why, and that it stands back where it cannot run."""
+"""Refusals of the fused backend, with reasons, and machines without a GPU."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ POS = GRID.positions()
 
 @pytest.fixture
 def device(monkeypatch):
-    """As on a machine that can run the kernels."""
+    """Simulate a machine that can run the kernels."""
     monkeypatch.setitem(unsupported_reason.__globals__, "device_unsupported_reason", lambda q: None)
 
 
@@ -27,7 +27,7 @@ def tensors(n=13, width=16, dtype=torch.float32):
 
 
 def test_wide_heads(device, monkeypatch):
-    """Above 128 channels FlexAttention serves biases without a gradient, a dense mask those with one."""
+    """Above 128 channels FlexAttention runs for biases without a gradient, a dense mask for those with one."""
     monkeypatch.setattr(flex, "device_unsupported_reason", lambda q: None)
     with FakeTensorMode():
         pos = GRID.positions("cuda")
@@ -49,7 +49,7 @@ def test_wide_heads(device, monkeypatch):
                     assert why in result.unsupported["flex"]
 
 
-def test_on_a_cpu_it_stands_back():
+def test_not_selected_on_cpu():
     q, k, v = tensors()
     bias = DistanceBias((0.1, 0.2), POS)
     assert explain(q, k, v, bias=bias).backend == "sdpa"
@@ -102,7 +102,7 @@ def test_tensors(device, arguments, reason):
     assert reason in unsupported_reason(Call(*arguments))
 
 
-def test_served(device):
+def test_supported(device):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert unsupported_reason(Call(*tensors(dtype=dtype))) is None
         edge = TableBias(torch.zeros(2, 5, 7), POS, torch.zeros(2, 3))
@@ -110,26 +110,26 @@ def test_served(device):
             assert unsupported_reason(Call(*tensors(dtype=dtype), bias=bias)) is None
 
 
-def test_a_mask_over_keys_alone_is_served(device):
+def test_a_mask_over_keys_is_supported(device):
     bias, keep = DistanceBias((0.1, 0.2), POS), torch.rand(1, 1, 1, 13) < 0.8
     assert unsupported_reason(Call(*tensors(), bias=bias, attn_mask=keep)) is None
-    told = explain(*tensors(), bias=bias, attn_mask=keep, backend="triton")
-    assert told.backend == "triton"
+    plan = explain(*tensors(), bias=bias, attn_mask=keep, backend="triton")
+    assert plan.backend == "triton"
     assert (
         "n x m tensor"
         in explain(*tensors(), bias=bias, attn_mask=keep.expand(1, 1, 13, 13)).unsupported["triton"]
     )
 
 
-def test_biases_that_are_no_table():
+def test_biases_without_a_table():
     slopes = (0.1, 0.2)
     moved = Positions(POS.coords * 1.5, POS.spatial, POS.extent, cell=POS.cell, grid=GRID)
     graded = Positions(POS.coords.clone().requires_grad_(), POS.spatial, POS.extent, grid=GRID)
-    retained = POS.gather(torch.tensor([[0, 2, 5]]))
+    subset = POS.gather(torch.tensor([[0, 2, 5]]))
     other = Grid((4, 3), 1).positions()
     for bias, reason in (
         (DenseBias(torch.zeros(1, 2, 13, 13), POS), "DenseBias depends on more than the offset"),
-        (DistanceBias(slopes, retained), "not a full grid in raster order"),
+        (DistanceBias(slopes, subset), "not a full grid in raster order"),
         (DistanceBias(slopes, None), "not a full grid in raster order"),
         (DistanceBias(slopes, Positions(torch.rand(13, 2))), "not a full grid in raster order"),
         (DistanceBias(slopes, graded), "positions with a gradient"),

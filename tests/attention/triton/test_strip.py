@@ -24,7 +24,7 @@ def parts(shape, prefix, heads=2):
 @cases("rows", [False, True])
 @cases("prefix", [0, 1, 5])
 @cases("shape", GRIDS, ids=str)
-def test_every_pair_reads_its_entry(shape, prefix, rows):
+def test_each_pair_reads_its_entry(shape, prefix, rows):
     table, edge = parts(shape, prefix)
     layout = Layout(shape, prefix, rows)
     runs, ends = build(table, edge, layout)
@@ -50,7 +50,7 @@ def test_every_pair_reads_its_entry(shape, prefix, rows):
 @cases("prefix", [0, 1, 5])
 @cases("shape", GRIDS, ids=str)
 def test_queries_that_share_an_element(shape, prefix, rows):
-    """The gradient of an element is stored without atomic additions only if one query reads it."""
+    """Gradients are stored without atomic additions only if one query reads each element."""
     layout = Layout(shape, prefix, rows)
     index = layout.base().long()[:, None] + torch.arange(layout.selected, layout.tokens)
     assert layout.sharers == index.flatten().bincount().max()
@@ -86,7 +86,7 @@ def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
 @cases("rows", [False, True])
 @cases("prefix", [0, 1, 5, 11])
 @cases("shape", GRIDS, ids=str)
-def test_runs_that_are_read_from_the_first_patch_on(shape, prefix, rows):
+def test_runs_of_patches(shape, prefix, rows):
     table, edge = (t.detach() for t in parts(shape, prefix))
     layout = Layout(shape, prefix, rows)
     runs, _ = build(table, edge, layout)
@@ -134,7 +134,7 @@ def test_float16_keeps_infinity():
     assert packed[packed.isfinite()].min() == -1e4
 
 
-def test_large_grids_take_the_strip_and_small_odd_ones_rows():
+def test_layouts_of_large_and_small_grids():
     assert not layout_of((32, 32), 1).rows
     assert not layout_of((37, 37), 1).rows
     assert layout_of((5, 7), 1).rows
@@ -153,7 +153,7 @@ def test_addresses_beyond_32_bits():
     assert address.max() > 1 << 31
 
 
-def test_sight_in_tokens():
+def test_visible_range_in_tokens():
     table = torch.full((2, 5, 7), -torch.inf)  # a grid of 3 x 4
     table[0, 2:, :] = 0.0  # keys in the query's row and above
     table[1, 2, 3] = table[1, 1, 2] = 1.0  # itself, and the key one row down and one column right

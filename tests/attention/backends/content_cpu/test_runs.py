@@ -1,4 +1,4 @@
-"""Runs of keys that share buckets: which grids have them, and attention with them against the reference."""
+"""Runs of keys with equal buckets: supported grids, and attention compared with the reference."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def _small(request, monkeypatch):
     monkeypatch.setattr(sdpa, "_masked", None)
 
 
-def made(spec, dim=24, heads=3):
+def random_encoding(spec, dim=24, heads=3):
     encoding = create_encoding(spec, dim=dim, num_heads=heads)
     for p in encoding.parameters():
         torch.nn.init.normal_(p)
@@ -37,7 +37,7 @@ def made(spec, dim=24, heads=3):
 @cases("prefix", [0, 1, 5, 20])
 def test_attention_on_two_grids(spec, prefix, dtype, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    encoding = made(spec)
+    encoding = random_encoding(spec)
     for shape in ((31, 17), (29, 19)):
         pos = Grid(shape, prefix).positions()
         q, k, v = torch.randn(3, 2, 3, pos.tokens, 8, dtype=dtype)
@@ -56,14 +56,14 @@ def test_shared_heads_of_keys():
     q, k, v = torch.randn(3, 2, 4, pos.tokens, 8)
     k, v = k[:, :2], v[:, :2]
     with torch.no_grad():
-        bias = made("irpe", 32, 4).bias(pos, 0)
+        bias = random_encoding("irpe", 32, 4).bias(pos, 0)
         actual = attention(q, k, v, bias=bias, enable_gqa=True)
         expected = attention(q, k, v, bias=bias, enable_gqa=True, backend="reference")
     torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6)
 
 
 @cases("prefix", [0, 1, 5])
-def test_runs_say_what_the_buckets_say(prefix):
+def test_runs_equal_the_buckets(prefix):
     grid = Grid((23, 17), prefix)
     table = bucket_ids(grid, "product", 1.9)[0][0]
     pattern = _find(table, 50, grid)
@@ -73,19 +73,19 @@ def test_runs_say_what_the_buckets_say(prefix):
     assert pattern.buckets.shape[1] <= (7 + (prefix > 0)) * 17
 
 
-def test_where_runs_are_not_taken():
+def test_biases_without_runs():
     """Short rows; distances, whose rows differ; tables read by keys; unnamed buckets; other tokens."""
     pos = Grid((23, 17), 1).positions()
-    bias = made("irpe").bias(pos, 0)
-    assert runs_of(made("irpe").bias(Grid((23, 15)).positions(), 0)) is None
-    assert runs_of(made("irpe(method=euclidean)").bias(pos, 0)) is None
-    assert runs_of(made("irpe(on=q)").bias(pos, 0)) is None
+    bias = random_encoding("irpe").bias(pos, 0)
+    assert runs_of(random_encoding("irpe").bias(Grid((23, 15)).positions(), 0)) is None
+    assert runs_of(random_encoding("irpe(method=euclidean)").bias(pos, 0)) is None
+    assert runs_of(random_encoding("irpe(on=q)").bias(pos, 0)) is None
     assert runs_of(ContextBias(bias.weights, bias.buckets, "query", True, pos)) is None
-    assert runs_of(bias) is runs_of(made("irpe").bias(pos, 0)) is not None
-    few = pos.gather(torch.arange(300)[None])
-    assert runs_of(made("irpe").bias(few, 0)) is None
-    few.memo = None
-    assert runs_of(made("irpe").bias(few, 0)) is None
+    assert runs_of(bias) is runs_of(random_encoding("irpe").bias(pos, 0)) is not None
+    subset = pos.gather(torch.arange(300)[None])
+    assert runs_of(random_encoding("irpe").bias(subset, 0)) is None
+    subset.memo = None
+    assert runs_of(random_encoding("irpe").bias(subset, 0)) is None
 
 
 def test_other_options_on_the_same_positions():
@@ -93,12 +93,12 @@ def test_other_options_on_the_same_positions():
     q, k, v = torch.randn(3, 1, 3, pos.tokens, 8)
     with torch.no_grad():
         for spec in ("irpe", "irpe(ratio=1.5)", "irpe(prefix_buckets=3)", "irpe(on=qk)", "irpe"):
-            bias = made(spec).bias(pos, 0)
+            bias = random_encoding(spec).bias(pos, 0)
             actual, expected = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
             torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6)
 
 
-def test_what_is_done_by_hand(monkeypatch):
+def test_manual_products(monkeypatch):
     """With one thread, except for float32 with AVX2 and for half precision with units for it."""
     requested = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
     for threads, units, kind, expected in [

@@ -1,4 +1,4 @@
-"""Tables with a vector for every offset, whose windows are shifted: which are, and against the reference."""
+"""Shifted windows of tables with a vector per offset: supported tables, and attention compared with the reference."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def _small(request, monkeypatch):
     monkeypatch.setattr(sdpa, "_masked", None)
 
 
-def made(spec, grid, dim=24, heads=3):
+def random_encoding(spec, grid, dim=24, heads=3):
     encoding = create_encoding(spec, dim=dim, num_heads=heads, grid=grid)
     for p in encoding.parameters():
         torch.nn.init.normal_(p)
@@ -38,7 +38,7 @@ def made(spec, grid, dim=24, heads=3):
 @cases("shapes", [[(7, 9), (9, 7)], [(23,), (17,)], [(1, 6), (6, 1)]], ids=str)
 def test_attention_on_two_grids(shapes, prefix, spec, threads, dtype, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    encoding = made(spec, shapes[0])
+    encoding = random_encoding(spec, shapes[0])
     for shape in shapes:
         pos = Grid(shape, prefix).positions()
         q, k, v = torch.randn(3, 4, 3, pos.tokens, 8, dtype=dtype)
@@ -52,8 +52,8 @@ def test_attention_on_two_grids(shapes, prefix, spec, threads, dtype, monkeypatc
 
 
 @cases("prefix", [0, 1, 5])
-def test_windows_say_what_the_buckets_say(prefix):
-    """Every vector alone: a bias of one bucket must stand where that bucket is read."""
+def test_windows_equal_the_buckets(prefix):
+    """With one nonzero vector, the bias is nonzero where its bucket is read."""
     pos = Grid((3, 4), prefix).positions()
     encoding = create_encoding("shaw", dim=8, num_heads=1, grid=(3, 4))
     bias = encoding.bias(pos, 0)
@@ -72,7 +72,7 @@ def test_windows_say_what_the_buckets_say(prefix):
 
 
 def test_heads_that_share_keys():
-    encoding, pos = made("shaw", (7, 9), 32, 4), Grid((7, 9), 1).positions()
+    encoding, pos = random_encoding("shaw", (7, 9), 32, 4), Grid((7, 9), 1).positions()
     q, k, v = torch.randn(3, 2, 4, pos.tokens, 8)
     k, v = k[:, :2], v[:, :2]
     with torch.no_grad():
@@ -83,9 +83,9 @@ def test_heads_that_share_keys():
 
 
 @cases("spec", ["shaw(method=key_query)", "shaw(clip=[2,2])", "shaw(clip=[9,3])"])
-def test_with_other_ways(spec):
-    """A term that keys read is looked up alongside windows; clipped tables are small, or have repeated offsets."""
-    encoding, pos = made(spec, (7, 9)), Grid((7, 9), 2).positions()
+def test_windows_with_other_lookups(spec):
+    """Terms of keys in addition to windows; clipped tables are small or have repeated offsets."""
+    encoding, pos = random_encoding(spec, (7, 9)), Grid((7, 9), 2).positions()
     q, k, v = torch.randn(3, 2, 3, pos.tokens, 8)
     with torch.no_grad():
         bias = encoding.bias(pos, 0)
@@ -93,14 +93,14 @@ def test_with_other_ways(spec):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_where_windows_are_not_taken(monkeypatch):
-    """Three axes; small tables; tables of no offsets; unnamed buckets; other tokens; many kinds of prefix pairs."""
+def test_biases_without_windows(monkeypatch):
+    """Three axes, small tables, tables without offsets, unnamed buckets, other tokens, many kinds of prefix pairs."""
     pos = Grid((7, 9), 1).positions()
-    bias = made("shaw", (7, 9)).bias(pos, 0)
-    assert windows_of(made("shaw", (3, 4, 5)).bias(Grid((3, 4, 5)).positions(), 0)) is None
-    assert windows_of(made("shaw(clip=[2,2])", (7, 9)).bias(pos, 0)) is None
+    bias = random_encoding("shaw", (7, 9)).bias(pos, 0)
+    assert windows_of(random_encoding("shaw", (3, 4, 5)).bias(Grid((3, 4, 5)).positions(), 0)) is None
+    assert windows_of(random_encoding("shaw(clip=[2,2])", (7, 9)).bias(pos, 0)) is None
     assert windows_of(ContextBias(bias.weights, bias.buckets, "query", True, pos)) is None
-    assert windows_of(made("shaw(method=key_query)", (7, 9)).bias(pos, 0).terms[1]) is None
+    assert windows_of(random_encoding("shaw(method=key_query)", (7, 9)).bias(pos, 0).terms[1]) is None
     mixed = bias.buckets.clone()
     mixed[..., 5, 7] = mixed[..., 7, 5]
     assert windows_of(ContextBias(bias.weights, mixed, "query", True, pos, cache_key="mixed")) is None
@@ -108,13 +108,15 @@ def test_where_windows_are_not_taken(monkeypatch):
     many[..., 0] = torch.arange(pos.tokens)
     monkeypatch.setattr(windows, "MAX_PREFIX_BUCKETS", pos.tokens - 1)
     assert windows_of(ContextBias(bias.weights, many, "query", True, pos, cache_key="many")) is None
-    few = pos.gather(torch.arange(40)[None])
-    assert windows_of(made("shaw", (7, 9)).bias(few, 0)) is None
+    subset = pos.gather(torch.arange(40)[None])
+    assert windows_of(random_encoding("shaw", (7, 9)).bias(subset, 0)) is None
 
 
 def test_tables_of_two_grids():
     """As many tokens in other rows: the windows of one grid end where those of the other do not."""
-    biases = [made("shaw", shape).bias(Grid(shape, 1).positions(), 0) for shape in ((6, 10), (10, 6))]
+    biases = [
+        random_encoding("shaw", shape).bias(Grid(shape, 1).positions(), 0) for shape in ((6, 10), (10, 6))
+    ]
     q, k, v = torch.randn(3, 2, 3, 61, 8)
     with torch.no_grad():
         for bias in (SumBias(biases), SumBias([biases[0], biases[0]])):

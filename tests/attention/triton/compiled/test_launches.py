@@ -1,4 +1,4 @@
-"""Kernels compiled by vispe's own launches for GPUs that are not there.
+"""Kernels compiled by vispe's own launches without a GPU.
 
 The long tests take a sample of families of kernels, dtypes, head_dims, lengths and compute capabilities, and the
 complete product with VISPE_EVERY=1. `eval/bench/launch_matrix.py` records the resources of the complete product.

@@ -1,7 +1,7 @@
 """Machine code of the kernels: no spills, wide loads of the bias, no square roots, few instructions per score.
 
-Instructions per score are those of the loop without masks. Kernels are compiled by vispe's own launches for GPUs that
-are not there. With `VISPE_TRITON=FOLDER`, which has another version of Triton (`pip install --target FOLDER --no-deps
+Instructions per score are those of the loop without masks. Kernels are compiled by vispe's own launches without a
+GPU. With `VISPE_TRITON=FOLDER`, which has another version of Triton (`pip install --target FOLDER --no-deps
 triton==3.6.0`), all tests of this folder also run with that version.
 """
 
@@ -61,8 +61,8 @@ def version():
     """Return which row of `COUNTED` applies to this Triton: the newest one up to its version."""
     import triton
 
-    own = tuple(map(int, triton.__version__.split(".")[:2]))
-    return max((v for v in COUNTED if tuple(map(int, v.split("."))) <= own), default="3.6")
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    return max((v for v in COUNTED if tuple(map(int, v.split("."))) <= version), default="3.6")
 
 
 @cache
@@ -156,7 +156,7 @@ def test_dropout(fresh_kernels):
 
 
 @pytest.mark.slow
-def test_one_pass_takes_less_than_two(fresh_kernels):
+def test_one_pass_has_fewer_instructions_than_two(fresh_kernels):
     plain = reports("grid", "table")
     once, queries, keys = (
         plain_loop(r) for r in (reports("grid", "once")["grad_kv"], plain["grad_q"], plain["grad_kv"])
@@ -237,13 +237,13 @@ def test_rotations_load_and_store_16_bytes_at_a_time(fresh_kernels, bias, arch):
 def test_another_version_of_triton(tmp_path, name):
     """In a process of its own, which imports that version."""
     path = os.pathsep.join(filter(None, (OTHER, os.environ.get("PYTHONPATH"))))
-    own = {k: v for k, v in os.environ.items() if k != "VISPE_TRITON"}
-    if "VISPE_SAMPLE" in own:  # other kernels than this version of Triton compiles today
-        own["VISPE_SAMPLE_DAY"] = str(int(own["VISPE_SAMPLE_DAY"]) + 1)
+    version = {k: v for k, v in os.environ.items() if k != "VISPE_TRITON"}
+    if "VISPE_SAMPLE" in version:  # other kernels than this version of Triton compiles today
+        version["VISPE_SAMPLE_DAY"] = str(int(version["VISPE_SAMPLE_DAY"]) + 1)
     command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, Path(__file__).with_name(f"{name}.py")],
-        env=own | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True,
+        env=version | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -262,10 +262,10 @@ def test_another_version_of_triton(tmp_path, name):
 def test_tiles_have_little_padding(tokens, prefix, size, most):
     from vispe.attention.backends.triton.grid.launch import tiles_of
 
-    whole = (tokens - prefix) // size
-    wide = whole + (tokens - whole * size > 32)
+    whole_tiles = (tokens - prefix) // size
+    wide = whole_tiles + (tokens - whole_tiles * size > 32)
     queries = wide * size + (tiles_of(tokens, prefix, size, "queries") - wide) * 16
-    keys = whole * size + (tiles_of(tokens, prefix, size) - whole) * 32
+    keys = whole_tiles * size + (tiles_of(tokens, prefix, size) - whole_tiles) * 32
     assert min(queries, keys) >= tokens
     assert queries * keys <= most * tokens**2
 

@@ -47,7 +47,7 @@ def test_kernels(precompile):
     assert set(gpu.signatures) <= compiled
 
 
-def test_the_tuned_gradient_of_the_bias_has_its_operands(precompile, monkeypatch):
+def test_operands_of_the_tuned_gradient_of_the_bias(precompile, monkeypatch):
     from vispe.attention.backends.triton.grid import launch_backward
 
     operands = []
