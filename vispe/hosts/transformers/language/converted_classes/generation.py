@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -187,3 +188,7 @@ class PositionedGenerationFromOne(PositionedGeneration):
         if inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"] - 1
         return inputs
+
+
+# methods that the class of a model with a head overrides
+GENERATION = tuple(name for name, value in vars(PositionedGeneration).items() if inspect.isfunction(value))
