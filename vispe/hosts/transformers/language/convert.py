@@ -23,16 +23,16 @@ from vispe.hosts.transformers.language.conversion_checks import (
     refuse_tables,
 )
 from vispe.hosts.transformers.language.conversion_record import TextConversion, kind_key
+from vispe.hosts.transformers.language.converted_classes.allocation_buffers import (
+    buffer_of,
+    register_allocation,
+)
 from vispe.hosts.transformers.language.converted_classes.generation import (
     PositionedGeneration,
     PositionedGenerationFromOne,
 )
 from vispe.hosts.transformers.language.converted_classes.layer import PositionedLayer
-from vispe.hosts.transformers.language.converted_classes.model import (
-    PositionedModel,
-    PositionedText,
-    buffer_of,
-)
+from vispe.hosts.transformers.language.converted_classes.model import PositionedModel, PositionedText
 from vispe.hosts.transformers.language.families import (
     FAMILIES,
     family_of,
@@ -177,9 +177,7 @@ def _replace_classes(
     text.vispe_text = conversion
     if conversion.late_rotation:
         enable_late_rotation(text)
-    for kind, axes in allocated.items():
-        device = conversion.rotary[kind].rates(text).device
-        text.register_buffer(buffer_of(kind), axes.to(device), persistent=False)
+    register_allocation(text, allocated)
     for layer, kind in zip(text.layers, kinds, strict=True):
         layer.__class__ = converted_subclass(type(layer), PositionedLayer)
         layer.vispe_kind = kind

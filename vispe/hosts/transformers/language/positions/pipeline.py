@@ -59,6 +59,11 @@ class CallPositions:
     packed: bool = False
     visual: Tensor | None = None
 
+    @property
+    def of_tokens(self) -> TokenPositions:
+        """Positions that the model passes to its language model."""
+        return TokenPositions(self.token_index, self.ids, self.token_attributes)
+
 
 def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPositions:
     """Return the positions of the tokens of a call.
