@@ -18,12 +18,9 @@ from vispe.hosts.transformers.language.positions.cache_checks import (
 )
 from vispe.hosts.transformers.language.positions.call import GRIDS, PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import table_by_index
-from vispe.hosts.transformers.language.positions.kv_cache import (
-    SequenceState,
-    state_after,
-    text_state,
-)
+from vispe.hosts.transformers.language.positions.kv_cache import state_after, text_state
 from vispe.hosts.transformers.language.positions.prompt import CHUNKED, MASK, PROMPT, PromptPositions
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import check_mask, valid_tokens
 from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
 from vispe.hosts.transformers.version import CHUNKED_IMAGES, cache_of, check_version

@@ -17,7 +17,6 @@ from vispe.hosts.transformers.language.converted_classes.layer import ROTATION
 from vispe.hosts.transformers.language.converted_classes.rotations import rotation_of_step, rotations_of_call
 from vispe.hosts.transformers.language.families import family_of, language_model_of
 from vispe.hosts.transformers.language.parallel_sets import IDS
-from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
 from vispe.hosts.transformers.language.positions.pipeline import (
     is_paged,
     paged_positions,
@@ -36,6 +35,7 @@ from vispe.hosts.transformers.language.positions.position_assignment import (
     store_state,
 )
 from vispe.hosts.transformers.language.positions.position_ids import TokenPositions
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.traced_positions import numbered
 from vispe.hosts.transformers.language.rope_in_attention import LATE, ensure_late_rotation
 from vispe.hosts.transformers.packed_samples import (

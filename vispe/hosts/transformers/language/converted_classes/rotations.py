@@ -10,9 +10,9 @@ from torch import Tensor
 from vispe.hosts.transformers.language.converted_classes.allocation_buffers import buffer_of
 from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, extended, ordered, rates_of
 from vispe.hosts.transformers.language.parallel_sets import append_attributes, parallel_mask
-from vispe.hosts.transformers.language.positions.kv_cache import NextTokens, SequenceState
 from vispe.hosts.transformers.language.positions.position_assignment import STEPS, DecodingStep
 from vispe.hosts.transformers.language.positions.position_ids import TokenPositions
+from vispe.hosts.transformers.language.positions.sequence_state import NextTokens, SequenceState
 from vispe.hosts.transformers.language.rope_in_attention import LateRotation
 from vispe.multimodal import tables
 

@@ -19,13 +19,9 @@ from vispe.hosts.transformers.language.positions.cache_checks import (
 )
 from vispe.hosts.transformers.language.positions.call import PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import Assigned
-from vispe.hosts.transformers.language.positions.kv_cache import (
-    SequenceState,
-    state_of_prefix,
-    text_coordinates,
-    text_state,
-)
+from vispe.hosts.transformers.language.positions.kv_cache import state_of_prefix, text_coordinates, text_state
 from vispe.hosts.transformers.language.positions.position_ids import TokenPositions, split_ids
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import (
     TokenIndex,
     check_mask,
