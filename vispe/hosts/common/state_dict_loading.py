@@ -20,8 +20,8 @@ from vispe.encodings.registry import plain_terms
 from vispe.encodings.saved_spec import check_same_spec, keep, named, saved_grid, saved_terms
 from vispe.errors import EncodingMismatch, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
-from vispe.hosts.common.checks import uses_reference
 from vispe.hosts.common.context import HostState
+from vispe.hosts.common.conversion.training_grid import uses_reference
 from vispe.hosts.common.layer_access import check_layers, state_path
 from vispe.hosts.common.position_cache import PositionCache
 

@@ -1,6 +1,6 @@
 """Base classes of converted timm models.
 
-The families are in `vispe.hosts.timm.vit`, `eva` and `naflex`; conversion is in `vispe.hosts.common.convert`.
+The families are in `vispe.hosts.timm.vit`, `eva` and `naflex`; conversion is in `vispe.hosts.common.conversion`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from vispe.encodings.base import Additive
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves, overlapping_patches
-from vispe.hosts.common.checks import feature_blocks, make_converted_class
 from vispe.hosts.common.context import Context
+from vispe.hosts.common.conversion.converted_class import make_converted_class
+from vispe.hosts.common.layer_access import feature_blocks
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.timm.attention import LAYERS, attentions
 

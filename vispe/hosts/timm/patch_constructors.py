@@ -165,7 +165,7 @@ def _parse(model: nn.Module, cls: type[nn.Module], spec: Any, instead: str) -> H
 
 
 def _convert(model: nn.Module, spec: HostSpec) -> None:
-    from vispe.hosts.common.convert import convert_model
+    from vispe.hosts.common.conversion.convert import convert_model
     from vispe.hosts.common.host_families import family_of
 
     convert_model(model, family_of(model), spec, built=True)

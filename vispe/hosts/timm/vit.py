@@ -1,6 +1,6 @@
 """Converted timm `VisionTransformer` and `VisionTransformerDistilled` models.
 
-Conversion itself is in `vispe.hosts.common.convert`.
+Conversion itself is in `vispe.hosts.common.conversion.convert`.
 """
 
 from __future__ import annotations

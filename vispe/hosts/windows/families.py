@@ -2,7 +2,7 @@
 
 `vispe.hosts.windows.model_table` lists the classes of models, with their absolute tables, and those of attention
 layers. Every attention layer gets its own encodings, for its heads and its window. The steps of a conversion are in
-`vispe.hosts.common.convert`.
+`vispe.hosts.common.conversion.convert`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedHost, counted
 from vispe.grid import Grid
-from vispe.hosts.common.checks import check_outside, table_like
 from vispe.hosts.common.context import HostState
-from vispe.hosts.common.host_family import HostFamily, Layers
+from vispe.hosts.common.conversion.checks import check_outside
+from vispe.hosts.common.host_family import HostFamily, Layers, table_like
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.position_embeddings import WithoutTable

@@ -15,7 +15,7 @@ from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.registry import encoding_class
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
-from vispe.hosts.common.checks import check_outside, refuse_patched
+from vispe.hosts.common.conversion.checks import check_outside, refuse_patched
 from vispe.hosts.common.host_family import HostFamily, Layers
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.families import (
