@@ -21,7 +21,6 @@ from vispe.errors import UnsupportedHost
 from vispe.hosts.common.context import HostState
 from vispe.hosts.common.host_family import HostFamily, Layers, table_like
 from vispe.hosts.common.layer_access import block_in
-from vispe.hosts.common.state_dict_loading import encodings_of
 from vispe.hosts.open_clip.attention import SWAPS, attentions, stock_type
 from vispe.hosts.open_clip.tower import OVERRIDDEN, converted_class, resampled
 
@@ -102,7 +101,7 @@ class _Tower(HostFamily):
         """Record the frozen parameters, so that `lock` does not unfreeze them with the stem."""
         model.vispe.fixed = tuple(
             f"{path}.{name}"
-            for path, e in encodings_of(model)
+            for path, e in model._vispe_paths()
             for name, p in e.named_parameters()
             if not p.requires_grad
         )
