@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.contracts.check import check_contract, check_contracts_of
-from vispe.hosts.contracts.transformers import language_contracts
+from vispe.hosts.contracts.transformers_models import language_contracts
 from vispe.hosts.transformers.diagnosis import refusal
 from vispe.hosts.transformers.language.allocation import allocations, scheme_of_each_layer, sectioned
 from vispe.hosts.transformers.language.conversion_checks import (

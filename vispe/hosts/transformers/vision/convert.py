@@ -21,7 +21,7 @@ from vispe.hosts.common.host_families import family_of as host_family_of
 from vispe.hosts.common.host_families import family_or_none, made_by
 from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
 from vispe.hosts.contracts.check import check_contract, check_contracts_of
-from vispe.hosts.contracts.transformers import vision_contracts
+from vispe.hosts.contracts.transformers_models import vision_contracts
 from vispe.hosts.transformers.vision.families import FAMILIES, VIDEO_KINDS, attentions, family_of, rope_spec
 from vispe.hosts.transformers.vision.unsupported import reason_of
 from vispe.hosts.unwrap import unwrap
