@@ -68,6 +68,7 @@ class VideoTower(ConvertedVisionTower):
 
     def _vispe_video_positions(self, frames: int, height: int, width: int, like: Tensor) -> Positions:
         """Return the positions of the tubelets of a video, not yet prepared."""
+        self._vispe_check_layers()
         patch, config = pair(self.config.patch_size), self.config
         shape = (frames // config.tubelet_size, height // patch[0], width // patch[1])
         return self.vispe.cache(Grid(shape, reference=self.vispe.reference), like)

@@ -26,6 +26,7 @@ class PackedTower(ConvertedVisionTower):
 
     def forward(self, hidden_states: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
         """Return the output of transformers for the concatenated patches of images and videos (tokens, d)."""
+        self._vispe_check_layers()
         ids = get_vision_position_ids(grid_thw, self.spatial_merge_size, kwargs=kwargs)
         ends = get_vision_cu_seqlens(grid_thw, kwargs=kwargs)
         kwargs.update(position_ids=ids, cu_seqlens=ends)
@@ -111,6 +112,7 @@ class PatchesTower(ConvertedVisionTower):
         self, pixel_values: Tensor, pixel_attention_mask: Tensor, spatial_shapes: Tensor, **kwargs: Any
     ) -> Any:
         """Return the output of transformers for patches (b, n, d) of images with grids (b, 2) of rows and columns."""
+        self._vispe_check_layers()
         sizes = [(int(h), int(w)) for h, w in spatial_shapes.tolist()]
         index = torch.arange(pixel_values.shape[1], device=pixel_values.device)
         columns = spatial_shapes[:, 1:].to(index.device)
