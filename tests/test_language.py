@@ -88,7 +88,7 @@ ALLOWED = (  # files, words, reason
     ("vispe/evaluate/rotation/report.py", "picture", "RotationReport.picture"),
     ("vispe/experimental/measures/*.py", "places", "keys of results"),
     ("vispe/experimental/vlm/*.py", "place picture", "names of tasks"),
-    ("vispe/hosts/common/sampler_checks.py", "kept", "option spacing=kept of samplers"),
+    ("vispe/hosts/common/conversion/sampler_checks.py", "kept", "option spacing=kept of samplers"),
     ("vispe/multimodal/sampling.py", "places", "keyword of sampled"),
     ("vispe/multimodal/schemes/v2pe.py", "picture", "v2pe(per=picture)"),
     ("vispe/multimodal/streams/attention_blocks.py", "picture", "Blocks.picture"),

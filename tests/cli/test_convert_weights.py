@@ -14,7 +14,8 @@ from tests.cases import cases
 from tests.hosts.helpers import image, shake
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.hosts.checkpoints.released import KINDS, convert_weights
+from vispe.hosts.checkpoints.kinds import KINDS
+from vispe.hosts.checkpoints.released import convert_weights
 from vispe.hosts.checkpoints.weight_files import read_weights
 
 SIZES = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}

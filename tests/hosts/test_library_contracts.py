@@ -19,7 +19,7 @@ from vispe.hosts import import_hooks
 from vispe.hosts.contracts import check, contract
 from vispe.hosts.contracts.check import LIBRARIES, check_contract
 from vispe.hosts.contracts.contract import Contract, problems
-from vispe.hosts.contracts.transformers import language_contracts, vision_contracts
+from vispe.hosts.contracts.transformers_models import language_contracts, vision_contracts
 from vispe.hosts.open_clip.patch_constructors import register_alias
 from vispe.hosts.transformers.language.families import language_model_of, model_inside
 from vispe.hosts.transformers.vision.convert import vision_tower_of

@@ -8,7 +8,8 @@ from torch import nn
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError
-from vispe.hosts.common.convert import convert_model, converted_models, describe_model, restore_model
+from vispe.hosts.common.conversion.convert import convert_model, converted_models, restore_model
+from vispe.hosts.common.conversion.description import describe_model
 from vispe.hosts.common.host_families import family_of, family_or_none, made_by
 from vispe.hosts.common.host_spec import parse_host_spec
 from vispe.hosts.contracts.check import LIBRARIES, check_contracts_of

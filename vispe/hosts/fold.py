@@ -15,7 +15,7 @@ from vispe.encodings.parts.rotary.head_basis import fold_rows
 from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
-from vispe.hosts.common.convert import converted_models
+from vispe.hosts.common.conversion.convert import converted_models
 from vispe.hosts.convert import convert
 from vispe.hosts.unwrap import unwrap
 

@@ -1,1 +1,1 @@
-"""Conversion code shared by all libraries: specs, checks, context, position cache, loading."""
+"""Code shared by all libraries: conversion, specs, context, positions, loading of weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.fx
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from vispe.attention.automatic_backend import MIN_LOWRANK_KEYS
 from vispe.attention.backend_selection import selected
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.cache.masks import is_open
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.precision import compute_dtype, exporting, forward_mode
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import bias_of, value_term_of
-from vispe.grid import Grid, Positions
+from vispe.grid import Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.fx_leaves import Scores
 from vispe.hosts.common.position_cache import PositionCache, positions_on
@@ -120,10 +121,7 @@ class Context:
         layer, pos = module.vispe_layer, self._positions(x)
         with loaded(self.encodings):
             bias = bias_of(self.encodings, pos, layer, x)
-            # a bias without a cache key would be computed in every call
-            if bias is None or bias.key is None or bias.replaces_product or bias.per_sample:
-                return None
-            if value_term_of(self.encodings, pos, layer) is not None:
+            if not is_cached_mask(bias) or value_term_of(self.encodings, pos, layer) is not None:
                 return None
             dtype = compute_dtype(x)
             return bias.mask(dtype) if bias.finite or is_open(bias, dtype) else None
@@ -194,43 +192,10 @@ class Context:
         return self.encodings if of_layer is None else (*self.encodings, *of_layer.parts())
 
 
-def backend_text(fused: bool, unfused_reason: str) -> str:
-    """Return the backend of converted layers, human-readable, for `describe`.
-
-    Args:
-        fused: whether fused attention is enabled in all converted layers.
-        unfused_reason: why fused attention is off.
-    """
-    if not fused:
-        return f"reference ({unfused_reason})"
-    backend, by = selected()
-    return f"{backend} (chosen by {by})" if by else backend
-
-
-def stock_mask_text(layers: Sequence[nn.Module], encodings: Sequence[Encoding], grid: Grid) -> str | None:
-    """Return a sentence for `describe` if eager layers use the model's own attention with a dense mask, else None.
-
-    Args:
-        layers: the converted attention layers.
-        encodings: all encodings that act inside these layers.
-        grid: the grid that the model is built for.
-    """
-    takes_masks = all(m.fused_attn and getattr(m, "vispe_stock_takes_masks", False) for m in layers)
-    inside = [e for e in encodings if isinstance(e, Biased | Rotary)]
-    is_simple = not any(isinstance(e, Rotary) or e.multi_softmax or e.reads_tokens for e in inside)
-    if not takes_masks or not is_simple or grid.tokens >= MIN_LOWRANK_KEYS:
-        return None
-    if selected().backend not in ("auto", "sdpa") or any(m.pos_enc is not None for m in layers):
-        return None
-    with torch.no_grad(), loaded(inside):
-        bias = bias_of(inside, grid.positions(), 0)
-        has_value_term = value_term_of(inside, grid.positions(), 0) is not None
-    if bias is None or bias.key is None or bias.replaces_product or bias.per_sample or has_value_term:
-        return None
-    return (
-        f"in eager mode on fewer than {MIN_LOWRANK_KEYS} tokens, the fixed bias is a dense mask of the model's own "
-        "attention"
-    )
+def is_cached_mask(bias: Bias | None) -> TypeGuard[Bias]:
+    """Return whether a bias can be a cached dense mask that is added to the scores of all samples."""
+    # a bias without a cache key would be computed in every call
+    return not (bias is None or bias.key is None or bias.replaces_product or bias.per_sample)
 
 
 @dataclass(eq=False)

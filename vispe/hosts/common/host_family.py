@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vispe.encodings.base import Encoding
 from vispe.hosts.common.context import HostState
@@ -133,3 +133,13 @@ class HostFamily:
 
     def after_restore(self, model: Any, state: HostState) -> None:
         """Run library-specific steps after the original classes, table and rotary embedding are restored."""
+
+
+def table_like(
+    table: nn.Parameter, like: Tensor, resample: Callable[[Tensor], Tensor] | None = None
+) -> nn.Parameter:
+    """Return a table in the device and dtype of `like`, optionally resampled; `table` itself if nothing changes."""
+    if resample is None and (table.device, table.dtype) == (like.device, like.dtype):
+        return table
+    values = table.detach() if resample is None else resample(table.detach())
+    return nn.Parameter(values.to(like), requires_grad=table.requires_grad)

@@ -1,4 +1,4 @@
-"""Attention layers inside wrappers (LoRA, checkpointing, FSDP, compiled blocks), and layers with a foreign class."""
+"""Access to layers: in wrappers (LoRA, checkpointing, FSDP, compiled blocks), of foreign classes, by block index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from vispe.errors import InputError, UnsupportedHost
+from vispe.errors import InputError, OptionError, UnsupportedHost, counted
 
 # names under which wrappers register the wrapped module; those of the second group are absent from state dicts
 _NAMED = ("base_layer", "_orig_mod", "module")
@@ -113,3 +113,26 @@ def check_self_attention(
             f"Attention of block {layer}: an encoding needs self-attention without a key_padding_mask, got {listed}. "
             "Pass the tokens three times, and a mask as attn_mask."
         )
+
+
+def feature_blocks(depth: int, indices: int | list[int] | None, host: str = "model") -> tuple[set[int], int]:
+    """Return the indices of the blocks whose features are returned, and the last of them.
+
+    Args:
+        depth: number of blocks of the model.
+        indices: block indices, negative ones from the end; an integer for the last blocks; None for all.
+        host: noun for the host in messages: 'model' or 'tower'.
+
+    Raises:
+        OptionError: a block does not exist, or `indices` is empty.
+    """
+    if indices is None or isinstance(indices, int):
+        count = depth if indices is None else indices
+        take = list(range(depth - count, depth))
+    else:
+        take = [i + depth if i < 0 else i for i in indices]
+    if not take or min(take) < 0 or max(take) >= depth:
+        raise OptionError(
+            f"indices must select some of the {counted(depth, 'block')} of the {host}, got {indices}."
+        )
+    return set(take), max(take)

@@ -1,17 +1,13 @@
-"""Names of transformers on which vispe relies: those of all models, and those of the family of one model."""
+"""Names of transformers on which vispe relies, apart from those of the classes of one model."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
-from typing import Any
-
-from vispe.hosts.contracts.contract import Contract, Library, method_contract
+from vispe.hosts.contracts.contract import Contract, Library
 from vispe.hosts.contracts.windows import TRANSFORMERS
 
 _GENERATION = "transformers.generation.utils:GenerationMixin"
 _MODELING = "transformers.modeling_utils"
-_CACHE = "cache|past_key_values"  # from 5.24 on, and in older versions
+CACHE = "cache|past_key_values"  # from 5.24 on, and in older versions
 _CACHES = "transformers.cache_utils:Cache"
 
 _GENERATE = (
@@ -55,7 +51,7 @@ _GENERATE = (
     Contract(
         f"{_GENERATION}.prepare_inputs_for_generation",
         "it returns the arguments of a step",
-        keywords=f"{_CACHE} inputs_embeds **",
+        keywords=f"{CACHE} inputs_embeds **",
         positional="input_ids",
     ),
 )
@@ -171,85 +167,3 @@ LIBRARY = Library(
     "5.24",
     (*_GENERATE, *_MODEL, *_DECODE, *_VISION, *_FAMILIES, *TRANSFORMERS),
 )
-
-# kind of a vision tower (`SWAPS`): keywords that its blocks pass to attention
-_PASSED = {
-    "packed": "cu_seqlens position_embeddings",
-    "jepa": "position_mask",
-    "clip": "attention_mask",
-    "intern": "attention_mask",
-    "patches": "attention_mask",
-    "plain": "attention_mask",
-    "sapiens": "attention_mask position_embeddings",
-}
-# kind of a vision tower: the first arguments of its forward pass
-_INPUTS = {
-    "packed": "hidden_states grid_thw",
-    "patches": "pixel_values pixel_attention_mask spatial_shapes",
-    "jepa": "pixel_values_videos",
-    "masked": "pixel_values noise",
-    "film": "pixel_values bool_masked_pos",
-}
-
-
-def language_contracts(model: Any, text: Any) -> Iterator[Contract]:
-    """Yield the contracts of the classes of a vision-language model.
-
-    Args:
-        model: the model inside, without its head.
-        text: its language model.
-    """
-    for part in (model, text):
-        yield from method_contract(
-            type(part),
-            "forward",
-            "coordinates can be passed as position_ids",
-            keywords=f"input_ids attention_mask position_ids inputs_embeds {_CACHE} **",
-        )
-    rotated = f"position_embeddings attention_mask {_CACHE} **"
-    for layer in {type(layer): layer for layer in getattr(text, "layers", ())}.values():
-        yield from method_contract(
-            type(layer), "forward", "the language model passes rotations to layers", keywords=rotated
-        )
-        if (attention := getattr(layer, "self_attn", None)) is not None:
-            yield from method_contract(
-                type(attention), "forward", "layers pass rotations to attention", keywords=rotated
-            )
-    if (rotary := getattr(text, "rotary_emb", None)) is not None:
-        yield from method_contract(
-            type(rotary), "forward", "it returns cosines and sines", positional="x position_ids"
-        )
-
-
-def vision_contracts(tower: Any, family: Any, attention: type) -> Iterator[Contract]:
-    """Yield the contracts of the classes of a vision tower.
-
-    Args:
-        tower: the tower.
-        family: its `VisionFamily`.
-        attention: class of its attention layers.
-    """
-    kind, rotated = family.kind, family.kind == "grid" and family.rope
-    passed = _PASSED.get(kind, "")
-    if kind in ("grid", "masked") and "attention_mask" in inspect.signature(type(tower).forward).parameters:
-        passed = "attention_mask"  # older versions of some models accept none
-    passed += " position_embeddings" if rotated else ""
-    yield from method_contract(
-        attention,
-        "forward",
-        "blocks pass these arguments to attention",
-        keywords=passed,
-        positional="hidden_states",
-    )
-    yield from method_contract(
-        type(tower),
-        "forward",
-        "further keywords are passed on to attention",
-        keywords="**",
-        positional=_INPUTS.get(kind, "pixel_values"),
-    )
-    purpose = "it rotates queries and keys"
-    if kind == "packed":
-        yield Contract(f"{family.path}:apply_rotary_pos_emb_vision", purpose, positional="q k cos sin")
-    if rotated:
-        yield Contract(f"{family.path}:apply_rotary_pos_emb", purpose, keywords="cos sin", positional="q k")

@@ -1,7 +1,7 @@
 """Image towers of open_clip models, as a family that can be converted.
 
 There are two kinds of towers: those built by timm, where the trunk is converted as any timm model, and open_clip's own
-`VisionTransformer`, converted by `vispe.hosts.common.convert`. The text tower is never changed.
+`VisionTransformer`, converted by `vispe.hosts.common.conversion.convert`. The text tower is never changed.
 
 Users call `vispe.convert`, `vispe.restore` and `vispe.describe`, which import this module on demand, so that ``import
 vispe`` does not import open_clip. For models that are built by name see `vispe.hosts.open_clip.patch_constructors`.
@@ -18,11 +18,9 @@ from open_clip.transformer import Attention, VisionTransformer
 from torch import nn
 
 from vispe.errors import UnsupportedHost
-from vispe.hosts.common.checks import table_like
 from vispe.hosts.common.context import HostState
-from vispe.hosts.common.host_family import HostFamily, Layers
+from vispe.hosts.common.host_family import HostFamily, Layers, table_like
 from vispe.hosts.common.layer_access import block_in
-from vispe.hosts.common.state_dict_loading import encodings_of
 from vispe.hosts.open_clip.attention import SWAPS, attentions, stock_type
 from vispe.hosts.open_clip.tower import OVERRIDDEN, converted_class, resampled
 
@@ -103,7 +101,7 @@ class _Tower(HostFamily):
         """Record the frozen parameters, so that `lock` does not unfreeze them with the stem."""
         model.vispe.fixed = tuple(
             f"{path}.{name}"
-            for path, e in encodings_of(model)
+            for path, e in model._vispe_paths()
             for name, p in e.named_parameters()
             if not p.requires_grad
         )

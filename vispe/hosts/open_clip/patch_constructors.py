@@ -26,7 +26,7 @@ from timm.models import register_model
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnknownName, UnsupportedHost, did_you_mean
-from vispe.hosts.common.convert import convert_model
+from vispe.hosts.common.conversion.convert import convert_model
 from vispe.hosts.common.host_families import family_of
 from vispe.hosts.common.host_spec import parse_host_spec
 from vispe.hosts.contracts.check import check_contracts_of

@@ -1,6 +1,6 @@
 """Converted image towers of open_clip.
 
-Conversion itself is in `vispe.hosts.common.convert`.
+Conversion itself is in `vispe.hosts.common.conversion.convert`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from vispe.encodings.base import Additive
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves, overlapping_patches
-from vispe.hosts.common.checks import feature_blocks, make_converted_class
 from vispe.hosts.common.context import Context
+from vispe.hosts.common.conversion.converted_class import make_converted_class
+from vispe.hosts.common.layer_access import feature_blocks
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.open_clip.attention import LAYERS, attentions
 

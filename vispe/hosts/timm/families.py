@@ -18,9 +18,9 @@ from vispe.encodings.base import Additive, Biased, Encoding
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
-from vispe.hosts.common.checks import table_like, with_training_grid
 from vispe.hosts.common.context import HostState
-from vispe.hosts.common.host_family import HostFamily, Layers
+from vispe.hosts.common.conversion.training_grid import with_training_grid
+from vispe.hosts.common.host_family import HostFamily, Layers, table_like
 from vispe.hosts.common.layer_access import layer_in
 from vispe.hosts.timm import eva, naflex, vit
 from vispe.hosts.timm.attention import SWAPS, attentions, stock_type

@@ -99,9 +99,8 @@ class ConvertedNaFlex(ConvertedTimm, NaFlexVit):
         mask = masked(attn_mask, patch_valid, x, prefix, self.vispe.inside, key_only)
         if self.vispe.inside:
             if torch.compiler.is_compiling() and self.grad_checkpointing:
-                pos.memo = (
-                    None  # positions are not cached while compiling, so no other forward pass is affected
-                )
+                # positions are not cached while compiling, so no other forward pass is affected
+                pos.memo = None
             mask = Context(pos, shared, mask, False, mixed=mixed)
         return {
             "patches": self.norm_pre(x),

@@ -15,23 +15,21 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import timm
 import timm.models
-import torch
-from timm.models import Eva, NaFlexVit, VisionTransformer, deit, vision_transformer
+from timm.models import Eva, NaFlexVit, VisionTransformer
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.naflexvit import NaFlexVitCfg
 from torch import nn
 
 from vispe.errors import UnsupportedHost
 from vispe.hosts.monkeypatch import Patch
+from vispe.hosts.timm.patch_checkpoints import checkpoint_patches
 
 if TYPE_CHECKING:
     from vispe.hosts.common.host_spec import HostSpec
@@ -41,9 +39,6 @@ _NAFLEX_VALUES = ("", "none", "learned", "factorized", None)
 # without self
 _POSITION = list(inspect.signature(VisionTransformer.__init__).parameters).index("pos_embed") - 1
 
-_RELEASE = tuple(int(part) for part in timm.__version__.split(".")[:3] if part.isdigit())
-# before 1.0.31 the checkpoint filter reads the shape of the model's table, even when there is none
-_FILTERS = (vision_transformer, deit) if _RELEASE < (1, 0, 31) else ()
 _BUILDER = "build_model_with_cfg"
 
 
@@ -89,9 +84,7 @@ def uninstall() -> None:
 
 def _patches() -> Iterator[Patch]:
     yield from (Patch(cls, "__init__", partial(wrap, cls)) for cls, wrap in _WRAPPERS.items())
-    yield from (Patch(module, "checkpoint_filter_fn", _with_temporary_table) for module in _FILTERS)
-    # this function removes prefixes of wrappers, and thereby the metadata of the state dict
-    yield Patch(sys.modules[timm.models.load_checkpoint.__module__], "clean_state_dict", _with_metadata)
+    yield from checkpoint_patches()
     # each module of timm.models has imported the shared builder by name
     for info in pkgutil.iter_modules(timm.models.__path__):
         module = sys.modules.get(f"timm.models.{info.name}")
@@ -165,7 +158,7 @@ def _parse(model: nn.Module, cls: type[nn.Module], spec: Any, instead: str) -> H
 
 
 def _convert(model: nn.Module, spec: HostSpec) -> None:
-    from vispe.hosts.common.convert import convert_model
+    from vispe.hosts.common.conversion.convert import convert_model
     from vispe.hosts.common.host_families import family_of
 
     convert_model(model, family_of(model), spec, built=True)
@@ -221,41 +214,3 @@ def _check_accepts(model_cls: Any, spec: Any) -> None:
     ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
     if not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
         raise UnsupportedHost(f"pos_embed={spec!r} is not supported. {refusal(model_cls)}")
-
-
-def _with_temporary_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Wrap timm's checkpoint filter: a model without an absolute table gets one on the meta device during the call."""
-
-    def checkpoint_filter_fn(
-        state_dict: dict[str, Any], model: VisionTransformer, *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        from vispe.hosts.timm.vit import ConvertedViT
-
-        if not isinstance(model, ConvertedViT) or model.pos_embed is not None:
-            return original(state_dict, model, *args, **kwargs)
-        entries = model.patch_embed.num_patches + (0 if model.no_embed_class else model.num_prefix_tokens)
-        model.pos_embed = nn.Parameter(torch.empty(1, entries, model.embed_dim, device="meta"))
-        try:
-            filtered = original(state_dict, model, *args, **kwargs)
-        finally:
-            model.pos_embed = None
-        filtered.pop("pos_embed", None)
-        return filtered
-
-    return checkpoint_filter_fn
-
-
-def _with_metadata(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Wrap timm's removal of wrapper prefixes: the metadata of the state dict is preserved."""
-
-    def clean_state_dict(state_dict: dict[str, Any]) -> dict[str, Any]:
-        cleaned = OrderedDict(original(state_dict))
-        metadata = getattr(state_dict, "_metadata", None)
-        if metadata is not None:
-            cleaned._metadata = {
-                next(iter(original({f"{name}.": None}))).removesuffix("."): entry
-                for name, entry in metadata.items()
-            }
-        return cleaned
-
-    return clean_state_dict

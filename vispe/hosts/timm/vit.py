@@ -1,6 +1,6 @@
 """Converted timm `VisionTransformer` and `VisionTransformerDistilled` models.
 
-Conversion itself is in `vispe.hosts.common.convert`.
+Conversion itself is in `vispe.hosts.common.conversion.convert`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from vispe.grid import Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context
-from vispe.hosts.timm.converted import ConvertedTokens, converted_timm_class
+from vispe.hosts.timm.converted import converted_timm_class
+from vispe.hosts.timm.converted_tokens import ConvertedTokens
 
 OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
-from vispe.hosts.transformers.language.convert import (
-    is_vision_language_model,
-    model_inside,
-    with_host_sections,
-)
-from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
+from vispe.hosts.transformers.language.allocation import with_host_sections
+from vispe.hosts.transformers.language.convert import is_vision_language_model
+from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of, model_inside
 from vispe.hosts.transformers.language.families.grids import GRIDS, NEWLINE_GRIDS, ROW_END_GRIDS
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of

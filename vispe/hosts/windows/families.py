@@ -2,7 +2,7 @@
 
 `vispe.hosts.windows.model_table` lists the classes of models, with their absolute tables, and those of attention
 layers. Every attention layer gets its own encodings, for its heads and its window. The steps of a conversion are in
-`vispe.hosts.common.convert`.
+`vispe.hosts.common.conversion.convert`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedHost, counted
 from vispe.grid import Grid
-from vispe.hosts.common.checks import check_outside, table_like
 from vispe.hosts.common.context import HostState
+from vispe.hosts.common.conversion.checks import check_outside
 from vispe.hosts.common.host_family import HostFamily, Layers
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.transformers.subclasses import converted_subclass
-from vispe.hosts.transformers.vision.position_embeddings import WithoutTable
 from vispe.hosts.windows.attention import LayerGrid
 from vispe.hosts.windows.model_table import (
     LIKE_SAM,
-    MODELS,
     PARTS,
     SITES,
     attentions,
@@ -40,27 +38,8 @@ from vispe.hosts.windows.model_table import (
     stock_type,
     width_of,
 )
-from vispe.hosts.windows.timm import DetachedBias
+from vispe.hosts.windows.position_tables import attach_tables, detach_tables, in_use, table_names, tables_of
 from vispe.hosts.windows.transformers import DetachedRotary
-
-# relative tables of an attention layer: parameters, or an MLP
-RELATIVE = (
-    "rel_pos_h",
-    "rel_pos_w",
-    "relative_position_bias_table",
-    "relative_position_bias.relative_position_bias_table",
-    "cpb_mlp",
-    "rel_pos",
-)
-# models that resample their table in every call, so that a table of zeros is sufficient
-_UNTABLED = ("transformers.models.vitdet.", "transformers.models.sam3.")
-_UNCONDITIONAL = ("torchvision.", "monai.")  # libraries that add their absolute table unconditionally
-# tables that transformers initialises in place; the absolute one of SAM is also added
-_INITIALISED = dict.fromkeys(("rel_pos_h", "rel_pos_w", "relative_position_bias_table"), "transformers.")
-_INITIALISED["pos_embed"] = ("transformers.models.sam.", "transformers.models.sam_hq.")
-_NETWORK = [f"rel_pos.mlp.fc{n}.{name}" for n in (1, 2) for name in ("weight", "bias")]
-_STATE = (*RELATIVE[:4], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
-_STATE = (*_STATE, "rel_pos.relative_position_bias_table", *_NETWORK)
 
 
 class ConvertedWindows(LoadsWeights):
@@ -69,8 +48,7 @@ class ConvertedWindows(LoadsWeights):
     vispe_attentions = attentions
 
     def _vispe_table_names(self) -> tuple[str, ...]:
-        relative = [f"{path}.{name}" for _, path, _ in attentions(self) for name in _STATE]
-        return (*relative, table) if (table := MODELS[known(type(self))]) else tuple(relative)
+        return table_names(self)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
@@ -132,55 +110,13 @@ class _Windows(HostFamily):
         return f"of each window: {', '.join(map(str, grids))}, {counted(prefix_of(model), 'prefix token')}"
 
     def has_absolute_table(self, model: Any) -> bool:
-        return any(_has(holder, name) for _, holder, name in _tables(model))
+        return any(in_use(holder, name) for _, holder, name in tables_of(model))
 
     def detach_table(self, model: Any) -> Any:
-        detached: dict[str, Any] = {}
-        for path, holder, name in _tables(model):
-            if not _has(holder, name):
-                continue
-            detached[path] = (getattr(holder, name), getattr(holder, "window_size", None))
-            if name == "rel_pos":
-                holder.rel_pos = DetachedBias(holder.rel_pos.window_size)
-            elif name == "cpb_mlp":
-                # the name stays registered, but not as None, below which torch accepts every checkpoint entry
-                holder._modules[name] = nn.Sequential()
-            elif known(type(model)).startswith(_UNTABLED) and name == "position_embeddings":
-                holder.vispe_size = holder._parameters.pop(name).shape
-                holder.__class__ = converted_subclass(type(holder), WithoutTable)
-            elif path == MODELS[known(type(model))] and known(type(model)).startswith(_UNCONDITIONAL):
-                del holder._parameters[name]
-                holder.__dict__[name] = 0
-            elif known(type(model)).startswith(_INITIALISED.get(name, ())):
-                # not a buffer, which could remain on the meta device; torch adds a CPU scalar on any device
-                del holder._parameters[name]
-                holder.__dict__[name] = torch.zeros((), device="cpu")
-            else:
-                holder.register_parameter(name, None)
-        return detached
+        return detach_tables(model)
 
     def attach_table(self, model: Any, detached: Any) -> None:
-        like = next(model.parameters())
-        for path, holder, name in list(_tables(model)):
-            if path not in detached:
-                continue
-            table, window = detached[path]
-            if name == "rel_pos":
-                current, holder.rel_pos = holder.rel_pos.window_size, table.to(like.device, like.dtype)
-                table.set_window_size(current)  # timm resamples it
-                continue
-            if isinstance(table, nn.Module):
-                holder._modules[name] = table.to(like.device, like.dtype)
-                continue
-            if isinstance(holder, WithoutTable):
-                holder.__class__ = stock_type(holder)
-                del holder.vispe_size
-            vars(holder).pop(name, None)
-            setattr(holder, name, table_like(table, like))
-            current = getattr(holder, "window_size", None)
-            if name == "relative_position_bias_table" and current != window:  # timm resamples it
-                holder.window_size = window
-                holder.set_window_size(current)
+        attach_tables(model, detached)
 
     def has_rope(self, model: Any) -> bool:
         return any(not isinstance(m.rotary_emb, DetachedRotary) for m in _rotary_layers(model))
@@ -234,7 +170,7 @@ class _Windows(HostFamily):
             state.layer_grids[path] = trained.get(path, grid_of(model, module))
             module.vispe_grid = LayerGrid(state.layer_grids[path], prefix_of(model), state.keep_abs)
         patches = getattr(model, "patch_embed", None)
-        if known(type(model)) in LIKE_SAM and not _has(model, "pos_embed"):
+        if known(type(model)) in LIKE_SAM and not in_use(model, "pos_embed"):
             patches.__class__ = converted_subclass(stock_type(patches), AnySizePatches)
 
     def before_strip(self, model: Any) -> None:
@@ -256,24 +192,3 @@ def family_of(model: nn.Module) -> HostFamily | None:
 def _rotary_layers(model: nn.Module) -> list[Any]:
     """Return the layers that have their own rotary embedding."""
     return [m for m in model.modules() if "rotary_emb" in m._modules]
-
-
-def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (path, module, attribute) of every absolute or relative table, detached ones included."""
-    if path := MODELS[known(type(model))]:
-        holder, _, name = path.rpartition(".")
-        yield path, model.get_submodule(holder), name
-    for _, path, module in attentions(model):
-        for name in RELATIVE:
-            inside, _, last = name.rpartition(".")
-            if not inside or inside in module._modules:
-                yield f"{path}.{name}", module.get_submodule(inside), last
-
-
-def _has(holder: nn.Module, name: str) -> bool:
-    """Return whether a table of `_tables` is currently in use."""
-    if name == "rel_pos":
-        return not isinstance(holder._modules.get(name), DetachedBias | None)
-    if name == "cpb_mlp":
-        return len(holder._modules.get(name) or ()) > 0
-    return holder._parameters.get(name) is not None

@@ -17,8 +17,7 @@ from torch import nn
 
 from vispe.errors import InputError, OptionError, UnsupportedHost, require
 from vispe.hosts.convert import convert
-from vispe.hosts.transformers.language.convert import model_inside
-from vispe.hosts.transformers.language.families import FAMILIES, language_model_of
+from vispe.hosts.transformers.language.families import FAMILIES, language_model_of, model_inside
 from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from vispe.errors import InputError, OptionError, counted
-from vispe.hosts.transformers.language.convert import model_inside
-from vispe.hosts.transformers.language.families import language_model_of
+from vispe.hosts.transformers.language.families import language_model_of, model_inside
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
 from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.train.vlm.prompts import OrderedPrompt

@@ -8,7 +8,7 @@ from tests.cases import cases
 from tests.hosts.transformers.reference import converted, copy_of
 from tests.hosts.transformers.tiny import batch, transformers
 from vispe.errors import UnsupportedHost
-from vispe.hosts.transformers.language.convert import GENERATION
+from vispe.hosts.transformers.language.converted_classes.generation import GENERATION
 from vispe.hosts.transformers.language.positions.prompt import PROMPT, PromptPositions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

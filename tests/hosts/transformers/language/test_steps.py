@@ -13,6 +13,7 @@ from tests.hosts.transformers.reference import converted, copy_of
 from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, batch
 from tests.products import partly
 from vispe.hosts.transformers.language.converted_classes import model as converted_model
+from vispe.hosts.transformers.language.converted_classes import rotations
 from vispe.hosts.transformers.language.positions import position_assignment
 from vispe.multimodal import alternating
 
@@ -37,7 +38,7 @@ def steps(monkeypatch):
 
     monkeypatch.setattr(converted_model, "step_of", counted)
     # several tables in one short generation
-    monkeypatch.setattr(converted_model, "STEPS", 3)
+    monkeypatch.setattr(rotations, "STEPS", 3)
     return taken
 
 
@@ -110,13 +111,9 @@ def test_a_loop_over_a_cache(family, steps):
 
 def test_rotation_is_computed_once_for_many_tokens(steps, monkeypatch):
     made = []
-    rotated = converted_model.PositionedText._rotation
-    monkeypatch.setattr(
-        converted_model.PositionedText,
-        "_rotation",
-        lambda self, *args: made.append(args) or rotated(self, *args),
-    )
-    monkeypatch.setattr(converted_model, "STEPS", position_assignment.STEPS)
+    rotated = rotations.rotation_of_kind
+    monkeypatch.setattr(rotations, "rotation_of_kind", lambda *args: made.append(args) or rotated(*args))
+    monkeypatch.setattr(rotations, "STEPS", position_assignment.STEPS)
     sample = batch("qwen2_vl", [3, "image", 4])
     converted("qwen2_vl", "vrope").generate(**sample.inputs, max_new_tokens=20, do_sample=False)
     assert len(made) == 2  # the prompt, then all steps

@@ -15,7 +15,7 @@ from tests.cases import cases
 from tests.hosts.helpers import cotangent, shake
 from tests.hosts.transformers.tiny import transformers
 from tests.hosts.transformers.vision.oracle import close
-from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.errors import ShapeError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.vision.convert import vision_tower_of
 from vispe.hosts.transformers.vision.families import attentions
 
@@ -353,3 +353,12 @@ def test_one_grid_at_a_time_is_said_of_tables():
     model = vispe.convert(build("Siglip2VisionModel"), "rpb")
     with pytest.raises(ShapeError, match="one grid at a time"):
         model(**inputs("Siglip2VisionModel"))
+
+
+@cases("name", EVERY)
+def test_classes_of_layers_that_are_replaced_after_the_conversion_are_refused(name):
+    model = vispe.convert(build(name), spec_of(name, False))
+    (_, _, layer), *_ = attentions(vision_tower_of(model))
+    layer.__class__ = type(layer).vispe_stock
+    with pytest.raises(UnsupportedHost, match="its class was replaced"):
+        model(**inputs(name))

@@ -172,6 +172,16 @@ def test_what_has_no_position_is_refused_and_nothing_changes(family):
     assert torch.equal(ours(*x).last_hidden_state, before)
 
 
+@cases("family", FAMILIES)
+def test_classes_of_layers_that_are_replaced_after_the_conversion_are_refused(family):
+    ours = tower(family)
+    convert_vision(ours, "alibi2d")
+    (_, _, layer), *_ = attentions(ours)
+    layer.__class__ = type(layer).vispe_stock
+    with pytest.raises(UnsupportedHost, match="its class was replaced"):
+        ours(*(patches() if family in QWEN else (images(family),)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_converted_towers_can_be_copied_and_pickled(family):

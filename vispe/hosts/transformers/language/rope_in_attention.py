@@ -18,7 +18,8 @@ from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, attend_pairwise
-from vispe.hosts.transformers.language.positions.kv_cache import SequenceState, settled_length
+from vispe.hosts.transformers.language.positions.kv_cache import settled_length
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import prompt_token_index
 from vispe.multimodal import Coordinates
 

@@ -18,10 +18,8 @@ from vispe.hosts.transformers.language.positions.cache_checks import (
     check_filled_here,
 )
 from vispe.hosts.transformers.language.positions.call import LanguageCall
-from vispe.hosts.transformers.language.positions.kv_cache import (
-    SequenceState,
-    text_coordinates,
-)
+from vispe.hosts.transformers.language.positions.kv_cache import text_coordinates
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import (
     check_mask,
     next_token_index,

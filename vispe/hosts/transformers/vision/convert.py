@@ -3,7 +3,7 @@
 The supported towers are those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which pack images into one sequence;
 those of CLIP, its copies, SigLIP and InternVL, used in LLaVA, LLaVA-OneVision and InternVL; vision models such
 as ViT, DINOv2, DINOv3, RADIO and DPT; and towers built by timm, which are converted as any timm model. The steps are in
-`vispe.hosts.common.convert`.
+`vispe.hosts.common.conversion.convert`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from torch import nn
 
 from vispe.encodings.registry import Spec, parse_spec
 from vispe.errors import UnsupportedHost
-from vispe.hosts.common.convert import convert_model, converted_models, describe_model, restore_model
+from vispe.hosts.common.conversion.convert import convert_model, converted_models, restore_model
+from vispe.hosts.common.conversion.description import describe_model
 from vispe.hosts.common.equivalent_models import advice
 from vispe.hosts.common.host_families import family_of as host_family_of
 from vispe.hosts.common.host_families import family_or_none, made_by
 from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
 from vispe.hosts.contracts.check import check_contract, check_contracts_of
-from vispe.hosts.contracts.transformers import vision_contracts
+from vispe.hosts.contracts.transformers_models import vision_contracts
 from vispe.hosts.transformers.vision.families import FAMILIES, VIDEO_KINDS, attentions, family_of, rope_spec
 from vispe.hosts.transformers.vision.unsupported import reason_of
 from vispe.hosts.unwrap import unwrap

@@ -11,7 +11,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from vispe.hosts.common.block_loops import context_for
 from vispe.hosts.common.context import Context
-from vispe.hosts.transformers.vision.attention import CALLS, ConvertedAttention, attended
+from vispe.hosts.transformers.vision.attention import CALLS, ConvertedAttention
+from vispe.hosts.transformers.vision.attention_function import attended
 
 
 class SapiensAttention(ConvertedAttention):

@@ -15,9 +15,10 @@ from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.registry import encoding_class
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
-from vispe.hosts.common.checks import check_outside, refuse_patched
+from vispe.hosts.common.conversion.checks import check_outside, refuse_patched
 from vispe.hosts.common.host_family import HostFamily, Layers
 from vispe.hosts.transformers.subclasses import converted_subclass
+from vispe.hosts.transformers.vision.class_table import SWAPS, swapped
 from vispe.hosts.transformers.vision.families import (
     VIDEO_KINDS,
     attentions,
@@ -35,7 +36,6 @@ from vispe.hosts.transformers.vision.position_embeddings import (
     has_tables,
     never_loaded,
 )
-from vispe.hosts.transformers.vision.tower import SWAPS, swapped
 
 
 class _Tower(HostFamily):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.hosts.common.checks import table_like
+from vispe.hosts.common.host_family import table_like
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.families import family_of, stock_type
 from vispe.utils.offloading import device_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -17,12 +18,9 @@ from vispe.hosts.transformers.language.positions.cache_checks import (
 )
 from vispe.hosts.transformers.language.positions.call import GRIDS, PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import table_by_index
-from vispe.hosts.transformers.language.positions.kv_cache import (
-    SequenceState,
-    state_after,
-    text_state,
-)
+from vispe.hosts.transformers.language.positions.kv_cache import state_after, text_state
 from vispe.hosts.transformers.language.positions.prompt import CHUNKED, MASK, PROMPT, PromptPositions
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import check_mask, valid_tokens
 from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
 from vispe.hosts.transformers.version import CHUNKED_IMAGES, cache_of, check_version
@@ -187,3 +185,7 @@ class PositionedGenerationFromOne(PositionedGeneration):
         if inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"] - 1
         return inputs
+
+
+# methods that the class of a model with a head overrides
+GENERATION = tuple(name for name, value in vars(PositionedGeneration).items() if inspect.isfunction(value))

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.rope_in_attention import LATE
 from vispe.hosts.transformers.packed_samples import (
     SAMPLES,

@@ -7,25 +7,17 @@ position ids, which computes cosines and sines for its layers. Modules store no 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from vispe.attention.precision import float32_buffers, restore_buffers
-from vispe.hosts.transformers.language.conversion_record import TextConversion
+from vispe.hosts.transformers.language.converted_classes.allocation_buffers import AllocationBuffers
 from vispe.hosts.transformers.language.converted_classes.layer import ROTATION
+from vispe.hosts.transformers.language.converted_classes.rotations import rotation_of_step, rotations_of_call
 from vispe.hosts.transformers.language.families import family_of, language_model_of
-from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, extended, ordered, rates_of
-from vispe.hosts.transformers.language.parallel_sets import (
-    IDS,
-    append_attributes,
-    parallel_mask,
-)
-from vispe.hosts.transformers.language.positions.kv_cache import NextTokens, SequenceState
+from vispe.hosts.transformers.language.parallel_sets import IDS
 from vispe.hosts.transformers.language.positions.pipeline import (
-    CallPositions,
     is_paged,
     paged_positions,
     positions_of_call,
@@ -33,7 +25,6 @@ from vispe.hosts.transformers.language.positions.pipeline import (
 )
 from vispe.hosts.transformers.language.positions.position_assignment import (
     OWN,
-    STEPS,
     DecodingStep,
     DeferredPositions,
     cache_class,
@@ -44,8 +35,9 @@ from vispe.hosts.transformers.language.positions.position_assignment import (
     store_state,
 )
 from vispe.hosts.transformers.language.positions.position_ids import TokenPositions
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.traced_positions import numbered
-from vispe.hosts.transformers.language.rope_in_attention import LATE, LateRotation, ensure_late_rotation
+from vispe.hosts.transformers.language.rope_in_attention import LATE, ensure_late_rotation
 from vispe.hosts.transformers.packed_samples import (
     SAMPLES,
     Samples,
@@ -55,14 +47,9 @@ from vispe.hosts.transformers.packed_samples import (
 )
 from vispe.hosts.transformers.signature import by_name, copy_signature_only, copy_signatures, positional_names
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
-from vispe.multimodal import Scheme, tables
+from vispe.multimodal import Scheme
 
 POSITIONS = "vispe_placed"  # keyword: positions, in models that create masks from ordinary position ids
-
-
-def buffer_of(kind: str) -> str:
-    """Return the name of the buffer with the axis of each channel pair, in layers of one kind."""
-    return f"vispe_axis_of_pair_{kind}" if kind else "vispe_axis_of_pair"
 
 
 class PositionedModel:
@@ -116,15 +103,10 @@ class PositionedModel:
             host.pop("mm_token_type_ids", None)
         position_ids = named.get("position_ids")
         if is_paged(call.cache):
-            positions = paged_positions(call, position_ids)
-            host["position_ids"] = positions
-            if family_of(self.config).masks:  # type: ignore[attr-defined]
-                host[POSITIONS], host["position_ids"] = positions, position_ids
+            host |= self._position_arguments(paged_positions(call, position_ids), position_ids)
             return super().forward(**host)  # type: ignore[misc]
         if (step := step_of(call, position_ids)) is not None:
-            host["position_ids"] = step
-            if family_of(self.config).masks:  # type: ignore[attr-defined]
-                host[POSITIONS], host["position_ids"] = step, step.token_index
+            host |= self._position_arguments(step, step.token_index)
             return super().forward(**host)  # type: ignore[misc]
         if is_deferred(call, position_ids):
             deferred = DeferredPositions(call, position_ids)
@@ -135,27 +117,28 @@ class PositionedModel:
                     deferred.compute()  # errors in the arguments take precedence over those of the model
                 raise
         positions = positions_of_call(call, position_ids)
-        host["position_ids"] = _token_positions(positions)
-        if family_of(self.config).masks:  # type: ignore[attr-defined]
-            host[POSITIONS], host["position_ids"] = host["position_ids"], positions.token_index
-            if positions.packed:
-                # the host locates image blocks by position id, so ids that restart would merge blocks
-                host[SAMPLES] = samples_of(positions.token_index)
-                length = positions.token_index.shape[1]
-                host["position_ids"] = torch.arange(length, device=positions.token_index.device)[None]
+        host |= self._position_arguments(positions.of_tokens, positions.token_index)
+        if positions.packed and POSITIONS in host:
+            # the host locates image blocks by position id, so ids that restart would merge blocks
+            token_index = positions.token_index
+            host[SAMPLES] = samples_of(token_index)
+            host["position_ids"] = torch.arange(token_index.shape[1], device=token_index.device)[None]
         outputs = super().forward(**host)  # type: ignore[misc]
         store_state(language_model_of(self), call.cache, outputs, positions)
         return outputs
 
+    def _position_arguments(
+        self, positions: TokenPositions | DecodingStep, token_index: Tensor | None
+    ) -> dict[str, Any]:
+        """Return the keyword arguments with positions; some models also create masks from ordinary ids (b, s)."""
+        if family_of(self.config).masks:  # type: ignore[attr-defined]
+            return {POSITIONS: positions, "position_ids": token_index}
+        return {"position_ids": positions}
 
-def _token_positions(positions: CallPositions) -> TokenPositions:
-    return TokenPositions(positions.token_index, positions.ids, positions.token_attributes)
 
-
-class PositionedText:
+class PositionedText(AllocationBuffers):
     """The language model, which passes the rotation of the scheme to its layers."""
 
-    vispe_text: TextConversion
     # class of the caches that the language model creates; None for unsupported classes
     vispe_cache_class: ClassVar[type | None]
 
@@ -165,31 +148,6 @@ class PositionedText:
         copy_signatures(cls, "forward")
         if hasattr(cls, "vispe_stock"):
             cls.vispe_cache_class = cache_class(cls.vispe_stock)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move or cast the model; frequencies stay in float32.
-
-        The allocation is written again, as `to_empty` creates buffers without values.
-        """
-        frequencies = [(module, float32_buffers(module, "inv_freq")) for module in self.modules()]  # type: ignore[attr-defined]
-        result = super()._apply(fn, recurse)  # type: ignore[misc]
-        for module, buffers in frequencies:
-            restore_buffers(module, buffers)
-        self._write_allocation()
-        return result
-
-    def _init_weights(self, module: Any) -> None:
-        """Initialise a module, and the buffers of the language model itself."""
-        super()._init_weights(module)  # type: ignore[misc]
-        if module is self:
-            self._write_allocation()
-
-    def _write_allocation(self) -> None:
-        """Write the allocations into their buffers."""
-        for kind, axes in self.vispe_text.allocation.items():
-            buffer: Tensor = getattr(self, buffer_of(kind))
-            if not buffer.is_meta:
-                buffer.copy_(torch.tensor(axes, device="cpu"))
 
     @property
     def vispe_scheme(self) -> Scheme:
@@ -216,7 +174,7 @@ class PositionedText:
             ensure_late_rotation(self)
         positions, computed, cache = kwargs.pop(POSITIONS, position_ids), None, cache_of(kwargs)
         if isinstance(positions, DecodingStep):
-            kwargs[ROTATION] = self._rotation_of_step(positions, kwargs["inputs_embeds"])
+            kwargs[ROTATION] = rotation_of_step(self, positions, kwargs["inputs_embeds"])
             return super().forward(*args, position_ids=self._host_ids(positions.token_index), **kwargs)  # type: ignore[misc]
         # only ids of the caller can restart, that is, pack several samples into a row
         of_caller = positions.position_ids if isinstance(positions, DeferredPositions) else positions
@@ -229,14 +187,10 @@ class PositionedText:
             computed = (
                 positions.compute() if deferred else text_call_positions(call_of(self, kwargs), positions)
             )
-            positions, cache = _token_positions(computed), open_cache(self, kwargs)
+            positions, cache = computed.of_tokens, open_cache(self, kwargs)
         like = self.get_input_embeddings().weight if tokens[1] is None else tokens[1]  # type: ignore[attr-defined]
         positions = positions.to(like.device)
-        token_index, ids, token_attributes = (
-            positions.token_index,
-            positions.coordinates,
-            positions.token_attributes,
-        )
+        token_index = positions.token_index
         state: SequenceState | None = getattr(cache, "vispe_state", None)
         samples = kwargs.pop(SAMPLES, None)
         unmasked = kwargs.get("attention_mask") is None
@@ -245,14 +199,9 @@ class PositionedText:
         if samples is not None:
             kwargs.update(flash_arguments(self, samples))
             kwargs[SAMPLES] = samples
-        both = {
-            kind: self._rotation(kind, ids, token_attributes, state, like.dtype)
-            for kind in self.vispe_text.rotary
-        }
-        rotation, late = ({kind: pair[n] for kind, pair in both.items()} for n in (0, 1))
-        kwargs[ROTATION] = rotation.get("", rotation)
+        kwargs[ROTATION], late = rotations_of_call(self, positions, state, like.dtype)
         if self.vispe_text.late_rotation:
-            kwargs[LATE] = late.get("", late)
+            kwargs[LATE] = late
         outputs = super().forward(*args, position_ids=self._host_ids(token_index), **kwargs)  # type: ignore[misc]
         if computed is not None:
             store_state(self, cache, outputs, computed)
@@ -262,27 +211,6 @@ class PositionedText:
         """Return token indices (b, s) with the number of rows that the stock class expects."""
         rows = next(iter(self.vispe_text.rotary.values())).rows
         return token_index if rows == 1 else token_index.expand(rows, *token_index.shape)
-
-    def _rotation_of_step(self, step: DecodingStep, embeds: Tensor) -> Any:
-        """Return the cosines and sines of one text token for each kind of layers, computed for `STEPS` tokens."""
-        cached = step.upcoming()
-        if cached is None or any(
-            cos.device != embeds.device
-            or (cos.dtype != embeds.dtype and not self.vispe_text.rotary[kind].full)
-            for kind, (cos, _) in cached.rotation.items()
-        ):
-            # the cache may later be used outside inference mode
-            with torch.inference_mode(False), torch.no_grad():
-                token_index = step.token_index + torch.arange(STEPS, device=step.token_index.device)
-                ids = step.scheme.continue_text(token_index, step.offset).to(embeds.device)
-                tables = {
-                    k: self._rotation(k, ids, None, None, embeds.dtype)[0] for k in self.vispe_text.rotary
-                }
-            cached = NextTokens(step.scheme, token_index, step.offset, step.length, tables)
-            step.state.upcoming = cached
-        i = step.length - cached.length
-        rotation = {k: (c[:, i : i + 1], s[:, i : i + 1]) for k, (c, s) in cached.rotation.items()}
-        return rotation.get("", rotation)
 
     def _maybe_slice_kv_shared_inputs(
         self,
@@ -303,61 +231,3 @@ class PositionedText:
             }
         inputs = hidden_states, per_layer_inputs, kwargs.get(ROTATION, position_embeddings), masks, *args
         return super()._maybe_slice_kv_shared_inputs(*inputs, **kwargs)  # type: ignore[misc]
-
-    def _rotation(
-        self,
-        kind: str,
-        ids: Tensor,
-        token_attributes: Tensor | None,
-        state: SequenceState | None,
-        dtype: torch.dtype,
-    ) -> tuple[tuple[Tensor, Tensor], LateRotation | None]:
-        """Return cosines and sines for layers of a kind, and the late rotation of their attention, if enabled."""
-        rotary = self.vispe_text.rotary[kind]
-        pairs = {"frequencies": rotary.rates(self), "axis_of_pair": getattr(self, buffer_of(kind))}
-        factor, dtype = rotary.scaling(self), torch.float32 if rotary.full else dtype
-
-        def tables_at(ids: Tensor) -> tuple[Tensor, Tensor]:
-            first = self.vispe_text.first
-            return tables(ids + first if first else ids, **pairs, scaling=factor, dtype=dtype)
-
-        past = None if state is None else state.ids
-        if self.vispe_text.all_positions and past is not None:
-            ids = torch.cat([past, ids], 2)
-        cos, sin = tables_at(ids)
-        if not self.vispe_text.late_rotation:
-            return (rotary.expand(cos), rotary.expand(sin)), None
-        of_keys = (cos, sin) if past is None else tables_at(torch.cat([past, ids], 2))
-        pairwise = self._pairwise(ids, token_attributes, state, factor, **pairs)
-        late = LateRotation(_with_heads(cos, sin), _with_heads(*of_keys), *pairwise, rotary.layout)
-        identity = (1, 1, 2 * rotary.pairs)
-        # the host's own rotation becomes the identity
-        return (cos.new_ones(identity), cos.new_zeros(identity)), late
-
-    def _pairwise(
-        self,
-        ids: Tensor,
-        token_attributes: Tensor | None,
-        state: SequenceState | None,
-        factor: float,
-        frequencies: Tensor,
-        axis_of_pair: Tensor,
-    ) -> tuple[Tensor | None, PairwiseLogits | None]:
-        """Return the mask of parallel sets, and the arguments of pairwise logits; None if there are none."""
-        of_keys = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
-        common = ids.movedim(0, -1), of_keys.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
-        if self.vispe_text.self_extend is not None:
-            return None, extended(*common, factor, *self.vispe_text.self_extend)
-        if token_attributes is None:
-            return None, None
-        token_attributes = append_attributes(
-            None if state is None else state.token_attributes, token_attributes
-        )
-        mask = parallel_mask(token_attributes, ids.shape[2])
-        return mask, ordered(
-            *common, factor, token_attributes
-        ) if self.vispe_text.parallel == "pine" else None
-
-
-def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return (cos, sin) if cos.ndim == 4 else (cos[:, None], sin[:, None])

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from vispe.errors import InputError
-from vispe.hosts.transformers.language.positions.kv_cache import PREFIX, SequenceState
+from vispe.hosts.transformers.language.positions.kv_cache import PREFIX
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 
 
 def check_filled_here(cache: Any) -> None:

@@ -14,8 +14,8 @@ from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types, types_by_embedding
 from vispe.hosts.transformers.language.parallel_sets import IDS, RULES, members_of, token_attributes_of
 from vispe.hosts.transformers.language.positions import traced_positions
-from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
 from vispe.hosts.transformers.language.positions.prompt import PROMPT, PromptPositions
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import documents
 from vispe.multimodal import Coordinates, Scheme, Stream
 from vispe.multimodal.per_layer import ConcatenatedScheme

@@ -15,15 +15,16 @@ from torch import Tensor
 from vispe.errors import VispeError
 from vispe.hosts.transformers.language.parallel_sets import check_complete_sets, text_attributes
 from vispe.hosts.transformers.language.positions.call import GRIDS, LanguageCall
-from vispe.hosts.transformers.language.positions.kv_cache import SequenceState, state_after, text_coordinates
-from vispe.hosts.transformers.language.positions.position_ids import (
+from vispe.hosts.transformers.language.positions.caller_coordinates import (
     check_given,
     check_layout,
-    readable,
     same_ids,
     stock_scheme,
 )
+from vispe.hosts.transformers.language.positions.kv_cache import state_after, text_coordinates
+from vispe.hosts.transformers.language.positions.position_ids import readable
 from vispe.hosts.transformers.language.positions.prompt import PromptPositions
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import TokenIndex, valid_tokens
 from vispe.multimodal import Coordinates, Scheme
 

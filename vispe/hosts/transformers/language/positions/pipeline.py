@@ -19,13 +19,9 @@ from vispe.hosts.transformers.language.positions.cache_checks import (
 )
 from vispe.hosts.transformers.language.positions.call import PACKED, PIXELS, LanguageCall, passed
 from vispe.hosts.transformers.language.positions.coordinates import Assigned
-from vispe.hosts.transformers.language.positions.kv_cache import (
-    SequenceState,
-    state_of_prefix,
-    text_coordinates,
-    text_state,
-)
+from vispe.hosts.transformers.language.positions.kv_cache import state_of_prefix, text_coordinates, text_state
 from vispe.hosts.transformers.language.positions.position_ids import TokenPositions, split_ids
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import (
     TokenIndex,
     check_mask,
@@ -58,6 +54,11 @@ class CallPositions:
     token_attributes: Tensor | None = None
     packed: bool = False
     visual: Tensor | None = None
+
+    @property
+    def of_tokens(self) -> TokenPositions:
+        """Positions that the model passes to its language model."""
+        return TokenPositions(self.token_index, self.ids, self.token_attributes)
 
 
 def positions_of_call(call: LanguageCall, position_ids: Tensor | None) -> CallPositions:

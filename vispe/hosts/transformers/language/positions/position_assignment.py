@@ -18,15 +18,10 @@ from vispe.hosts.transformers.language.families import family_of, language_model
 from vispe.hosts.transformers.language.parallel_sets import IDS, append_attributes
 from vispe.hosts.transformers.language.positions.cache_checks import check_conversion
 from vispe.hosts.transformers.language.positions.call import PIXELS, LanguageCall, passed
-from vispe.hosts.transformers.language.positions.kv_cache import (
-    NextTokens,
-    PositionedCache,
-    SequenceState,
-    set_state,
-    settled_length,
-)
+from vispe.hosts.transformers.language.positions.kv_cache import PositionedCache, set_state, settled_length
 from vispe.hosts.transformers.language.positions.pipeline import CallPositions, positions_of_call
 from vispe.hosts.transformers.language.positions.prompt import CHUNKED, MASK, PROMPT
+from vispe.hosts.transformers.language.positions.sequence_state import NextTokens, SequenceState
 from vispe.hosts.transformers.language.positions.token_index import index_tokens
 from vispe.hosts.transformers.packed_samples import isolates
 from vispe.hosts.transformers.subclasses import converted_subclass

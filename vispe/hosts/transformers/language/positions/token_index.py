@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.hosts.transformers.language.positions.kv_cache import SequenceState
+from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 
 
 class TokenIndex(NamedTuple):

@@ -1,0 +1,1 @@
+"""Conversion of a model: checks, plan, replacement of classes, restoration and description."""
