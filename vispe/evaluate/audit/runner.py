@@ -22,7 +22,8 @@ from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 from vispe.evaluate.measure.verdict import judge
 from vispe.utils.digest import tensor_digest
 from vispe.utils.files import atomic_path
-from vispe.utils.options import Seed, read_option
+from vispe.utils.option_values import read_option
+from vispe.utils.options import Seed
 
 SAVE_EVERY = 20.0  # seconds between two checkpoints
 VIEWS: tuple[Control, ...] = ("random", "none")

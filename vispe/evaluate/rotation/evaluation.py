@@ -29,7 +29,8 @@ from vispe.evaluate.rotation.plan import (
 )
 from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.utils.options import Interval, PositiveInt, Seed, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveInt, Seed, checked
 
 MOST_WINDOWS = 64
 """Max number of images of the fingerprint."""
