@@ -617,7 +617,7 @@ def test_doctor_reports_the_installation(capsys, monkeypatch):
     assert report["extras"]["cli"] == "complete"
     assert "cpu" in report["devices"]
     # takes seconds
-    monkeypatch.setattr("vispe.cli.commands.models.doctor._backends", lambda: report["attention"])
+    monkeypatch.setattr("vispe.cli.installation.bias_backends", lambda: report["attention"])
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert all(
