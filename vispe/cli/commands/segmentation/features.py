@@ -55,7 +55,7 @@ def features(
     """
     from json import dumps
 
-    from vispe.cli.commands.segmentation.segment import Console
+    from vispe.cli.segmentation_console import Console
     from vispe.cli.terminal import one_line
     from vispe.errors import counted
     from vispe.segment.features.feature_config import FeatureConfig
