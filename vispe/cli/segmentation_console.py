@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from json import dumps
 from typing import Any
 
-from rich.progress import TextColumn
+from rich.progress import TaskID, TextColumn
 
 from vispe.cli.common import progress
 from vispe.cli.messages import name_options
@@ -14,7 +14,7 @@ from vispe.segment.classify.fractions import estimate_words, map_words
 from vispe.segment.run.reports.run_report import ProgressCallbacks
 
 
-class Console:
+class Console(ProgressCallbacks):
     """Console output of a segmentation run: results on stdout, progress and notes on stderr.
 
     Args:
@@ -24,37 +24,33 @@ class Console:
     """
 
     def __init__(self, json: bool, command: Callable[..., int], positionals: Sequence[str]) -> None:
-        def message(text: str) -> str:
-            return one_line(name_options(text, command, positionals))
+        self.json, self.command, self.positionals = json, command, positionals
+        self.bar = progress(TextColumn("{task.completed:.1f}/{task.total:.0f} images"))
+        self.stderr = self.bar.console
+        self.task: TaskID | None = None
 
-        bar = progress(TextColumn("{task.completed:.1f}/{task.total:.0f} images"))
-        stderr = bar.console
+    def start(self, what: str, total: int) -> None:
+        """Start the progress bar of a stage."""
+        if self.task is not None:
+            self.bar.remove_task(self.task)
+        self.task = self.bar.add_task(what, total=total)
 
-        class Display(ProgressCallbacks):
-            """Watcher that prints to the terminal."""
+    def step(self, fraction: float) -> None:
+        """Advance the progress bar by a fraction of one image."""
+        self.bar.advance(self.task, fraction)
 
-            task = None
+    def note(self, text: str) -> None:
+        """Print a message for the user."""
+        self.stderr.print(f"vispe: note: {self._message(text)}")
 
-            def start(self, what: str, total: int) -> None:
-                if self.task is not None:
-                    bar.remove_task(self.task)
-                self.task = bar.add_task(what, total=total)
+    def failed(self, path: str, reason: str) -> None:
+        """Print the reason why an image was skipped."""
+        self.stderr.print(f"vispe: {one_line(path)} was skipped: {self._message(reason)}")
 
-            def step(self, share: float) -> None:
-                bar.advance(self.task, share)
-
-            def note(self, text: str) -> None:
-                stderr.print(f"vispe: note: {message(text)}")
-
-            def failed(self, path: str, reason: str) -> None:
-                stderr.print(f"vispe: {one_line(path)} was skipped: {message(reason)}")
-
-            def done(self, record: Mapping[str, Any]) -> None:
-                if not json:
-                    print(one_line(describe(record)), flush=True)
-
-        self.json, self.bar, self.stderr, self.watcher = json, bar, stderr, Display()
-        self._message = message
+    def done(self, record: Mapping[str, Any]) -> None:
+        """Print the results of an image."""
+        if not self.json:
+            print(one_line(describe(record)), flush=True)
 
     def __enter__(self) -> "Console":
         self.bar.start()
@@ -75,6 +71,9 @@ class Console:
             for failure in report.failures:
                 self.stderr.print(f"  {one_line(failure['image'])}: {self._message(failure['reason'])}")
         return report.exit_code
+
+    def _message(self, text: str) -> str:
+        return one_line(name_options(text, self.command, self.positionals))
 
 
 def describe(record: Mapping[str, Any]) -> str:

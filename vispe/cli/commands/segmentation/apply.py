@@ -103,7 +103,7 @@ def apply(
             tile=tile,
             device=device,
             force=force,
-            watch=console.watcher,
+            watch=console,
             memory=memory,
             scheduler=scheduler,
             storage_options=storage_options,

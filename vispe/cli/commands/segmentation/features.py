@@ -77,7 +77,7 @@ def features(
     with Console(True, globals()["features"], POSITIONALS) as console:
         stored = store_features(
             images, out, features=config, reading=reading, seed=seed, device=device, force=force,
-            watch=console.watcher,
+            watch=console,
         )  # fmt: skip
     if json:
         print(dumps({"images": stored.images, "failures": stored.failures}, indent=2))

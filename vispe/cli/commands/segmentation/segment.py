@@ -221,7 +221,7 @@ def segment(
             seed=seed,
             device=device,
             force=force,
-            watch=console.watcher,
+            watch=console,
             memory=memory,
             scheduler=scheduler,
             storage_options=storage_options,
