@@ -13,7 +13,7 @@ from vispe.backbones.user_callables import D4Segmenter
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError
 from vispe.evaluate.evaluated import EvaluatedModel
-from vispe.evaluate.probe.fit import Features, to_numpy
+from vispe.evaluate.probe.regression_data import Features, to_numpy
 
 Source = nn.Module | Callable[[Tensor], Tensor] | Iterable[Features]
 """A model, a feature function (b, c, H, W) -> (b, d, h, w), or features (h, w, C) of each image."""

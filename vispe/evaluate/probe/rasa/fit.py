@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, ShapeError, counted
-from vispe.evaluate.probe.fit import Features
 from vispe.evaluate.probe.rasa.projection import RasaProjection, floating
 from vispe.evaluate.probe.rasa.rounds import (
     Activation,
@@ -24,6 +23,7 @@ from vispe.evaluate.probe.rasa.rounds import (
     predict_coords,
     rasa_loss,
 )
+from vispe.evaluate.probe.regression_data import Features
 from vispe.utils.options import NonNegativeFloat, NonNegativeInt, checked
 
 # value and slope of the activation
