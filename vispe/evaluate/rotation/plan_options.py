@@ -77,6 +77,8 @@ def class_count(
         OptionError: `names` has another number of entries, or the number of classes is unknown.
     """
     known = n_classes or getattr(segmenter, "n_classes", None) or (len(names) if names else None)
+    if names is not None and not names:
+        raise OptionError("measure: `names` must have one entry per class, got []. Pass one per class.")
     if names is not None and known != len(names):
         raise OptionError(
             f"measure: `names` must have {counted(known, 'entry')}, got {len(names)}. Pass one per class."
