@@ -27,7 +27,8 @@ from vispe.errors import counted
 from vispe.evaluate.audit.findings import Audit, Finding
 from vispe.evaluate.audit.html_report import plot_audit
 from vispe.evaluate.audit.measures import all_measures
-from vispe.evaluate.audit.runner import VIEWS, audit
+from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.audit.runs import VIEWS
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Outcome
 from vispe.experimental.measures.extrapolation import PATCH, ExtrapolationRecipe, train

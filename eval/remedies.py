@@ -31,8 +31,8 @@ from vispe.backbones.load_model import load_model
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError
 from vispe.evaluate.features.position_across_images import position_across_images
-from vispe.evaluate.probe.fit import Fit
 from vispe.evaluate.probe.group_averages import effective_rank, mean_cosine
+from vispe.evaluate.probe.regression_data import Fit
 from vispe.evaluate.probe.splits import Trials
 from vispe.evaluate.rotation.metrics.equivariance import equivariance
 from vispe.evaluate.rotation.record_key import FULL

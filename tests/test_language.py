@@ -77,7 +77,7 @@ ALLOWED = (  # files, words, reason
     ("vispe/cli/commands/models/retrofit.py", "place", "loss.place, augment.place"),
     ("vispe/encodings/p*/*.py", "kept", "option spacing=kept of samplers"),
     ("vispe/evaluate/attention/rotary_bands.py", "alike", "key of the records in a checkpoint of an audit"),
-    ("vispe/evaluate/audit/runner.py", "kept", "key of the checkpoint of an audit"),
+    ("vispe/evaluate/audit/checkpoint.py", "kept", "key of the checkpoint of an audit"),
     (
         "vispe/evaluate/behaviour/*.py",
         "picture pictures places",

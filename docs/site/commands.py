@@ -6,7 +6,7 @@ import inspect
 import types
 import typing
 
-from vispe.cli.arguments import command_help
+from vispe.cli.command_parser import command_help
 from vispe.cli.main import COMMANDS, load_command
 
 

@@ -17,7 +17,7 @@ import vispe
 from tests.cases import cases
 from vispe.cli import arguments
 from vispe.cli import main as frame
-from vispe.cli.arguments import command_help, read_docstring
+from vispe.cli.command_parser import command_help, read_docstring
 from vispe.cli.main import COMMANDS, MODULES, load_command, main
 from vispe.cli.shared_options import SHARED
 from vispe.errors import InputError, MissingExtra
@@ -492,8 +492,10 @@ def test_commands_import_only_what_they_need_and_a_reader_may_close_their_output
     os.close(writer)
     lines = done.stderr.splitlines()
     assert "none.png" in lines.pop(6)
-    own = ["vispe.cli.arguments", "vispe.cli.commands", "vispe.cli.commands.evaluation"]
+    own = ["vispe.cli.arguments", "vispe.cli.argv", "vispe.cli.command_parser"]
     own += [
+        "vispe.cli.commands",
+        "vispe.cli.commands.evaluation",
         "vispe.cli.commands.evaluation.probe",
         "vispe.cli.main",
         "vispe.cli.messages",
@@ -615,7 +617,7 @@ def test_doctor_reports_the_installation(capsys, monkeypatch):
     assert report["extras"]["cli"] == "complete"
     assert "cpu" in report["devices"]
     # takes seconds
-    monkeypatch.setattr("vispe.cli.commands.models.doctor._backends", lambda: report["attention"])
+    monkeypatch.setattr("vispe.cli.installation.bias_backends", lambda: report["attention"])
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert all(

@@ -171,7 +171,7 @@ def test_random_weights_are_said_to_mean_nothing(folder, image_files, tmp_path, 
 
 
 def test_options_take_words_up_to_the_next_option():
-    from vispe.cli.arguments import normalize_argv
+    from vispe.cli.argv import normalize_argv
 
     words = ["a.png", "--text", "dark phase", "b,c", "-o", "out", "--text", "--seed", "3", "d.png"]
     expected = [

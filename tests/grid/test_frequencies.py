@@ -11,6 +11,7 @@ from tests.cases import cases
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import frequencies as fr
 from vispe.grid import grid_frequencies as gf
+from vispe.grid import longrope, yarn
 
 quick = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 dims = st.integers(2, 64).map(lambda n: 2 * n)
@@ -43,9 +44,9 @@ def test_rules_are_their_formulas(dim, base, scale, length):
     torch.testing.assert_close(fr.inverse_frequencies(dim, base, torch.float64), tensor, **close)
     torch.testing.assert_close(fr.interpolated(tensor, scale), tensor / scale, **close)
     low, high = bounds(32, 1, dim, base, length)
-    assert fr.wavelength_range(32, 1, dim, base, length) == (low, high)
+    assert yarn.wavelength_range(32, 1, dim, base, length) == (low, high)
     expected = [w / scale * ramp(low, high, i) + w * (1 - ramp(low, high, i)) for i, w in enumerate(plain)]
-    actual = fr.yarn(dim, base, scale, length, **exact)
+    actual = yarn.yarn(dim, base, scale, length, **exact)
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), **close)
     ntk = rates(dim, fr.ntk_base(base, scale, dim))
     assert ntk[-1] == pytest.approx(plain[-1] / scale)
@@ -54,7 +55,7 @@ def test_rules_are_their_formulas(dim, base, scale, length):
     for i, w in enumerate(plain):
         mixed = w / scale * ramp(*near, i) + ntk[i] * (1 - ramp(*near, i))
         parts.append(mixed * ramp(*far, i) + w * (1 - ramp(*far, i)))
-    actual = fr.ntk_by_parts(dim, base, scale, length, **exact)
+    actual = yarn.ntk_by_parts(dim, base, scale, length, **exact)
     torch.testing.assert_close(actual, torch.tensor(parts, dtype=torch.float64), **close)
 
 
@@ -83,27 +84,27 @@ def test_giraffe_of_the_paper_takes_the_position_out_of_eleven_pairs():
     ],
 )
 def test_yarn_numbers(dim, base, length, scale, range_, mscale):
-    assert fr.wavelength_range(32, 1, dim, base, length) == range_
-    assert fr.yarn_mscale(scale) == pytest.approx(mscale, abs=1e-5)
-    assert fr.yarn_mscale(0.5) == 1
-    assert fr.yarn_mscale(0.5, 2.0) == 2
+    assert yarn.wavelength_range(32, 1, dim, base, length) == range_
+    assert yarn.yarn_mscale(scale) == pytest.approx(mscale, abs=1e-5)
+    assert yarn.yarn_mscale(0.5) == 1
+    assert yarn.yarn_mscale(0.5, 2.0) == 2
 
 
 def test_longrope():
     factors = torch.linspace(1, 4, 8)
-    actual = fr.longrope(16, 100.0, factors, torch.float64)
+    actual = longrope.longrope(16, 100.0, factors, torch.float64)
     expected = torch.tensor(rates(16, 100.0), dtype=torch.float64) / factors
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=0)
-    torch.testing.assert_close(fr.longrope_factors(factors, 16, 16, 64), torch.ones(8))
-    torch.testing.assert_close(fr.longrope_factors(factors, 64, 16, 64), factors)
-    torch.testing.assert_close(fr.longrope_factors(factors, 40, 16, 64), (1 + factors) / 2)
-    torch.testing.assert_close(fr.longrope_factors(factors, 8, 16, 64), torch.ones(8))
-    torch.testing.assert_close(fr.longrope_factors(factors, 99, 16, 64), factors)
-    assert fr.longrope_factors(factors, 8, 16, 64, clamp=False).min() < 1
-    assert fr.longrope_mscale("su", 2, 16) == pytest.approx(math.sqrt(1.25))
-    assert fr.longrope_mscale("su", 0.5, 16) == 1
-    assert fr.longrope_mscale("yarn", 4, 16) == fr.yarn_mscale(4)
-    assert fr.longrope_mscale("1.3", 4, 16) == fr.longrope_mscale(1.3, 4, 16) == 1.3
+    torch.testing.assert_close(longrope.longrope_factors(factors, 16, 16, 64), torch.ones(8))
+    torch.testing.assert_close(longrope.longrope_factors(factors, 64, 16, 64), factors)
+    torch.testing.assert_close(longrope.longrope_factors(factors, 40, 16, 64), (1 + factors) / 2)
+    torch.testing.assert_close(longrope.longrope_factors(factors, 8, 16, 64), torch.ones(8))
+    torch.testing.assert_close(longrope.longrope_factors(factors, 99, 16, 64), factors)
+    assert longrope.longrope_factors(factors, 8, 16, 64, clamp=False).min() < 1
+    assert longrope.longrope_mscale("su", 2, 16) == pytest.approx(math.sqrt(1.25))
+    assert longrope.longrope_mscale("su", 0.5, 16) == 1
+    assert longrope.longrope_mscale("yarn", 4, 16) == yarn.yarn_mscale(4)
+    assert longrope.longrope_mscale("1.3", 4, 16) == longrope.longrope_mscale(1.3, 4, 16) == 1.3
 
 
 def test_ms_poe_p_rope_and_the_rest():
@@ -243,10 +244,18 @@ def test_grid_schedules_broadcast_and_keep_gradients():
             "scale must be a positive number, got scale=-1",
         ),
         (lambda: fr.ntk_base(100, 2, 2), OptionError, "more than one pair of channels, got dim=2"),
-        (lambda: fr.longrope(8, 100, [1.0]), ShapeError, r"each of 4 pairs \(dim=8\), got shape \(1,\)"),
-        (lambda: fr.longrope_factors([1.0], 8, 16, 16), OptionError, "longest > trained, got longest=16"),
         (
-            lambda: fr.longrope_mscale("ntk", 2, 16),
+            lambda: longrope.longrope(8, 100, [1.0]),
+            ShapeError,
+            r"each of 4 pairs \(dim=8\), got shape \(1,\)",
+        ),
+        (
+            lambda: longrope.longrope_factors([1.0], 8, 16, 16),
+            OptionError,
+            "longest > trained, got longest=16",
+        ),
+        (
+            lambda: longrope.longrope_mscale("ntk", 2, 16),
             OptionError,
             "policy must be su, yarn or a number, got 'ntk'",
         ),

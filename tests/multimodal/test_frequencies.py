@@ -9,7 +9,8 @@ from tests.cases import cases
 from vispe import Positions, create_encoding
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
-from vispe.grid.frequencies import inverse_frequencies, yarn
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.grid.yarn import yarn
 from vispe.multimodal import Image, Stream, Text, Video, allocation, angles, create_scheme, on_axis, rotation
 
 ROWS = [[Text(5), Image(3, 4), Text(2), Video(3, 2, 2, 0.5), Text(300)], [Image(2, 5), Text(7)]]

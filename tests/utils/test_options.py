@@ -10,10 +10,11 @@ import pytest
 import vispe
 from tests.cases import cases
 from vispe.errors import OptionError
+from vispe.utils.interval import Interval
+from vispe.utils.option_values import read_option
 from vispe.utils.options import (
     FiniteFloat,
     Integer,
-    Interval,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveEvenInt,
@@ -25,7 +26,6 @@ from vispe.utils.options import (
     UnitInterval,
     check_options,
     checked,
-    read_option,
 )
 
 ACCEPTED = [

@@ -15,7 +15,8 @@ from torch import nn
 
 from vispe.backbones.model_names import CLIP, NETWORKS, OPTIONS, Kind, check_kind, refuse_options, spellings
 from vispe.errors import InputError, UnknownName
-from vispe.utils.options import PositiveInt, Seed, read_option
+from vispe.utils.option_values import read_option
+from vispe.utils.options import PositiveInt, Seed
 
 if TYPE_CHECKING:
     from vispe.backbones.vision_model import VisionModel

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, counted
-from vispe.grid.coordinates import Positions
+from vispe.grid.positions import Positions
 
 Edges = Literal["centres", "box"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, counted, is_integer
-from vispe.grid.coordinates import Positions
+from vispe.grid.positions import Positions
 
 
 def packed_positions(

@@ -1,4 +1,4 @@
-"""Extents and spacings of positions, and fields of several grids joined into one sequence."""
+"""Extents, spacings and cells of positions, and fields of several grids joined into one sequence."""
 
 from __future__ import annotations
 
@@ -61,3 +61,16 @@ def spacing_of(pos: Any) -> Tensor:
     spacing = pos.attrs.get("spacing")
     # (b or 1, a) -> (b or 1, 1, a) for a common spacing
     return pos.cell[:, None] if spacing is None else spacing.values
+
+
+def unravelled(index: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the integer cell coordinates (..., a) of the cells `index` (...) of a grid of this shape."""
+    rest = index
+    cells: list[Tensor] = []
+    # fastest axis first
+    for n in reversed(shape):
+        rows = rest.div(n, rounding_mode="floor")
+        # not torch.remainder, which ONNX export does not support for dynamic sizes
+        cells.insert(0, rest - n * rows)
+        rest = rows
+    return torch.stack(cells, -1)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, counted, is_integer
-from vispe.grid.coordinates import Positions
 from vispe.grid.per_token import PerToken
+from vispe.grid.positions import Positions
 
 Box = tuple[int, int, int, int]  # row start and stop, column start and stop
 # attributes of positions: coordinates and cell of the next token, and the samplers that were applied before ordering

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vispe.errors import ShapeError, counted
-from vispe.grid.coordinates import Grid, Positions
+from vispe.grid.positions import Positions
+from vispe.grid.token_grid import Grid
 
 
 def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Positions:

@@ -62,6 +62,16 @@ def as_spacing(spacing: object, axes: int) -> tuple[float, ...]:
     return tuple(numbers)
 
 
+def check_coords(coords: Tensor) -> None:
+    """Raise `ShapeError` unless `coords` is (b, n, axes) in float32 or float64, with 1 to 3 axes."""
+    exact = coords.dtype in (torch.float32, torch.float64)
+    if coords.ndim != 3 or not 1 <= coords.shape[-1] <= 3 or not exact:
+        raise ShapeError(
+            "Positions needs float32 or float64 coords of shape (b, n, axes) with 1 to 3 axes, "
+            f"got {tuple(coords.shape)} {coords.dtype}."
+        )
+
+
 def check_fields(pos: Any, extent: Tensor | None) -> None:
     """Raise `ShapeError` unless the fields of `Positions` and an `extent` have the shapes that its docstring names."""
     b, n, a = pos.coords.shape

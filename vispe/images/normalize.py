@@ -11,7 +11,8 @@ import numpy as np
 from vispe.errors import InputError, OptionError
 from vispe.images.formats.size_limits import enough_memory
 from vispe.images.read import Micrograph
-from vispe.utils.options import Interval, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import checked
 
 Normalization = Literal["stack", "image", "none"]
 MODES: tuple[Normalization, ...] = get_args(Normalization)

@@ -165,12 +165,12 @@ def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int
     rows and columns are unchanged. It needs a scheme whose time has low frequencies: under `mrope`, whose
     time has the highest frequencies, YaRN changes few or none of them. Text is also rotated by the pairs of
     time, so it changes with the schedule. Not compared with the authors' code; in particular, it is unknown
-    whether they scale cosines and sines, as YaRN does (`vispe.grid.frequencies.yarn_mscale`, argument
+    whether they scale cosines and sines, as YaRN does (`vispe.grid.yarn.yarn_mscale`, argument
     `scaling` of `tables`).
 
     Args:
         frequencies: radians per step (pairs,).
-        scaled: frequencies of a schedule of `vispe.grid.frequencies` (pairs,), for all pairs.
+        scaled: frequencies of a schedule (pairs,), such as `vispe.grid.yarn.yarn`, for all pairs.
         axis_of_pair: (pairs,), the result of a scheme's `allocation`.
         axis: axis whose pairs are scaled; by default 0, time in schemes with three axes.
 
@@ -181,7 +181,8 @@ def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int
 
     Example:
         >>> import torch
-        >>> from vispe.grid.frequencies import inverse_frequencies, yarn
+        >>> from vispe.grid.frequencies import inverse_frequencies
+        >>> from vispe.grid.yarn import yarn
         >>> from vispe.multimodal import create_scheme
         >>> plain, longer = inverse_frequencies(128, 1e6), yarn(128, 1e6, scale=4.0, length=32768)
         >>> axis = create_scheme("videorope").allocation(64)

@@ -17,7 +17,7 @@ from vispe.backbones.attention_recorder import attention_layers, attention_map, 
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.attention import head_statistics
 from vispe.evaluate.attention.head_health import Thresholds, drifted, head_health, language_scores
-from vispe.evaluate.attention.head_statistics import by_offset, pairs, radii, reach
+from vispe.evaluate.attention.offset_tables import by_offset, pairs, radii, reach
 from vispe.experimental.measures.head_reinitialization import reinit_heads
 from vispe.grid import Grid
 

@@ -14,7 +14,7 @@ from vispe.backbones.attention_recorder import attention_map, record_attention
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.attention import attention_prior, head_statistics
 from vispe.evaluate.attention.head_health import head_health
-from vispe.evaluate.attention.head_statistics import radii
+from vispe.evaluate.attention.offset_tables import radii
 from vispe.evaluate.attention.position_in_logits import PositionInLogits, distance_rho, pair_tables, quarters
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.measure.audited_model import AuditedModel

@@ -167,7 +167,7 @@ def test_the_model_is_left_as_it_was(audited, images):
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("vispe.evaluate.audit.runner.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("vispe.evaluate.audit.checkpoint.SAVE_EVERY", 0.0)
     state, requested = tmp_path / "state", []
 
     def killed(words, share):

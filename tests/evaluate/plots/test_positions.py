@@ -19,7 +19,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.colors import to_rgb
 
-from vispe.evaluate.plots.positions import COLOURS, EXAMPLE, GREY, INK, plot_positions
+from vispe.evaluate.plots.plotted_scheme import COLOURS
+from vispe.evaluate.plots.positions import EXAMPLE, plot_positions
+from vispe.utils.report.figure_style import GREY, INK
 
 TILED = "text:3 image:2x3*2x2+last text:2 video:2x2x2 text:2"
 

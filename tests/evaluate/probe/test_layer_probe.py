@@ -11,9 +11,10 @@ import vispe
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.probe.feature_sources import black_image, feature_function, patch_pixels
-from vispe.evaluate.probe.fit import Fit, channel_r2, channels_r2, fit_probe
+from vispe.evaluate.probe.fit import channel_r2, channels_r2, fit_probe
 from vispe.evaluate.probe.layer_probe import probe_layers
 from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.regression_data import Fit
 from vispe.evaluate.probe.splits import POSITIONS, Trials, follower, mixed
 from vispe.evaluate.probe.targets import ramp
 

@@ -12,8 +12,9 @@ from sklearn.preprocessing import StandardScaler
 
 from vispe.backbones.timm import load_backbone, patch_features
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
-from vispe.evaluate.probe.fit import Fit, channel_r2, fit_probe, r2_score
+from vispe.evaluate.probe.fit import channel_r2, fit_probe, r2_score
 from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.regression_data import Fit
 from vispe.evaluate.probe.targets import TARGETS, n_random_samples, ramp, sample_mask, sample_region
 
 SMALL = {"weights": "random", "img_size": 64}

@@ -350,6 +350,8 @@ def test_wrong_requests_are_refused():
         measure(None, [x], segmenter=classes)
     with pytest.raises(OptionError, match="names` must have 2 entries, got 3"):
         measure(None, [x], segmenter=classes, n_classes=2, names=["a", "b", "c"])
+    with pytest.raises(OptionError, match=r"names` must have one entry per class, got \[\]"):
+        measure(None, [x], segmenter=classes, names=[])
     with pytest.raises(OptionError, match="angles` must be finite degrees"):
         measure(raw_intensity, [x], angles=[])
     with pytest.raises(InputError, match="accepts only images of 32 x 32 px, got 16 x 16 px for image 0"):

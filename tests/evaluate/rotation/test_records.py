@@ -17,8 +17,8 @@ from vispe.evaluate.rotation import (
     relabelled,
     summarise,
 )
-from vispe.evaluate.rotation.comparison import error
 from vispe.evaluate.rotation.evaluation import measure
+from vispe.evaluate.rotation.feature_similarity import error
 from vispe.evaluate.rotation.record_key import EVERY_POSE, Key
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 from vispe.utils.report.statistics import bootstrap_interval

@@ -1,6 +1,7 @@
 """Golden cases of the positional linear probe: ramps, sampling masks, and fits on given features."""
 
-from vispe.evaluate.probe.fit import Fit, channel_r2, fit_probe
+from vispe.evaluate.probe.fit import channel_r2, fit_probe
+from vispe.evaluate.probe.regression_data import Fit
 from vispe.evaluate.probe.targets import n_random_samples, ramp, sample_mask, sample_region
 
 

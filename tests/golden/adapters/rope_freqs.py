@@ -3,6 +3,7 @@
 import torch
 
 from vispe.grid import frequencies as fr
+from vispe.grid import longrope, yarn
 
 MADE = {
     "max_position_embeddings": "how many positions the reference caches",
@@ -35,16 +36,16 @@ def _yarn(case):
     _ignore(case)
     fast, slow = case.config("beta_fast", 32), case.config("beta_slow", 1)
     options = {"beta_fast": fast, "beta_slow": slow, "extrapolation": case.config("extrapolation_factor", 1)}
-    freqs = fr.yarn(dim, base, scale, length, **options)
-    mscale = fr.yarn_mscale(scale, case.config("attn_factor", 1))
-    bounds = torch.tensor(fr.wavelength_range(fast, slow, dim, base, length))
+    freqs = yarn.yarn(dim, base, scale, length, **options)
+    mscale = yarn.yarn_mscale(scale, case.config("attn_factor", 1))
+    bounds = torch.tensor(yarn.wavelength_range(fast, slow, dim, base, length))
     return _asked(case, inv_freq=freqs, low_high=bounds, mscale=mscale, **_tables(case, freqs, mscale))
 
 
 def _part_ntk(case):
     dim, base, scale = case.config("dim"), case.config("base", 10000), case.config("scale", 1)
     _ignore(case)
-    freqs = fr.ntk_by_parts(
+    freqs = yarn.ntk_by_parts(
         dim,
         base,
         scale,
@@ -66,9 +67,9 @@ def _longrope(case, dynamic=False):
     case.ignore("model_type", "how the reference is called")
     factors, length = case.param("rescale_factors"), case.config("seq_len", longest)
     if dynamic:  # the reference goes on below the trained length
-        factors = fr.longrope_factors(factors, length, trained, longest, clamp=False)
-    freqs = fr.longrope(dim, base, factors)
-    mscale = fr.longrope_mscale(case.config("policy", "su"), longest / trained, trained)
+        factors = longrope.longrope_factors(factors, length, trained, longest, clamp=False)
+    freqs = longrope.longrope(dim, base, factors)
+    mscale = longrope.longrope_mscale(case.config("policy", "su"), longest / trained, trained)
     return _asked(case, inv_freq=freqs, mscale=mscale, **_tables(case, freqs, mscale))
 
 

@@ -14,7 +14,8 @@ from vispe.encodings.base.checkpoint import Checkpointed
 from vispe.encodings.base.description import HOST_FACTS
 from vispe.encodings.parts.eval_cache import EvalCache
 from vispe.grid import Positions
-from vispe.utils.options import check_options, option_signature
+from vispe.utils.declared_options import option_signature
+from vispe.utils.options import check_options
 
 _FIRST = (*HOST_FACTS, "axes")  # options of base classes that come first in signatures
 

@@ -16,7 +16,8 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, is_integer
 from vispe.grid import Grid, Positions
 from vispe.utils.autocast import no_autocast
-from vispe.utils.options import Integer, Interval, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import Integer, PositiveInt
 
 Padding = Literal["zeros", "circular", "reflect"]
 Init = Literal["reference", "zero"]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.registry import register
-from vispe.utils.options import Interval, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveInt
 
 
 @register

@@ -9,7 +9,8 @@ import torch
 from vispe.backbones.attention_recorder import LayerAttention, prefix_names
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.head_result import PATTERNS, Thresholds
-from vispe.evaluate.attention.head_statistics import local_mass, reach, sums_of
+from vispe.evaluate.attention.head_statistics import sums_of
+from vispe.evaluate.attention.offset_tables import local_mass, reach
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 

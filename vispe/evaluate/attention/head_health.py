@@ -22,17 +22,8 @@ from vispe.backbones.attention_recorder import prefix_names, record_attention
 from vispe.errors import ShapeError
 from vispe.evaluate.attention.head_result import PATTERNS as PATTERNS
 from vispe.evaluate.attention.head_result import HeadHealth, Thresholds
-from vispe.evaluate.attention.head_statistics import (
-    CLAMP,
-    HeadSums,
-    LayerSums,
-    by_distance,
-    entropy,
-    local_mass,
-    pairs,
-    position_share,
-    reach,
-)
+from vispe.evaluate.attention.head_statistics import CLAMP, HeadSums, LayerSums, entropy, position_share
+from vispe.evaluate.attention.offset_tables import by_distance, local_mass, pairs, reach
 from vispe.grid import Grid
 from vispe.utils.options import PositiveInt, checked
 

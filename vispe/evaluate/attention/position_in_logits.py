@@ -13,7 +13,8 @@ from torch import Tensor
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.backbones.attention_recorder import LayerAttention
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.attention.head_statistics import by_distance, logit_sums_of, pairs, position_share
+from vispe.evaluate.attention.head_statistics import logit_sums_of, position_share
+from vispe.evaluate.attention.offset_tables import by_distance, pairs
 from vispe.evaluate.attention.rotary_bands import band_shares, pairs_of, rotated, turning
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vispe.backbones.attention_recorder import LayerAttention
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.attention.head_statistics import bias_tables, radii, reach, sums_of
+from vispe.evaluate.attention.head_statistics import bias_tables, sums_of
+from vispe.evaluate.attention.offset_tables import radii, reach
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.grid import Grid

@@ -17,7 +17,8 @@ from torch import Tensor
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
-from vispe.utils.options import Interval, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import checked
 
 COLOURS = ("red", "green", "blue")
 

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
-from vispe.utils.options import Interval, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import checked
 
 SIDE = 224
 WORDS = (("left of", "right of"), ("above", "below"))

@@ -13,7 +13,7 @@ from vispe.evaluate.behaviour.rolls import raise_if_refused, shuffled, step_or_r
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
-from vispe.evaluate.rotation.comparison import cosine
+from vispe.evaluate.rotation.feature_similarity import cosine
 
 BLOCKS = (1, 2, 4, 8)
 

@@ -16,7 +16,7 @@ from vispe.errors import counted
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
-from vispe.evaluate.rotation.comparison import error
+from vispe.evaluate.rotation.feature_similarity import error
 from vispe.images.symmetry.d4 import element
 
 POSES = ("rot90", "rot180", "hflip")

@@ -16,7 +16,7 @@ from vispe.evaluate.behaviour.rolls import Offset, raise_if_refused, rolled, rol
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
-from vispe.evaluate.rotation.comparison import cosine, cosine_centred
+from vispe.evaluate.rotation.feature_similarity import cosine, cosine_centred
 
 
 def inside_margin(grid: Offset, offset: Offset, margin: int) -> Tensor:

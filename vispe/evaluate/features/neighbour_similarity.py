@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import ShapeError, UnsupportedHost, counted
-from vispe.evaluate.attention.head_statistics import by_distance, by_offset, pairs
+from vispe.evaluate.attention.offset_tables import by_distance, by_offset, pairs
 from vispe.evaluate.behaviour.rolls import raise_if_refused, shuffled, step_or_refusal
 from vispe.evaluate.measure.audited_model import AuditedModel
 from vispe.evaluate.measure.base import Accumulator, Measure, Outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,20 @@ from torch import Tensor
 
 from vispe.backbones.local.transformers_model import of_transformers
 from vispe.errors import OptionError, UnsupportedHost
+
+
+class Answers(Protocol):
+    """Callable that scores answers to a question about images."""
+
+    def __call__(self, images: Sequence[Tensor], question: str, answers: Sequence[str]) -> Tensor:
+        """Return the log-probability of each answer, (answers,), up to a common constant.
+
+        Args:
+            images: images (3, H, W) in [0, 1], in the order of the prompt.
+            question: about the images.
+            answers: candidate answers.
+        """
+        ...
 
 
 class ClipAnswers:

@@ -26,7 +26,6 @@ from vispe.evaluate.probe.feature_sources import (
     feature_function,
     is_features,
 )
-from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.group_averages import (
     effective_rank,
     forward_passes,
@@ -36,6 +35,7 @@ from vispe.evaluate.probe.group_averages import (
 )
 from vispe.evaluate.probe.linear_debiasing import blank_channels, svd_debias
 from vispe.evaluate.probe.rasa.table_rows import ALPHA, MAX_IMAGES, FitMaps, RasaRows, fitted
+from vispe.evaluate.probe.regression_data import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 
 

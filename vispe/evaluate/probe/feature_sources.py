@@ -1,16 +1,19 @@
-"""Feature maps for the positional probe: from a model, from a function, or precomputed."""
+"""Feature maps for the positional probe: from a model, a segmenter or a function, or precomputed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from vispe.backbones.batching import FeatureFunction, features_of
+from vispe.backbones.batching import FeatureFunction, features_of, labels_of
 from vispe.backbones.model_access import image_tower, input_settings
+from vispe.backbones.user_callables import D4Segmenter
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError
-from vispe.evaluate.probe.fit import Features, to_numpy
+from vispe.evaluate.evaluated import EvaluatedModel
+from vispe.evaluate.probe.regression_data import Features, to_numpy
 
 Source = nn.Module | Callable[[Tensor], Tensor] | Iterable[Features]
 """A model, a feature function (b, c, H, W) -> (b, d, h, w), or features (h, w, C) of each image."""
@@ -79,3 +82,34 @@ def black_image(source: Any) -> Tensor | None:
         return None
     _, mean, std = input_settings(model)
     return -mean / std
+
+
+class ClassMaps:
+    """A segmenter as a feature function: images (b, c, H, W) -> probabilities or one-hot labels (b, K, H, W).
+
+    Args:
+        subject: a model with a segmenter.
+
+    Raises:
+        OptionError: the segmenter has neither probabilities nor names of classes.
+    """
+
+    def __init__(self, subject: EvaluatedModel) -> None:
+        self.segmenter, self.names = subject.segmenter, subject.names
+        self.probabilities = getattr(self.segmenter, "probabilities", None)
+        # a segmenter averaged over poses returns labels only
+        if isinstance(self.segmenter, D4Segmenter):
+            self.probabilities = None
+        if self.probabilities is None and not self.names:
+            raise OptionError(
+                f"{subject.title}: the segmenter returns labels without a class count, got names={self.names!r}. Set "
+                "`names`, or add a method probabilities(image) -> (K, H, W)."
+            )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the probabilities or one-hot labels (b, K, H, W) of images (b, c, H, W)."""
+        if self.probabilities is not None:
+            return torch.stack([torch.as_tensor(self.probabilities(image)).float() for image in images])
+        labels = torch.stack([torch.as_tensor(labels_of(self.segmenter, image)) for image in images])
+        # classes are numbered from 1; 0 means no data
+        return (labels[:, None] == torch.arange(1, len(self.names) + 1)[:, None, None]).float()

@@ -6,62 +6,17 @@ quotient. Source of the protocol: the probe of dino-saw (tldr-group, arXiv 2603.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from vispe.errors import InputError, ShapeError, counted
-from vispe.utils.options import NonNegativeFloat, Options
-
-Features = np.ndarray | Tensor
-Regressor = Literal["ridge", "linear"]
-
-
-def r2_score(values: np.ndarray, prediction: np.ndarray) -> float:
-    """Return R², averaged over outputs; NaN if a target is constant.
-
-    Args:
-        values: true values (p, n).
-        prediction: predicted values (p, n).
-    """
-    if len(values) == 0:
-        return float("nan")
-    total = ((values - values.mean(0)) ** 2).sum(0)
-    error = ((values - prediction) ** 2).sum(0)
-    if (np.ptp(values, axis=0) == 0).any():
-        return float("nan")
-    return float((1 - error / total).mean())
-
-
-@dataclass(frozen=True)
-class Fit(Options):
-    """Options of the linear regression; the defaults are those of the published tables.
-
-    Attributes:
-        regressor: `ridge`, or `linear`: least squares, the min-norm solution if it is not unique.
-        alpha: ridge penalty on the weights; the intercept is not penalised. Ignored by `linear`.
-        standardize: subtract the mean and divide by the population standard deviation of the *sampled* patches;
-            constant channels are not divided.
-        fit_intercept: whether to fit an intercept.
-        nan_to_zero: replace NaN by 0; otherwise NaN raises an error.
-
-    Raises:
-        OptionError: unknown regressor or negative alpha.
-
-    >>> Fit(alpha=0.1).regressor
-    'ridge'
-    """
-
-    regressor: Regressor = "ridge"
-    alpha: NonNegativeFloat = 1.0
-    standardize: bool = True
-    fit_intercept: bool = True
-    nan_to_zero: bool = True
-
-
-RIDGE = Fit()
+from vispe.evaluate.probe.regression_data import (
+    RIDGE,
+    Features,
+    Fit,
+    flat_features,
+    flat_target,
+    sampled_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -105,8 +60,8 @@ def fit_probe(
     >>> round(fit_probe(values, np.eye(3, 4), {"raster": values}, Fit(alpha=0))["raster"].r2_heldout, 6)
     1.0
     """
-    x, chosen, shape, n_nan = _prepare(feats, mask, fit)
-    x_mean = _mean(x[chosen], fit)
+    x, chosen, shape, n_nan = flat_features(feats, mask, fit)
+    x_mean = sampled_mean(x[chosen], fit)
     u, s, vt = np.linalg.svd(x[chosen] - x_mean, full_matrices=False)
     # zero weight for directions outside the span of the samples gives the min-norm solution
     if fit.regressor == "ridge":
@@ -118,8 +73,8 @@ def fit_probe(
     scores = (x - x_mean) @ vt.T
     result = {}
     for name, target in targets.items():
-        values = _flat_target(name, target, shape)
-        y_mean = _mean(values[chosen], fit)
+        values = flat_target(name, target, shape)
+        y_mean = sampled_mean(values[chosen], fit)
         prediction = scores @ (gain[:, None] * (u.T @ (values[chosen] - y_mean))) + y_mean
         heldout = r2_score(values[~chosen], prediction[~chosen])
         result[name] = ProbeFit(prediction.reshape(*shape, -1), r2_score(values, prediction), heldout, n_nan)
@@ -160,8 +115,8 @@ def channels_r2(
         fit: options of the regression.
         held_out: evaluate only the patches that were not sampled.
     """
-    x, chosen, shape, _ = _prepare(feats, mask, fit)
-    x = x - _mean(x[chosen], fit)
+    x, chosen, shape, _ = flat_features(feats, mask, fit)
+    x = x - sampled_mean(x[chosen], fit)
     # with a single channel the slope is cov / (var + alpha), vectorised over channels
     power = (x[chosen] ** 2).sum(0) + (fit.alpha if fit.regressor == "ridge" else 0.0)
     constant = np.ptp(x[chosen], axis=0) == 0 if fit.fit_intercept else power == 0
@@ -170,8 +125,8 @@ def channels_r2(
     squares = (evaluated**2).sum(0)[:, None]
     result = {}
     for name, target in targets.items():
-        values = _flat_target(name, target, shape)
-        y_mean = _mean(values[chosen], fit)
+        values = flat_target(name, target, shape)
+        y_mean = sampled_mean(values[chosen], fit)
         true = values[scored]
         if len(true) == 0 or (np.ptp(true, axis=0) == 0).any():
             result[name] = np.full(x.shape[1], np.nan)
@@ -197,8 +152,8 @@ def knn_r2(
         fit: standardisation of the features.
         neighbours: number of sampled patches whose values are averaged, clipped to their number.
     """
-    x, chosen, shape, _ = _prepare(feats, mask, fit)
-    values = _flat_target("target", target, shape)
+    x, chosen, shape, _ = flat_features(feats, mask, fit)
+    values = flat_target("target", target, shape)
     train, test = x[chosen], x[~chosen]
     # |a - b|² without |a|², which is the same for all neighbours of a patch
     distances = (train**2).sum(1) - 2 * test @ train.T
@@ -206,53 +161,17 @@ def knn_r2(
     return r2_score(values[~chosen], values[chosen][nearest].mean(1))
 
 
-def _mean(sampled: np.ndarray, fit: Fit) -> np.ndarray:
-    return sampled.mean(0) if fit.fit_intercept else np.zeros(sampled.shape[1])
+def r2_score(values: np.ndarray, prediction: np.ndarray) -> float:
+    """Return R², averaged over outputs; NaN if a target is constant.
 
-
-def _prepare(feats: Features, mask: Features, fit: Fit):
-    """Return flat float64 features (p, C), flat mask (p,), the grid (h, w) and the number of NaN."""
-    x = to_numpy(feats)
-    chosen = to_numpy(mask) != 0
-    if x.ndim != 3 or chosen.shape != x.shape[:2] or 0 in x.shape:
-        raise ShapeError(
-            f"fit_probe: expected feats (h, w, C) and mask (h, w), got {x.shape} and {chosen.shape}. Use one grid."
-        )
-    if not chosen.any():
-        raise ShapeError(
-            f"fit_probe: mask samples no patch, got a {x.shape[0]}x{x.shape[1]} grid. Use a smaller step."
-        )
-    shape = x.shape[:2]
-    x, chosen = x.reshape(-1, x.shape[2]), chosen.reshape(-1)
-    n_nan, n_infinite = int(np.isnan(x).sum()), int(np.isinf(x).sum())
-    if n_nan and not fit.nan_to_zero:
-        raise InputError(
-            f"fit_probe: feats must be finite, got {n_nan} NaN. Set nan_to_zero=True, or fix the features."
-        )
-    if n_infinite:
-        raise InputError(
-            f"fit_probe: feats must be finite, got {counted(n_infinite, 'infinite value')}. Fix the features."
-        )
-    x = np.nan_to_num(x)
-    if fit.standardize:
-        sampled = x[chosen]
-        # do not divide constant channels by the rounding error of their mean
-        std = np.where(np.ptp(sampled, axis=0) == 0, 1.0, sampled.std(0))
-        x = (x - sampled.mean(0)) / std
-    return x, chosen, shape, n_nan
-
-
-def to_numpy(values: Features) -> np.ndarray:
-    """Return a tensor or array as a float64 array (bfloat16 and half precision included)."""
-    if isinstance(values, Tensor):
-        values = values.detach().to("cpu", torch.float64).numpy()
-    return np.asarray(values, dtype=np.float64)
-
-
-def _flat_target(name: str, target: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    values = to_numpy(target)
-    if values.ndim != 3 or values.shape[:2] != tuple(shape):
-        raise ShapeError(
-            f"fit_probe: target {name!r} must have shape {(*shape, 'n')}, got {values.shape}. Use `ramp`."
-        )
-    return values.reshape(-1, values.shape[2])
+    Args:
+        values: true values (p, n).
+        prediction: predicted values (p, n).
+    """
+    if len(values) == 0:
+        return float("nan")
+    total = ((values - values.mean(0)) ** 2).sum(0)
+    error = ((values - prediction) ** 2).sum(0)
+    if (np.ptp(values, axis=0) == 0).any():
+        return float("nan")
+    return float((1 - error / total).mean())

@@ -18,7 +18,7 @@ from vispe.backbones.batching import checked_maps
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError, counted
 from vispe.evaluate.probe.feature_sources import check_images, patch_pixels
-from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
+from vispe.evaluate.probe.regression_data import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.splits import POSITIONS, Trials, cell
 from vispe.utils.report.result import Result
 from vispe.utils.report.table import json_entries, json_list

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from vispe.errors import ShapeError, counted
 from vispe.evaluate.probe.feature_sources import Source, each_features
-from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
+from vispe.evaluate.probe.fit import channel_r2, fit_probe
+from vispe.evaluate.probe.regression_data import Fit, Regressor
 from vispe.evaluate.probe.splits import check_sampled, follower, mixed, same_region
 from vispe.evaluate.probe.targets import TARGETS, check_target, ramp, sample_mask
 from vispe.utils.options import PositiveInt, checked

@@ -16,10 +16,10 @@ from vispe.backbones.local.registers import Neuron, find_register_neurons
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError, UnknownName, UnsupportedHost, did_you_mean
 from vispe.evaluate.probe.feature_sources import black_image, feature_function
-from vispe.evaluate.probe.fit import Fit
 from vispe.evaluate.probe.linear_debiasing import svd_basis
 from vispe.evaluate.probe.rasa.fit import Rasa
 from vispe.evaluate.probe.rasa.table_rows import ALPHA, default_rounds
+from vispe.evaluate.probe.regression_data import Fit
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 from vispe.images.symmetry.view_averages import ViewAverage
 from vispe.utils.options import PositiveInt, Seed, checked

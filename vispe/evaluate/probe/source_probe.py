@@ -17,9 +17,9 @@ from vispe.evaluate.measure.audited_model import as_audited_model
 from vispe.evaluate.measure.probe_images import load_images
 from vispe.evaluate.probe.baselines import probe_baselines
 from vispe.evaluate.probe.figures.html_report import SourceProbe
-from vispe.evaluate.probe.fit import Regressor
 from vispe.evaluate.probe.layer_probe import probe_layers
 from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.regression_data import Regressor
 from vispe.evaluate.probe.splits import POSITIONS
 from vispe.evaluate.probe.targets import TARGETS
 from vispe.utils.options import NonNegativeFloat, NonNegativeInt, Options, PositiveInt, Seed, checked

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.probe.fit import RIDGE, Features, Fit, channels_r2, fit_probe, knn_r2
+from vispe.evaluate.probe.fit import channels_r2, fit_probe, knn_r2
+from vispe.evaluate.probe.regression_data import RIDGE, Features, Fit
 from vispe.evaluate.probe.targets import check_target, ramp, sample_mask, sample_region
 from vispe.utils.options import Options, PositiveInt
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import numpy as np
 
 from vispe.errors import OptionError, ShapeError, did_you_mean
-from vispe.utils.options import Interval, PositiveInt, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveInt, checked
 
 TARGETS = ("lr+ud", "lr", "ud", "diag", "radial", "raster", "random")
 

@@ -8,6 +8,7 @@ from vispe.backbones.batching import PerImage
 from vispe.backbones.distributed import Processes
 from vispe.backbones.model_access import reinitialized_copy
 from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.rotation.distributed import merge
 from vispe.evaluate.rotation.evaluation import measure
 from vispe.evaluate.rotation.metrics.accuracy import across_poses
 from vispe.evaluate.rotation.metrics.any_angle import angle_equivariance
@@ -30,8 +31,9 @@ from vispe.evaluate.rotation.metrics.segmentation_consistency import (
 )
 from vispe.evaluate.rotation.metrics.translation import crop_shift, roll_equivariance
 from vispe.evaluate.rotation.plan import ANGLES, GROUPS
-from vispe.evaluate.rotation.records import Measurement, RotationResult, merge, relabelled
+from vispe.evaluate.rotation.records import Measurement, relabelled
 from vispe.evaluate.rotation.report import RotationReport
+from vispe.evaluate.rotation.result import RotationResult
 from vispe.evaluate.saved_segmenter import SavedSegmenter
 from vispe.images.symmetry.d4 import D4, IDENTITY, Element, element, fit_to_patches
 from vispe.images.symmetry.warp import Canvas, rotate

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from vispe.evaluate.rotation.records import Measurement, merge
+from vispe.errors import ShapeError
+from vispe.evaluate.rotation.records import Measurement
 
 Piece = tuple[int, "tuple[Measurement, ...] | None"]
 """Number of images and their records; None if these images have no such records."""
@@ -22,6 +23,32 @@ def filled(pieces: Sequence[Piece]) -> tuple[Measurement, ...]:
     if known is None:
         return ()
     return merge([_nan_records(known, n) if rows is None else rows for n, rows in pieces])
+
+
+def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
+    """Merge records that were measured on consecutive parts of the images, such as by several processes.
+
+    Raises:
+        ShapeError: the parts do not have the same records in the same order.
+
+    Example:
+        >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
+        >>> merge(parts)[0].values.tolist()
+        [0.1, 0.2]
+    """
+    keys = [[(r.transform, r.metric, r.part, r.control, tuple(r.floors)) for r in rows] for rows in parts]
+    if not keys or any(key != keys[0] for key in keys):
+        raise ShapeError(
+            f"merge: parts must have the same records, got {[len(k) for k in keys]} records. Use equal metrics."
+        )
+    return tuple(
+        replace(
+            same[0],
+            values=np.concatenate([r.values for r in same]),
+            floors={name: np.concatenate([r.floors[name] for r in same]) for name in same[0].floors},
+        )
+        for same in zip(*parts, strict=True)
+    )
 
 
 def _nan_records(rows: Sequence[Measurement], n: int) -> tuple[Measurement, ...]:

@@ -6,30 +6,27 @@ from typing import Annotated, Any
 import numpy as np
 from torch import Tensor
 
-from vispe.backbones.batching import FeatureFunction, Segmenter, features_of
+from vispe.backbones.batching import FeatureFunction, Segmenter
 from vispe.backbones.distributed import Processes
 from vispe.backbones.model_access import reinitialized_copy
 from vispe.backbones.vision_model import VisionModel
-from vispe.errors import InputError, OptionError, ShapeError, UnknownName, counted, did_you_mean
+from vispe.errors import InputError, counted
 from vispe.evaluate.rotation.distributed import Piece, filled
 from vispe.evaluate.rotation.figures.examples import Shown, example_labels, example_maps, rescale_to_rgb
 from vispe.evaluate.rotation.metrics import measure_step
 from vispe.evaluate.rotation.metrics.fingerprint import ENOUGH, Fingerprint, fingerprint, random_crops
-from vispe.evaluate.rotation.metrics.translation import default_shifts
-from vispe.evaluate.rotation.plan import (
-    ANGLES,
-    GROUPS,
-    OF_LABELS,
-    QUICK,
-    QUICK_ANGLES,
-    ImageBatch,
-    Measured,
-    RotationPlan,
-    center_crop,
+from vispe.evaluate.rotation.plan import GROUPS, OF_LABELS, ImageBatch, Measured, RotationPlan
+from vispe.evaluate.rotation.plan_options import (
+    all_angles,
+    all_shifts,
+    applicable_metrics,
+    class_count,
+    inferred_patch_size,
 )
-from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.utils.options import Interval, PositiveInt, Seed, checked
+from vispe.evaluate.rotation.result import RotationResult, notes_on_scale
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveInt, Seed, checked
 
 MOST_WINDOWS = 64
 """Max number of images of the fingerprint."""
@@ -125,19 +122,19 @@ def measure(
                 f"measure: `{word}` must have one entry per image, got {len(values)} for "
                 f"{counted(len(images), 'image')}. Pass one for each, in order."
             )
-    groups, skipped = _groups(metrics, quick, f, segmenter, truths)
+    groups, skipped = applicable_metrics(metrics, quick, f, segmenter, truths)
     if f is not None:
-        patch_size = patch_size or getattr(f, "patch_size", None) or _inferred_patch(f, images[0], size)
+        patch_size = patch_size or getattr(f, "patch_size", None) or inferred_patch_size(f, images[0], size)
     size = 14 * (patch_size or 16) if quick and size is None else size
-    n_classes = _class_count(n_classes, names, segmenter, truths)
+    n_classes = class_count(n_classes, names, segmenter, truths)
     names = [f"class {k + 1}" for k in range(n_classes or 0)] if names is None else list(names)
     plan = RotationPlan(
         groups=groups,
-        angles=_angles(angles, quick),
+        angles=all_angles(angles, quick),
         patch_size=patch_size,
         size=size,
         exact=exact,
-        shifts=_shifts(images[0], patch_size, size, quick),
+        shifts=all_shifts(images[0], patch_size, size, quick),
         n_classes=n_classes,
         names=tuple(names),
         batch_size=batch_size,
@@ -246,98 +243,3 @@ def _examples(
     poses = {} if measured.f is None else example_maps(measured.f, image)
     labels = {} if set(plan.groups).isdisjoint(OF_LABELS) else example_labels(measured, plan, step)
     return show(image), poses, labels
-
-
-def check_metrics(metrics: Sequence[str] | None) -> None:
-    """Raise `UnknownName` for a metric that is not in `GROUPS`."""
-    for name in metrics or ():
-        if name not in GROUPS:
-            raise UnknownName(
-                f"measure: unknown metric, got {name!r}.{did_you_mean(name, GROUPS)} Use one of {', '.join(GROUPS)}."
-            )
-
-
-def _groups(
-    metrics: Sequence[str] | None,
-    quick: bool,
-    f: FeatureFunction | None,
-    segmenter: Segmenter | None,
-    truths: Sequence[Any] | None,
-) -> tuple[tuple[str, ...], list[str]]:
-    """Return the applicable metrics in order, and notes on skipped ones."""
-    if f is None and segmenter is None:
-        raise OptionError("measure: f and segmenter are None. Pass a feature function, a segmenter, or both.")
-    check_metrics(metrics)
-    reasons = {}
-    for name in GROUPS:
-        labels = name in OF_LABELS
-        if not labels and f is None:
-            reasons[name] = "a segmenter has no features"
-        elif (name == "quadrant" and truths is None) or (labels and segmenter is None and truths is None):
-            reasons[name] = "it needs masks"
-    refused = next((m for m in metrics or () if m in reasons), None)
-    if refused is not None:
-        raise OptionError(f"measure: metric {refused!r} is not applicable: {reasons[refused]}. Omit it.")
-    requested = metrics or (QUICK if quick else GROUPS)
-    notes = []
-    if truths is None and f is not None and segmenter is None and metrics is None:
-        notes.append("Without masks accuracy was not measured; clusters of the features replace labels.")
-    if quick and metrics is None:
-        missing = [g for g in GROUPS if g not in QUICK and g not in reasons]
-        notes += [f"Skipped by quick: {', '.join(missing)}."] if missing else []
-    return tuple(g for g in GROUPS if g in requested and g not in reasons), notes
-
-
-def _inferred_patch(f: FeatureFunction, image: Tensor, size: int | None) -> int:
-    """Infer the patch size from the feature map of the first image."""
-    image = center_crop(image, None, size)[0]
-    h, w = features_of(f, image[None]).shape[-2:]
-    high, wide = image.shape[-2:]
-    if high % h or wide % w or high // h != wide // w:
-        raise ShapeError(
-            f"measure: patch_size cannot be inferred, got {(h, w)} cells for an image of {(high, wide)} px. Pass "
-            "`patch_size`, the pixels per cell."
-        )
-    return high // h
-
-
-def _class_count(
-    n_classes: int | None,
-    names: Sequence[str] | None,
-    segmenter: Segmenter | None,
-    truths: Sequence[Any] | None,
-) -> int | None:
-    known = n_classes or getattr(segmenter, "n_classes", None) or (len(names) if names else None)
-    if names is not None and known != len(names):
-        raise OptionError(
-            f"measure: `names` must have {counted(known, 'entry')}, got {len(names)}. Pass one per class."
-        )
-    if known is not None:
-        return int(known)
-    if truths is not None:
-        return int(max(np.max(np.asarray(truth)) for truth in truths))
-    if segmenter is not None:
-        raise OptionError(
-            "measure: the number of classes of the segmenter is unknown, got neither names nor truths. Pass `names`, "
-            "one per class, or `truths`."
-        )
-    return None
-
-
-def _angles(angles: Sequence[float] | None, quick: bool) -> tuple[float, ...]:
-    if angles is None:
-        return QUICK_ANGLES if quick else tuple(float(a) for a in ANGLES)
-    if not angles or not all(np.isfinite(angles)):
-        raise OptionError(f"measure: `angles` must be finite degrees, got {list(angles)}. Pass at least one.")
-    return tuple(dict.fromkeys(float(a) for a in angles))
-
-
-def _shifts(
-    image: Tensor, patch_size: int | None, size: int | None, quick: bool
-) -> tuple[tuple[int, int], ...]:
-    """Return the shifts for all images, from the grid of the first one."""
-    step = patch_size or 8
-    if quick:
-        return tuple(s for s in ((step, 0), (0, step), (step // 2, step // 2)) if s != (0, 0))
-    h, w = center_crop(image, step, size)[0].shape[-2:]
-    return default_shifts(step, (h // step, w // step))

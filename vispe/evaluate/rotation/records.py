@@ -1,18 +1,15 @@
-"""Records with one value per image, their table, and the verdict with its recommendation."""
+"""Records with one value per image, and their metrics."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from vispe.errors import ShapeError, UnknownName, counted
-from vispe.evaluate.rotation.record_key import D4_MEAN, FULL, POSITION_CODE, UNMOVED, Key
-from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
-from vispe.utils.report.result import Result
+from vispe.errors import ShapeError, UnknownName
+from vispe.evaluate.rotation.record_key import FULL, Key
 from vispe.utils.report.statistics import Better, Summary, summarise
-from vispe.utils.report.table import interval, json_entries, json_list, json_value, number
+from vispe.utils.report.table import json_entries, json_list, json_value
 
 
 @dataclass(frozen=True)
@@ -166,84 +163,6 @@ class Measurement:
         return entry
 
 
-@dataclass(frozen=True, eq=False)
-class RotationResult(Result):
-    """All records of one model or segmenter.
-
-    Attributes:
-        rows: measurements on the same images.
-        images: names of the images.
-        settings: options that affect the numbers, JSON values.
-        notes: remarks.
-
-    Raises:
-        ShapeError: a record has another number of values than there are images.
-
-    Example:
-        >>> rows = (Measurement("rot90", "error", np.array([0.1, 0.3])),)
-        >>> result = RotationResult(rows, ("a.png", "b.png"))
-        >>> result.find("rot90", "error").summary().mean
-        0.2
-    """
-
-    left = None
-
-    rows: tuple[Measurement, ...]
-    images: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        wrong = next((r for r in self.rows if len(r.values) != len(self.images)), None)
-        if wrong is not None:
-            raise ShapeError(
-                f"RotationResult: {wrong.transform} {wrong.metric} must have {counted(len(self.images), 'value')}, "
-                f"one per image, got {len(wrong.values)}. Pass one name per image."
-            )
-
-    def find(self, transform: str, metric: str, part: str = FULL) -> Measurement | None:
-        """Return the record with this transform, metric and part, or None."""
-        names = (transform, metric, part)
-        return next((r for r in self.rows if (r.transform, r.metric, r.part) == names), None)
-
-    @property
-    def verdict(self) -> str:
-        """Verdict on the features in one sentence; '' if the error over D4 was not measured."""
-        full, r2 = self.find(D4_MEAN, "error"), self.find(UNMOVED, "r2")
-        sentences = []
-        if full is not None:
-            sentences.append(verdict("features under rotation and reflection", full.summary().mean, "E"))
-        if r2 is not None:
-            sentences.append(verdict("features against position", r2.summary().median, "held-out R²"))
-        return "; ".join(sentences)
-
-    @property
-    def remedy(self) -> str:
-        """Recommendation in one sentence; '' if there is none."""
-        full, position = self.find(D4_MEAN, "error"), self.find(D4_MEAN, "error", POSITION_CODE)
-        if full is None:
-            return ""
-        return remedy(full.summary().mean, None if position is None else position.summary().mean)
-
-    def to_dict(self, seed: int = 0) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        facts = json_entries(self, "verdict", "remedy", "images", "settings", "notes")
-        return facts | {"rows": [row.to_dict(seed) for row in self.rows]}
-
-    def table(self, seed: int = 0) -> list[list[str]]:
-        """Return the table of all records as text, header first."""
-        head = ["transform", "metric", "part", "mean", "median", "worst", "95 % interval", "floor", "effect"]
-        return [head, *(_cells(row, seed) for row in self.rows)]
-
-
-def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
-    """Return remarks on the scale of the equivariance errors in these records."""
-    errors = [r for r in rows if r.metric == "error" and not r.control]
-    mean = {r.part: r.summary().mean for r in errors if r.transform == D4_MEAN}
-    whole = [float(v) for r in errors if r.part == FULL for v in r.values]
-    return scale_notes(whole, mean.get(FULL, math.inf), mean.get(POSITION_CODE))
-
-
 def relabelled(
     rows: Iterable[Measurement], part: str, *, control: bool | None = None
 ) -> tuple[Measurement, ...]:
@@ -256,37 +175,3 @@ def relabelled(
     """
     named = (row.about(part=part, layer=None, training="") for row in rows)
     return tuple(named if control is None else (replace(row, control=control) for row in named))
-
-
-def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
-    """Merge records that were measured on consecutive parts of the images, such as by several processes.
-
-    Raises:
-        ShapeError: the parts do not have the same records in the same order.
-
-    Example:
-        >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
-        >>> merge(parts)[0].values.tolist()
-        [0.1, 0.2]
-    """
-    keys = [[(r.transform, r.metric, r.part, r.control, tuple(r.floors)) for r in rows] for rows in parts]
-    if not keys or any(key != keys[0] for key in keys):
-        raise ShapeError(
-            f"merge: parts must have the same records, got {[len(k) for k in keys]} records. Use equal metrics."
-        )
-    return tuple(
-        replace(
-            same[0],
-            values=np.concatenate([r.values for r in same]),
-            floors={name: np.concatenate([r.floors[name] for r in same]) for name in same[0].floors},
-        )
-        for same in zip(*parts, strict=True)
-    )
-
-
-def _cells(row: Measurement, seed: int) -> list[str]:
-    summary, effect = row.summary(seed), row.effect(seed)
-    ends = interval(summary.interval) or f"{counted(summary.n, 'image')}: none"
-    cells = [row.transform, METRICS[row.metric].title, row.part + (" (control)" if row.control else "")]
-    cells += [number(summary.mean), number(summary.median), number(summary.worst), ends]
-    return [*cells, number(row.floor_mean), number(effect and effect.mean)]

@@ -7,7 +7,8 @@ import numpy as np
 
 from vispe.evaluate.rotation import record_key
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
-from vispe.evaluate.rotation.records import Measurement, RotationResult
+from vispe.evaluate.rotation.records import Measurement
+from vispe.evaluate.rotation.result import RotationResult
 from vispe.evaluate.rotation.verdict import GRADES
 from vispe.utils.report.html_page import Tone
 from vispe.utils.report.result import Result

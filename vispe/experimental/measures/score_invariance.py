@@ -17,7 +17,8 @@ from vispe.evaluate.rotation.metrics.lie_derivative import moved
 from vispe.evaluate.rotation.record_key import Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.images.symmetry.warp import rotate
-from vispe.utils.options import Interval, PositiveInt, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveInt, checked
 
 Classifier = Callable[[Tensor], Tensor]
 """Images (b, c, H, W) -> logits (b, k)."""

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.utils.options import Interval, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import checked
 
 BITS = ("d_rg>d_rb", "d_rb>d_rg", "orientation>0", "A_rg>A_rb", "A_rb>A_rg", "vector_sum_outside")
 MAX_SQUARED = 338  # squared length of the offsets in a 14 x 14 grid that the sampler uses

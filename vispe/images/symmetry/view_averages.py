@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from vispe.errors import ShapeError, counted
 from vispe.images.symmetry.d4 import D4, IDENTITY, Element
 from vispe.images.symmetry.translations import Placement
-from vispe.utils.options import Interval, NonNegativeInt, Options
+from vispe.utils.interval import Interval
+from vispe.utils.options import NonNegativeInt, Options
 
 MaxPoses = Annotated[int, Interval(least=1, most=len(D4))]
 _SHARE = 6  # the canvas is larger than the image by a sixth of its side, in patches

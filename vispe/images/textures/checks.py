@@ -6,7 +6,8 @@ from typing import Annotated
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.utils.options import Interval, PositiveFloat, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 Seed = int | np.random.Generator
 """Source of randomness of a texture: an integer, or a numpy Generator, which is advanced."""

@@ -12,7 +12,8 @@ from vispe.images.textures.checks import Seed, Size, both, frozen, smooth
 from vispe.images.textures.packing import neighbours, packed, shortest
 from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, fine
-from vispe.utils.options import FiniteFloat, Interval, NonNegativeFloat, PositiveFloat, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import FiniteFloat, NonNegativeFloat, PositiveFloat, checked
 
 _FEWEST = 16  # discs; with fewer, scaling them to the exact coverage would change the radii noticeably
 

@@ -12,7 +12,8 @@ from vispe.images.textures.checks import Fractions, Seed, Size, both, cumulated,
 from vispe.images.textures.packing import neighbours, packed, shortest
 from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, fine
-from vispe.utils.options import FiniteFloat, Interval, NonNegativeFloat, PositiveFloat, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import FiniteFloat, NonNegativeFloat, PositiveFloat, checked
 
 _DARK = 0.1  # grey level of grain boundaries
 

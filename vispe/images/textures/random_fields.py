@@ -11,7 +11,8 @@ from vispe.errors import OptionError, counted
 from vispe.images.textures.checks import Fractions, Seed, Size, both, cumulated, frozen, smooth
 from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, Raster, Waves, fine, plane_quantiles, ring_waves
-from vispe.utils.options import FiniteFloat, Interval, NonNegativeFloat, PositiveFloat, Probability, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import FiniteFloat, NonNegativeFloat, PositiveFloat, Probability, checked
 
 Wavelength = PositiveFloat | Annotated[tuple[PositiveFloat, ...], Interval(least=1)]
 

@@ -12,7 +12,8 @@ from vispe.errors import UnsupportedCombination, counted
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.schemes.mrope import RoPE1D
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.utils.options import Interval, NonNegativeFloat
+from vispe.utils.interval import Interval
+from vispe.utils.options import NonNegativeFloat
 
 
 @register_scheme

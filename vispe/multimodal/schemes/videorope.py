@@ -13,7 +13,8 @@ from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.utils.options import Interval, PositiveFloat
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveFloat
 
 
 @register_scheme

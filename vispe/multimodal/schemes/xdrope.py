@@ -17,7 +17,8 @@ from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.parallel_segments import END, steps
 from vispe.multimodal.streams.segments import IMAGE, Image
 from vispe.multimodal.streams.torch_typing import listed
-from vispe.utils.options import Interval, NonNegativeInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import NonNegativeInt
 
 AXES = ("sequence", "column", "row", "image")
 

@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 
 from vispe.errors import InputError, ShapeError
 from vispe.multimodal.streams.token_stream import Stream
-from vispe.utils.options import Interval, PositiveFloat, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveFloat, checked
 
 
 @checked

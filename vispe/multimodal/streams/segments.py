@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from vispe.errors import OptionError, counted, is_integer
-from vispe.utils.options import Interval, NonNegativeInt, PositiveFloat, PositiveInt, check_options
+from vispe.utils.interval import Interval
+from vispe.utils.options import NonNegativeInt, PositiveFloat, PositiveInt, check_options
 
 TEXT, IMAGE, VIDEO = 0, 1, 2  # numbers of `mm_token_type_ids` of Hugging Face processors
 WHOLE = (0, 0, 1, 1)  # tile row and column, tile rows and columns of an image without tiles

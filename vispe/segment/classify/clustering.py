@@ -13,7 +13,8 @@ import numpy as np
 from vispe.errors import InputError, require
 from vispe.segment.classify import spectral
 from vispe.segment.classify.cluster_count import CHOICES, Choice, choose
-from vispe.utils.options import Interval, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import checked
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 from vispe.errors import OptionError
 from vispe.segment.features import micro_features
 from vispe.segment.features.filters.filters2d import SIGMAS
-from vispe.utils.options import Integer, Interval, Options, PositiveFloat, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import Integer, Options, PositiveFloat, PositiveInt
 
 FeatureKind = Literal["filters", "tokens", "both"]
 KINDS: tuple[FeatureKind, ...] = get_args(FeatureKind)

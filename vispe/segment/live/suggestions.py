@@ -15,7 +15,8 @@ from scipy.ndimage import distance_transform_edt, uniform_filter
 
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.types import Prediction
-from vispe.utils.options import Interval, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import checked
 
 COUNT = 5
 """Default number of suggestions."""

@@ -18,7 +18,8 @@ from vispe.segment.run.scoring import ScoreOptions
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.types import LabelOptions, Paths, PostProcessing, ReadOptions
-from vispe.utils.options import Interval, Options
+from vispe.utils.interval import Interval
+from vispe.utils.options import Options
 
 DEFAULT = FeatureConfig("both", model=NAME)
 """Default features of `segment`, for labels and clusters: vispe_micro and filters.

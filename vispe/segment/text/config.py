@@ -10,7 +10,8 @@ import numpy as np
 from vispe.backbones.model_names import CLIP, check_kind, kind_of
 from vispe.errors import InputError, OptionError
 from vispe.segment.text.readouts import parse_readout
-from vispe.utils.options import Interval, Options
+from vispe.utils.interval import Interval
+from vispe.utils.options import Options
 
 
 @dataclass(frozen=True)

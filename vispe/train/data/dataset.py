@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
-from vispe.utils.options import Interval, read_option
+from vispe.utils.interval import Interval
+from vispe.utils.option_values import read_option
 
 PERIOD = 1_000_000  # largest number of rows after which the proportions of a mixture are exact
 SMOOTH = 256  # smallest period in rows, which limits the number of permutations

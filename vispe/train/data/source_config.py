@@ -12,7 +12,7 @@ from vispe.train.data.hub_dataset import HubSource
 from vispe.train.data.image_folder import FolderSource
 from vispe.train.data.synthetic import SyntheticSource
 from vispe.train.data.tar_dataset import TarSource
-from vispe.utils.options import read_option
+from vispe.utils.option_values import read_option
 
 KINDS: dict[str, type[Source]] = {
     "folder": FolderSource,

@@ -23,7 +23,8 @@ from vispe.train.evaluate.mask_scores import FilterFeatures, score_masks
 from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
 from vispe.train.evaluate.probe_images import CentreWindows, Noise, Settings, Textures, probe_step
 from vispe.train.evaluate.result import ModelMeasurements, RetrofitReport
-from vispe.utils.options import Interval, Options, PositiveInt, Seed
+from vispe.utils.interval import Interval
+from vispe.utils.options import Options, PositiveInt, Seed
 
 MAX_PROBED = 8
 """Largest number of noise images for the positional probe; the fingerprint uses all of them."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from vispe.images.symmetry.view_averages import MaxPoses, ViewAverage
 from vispe.train.data.augmentation import Augment
 from vispe.train.lr_schedule import Schedule, scheduled_lr
+from vispe.utils.interval import Interval
 from vispe.utils.options import (
-    Interval,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,

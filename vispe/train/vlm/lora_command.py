@@ -21,7 +21,7 @@ from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme
 from vispe.train.vlm.order_command import absolute_paths, load_processor, read_prompts
 from vispe.utils.files import write_json
-from vispe.utils.options import Interval
+from vispe.utils.interval import Interval
 
 
 @dataclass(frozen=True, kw_only=True)

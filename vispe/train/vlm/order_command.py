@@ -27,7 +27,7 @@ from vispe.train.retrofit.recipe_files import recipe_permissions, task_arguments
 from vispe.train.vlm.order_invariance import OnStep, OrderRecipe, order_scores, train_order_invariance
 from vispe.train.vlm.prompts import Piece, Prompt
 from vispe.utils.files import write_json
-from vispe.utils.options import Interval
+from vispe.utils.interval import Interval
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
 _KEYS = ("images", "before", "after", "answer")

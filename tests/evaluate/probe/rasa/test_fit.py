@@ -4,10 +4,11 @@ import torch
 from scipy.optimize import minimize
 
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.evaluate.probe.fit import Fit, fit_probe
+from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.rasa.fit import Rasa, fit_rasa
 from vispe.evaluate.probe.rasa.projection import RasaProjection
 from vispe.evaluate.probe.rasa.rounds import grid_coords, rasa_loss
+from vispe.evaluate.probe.regression_data import Fit
 from vispe.evaluate.probe.targets import ramp
 
 

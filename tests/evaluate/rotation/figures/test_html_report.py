@@ -153,8 +153,8 @@ def test_remedy_and_verdict_of_labels():
 
 
 def test_words_of_users_are_no_markup():
-    from vispe.evaluate.rotation.records import RotationResult
     from vispe.evaluate.rotation.report import RotationReport
+    from vispe.evaluate.rotation.result import RotationResult
 
     evil = "<script>&\"'$\\frac"
     actual = RotationResult(

@@ -19,7 +19,7 @@ from vispe.evaluate.rotation import (
     raw_intensity,
     reinitialized_copy,
 )
-from vispe.evaluate.rotation.comparison import MEASURES, InvariantShare, cka, error, rank, subspace
+from vispe.evaluate.rotation.feature_similarity import MEASURES, InvariantShare, cka, error, rank, subspace
 
 ROT90 = [element("rot90")]
 
@@ -205,7 +205,7 @@ def test_the_rank_test_shares_ties_and_works_in_pieces(monkeypatch):
     assert rank(constant, constant) == pytest.approx(1 / 12)
     a, b = field((12, 12)), field((12, 12)) + 0.3 * noise((12, 12), 3)
     whole = rank(a, b)
-    monkeypatch.setattr("vispe.evaluate.rotation.comparison.CHUNK", 300)
+    monkeypatch.setattr("vispe.evaluate.rotation.feature_similarity.CHUNK", 300)
     assert rank(a, b) == whole
     assert 0 < whole < 1
 

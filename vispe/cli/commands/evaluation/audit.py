@@ -55,7 +55,8 @@ def audit(
     from vispe.evaluate.audit.findings import Comparison
     from vispe.evaluate.audit.html_report import audit_page, plot_audit
     from vispe.evaluate.audit.measures import choose
-    from vispe.evaluate.audit.runner import VIEWS, audit
+    from vispe.evaluate.audit.runner import audit
+    from vispe.evaluate.audit.runs import VIEWS
     from vispe.evaluate.evaluated import load_evaluated_model
     from vispe.evaluate.measure.audited_model import as_audited_model
     from vispe.evaluate.measure.probe_images import load_images

@@ -80,8 +80,9 @@ def rotate(
     from vispe.errors import OptionError
     from vispe.evaluate.evaluated import load_evaluated_model
     from vispe.evaluate.image_sources import load_sources
-    from vispe.evaluate.rotation.evaluation import check_metrics, measure
+    from vispe.evaluate.rotation.evaluation import measure
     from vispe.evaluate.rotation.figures.html_report import rotation_page
+    from vispe.evaluate.rotation.plan_options import check_metrics
 
     paths, mask_paths = find(images), find(masks)
     if not paths and textures < 1:

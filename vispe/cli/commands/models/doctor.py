@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from vispe.errors import counted
+from vispe.errors import OptionError, VispeError, counted, short
 
 POSITIONALS = ("model",)
-TITLES = {
+TITLES = {  # of the sections of `vispe.cli.installation`
     "versions": "versions",
     "devices": "devices",
     "choice": "choice of the attention backend",
@@ -13,10 +13,6 @@ TITLES = {
     "weights": "pretrained weights on disk",
     "extras": "extras",
 }
-PACKAGES = (
-    "torch", "torchvision", "timm", "open_clip_torch", "einops", "numpy", "pillow", "scikit-learn", "scikit-image",
-    "scipy", "tifffile", "skops", "matplotlib", "jsonargparse", "rich",
-)  # fmt: skip
 
 
 def doctor(
@@ -51,8 +47,6 @@ def doctor(
     """
     from json import dumps
 
-    from vispe.errors import OptionError
-
     model_options = {"encoding": encoding, "img-size": img_size, "weights": weights}
     model_options |= {"batch-size": batch_size != 1, "dtype": dtype != "float32", "device": device != "auto"}
     if model:
@@ -61,9 +55,10 @@ def doctor(
         return
     if unused := [f"--{name}" for name, value in model_options.items() if value]:
         raise OptionError(f"doctor: no model for {', '.join(unused)}. Write the name of the model first.")
-    parts = (_versions, _devices, _choice, _backends, _weights, _extras)
-    report = {key: part() for key, part in zip(TITLES, parts, strict=True)}
-    print(dumps(report, indent=2) if json else "\n".join(_facts(TITLES[key], report[key]) for key in TITLES))
+    from vispe.cli.installation import installation
+
+    report = installation()
+    print(dumps(report, indent=2) if json else "\n".join(_facts(TITLES[key], report[key]) for key in report))
 
 
 def _facts(title: str, entries: dict[str, Any]) -> str:
@@ -93,7 +88,6 @@ def _model(
     from vispe.backbones.local.debiased import inner_model
     from vispe.backbones.model_access import image_size
     from vispe.backbones.model_names import NETWORKS, has_weights
-    from vispe.errors import OptionError, VispeError, short
     from vispe.hosts.attention_paths import attention_paths
     from vispe.hosts.convert import convert
 
@@ -152,124 +146,3 @@ def _layer_range(layers: list[str], all_layers: list[str]) -> str:
     if len(layers) > 2 and all_layers[first : first + len(layers)] == layers:
         return f"{layers[0]} to {layers[-1]} ({counted(len(layers), 'layer')})"
     return ", ".join(layers)
-
-
-def _versions() -> dict[str, str]:
-    import platform
-    from importlib import metadata
-
-    from vispe.utils.version import __version__
-
-    versions = {"vispe": __version__, "python": platform.python_version(), "system": platform.platform()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
-
-
-def _devices() -> dict[str, str]:
-    import torch
-
-    devices = {"cpu": f"{counted(torch.get_num_threads(), 'thread')}"}
-    for i in range(torch.cuda.device_count()):
-        memory = torch.cuda.get_device_properties(i).total_memory / 2**30
-        devices[f"cuda:{i}"] = f"{torch.cuda.get_device_name(i)}, {memory:.0f} GiB"
-    return devices | ({"mps": "Apple GPU"} if torch.backends.mps.is_available() else {})
-
-
-def _choice() -> dict[str, str]:
-    """Return the selected backend, what selected it, and the devices on which the Triton kernels run."""
-    import torch
-
-    from vispe.attention.backend_selection import VARIABLE, selected
-    from vispe.attention.backends.triton.device import device_unsupported_reason
-
-    backend, by = selected()
-    choice = {"backend": backend + (f", chosen by {by}" if by else f" (set {VARIABLE} to choose another)")}
-    for i in range(torch.cuda.device_count()):
-        choice[f"triton on cuda:{i}"] = (
-            device_unsupported_reason(torch.zeros(1, device=f"cuda:{i}")) or "its kernels run"
-        )
-    if not torch.cuda.device_count():
-        choice["triton"] = device_unsupported_reason(torch.zeros(1)) or "its kernels run, interpreted"
-    return choice
-
-
-_GRIDS = {1: (37 * 37,), 2: (37, 37), 3: (37, 37, 1)}
-
-
-def _backends() -> dict[str, str]:
-    import torch
-
-    import vispe
-    from vispe.encodings.multi_softmax import calls_of
-    from vispe.errors import BackendUnavailable, UnsupportedCombination
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    grids = {axes: vispe.Grid(shape, reference=shape) for axes, shape in _GRIDS.items()}
-    q, x = torch.zeros(1, 6, 37 * 37, 64, device=device), torch.zeros(1, 37 * 37, 384, device=device)
-    backends = {}
-    for name in vispe.list_encodings(kind="bias"):
-        axes = vispe.encoding_info(name).ndim
-        grid = grids[2 if 2 in axes else axes[0]]
-        try:
-            encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
-            calls = calls_of(q, q, q, encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
-            # an encoding may compute several softmaxes, each with its own backend
-            backends_of_calls = [
-                str(vispe.explain(q, q, q, bias=call.bias, transform=call.transform)) for _, call in calls
-            ]
-            backends[name] = "; ".join(dict.fromkeys(backends_of_calls))
-        # the backend set in the environment does not support it, or the encoding needs causal attention
-        except (BackendUnavailable, UnsupportedCombination) as error:
-            backends[name] = str(error)
-    return backends
-
-
-def _weights() -> dict[str, str]:
-    from pathlib import Path
-
-    import torch
-
-    from vispe.backbones.hub import repositories
-
-    suffixes = (".safetensors", ".bin", ".pth", ".pt", ".npz")
-    sizes: dict[str, int] = {}
-    for repo in repositories():
-        files = [f for revision in repo.revisions for f in revision.files if f.file_name.endswith(suffixes)]
-        # revisions share files: count each blob once
-        if files:
-            sizes[repo.repo_id] = sum({f.blob_path: f.size_on_disk for f in files}.values())
-    for file in sorted(Path(torch.hub.get_dir(), "checkpoints").glob("*")):
-        if file.suffix in suffixes:
-            sizes[file.name] = file.stat().st_size
-    return {name: f"{size / 2**20:.0f} MiB" for name, size in sizes.items()}
-
-
-def _extras() -> dict[str, Any]:
-    """Return the missing packages of each extra of vispe."""
-    from importlib import metadata
-
-    from packaging.requirements import Requirement
-
-    def missing(extra: str) -> list[str]:
-        requirements = [Requirement(text) for text in metadata.requires("vispe") or ()]
-        names = [
-            requirement.name
-            for requirement in requirements
-            if requirement.marker is not None
-            if requirement.name != "vispe" and "extra" in str(requirement.marker)
-            if requirement.marker.evaluate({"extra": extra})
-        ]
-        return [name for name in names if not list(metadata.distributions(name=name))]
-
-    try:
-        extras = metadata.metadata("vispe").get_all("Provides-Extra") or ()
-    except metadata.PackageNotFoundError:
-        return {"all": "unknown: vispe is not installed, this is a source checkout"}
-    return {
-        extra: f"missing {', '.join(names)}; run: pip install 'vispe[{extra}]'" if names else "complete"
-        for extra, names in zip(extras, map(missing, extras), strict=True)
-    }

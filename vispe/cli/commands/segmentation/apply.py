@@ -72,7 +72,7 @@ def apply(
         vispe apply out/model.vispe more/*.png -o more_out
         vispe apply out/model.vispe stack.tif --z 0:20 -o stack_out --json
     """
-    from vispe.cli.commands.segmentation.segment import Console
+    from vispe.cli.segmentation_console import Console
     from vispe.segment import pipeline
     from vispe.segment.objects.options import options_or_none
     from vispe.segment.types import PostProcessing
@@ -103,7 +103,7 @@ def apply(
             tile=tile,
             device=device,
             force=force,
-            watch=console.watcher,
+            watch=console,
             memory=memory,
             scheduler=scheduler,
             storage_options=storage_options,

@@ -55,7 +55,7 @@ def features(
     """
     from json import dumps
 
-    from vispe.cli.commands.segmentation.segment import Console
+    from vispe.cli.segmentation_console import Console
     from vispe.cli.terminal import one_line
     from vispe.errors import counted
     from vispe.segment.features.feature_config import FeatureConfig
@@ -77,7 +77,7 @@ def features(
     with Console(True, globals()["features"], POSITIONALS) as console:
         stored = store_features(
             images, out, features=config, reading=reading, seed=seed, device=device, force=force,
-            watch=console.watcher,
+            watch=console,
         )  # fmt: skip
     if json:
         print(dumps({"images": stored.images, "failures": stored.failures}, indent=2))

@@ -1,11 +1,6 @@
-"""`vispe segment`: segmentation of micrographs, and the console output of segmentation runs."""
+"""`vispe segment`: segmentation of micrographs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
-
-from vispe.cli.messages import name_options
-from vispe.cli.terminal import one_line
-from vispe.errors import counted
+from typing import Literal
 
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
@@ -13,31 +8,11 @@ LIBRARY_NAMES = {"zero_is": "truth_zero", "page": "truth_page", "include_labelle
 OPTIONAL_VALUE = {"cluster": "auto"}
 MULTI_WORD = ("text",)
 ADVANCED = (
-    *("cluster_method", "readout", "templates", "background", "filters_3d", "stored_features", "pos_embed"),
-    *(
-        "token_stride",
-        "token_shifts",
-        "layers",
-        "legend",
-        "dense",
-        "max_classes",
-        "label_page",
-        "truth_zero",
-        "truth_page",
-    ),
-    *(
-        "score_labelled",
-        "scene",
-        "orientation",
-        "normalize",
-        "clip",
-        "object_classes",
-        "touching",
-        "object_min_area",
-        "fill_holes",
-    ),
-    *("exclude_border", "objects_as", "tile", "scheduler", "storage_options"),
-)
+    "cluster_method", "readout", "templates", "background", "filters_3d", "stored_features", "pos_embed",
+    "token_stride", "token_shifts", "layers", "legend", "dense", "max_classes", "label_page", "truth_zero",
+    "truth_page", "score_labelled", "scene", "orientation", "normalize", "clip", "object_classes", "touching",
+    "object_min_area", "fill_holes", "exclude_border", "objects_as", "tile", "scheduler", "storage_options",
+)  # fmt: skip
 
 
 def segment(
@@ -165,6 +140,7 @@ def segment(
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --pos-embed alibi2d -o out
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --token-stride 7 -o out
     """
+    from vispe.cli.segmentation_console import Console
     from vispe.segment import pipeline
     from vispe.segment.features.feature_config import FeatureConfig
     from vispe.segment.objects.options import options_or_none
@@ -245,103 +221,9 @@ def segment(
             seed=seed,
             device=device,
             force=force,
-            watch=console.watcher,
+            watch=console,
             memory=memory,
             scheduler=scheduler,
             storage_options=storage_options,
         )
     return console.finish(report, out)
-
-
-class Console:
-    """Console output of a segmentation run: results on stdout, progress and notes on stderr.
-
-    Args:
-        json: print the complete report as JSON at the end instead of one line per image.
-        command: function of the command, whose options replace parameters in messages.
-        positionals: positional parameters of the command.
-    """
-
-    def __init__(self, json: bool, command: Callable[..., int], positionals: Sequence[str]) -> None:
-        from rich.progress import TextColumn
-
-        from vispe.cli.common import progress
-        from vispe.segment.run.reports.run_report import ProgressCallbacks
-
-        def message(text: str) -> str:
-            return one_line(name_options(text, command, positionals))
-
-        bar = progress(TextColumn("{task.completed:.1f}/{task.total:.0f} images"))
-        stderr = bar.console
-
-        class Display(ProgressCallbacks):
-            """Watcher that prints to the terminal."""
-
-            task = None
-
-            def start(self, what: str, total: int) -> None:
-                if self.task is not None:
-                    bar.remove_task(self.task)
-                self.task = bar.add_task(what, total=total)
-
-            def step(self, share: float) -> None:
-                bar.advance(self.task, share)
-
-            def note(self, text: str) -> None:
-                stderr.print(f"vispe: note: {message(text)}")
-
-            def failed(self, path: str, reason: str) -> None:
-                stderr.print(f"vispe: {one_line(path)} was skipped: {message(reason)}")
-
-            def done(self, record: Mapping[str, Any]) -> None:
-                if not json:
-                    print(one_line(describe(record)), flush=True)
-
-        self.json, self.bar, self.stderr, self.watcher = json, bar, stderr, Display()
-        self._message = message
-
-    def __enter__(self) -> "Console":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def finish(self, report: Any, out: str) -> int:
-        """Print the report (with `json`) or the skipped images, and return the exit code."""
-        import json
-
-        if self.json:
-            print(json.dumps(report.as_dict(), indent=2))
-        if report.failures:
-            count = len(report.failures)
-            self.stderr.print(
-                f"vispe: {counted(len(report.images), 'image')} done in {out}, {count} skipped:"
-            )
-            for failure in report.failures:
-                self.stderr.print(f"  {one_line(failure['image'])}: {self._message(failure['reason'])}")
-        return report.exit_code
-
-
-def describe(record: Mapping[str, Any]) -> str:
-    """Return the results of an image as one line."""
-    from vispe.segment.classify.fractions import estimate_words, map_words
-
-    line = f"{record['image']}: {map_words(record['map_fractions'])}"
-    if record["fraction_kind"] == "estimate" and None not in record["map_fractions"].values():
-        bounds = record["fractions_ci95"] or {}
-        fractions = (
-            f"{name} {estimate_words(v, bounds.get(name))}" for name, v in record["fractions"].items()
-        )
-        line += f"; estimated true fractions (95 %): {', '.join(fractions)}"
-    if "objects" in record:
-        classes = record["objects"]["classes"].items()
-        counts = ", ".join(f"{objects['count']} {name}" for name, objects in classes)
-        line += f"; objects: {counts}"
-        if learnt := record["objects"].get("object_classes"):
-            line += f" ({', '.join(f'{n} {name}' for name, n in learnt['counts'].items())})"
-    if "scores" in record:
-        line += f"; mIoU {record['scores']['miou']:.3f}"
-    if "trust" in record:
-        line += f"; trust: {record['trust']['brief']}"
-    return f"{line} -> {record['files']['labels']}"

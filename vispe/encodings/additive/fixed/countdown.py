@@ -14,7 +14,8 @@ from vispe.encodings.parts.coords import exact_device, padded
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.utils.options import FiniteFloat, Interval, PositiveFloat
+from vispe.utils.interval import Interval
+from vispe.utils.options import FiniteFloat, PositiveFloat
 
 Mode = Literal["difference", "ratio"]
 LENGTH = "length"

@@ -13,7 +13,8 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.utils.options import FiniteFloat, Interval, PositiveFloat, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import FiniteFloat, PositiveFloat, PositiveInt
 
 Divisor = Literal["constant", "batch", "none"]
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from vispe.encodings.parts.additive.waves import SinCos
 from vispe.encodings.registry import register
-from vispe.utils.options import Interval
+from vispe.utils.interval import Interval
 
 
 @register

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from vispe.encodings.parts.additive.waves import SinCos
 from vispe.encodings.registry import register
-from vispe.utils.options import Interval, PositiveFloat, check_per_axis
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveFloat, check_per_axis
 
 
 @register

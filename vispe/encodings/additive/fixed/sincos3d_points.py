@@ -14,7 +14,8 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.utils.options import Interval, PositiveEvenInt, PositiveFloat
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveEvenInt, PositiveFloat
 
 
 @register

@@ -15,7 +15,8 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.utils.options import Interval, PositiveFloat, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveFloat, PositiveInt
 
 MOST = 4096  # inputs of a layer
 

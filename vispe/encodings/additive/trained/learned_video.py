@@ -12,7 +12,8 @@ from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, counted
 from vispe.grid import Grid
-from vispe.utils.options import Interval, PositiveEvenInt, PositiveFloat, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 
 @register

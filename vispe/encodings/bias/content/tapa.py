@@ -16,7 +16,8 @@ from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.utils.options import Interval, NonNegativeFloat, PositiveInt, Spacing
+from vispe.utils.interval import Interval
+from vispe.utils.options import NonNegativeFloat, PositiveInt, Spacing
 
 
 @register

@@ -16,7 +16,8 @@ from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
-from vispe.utils.options import Axes, Interval, PositiveInt, Spacing, check_per_axis
+from vispe.utils.interval import Interval
+from vispe.utils.options import Axes, PositiveInt, Spacing, check_per_axis
 
 MARGIN = 1e-4  # by which the decay exceeds the fastest growth
 

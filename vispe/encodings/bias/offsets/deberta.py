@@ -22,7 +22,8 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination, counted
 from vispe.grid import Positions
 from vispe.utils.autocast import no_autocast
-from vispe.utils.options import Axes, Interval, NonNegativeFloat, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import Axes, NonNegativeFloat, PositiveInt
 
 
 @register

@@ -20,7 +20,8 @@ from vispe.encodings.parts.rotary.head_basis import BasisKey, HeadBasis
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Grid, Positions
 from vispe.grid.grid_frequencies import Schedule
-from vispe.utils.options import Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Shape, Spacing
+from vispe.utils.interval import Interval
+from vispe.utils.options import NonNegativeFloat, PositiveFloat, PositiveInt, Shape, Spacing
 
 Basis = Literal["none", "head"]
 LogitScale = Literal["none", "yarn", "entropy", "log_length", "ssmax"] | PositiveFloat

@@ -15,7 +15,8 @@ from vispe.encodings.base import Rotary
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
 from vispe.utils.autocast import no_autocast
-from vispe.utils.options import Axes, Interval, PositiveInt
+from vispe.utils.interval import Interval
+from vispe.utils.options import Axes, PositiveInt
 
 Block = Annotated[int, Interval(least=2)]
 eigh = cast("Callable[[Tensor], tuple[Tensor, Tensor]]", torch.linalg.eigh)  # pyright: ignore[reportUnknownMemberType]

@@ -16,7 +16,8 @@ from vispe.encodings.parts.rotary.angles import even_counts, spread_angles
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.utils.options import Interval, PositiveFloat, PositiveInt, Shape, Spacing
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveFloat, PositiveInt, Shape, Spacing
 
 
 @register

@@ -22,7 +22,8 @@ from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.grid.grid_frequencies import cosine_similarity_bound, grid_frequencies, min_base, p_rope
-from vispe.utils.options import FiniteFloat, Interval, PositiveFloat, Probability, Shape, UnitInterval
+from vispe.utils.interval import Interval
+from vispe.utils.options import FiniteFloat, PositiveFloat, Probability, Shape, UnitInterval
 
 Indexing = Literal["xy", "ij"]
 Duplicate = Literal["interleave", "repeat"]

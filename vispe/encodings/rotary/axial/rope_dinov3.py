@@ -21,7 +21,8 @@ from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.grid.grid_frequencies import Schedule, grid_frequencies
-from vispe.utils.options import Interval, PositiveFloat, Shape
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveFloat, Shape
 
 NormalizeCoords = Literal["separate", "max", "min"]
 

@@ -26,10 +26,10 @@ from vispe.encodings.parts.rotary.gta_representations import (
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import PerToken, Positions
+from vispe.utils.interval import Interval
 from vispe.utils.options import (
     Axes,
     FiniteFloat,
-    Interval,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 from vispe.errors import OptionError, check_flag
 from vispe.evaluate.plots.explorer.pairwise_values import explorer_data
 from vispe.utils.files import atomic_path
-from vispe.utils.options import Interval, NonNegativeInt, PositiveInt, read_option
+from vispe.utils.interval import Interval
+from vispe.utils.option_values import read_option
+from vispe.utils.options import NonNegativeInt, PositiveInt
 
 _FIT = """<script>
 new ResizeObserver(() => {

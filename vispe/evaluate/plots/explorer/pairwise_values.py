@@ -18,7 +18,7 @@ from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.encodings.registry import create_encoding, encoding_class, parse_spec
 from vispe.errors import UnsupportedCombination, VispeError, counted
 from vispe.grid import Grid
-from vispe.utils.options import option_choices
+from vispe.utils.declared_options import option_choices
 
 HEAD_DIM = 64
 HIDDEN = 65535

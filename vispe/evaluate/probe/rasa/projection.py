@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from vispe.errors import InputError, OptionError, ShapeError, counted
-from vispe.evaluate.probe.fit import Features
 from vispe.evaluate.probe.rasa.rounds import (
     Order,
     authors_projector,
     joint_projector,
     round_directions,
 )
+from vispe.evaluate.probe.regression_data import Features
 from vispe.utils.options import checked
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction
 from vispe.errors import InputError, counted
 from vispe.evaluate.probe.group_averages import transform_averages
-from vispe.evaluate.probe.rasa.fit import NULL, Rasa
+from vispe.evaluate.probe.rasa.fit import Rasa
+from vispe.evaluate.probe.rasa.optimisation import NULL
 from vispe.evaluate.probe.rasa.projection import RasaProjection
 
 ALPHA = 0.01  # with less, planes have small variance, and a regularised probe still decodes position

@@ -93,7 +93,7 @@ def plot_poses(report: RotationReport) -> Figure:
         MissingExtra: matplotlib is not installed.
 
     Example:
-        >>> from vispe.evaluate.rotation.records import Measurement, RotationResult
+        >>> from vispe.evaluate.rotation import Measurement, RotationResult
         >>> result = RotationResult((Measurement("rot90", "error", np.array([0.1])),), ("a.png",))
         >>> maps = {name: np.random.rand(4, 4, 3) for name in ("identity", "rot90")}
         >>> report = RotationReport("vit", result, None, np.zeros((8, 8, 3)), maps)
@@ -125,7 +125,7 @@ def plot_label_poses(report: RotationReport) -> Figure:
         MissingExtra: matplotlib is not installed.
 
     Example:
-        >>> from vispe.evaluate.rotation.records import Measurement, RotationResult
+        >>> from vispe.evaluate.rotation import Measurement, RotationResult
         >>> result = RotationResult((Measurement("rot90", "error", np.array([0.1])),), ("a.png",))
         >>> maps = {name: np.ones((4, 4), int) for name in ("identity", "rot90")}
         >>> report = RotationReport("vit", result, None, np.zeros((4, 4, 3)), labels=maps)

@@ -10,7 +10,8 @@ import numpy as np
 from vispe.errors import InputError
 from vispe.evaluate.rotation.figures.figure_labels import LIMITS
 from vispe.evaluate.rotation.record_key import ALL_ANGLES, D4_MEAN, FULL, POSITION_CODE, UNMOVED
-from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
+from vispe.evaluate.rotation.records import METRICS, Measurement
+from vispe.evaluate.rotation.result import RotationResult
 from vispe.evaluate.rotation.verdict import MILD
 from vispe.utils.report import figure_style
 from vispe.utils.report.figure_style import BLUE, GREY, INK, ORANGE

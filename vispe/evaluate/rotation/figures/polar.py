@@ -8,7 +8,8 @@ import numpy as np
 
 from vispe.evaluate.rotation.figures.figure_labels import LIMITS, floor, images_of, mean, title_of
 from vispe.evaluate.rotation.record_key import ANGLE
-from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
+from vispe.evaluate.rotation.records import METRICS, Measurement
+from vispe.evaluate.rotation.result import RotationResult
 from vispe.utils.report import figure_style
 from vispe.utils.report.figure_style import BLUE, FAINT, INK, PALE
 

@@ -17,7 +17,8 @@ from vispe.evaluate.rotation.figures.image_grids import plot_poses as plot_poses
 from vispe.evaluate.rotation.figures.model_comparison import plot_models as plot_models
 from vispe.evaluate.rotation.figures.polar import plot_polar as plot_polar
 from vispe.evaluate.rotation.metrics.quadrant_gap import QUADRANTS
-from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
+from vispe.evaluate.rotation.records import METRICS, Measurement
+from vispe.evaluate.rotation.result import RotationResult
 from vispe.evaluate.rotation.verdict import EXACT
 from vispe.images.symmetry.d4 import D4
 from vispe.utils.report import figure_style

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vispe.evaluate.rotation.figures.polar import plot_polar
-from vispe.evaluate.rotation.records import METRICS, Measurement, RotationResult
+from vispe.evaluate.rotation.records import METRICS, Measurement
+from vispe.evaluate.rotation.result import RotationResult
 from vispe.images.symmetry.d4 import D4
 from vispe.utils.report import figure_style
 from vispe.utils.report.result import Drawing, Rows

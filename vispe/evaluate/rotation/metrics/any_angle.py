@@ -21,7 +21,8 @@ from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, features_of, patch_of
 from vispe.errors import ShapeError
-from vispe.evaluate.rotation.comparison import Pair, compared, error
+from vispe.evaluate.rotation.comparison import Pair, compared
+from vispe.evaluate.rotation.feature_similarity import error
 from vispe.evaluate.rotation.helpers import Found, at_angles, canvas_of, features, question
 from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import ALL_ANGLES, ANGLE, FULL, Key

@@ -31,7 +31,7 @@ def control_rows(
         f: feature function; the control of random weights needs a `VisionModel`.
         images: (c, H, W) each, iterated once per control; iterables that are not sequences are read into memory.
         elements: poses; the identity is ignored.
-        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
+        measures: names in `vispe.evaluate.rotation.feature_similarity.MEASURES`, and 'invariant_share'.
         batch_size: max number of images of equal size per batch.
         seed: random seed of the random weights.
         twin: return value of `reinitialized_copy` for the model of f, if available.

@@ -16,16 +16,8 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, checked_maps, features_of
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.comparison import (
-    MEASURES,
-    InvariantShare,
-    Pair,
-    compared,
-    label_of,
-    measures_named,
-    poses_of,
-    shuffled,
-)
+from vispe.evaluate.rotation.comparison import Pair, compared, label_of, poses_of, shuffled
+from vispe.evaluate.rotation.feature_similarity import MEASURES, InvariantShare, measures_named
 from vispe.evaluate.rotation.record_key import FULL, IDENTICAL, POSITION_CODE, SHUFFLED, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.images.symmetry.d4 import D4, Element
@@ -53,7 +45,7 @@ def equivariance(
             (`fit_to_patches`), so that the grids of all poses coincide.
         images: (c, H, W) each.
         elements: poses; the identity is excluded from records and means.
-        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
+        measures: names in `vispe.evaluate.rotation.feature_similarity.MEASURES`, and 'invariant_share'.
         batch_size: max number of images of equal size per batch.
         controls: add the records 'identity' (f evaluated twice: must be 0) and 'shuffled' (shuffled tokens: chance).
         margin: tokens excluded at the border, for models with special border handling.

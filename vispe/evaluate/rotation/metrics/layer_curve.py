@@ -10,7 +10,8 @@ from vispe.backbones.batching import FeatureFunction, batches, checked_maps, fea
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.targets import ramp
-from vispe.evaluate.rotation.comparison import Pair, compared, error, label_of, poses_of, shuffled
+from vispe.evaluate.rotation.comparison import Pair, compared, label_of, poses_of, shuffled
+from vispe.evaluate.rotation.feature_similarity import error
 from vispe.evaluate.rotation.helpers import Rows, features, question
 from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import POSITION_CODE, SHUFFLED_POSITIONS, UNMOVED, Key

@@ -30,7 +30,8 @@ from vispe.images.symmetry.d4 import D4, IDENTITY, Element
 from vispe.images.symmetry.label_maps import resampled_labels, rotated_labels
 from vispe.images.symmetry.warp import Canvas
 from vispe.segment.metrics import adjusted_rand_index, mean_iou
-from vispe.utils.options import Interval, PositiveInt, checked
+from vispe.utils.interval import Interval
+from vispe.utils.options import PositiveInt, checked
 
 
 def consistency(

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, features_of, patch_of
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.comparison import Pair, compared, measures_named
+from vispe.evaluate.rotation.comparison import Pair, compared
 from vispe.evaluate.rotation.distributed import Piece
+from vispe.evaluate.rotation.feature_similarity import measures_named
 from vispe.evaluate.rotation.helpers import Found, features, question, size_of
 from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan, Shift
 from vispe.evaluate.rotation.record_key import CROP_SHIFT, FULL, PARTS, ROLL, WHOLE, Key
@@ -63,7 +64,7 @@ def roll_equivariance(
         images: (c, H, W) each, both sides multiples of the patch size.
         shifts: (dy, dx) in pixels; `default_shifts` of the first image by default.
         patch_size: patch size in pixels; `f.patch_size` by default.
-        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`.
+        measures: names in `vispe.evaluate.rotation.feature_similarity.MEASURES`.
         batch_size: max number of images of equal size per batch.
         part: part of the records, see `Measurement`.
 
@@ -117,7 +118,7 @@ def crop_shift(
         size: window (height, width) in pixels, multiples of the patch size.
         shifts: (dy, dx) in pixels; `default_shifts` without the half grid by default.
         patch_size: patch size in pixels; `f.patch_size` by default.
-        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`.
+        measures: names in `vispe.evaluate.rotation.feature_similarity.MEASURES`.
         batch_size: max number of images of equal size per batch.
         margin: tokens excluded at the border of both windows.
         part: part of the records, see `Measurement`.

@@ -1,123 +1,24 @@
-"""Token grids and positions: `Grid` (shapes only, no tensors) and `Positions` (coordinates of every token)."""
+"""Coordinates of the tokens of a batch.
+
+A `Grid` creates its positions, so the module of `Grid` imports this one: grids are annotated as `Any` here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, get_args
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import ShapeError
 from vispe.grid.cached_values import cached_value
 from vispe.grid.per_token import PerToken
-from vispe.grid.position_fields import extent_of, joined_fields, spacing_of
-from vispe.grid.validation import as_offset, as_shape, as_spacing, check_fields, is_size
+from vispe.grid.position_fields import extent_of, joined_fields, spacing_of, unravelled
+from vispe.grid.validation import as_spacing, check_coords, check_fields
 
 T = TypeVar("T")
-Origin = Literal["start", "end", "centre"]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The shape of a regular token grid, row-major, with leading prefix tokens.
-
-    Args:
-        shape: tokens per axis, slow to fast: (n,), (h, w) or (t, h, w).
-        prefix: number of tokens without a position (class, registers), before the patches.
-        spacing: distance between neighbours along each axis, in any length unit; 1 per axis by default.
-        reference: shape of the grid that the model was trained with, for encodings that rescale.
-        origin: token with coordinate 0: 'start', the first of each axis; 'end', the last, counting backwards, so that
-            the newest frame of a video is always 0; 'centre', the middle of the grid, so that rotations by 90 degrees
-            and flips only permute coordinates and change signs. Encodings of coordinates use it; encodings that look up
-            cells, or fractions of the extent, do not support it and raise.
-        offset: physical coordinates of `origin`, added to all coordinates, for grids in one coordinate system
-            (`Positions.joined`); 0 by default. Encodings that do not support other origins do not support it.
-
-    Raises:
-        ShapeError: an axis is empty, there are more than 3 axes, or the lengths of the arguments differ.
-        OptionError: `spacing` is not one positive number per axis, `offset` is not one number per axis, or `origin` is
-            unknown.
-
-    Example:
-        >>> Grid((4,), origin="centre").positions().coords.flatten().tolist()
-        [-1.5, -0.5, 0.5, 1.5]
-    """
-
-    shape: tuple[int, ...]
-    prefix: int = 0
-    spacing: tuple[float, ...] | None = None
-    reference: tuple[int, ...] | None = None
-    origin: Origin = "start"
-    offset: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        shape = as_shape(self.shape, "shape")
-        object.__setattr__(self, "shape", shape)
-        if not is_size(self.prefix) or self.prefix < 0:
-            raise ShapeError(f"Grid needs a prefix of 0 or more tokens, got prefix={self.prefix!r}.")
-        if self.spacing is not None:
-            object.__setattr__(self, "spacing", as_spacing(self.spacing, len(shape)))
-        if self.reference is not None:
-            reference = as_shape(self.reference, "reference")
-            if len(reference) != len(shape):
-                raise ShapeError(
-                    f"Grid needs a reference with one number per axis of shape={shape}, got reference={reference}."
-                )
-            object.__setattr__(self, "reference", reference)
-        if self.offset is not None:
-            object.__setattr__(self, "offset", as_offset(self.offset, len(shape)))
-        if self.origin not in get_args(Origin):
-            raise OptionError(f"origin must be one of {', '.join(get_args(Origin))}, got {self.origin!r}.")
-
-    @property
-    def axes(self) -> int:
-        """Number of axes, 1 to 3."""
-        return len(self.shape)
-
-    @property
-    def patches(self) -> int:
-        """Number of tokens with a position."""
-        count = 1
-        for n in self.shape:
-            count = count * n
-        return count
-
-    @property
-    def tokens(self) -> int:
-        """Number of all tokens, including the prefix."""
-        return self.prefix + self.patches
-
-    def positions(self, device: torch.device | str | None = None) -> Positions:
-        """Return the `Positions` of all tokens of this grid, with float32 coordinates (1, n, a)."""
-        spacing = self.spacing or (1.0,) * self.axes
-        lines = [
-            self._line(torch.arange(n, dtype=torch.float32, device=device), n) * s
-            for n, s in zip(self.shape, spacing, strict=True)
-        ]
-        # (n_1, ..., a) -> (n, a) in raster order
-        coords = torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1).flatten(0, -2)
-        cell = torch.tensor(spacing, dtype=torch.float32, device=device)
-        # the first and last token are opposite corners
-        extent = (coords[-1] - coords[0]).abs() + cell
-        if self.offset is not None:
-            coords = coords + coords.new_tensor(self.offset)
-        spatial = coords.new_ones(coords.shape[0], dtype=torch.bool)
-        # prefix tokens come first, at coordinate 0 and without a position
-        if self.prefix:
-            coords = torch.cat([coords.new_zeros(self.prefix, self.axes), coords])
-            spatial = torch.cat([spatial.new_zeros(self.prefix), spatial])
-        pos = Positions(coords[None], spatial[None], extent[None], cell=cell[None], grid=self)
-        # other origins have coordinates that differ from cells
-        pos.on_grid = self.origin == "start" and self.offset is None
-        return pos
-
-    def _line(self, cells: Tensor, n: int) -> Tensor:
-        """Return the coordinates of the cells 0 .. n - 1 of an axis, in units of cells."""
-        if self.origin == "start":
-            return cells
-        return n - 1 - cells if self.origin == "end" else cells - (n - 1) / 2
 
 
 class Positions:
@@ -137,7 +38,7 @@ class Positions:
         cell: (b or 1, a), distance between neighbouring cells; ones by default.
         index: (b or 1, n) int64, cell index of each token in `grid` (arbitrary for prefix tokens); None if the tokens
             are the full grid in raster order.
-        grid: the grid of the tokens, if any.
+        grid: the `Grid` of the tokens, if any.
         attrs: further attributes of particular encodings, such as camera poses or random draws.
 
     Raises:
@@ -169,17 +70,12 @@ class Positions:
         *,
         cell: Tensor | None = None,
         index: Tensor | None = None,
-        grid: Grid | None = None,
+        grid: Any = None,
         attrs: dict[str, Any] | None = None,
     ) -> None:
         if coords.ndim == 2:
             coords = coords[None]
-        exact = coords.dtype in (torch.float32, torch.float64)
-        if coords.ndim != 3 or not 1 <= coords.shape[-1] <= 3 or not exact:
-            raise ShapeError(
-                "Positions needs float32 or float64 coords of shape (b, n, axes) with 1 to 3 axes, "
-                f"got {tuple(coords.shape)} {coords.dtype}."
-            )
+        check_coords(coords)
         self.coords = coords
         self.spatial = coords.new_ones(coords.shape[:2], dtype=torch.bool) if spatial is None else spatial
         self.cell = coords.new_ones(1, coords.shape[-1]) if cell is None else cell
@@ -199,7 +95,7 @@ class Positions:
         return f"Positions(coords={tuple(self.coords.shape)}, grid={self.grid}{suffix})"
 
     @staticmethod
-    def joined(parts: Sequence[Positions | Grid]) -> Positions:
+    def joined(parts: Sequence[Any]) -> Positions:
         """Return the positions of the tokens of several grids in one sequence, in one coordinate system.
 
         Coordinates are those of the parts, so `spacing` and `offset` of each grid must have one unit. For grids of one
@@ -209,14 +105,15 @@ class Positions:
         all cells. Encodings that need a grid raise; all that read coordinates accept it.
 
         Args:
-            parts: positions or grids with equal numbers of axes, each with batch size b or 1. A `Grid` without
+            parts: `Positions` or `Grid` with equal numbers of axes, each with batch size b or 1. A `Grid` without
                 `offset` is centred at 0, whatever its origin.
 
         Raises:
             ShapeError: there are no parts, or their axes, batch sizes or devices differ, or they have attributes.
 
         Example:
-            >>> fine, coarse = Grid((2,), spacing=(1,)), Grid((2,), spacing=(4,))
+            >>> from vispe.grid import Grid
+        >>> fine, coarse = Grid((2,), spacing=(1,)), Grid((2,), spacing=(4,))
             >>> Positions.joined([fine, coarse]).coords.flatten().tolist()
             [-0.5, 0.5, -2.0, 2.0]
         """
@@ -266,19 +163,7 @@ class Positions:
             what = "positions of several grids" if "spacing" in self.attrs else "free coordinates"
             raise ShapeError(f"A bias table needs positions of a Grid, got {what}. Use grid.positions().")
         shape = self.grid.shape
-
-        def make() -> Tensor:
-            # unravel the cell index, fastest axis first
-            rest = self.numbers()
-            cells: list[Tensor] = []
-            for n in reversed(shape):
-                rows = rest.div(n, rounding_mode="floor")
-                # not torch.remainder, which ONNX export does not support for dynamic sizes
-                cells.insert(0, rest - n * rows)
-                rest = rows
-            return torch.stack(cells, -1) * self.spatial[..., None]
-
-        return self.remember("cells", make)
+        return self.remember("cells", lambda: unravelled(self.numbers(), shape) * self.spatial[..., None])
 
     def gather(self, keep: Tensor) -> Positions:
         """Return the positions of a subset of the tokens, in the given order.
