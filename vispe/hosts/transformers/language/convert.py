@@ -56,7 +56,7 @@ from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
 from vispe.hosts.transformers.version import check_version
 from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
-from vispe.multimodal.per_layer import ConcatenatedScheme, scheme_of
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme, scheme_of
 from vispe.multimodal.properties import is_text_exact
 
 _logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from vispe.errors import InputError, ShapeError, counted
 from vispe.hosts.transformers.language.families import family_of
 from vispe.hosts.transformers.language.families.grids import GRIDS, NEWLINE_GRIDS, ROW_END_GRIDS
 from vispe.multimodal import Scheme, Stream
-from vispe.multimodal.per_layer import ConcatenatedScheme
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float64)
