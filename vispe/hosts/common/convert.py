@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.parts.rotary.head_basis import HeadBasis, describe_bases
-from vispe.encodings.registry import create_encoding, encoding_class
+from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
 from vispe.hosts.common.checks import (

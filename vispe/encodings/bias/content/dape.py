@@ -14,8 +14,9 @@ from vispe.attention.bias.dense_request import DenseRequest
 from vispe.attention.precision import exact_product
 from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
-from vispe.encodings.registry import create_encoding, parse_spec, register
+from vispe.encodings.registry import parse_spec, register
 from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.grid import Positions
