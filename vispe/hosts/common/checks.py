@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
 from vispe.encodings.parts.positions.sampler import Sampler
-from vispe.encodings.parts.rotary.rope import BaseTooSmall, RopeBase
+from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
+from vispe.encodings.parts.rotary.rope.smallest_base import BaseTooSmall
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.grid import Grid
 
