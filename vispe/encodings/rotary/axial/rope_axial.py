@@ -12,17 +12,13 @@ from vispe.attention.transform.channel_tables import ChannelTables
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rotary.rope.axial_pairs import axial_angles, check_split, pair_counts
 from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
-from vispe.encodings.parts.rotary.rope.smallest_base import BaseTooSmall, diagnose_side
+from vispe.encodings.parts.rotary.rope.smallest_base import BaseTooSmall, diagnose_base
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.grid.grid_frequencies import grid_frequencies, p_rope
 from vispe.utils.options import FiniteFloat, Interval, PositiveFloat, Probability, Shape, UnitInterval
-
-Indexing = Literal["xy", "ij"]
-Duplicate = Literal["interleave", "repeat"]
-ScheduleAxes = Literal["all", "space"]
 
 
 @register
@@ -157,9 +153,9 @@ class RopeAxial(RopeBase):
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"vjepa2": ()}
 
     temperature: PositiveFloat = 100.0
-    indexing: Indexing = "xy"
+    indexing: Literal["xy", "ij"] = "xy"
     layout: Layout = "interleaved"
-    duplicate: Duplicate = "interleave"
+    duplicate: Literal["interleave", "repeat"] = "interleave"
     offset: FiniteFloat = 0.0
     rotated: Annotated[float, Interval(above=0, most=1)] = 1.0
     split: Shape | None = None
@@ -167,7 +163,7 @@ class RopeAxial(RopeBase):
     unrotated: Probability = 0.0
     alternate: bool = False
     tail: Literal["halves", "end"] = "halves"
-    schedule_axes: ScheduleAxes = "all"
+    schedule_axes: Literal["all", "space"] = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,9 +219,8 @@ class RopeAxial(RopeBase):
         with torch.device("cpu"):  # models may be built on the meta device
             pos = grid.positions()
             pos = pos if self.spacing is None else pos.with_spacing(self.spacing)
-            sides = zip(grid.shape, self.frequencies(pos), pos.cell[0].tolist(), strict=True)
-            diagnostics = [diagnose_side(self.name, self.temperature, f, n, cell) for n, f, cell in sides]
-        return max((one for one in diagnostics if one), key=lambda one: one.needed, default=None)
+            freqs, cells = self.frequencies(pos), pos.cell[0].tolist()
+            return diagnose_base(self.name, self.temperature, freqs, grid.shape, cells)
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         # the offset is in cells

@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rotary.rope.directions import golden_directions, spread_directions
+from vispe.encodings.parts.rotary.rope.directional_frequencies import golden_frequencies, spiral_frequencies
 from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
@@ -178,24 +177,10 @@ class RopeField(RopeBase):
         """Return omega, radians per unit of the coordinates along each axis of the grid, (pairs, axes) float64."""
         if self.frequencies is not None:
             return torch.tensor(self.frequencies, dtype=torch.float64)
-        low, high = self.min_freq, self.max_freq
+        options = self.pairs, axes, self.min_freq, self.max_freq, self.unrotated
         if self.directions == "golden":
-            unrotated = round(self.unrotated * self.pairs)
-            # log-spaced magnitudes; the pairs before them are not rotated
-            way = torch.linspace(0, 1, self.pairs - unrotated, dtype=torch.float64)
-            sizes = F.pad(low * (high / low) ** way, (unrotated, 0))
-            return sizes[:, None] * golden_directions(self.pairs, axes)
-        # each group has all magnitudes, as each axis of axial RoPE
-        groups = self.groups or GROUPS
-        parts: list[Tensor] = []
-        for group in torch.arange(self.pairs).tensor_split(groups):
-            unrotated = round(self.unrotated * len(group))
-            way = torch.arange(len(group) - unrotated, dtype=torch.float64) / max(len(group) - unrotated, 1)
-            parts.append(F.pad(high * (low / high) ** way, (unrotated, 0)))
-        counts = torch.tensor([len(part) for part in parts])
-        return torch.cat(parts)[:, None] * spread_directions(groups, axes).repeat_interleave(
-            counts, 0, output_size=self.pairs
-        )
+            return golden_frequencies(*options)
+        return spiral_frequencies(*options, self.groups or GROUPS)
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         # unit: half the distance from the first to the last patch; origin: the centre

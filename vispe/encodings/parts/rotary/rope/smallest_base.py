@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -43,16 +44,26 @@ class BaseTooSmall(NamedTuple):
         )
 
 
-def diagnose_side(name: str, base: float, freqs: Tensor, side: int, cell: float) -> BaseTooSmall | None:
-    """Return a diagnostic if the base is too small for one side of a grid, else None; None for few pairs.
+def diagnose_base(
+    name: str, base: float, freqs: Sequence[Tensor], shape: Sequence[int], cells: Sequence[float]
+) -> BaseTooSmall | None:
+    """Return the diagnostic of the side with the largest requirement, or None if the base suffices for all.
+
+    Sides with few pairs are ignored.
 
     Args:
         name: name of the encoding.
         base: its base (temperature).
-        freqs: radians per unit of the coordinates, (1, pairs).
-        side: number of patches.
-        cell: distance between neighbouring patches.
+        freqs: radians per unit of the coordinates, per axis (1, pairs of the axis).
+        shape: number of patches per axis.
+        cells: distance between neighbouring patches per axis.
     """
+    sides = zip(freqs, shape, cells, strict=True)
+    diagnostics = [_diagnose_side(name, base, *side) for side in sides]
+    return max((one for one in diagnostics if one), key=lambda one: one.needed, default=None)
+
+
+def _diagnose_side(name: str, base: float, freqs: Tensor, side: int, cell: float) -> BaseTooSmall | None:
     pairs = freqs.shape[-1]
     # radians per patch: coordinates advance by one cell per patch
     if pairs < FEW or (cosine_similarity_bound(freqs[0] * cell, side) >= 0).all():
