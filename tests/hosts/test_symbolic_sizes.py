@@ -24,7 +24,7 @@ from tests.hosts.helpers import EVERY, RELEASE, close, grads, image, shake, tiny
 from vispe import Grid
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.additive import curves
-from vispe.encodings.parts.additive.curves import curve_order, traced_indices
+from vispe.encodings.parts.additive.gilbert_curve import curve_order, traced_indices
 
 DOCS = Path(__file__).parents[2] / "docs/how-to/models/hosts.md"
 SIZES = ((32, 32), (40, 56), (56, 40), (72, 64))  # the grid of the model, the traced one, transposed, larger

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any, ClassVar, Literal
 
@@ -10,24 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32, fixed_size, same_grid
+from vispe.attention.precision import at_least_float32, same_grid
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.additive.curves import (
-    ImageShift,
-    ReleasedShift,
-    curve_indices,
-    curve_order,
-    traced_indices,
-)
 from vispe.encodings.parts.additive.fourier import ProgressiveBands, with_first
+from vispe.encodings.parts.additive.gilbert_curve import ordered_indices
+from vispe.encodings.parts.additive.image_shift import ImageShift, ReleasedShift
+from vispe.encodings.parts.additive.loope_checkpoint import (
+    check_matrix,
+    rename_released_keys,
+    resample_offset,
+)
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
-from vispe.errors import EncodingMismatch, OptionError, ShapeError, counted
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.utils.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
-_logger = logging.getLogger(__name__)
 Order = Literal["gilbert", "raster"]
 Start = Literal["width", "longer", "even"]
 Context = Literal["image", "released", "cells", "none"]
@@ -159,41 +157,17 @@ class Loope(ProgressiveBands, Additive):
     def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename ``art_conv.*`` and ``cls_token`` of the released module, if its prefix is `prefix`."""
         del parent_prefix
-        if self.context != "released" or f"{prefix}art_conv.0.weight" not in state_dict:
-            return
-        # layers without parameters are at the odd indices of the released sequence
-        names = {f"art_conv.{2 * i}": f"network.convs.{i}" for i in range(5)}
-        names |= {"art_conv.10": "network.norm", "art_conv.12": "network.linear"}
-        # a counter of torch.nn.BatchNorm2d without a counterpart here
-        state_dict.pop(f"{prefix}art_conv.10.num_batches_tracked", None)
-        for name in [n for n in state_dict if n.startswith(f"{prefix}art_conv.")]:
-            module, _, last = name.removeprefix(prefix).rpartition(".")
-            state_dict[f"{prefix}{names[module]}.{last}"] = state_dict.pop(name)
-        if self.vector is not None and f"{prefix}cls_token" in state_dict:
-            state_dict[f"{prefix}vector"] = state_dict.pop(f"{prefix}cls_token").reshape(1, -1)
+        if self.context == "released":
+            rename_released_keys(state_dict, prefix, class_token=self.vector is not None)
 
     def resample_checkpoint(
         self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
     ) -> None:
         """Resample the cell shifts of another grid, as `shift` does; a matrix over cells cannot be resampled."""
-        saved, offset = state_dict.get(f"{prefix}offset"), self.offset
-        if saved is not None and offset is not None and saved.ndim == 2 and saved.shape != offset.shape:
-            exact = at_least_float32(saved)[None, None]
-            resampled = F.interpolate(exact, size=offset.shape, mode="bilinear", align_corners=False)
-            state_dict[f"{prefix}offset"] = resampled[0, 0].to(saved.dtype)
-            _logger.info(
-                "%soffset is resampled from the grid %s to %s.", prefix, tuple(saved.shape), self.grid
-            )
-        matrix = state_dict.get(f"{prefix}network.linear.weight")
-        if self.grid is None or not isinstance(self.network, ReleasedShift) or matrix is None:
-            return
-        if matrix.shape[0] != self.grid[0] * self.grid[1] or (grid is not None and grid != self.grid):
-            trained = f" {grid}" if grid else ""
-            raise EncodingMismatch(
-                f"{prefix}network.linear.weight is a matrix over the {counted(matrix.shape[0], 'cell')} of the "
-                f"grid{trained} that loope was trained on, but the model has {self.grid} and a matrix cannot be "
-                "resampled. Use that grid as grid=[h,w]: loope then resamples the output of the matrix."
-            )
+        if self.grid is not None and self.offset is not None:
+            resample_offset(state_dict, prefix, self.grid)
+        if self.grid is not None and isinstance(self.network, ReleasedShift):
+            check_matrix(state_dict, prefix, self.grid, grid)
 
     def static(self, pos: Positions) -> Tensor:
         """Return the index of each cell along the order, from 1, (h w,), float64 if available."""
@@ -203,19 +177,9 @@ class Loope(ProgressiveBands, Additive):
             device = exact_device(pos.coords)
             if self.order == "raster":
                 return torch.arange(1, h * w + 1, dtype=torch.float64, device=device)
-            return self._along_curve(h, w, device)
+            return ordered_indices(h, w, self.start, device)
 
         return pos.remember((self.name, self.order, self.start), make)
-
-    def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
-        # ONNX and TorchScript do not support the custom operator of vispe
-        onnx = torch.onnx.is_in_onnx_export()
-        # symbolic sizes need operators of the graph instead of numpy
-        if onnx and not (fixed_size(h) and fixed_size(w)):
-            return traced_indices(h, w, self.start, device)
-        if onnx or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
-        return curve_indices(h, w, self.start, device)
 
     def shift(self, pos: Positions, image: Tensor | None = None) -> Tensor | None:
         """Return the shift of each cell, (1 or b, h w) in (-1, 1); None without context."""
@@ -232,8 +196,7 @@ class Loope(ProgressiveBands, Additive):
             shape_found = "none" if image is None else tuple(image.shape)
             raise ShapeError(
                 f"loope needs images (b, {self.in_chans}, height, width) for its shift, got {shape_found}. Pass "
-                f"them to "
-                "`table`, set in_chans, or use 'loope.static'."
+                "them to `table`, set in_chans, or use 'loope.static'."
             )
         return self.network(image, shape).flatten(1)
 
