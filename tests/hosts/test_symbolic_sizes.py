@@ -23,7 +23,6 @@ import vispe
 from tests.hosts.helpers import EVERY, RELEASE, close, grads, image, shake, tiny
 from vispe import Grid
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.additive import curves
 from vispe.encodings.parts.additive.gilbert_curve import curve_order, traced_indices
 
 DOCS = Path(__file__).parents[2] / "docs/how-to/models/hosts.md"
