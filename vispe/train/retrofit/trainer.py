@@ -170,8 +170,7 @@ class Training:
         """Add the gradients of the local batch; return the maps of one image, of student and target."""
         config = self.config
         seed = self.processes.seed(config.seed, self.step)
-        position_seed = self.processes.seed(config.seed, self.step, POSITIONS)
-        set_progress(self.student, self.progress, seed=position_seed)
+        set_progress(self.student, self.progress, seed=self.processes.seed(config.seed, self.step, POSITIONS))
         pose, pair = sample_pose(config.seed, self.step), self._pair(data)
         example, views = None, sample_views(config.seed, self.step, self._grid(data), config.target)
         images, target_maps = data if isinstance(data, tuple) else (data, None)
