@@ -13,8 +13,9 @@ from vispe.attention import attention, explain, use_backend
 from vispe.encodings.attention_layer import Attention
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.metadata import EncodingInfo, encoding_info, list_encodings
-from vispe.encodings.registry import create_encoding, register
+from vispe.encodings.registry import register
 from vispe.errors import VispeError
 from vispe.evaluate.plots.encoding import plot_bias
 from vispe.grid import Grid, Positions

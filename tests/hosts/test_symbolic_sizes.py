@@ -23,8 +23,8 @@ import vispe
 from tests.hosts.helpers import EVERY, RELEASE, close, grads, image, shake, tiny
 from vispe import Grid
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.additive import curves
-from vispe.encodings.parts.additive.curves import curve_order, traced_indices
+from vispe.encodings.parts.additive import gilbert_curve
+from vispe.encodings.parts.additive.gilbert_curve import curve_order, traced_indices
 
 DOCS = Path(__file__).parents[2] / "docs/how-to/models/hosts.md"
 SIZES = ((32, 32), (40, 56), (56, 40), (72, 64))  # the grid of the model, the traced one, transposed, larger
@@ -257,6 +257,6 @@ def test_the_curve_in_operations_of_onnx_is_that_of_the_recursion(start):
 
 
 def test_the_curve_of_a_grid_beyond_its_limit_is_not_a_number(monkeypatch):
-    monkeypatch.setattr(curves, "ROUNDS", 3)
+    monkeypatch.setattr(gilbert_curve, "ROUNDS", 3)
     assert traced_indices(3, 3, "width", torch.device("cpu")).isfinite().all()
     assert traced_indices(20, 20, "width", torch.device("cpu")).isnan().all()

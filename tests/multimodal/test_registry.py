@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.cases import cases
-from vispe.encodings.registry import create_encoding
+from vispe.encodings.creation import create_encoding
 from vispe.errors import OptionError, ShapeError, UnknownEncoding, UnknownName, UnsupportedCombination
 from vispe.multimodal import (
     Image,

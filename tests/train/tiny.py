@@ -14,8 +14,8 @@ from vispe.backbones.distributed import Processes
 from vispe.train.data import Source
 from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.config import Probe, Retrofit, Stage, Student, Target, Teacher
-from vispe.train.retrofit.distillation import make_plan
 from vispe.train.retrofit.distillation_losses import Objective
+from vispe.train.retrofit.stage_plan import make_plan
 from vispe.train.retrofit.student import load_teacher, make_student
 from vispe.train.retrofit.trainer import Training
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from vispe.attention import attention
 from vispe.encodings.base import Additive, Encoding, Mixing
 from vispe.encodings.compose import bias_of, transform_of, value_term_of
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.multi_softmax import branches_of
 from vispe.encodings.parts.preparation import check_samplers, prepare
-from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec, plain_terms
+from vispe.encodings.registry import Spec, encoding_class, parse_spec, plain_terms
 from vispe.encodings.saved_spec import check_same_spec, keep
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions, as_positions

@@ -16,17 +16,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
 
-from vispe.encodings.base import (
-    HOST_FACTS,
-    Additive,
-    Biased,
-    Encoding,
-    Mixing,
-    Rotary,
-)
-from vispe.encodings.compose import Compose
+from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.positions.sampler import Sampler
-from vispe.encodings.parts.preparation import check_samplers
 from vispe.encodings.spec import SCHEME_NAMES, parse_text
 from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
 
@@ -40,7 +31,6 @@ KINDS: dict[str, type[Encoding]] = {
     "positions": Sampler,
 }
 _REGISTRY: dict[str, type[Encoding]] = {}
-_SIZES = ("dim", "num_heads", "head_dim", "depth")  # host facts that an encoding and its host must agree on
 # encoding name to module, from file names alone: importing vispe imports no encoding
 _FILES = {
     file.stem: ".".join(("vispe.encodings", *file.relative_to(Path(__file__).parent).with_suffix("").parts))
@@ -164,7 +154,7 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
         [{'name': 'rope_axial'}, {'name': 'alibi2d', 'slopes': 'learned'}]
     """
     if isinstance(spec, Encoding):
-        return [dict(s) for s in (spec.spec if isinstance(spec, Compose) else [spec.spec])]
+        return [dict(part.spec) for part in spec.parts()]
     if isinstance(spec, str) and spec.strip():
         return [check_term(*term) for term in parse_text(spec)]
     if isinstance(spec, Mapping):
@@ -172,9 +162,14 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
         if not isinstance(options.get("name"), str):
             raise OptionError(f"An encoding as dict needs a 'name', got keys {sorted(options)}.")
         return [check_term(options.pop("name"), options)]
-    if _is_list(spec):
+    if is_list(spec):
         return [term for member in spec for term in parse_spec(member)]
     raise OptionError(f"An encoding must be a name, a dict, a list of these or an Encoding, got {spec!r}.")
+
+
+def is_list(spec: Spec) -> TypeGuard[Sequence[Any]]:
+    """Return whether a spec is a list with at least one member, which is a sum."""
+    return isinstance(spec, Sequence) and not isinstance(spec, str) and len(cast("Sequence[Any]", spec)) > 0
 
 
 def plain_terms(spec: Spec) -> list[dict[str, Any]]:
@@ -204,111 +199,6 @@ def _plain(term: dict[str, Any]) -> dict[str, Any]:
 def _json(value: Any) -> Any:
     """Return a value with tuples replaced by lists, as read from a file."""
     return [_json(v) for v in cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else value
-
-
-def create_encoding(spec: Spec, **options: Any) -> Encoding:
-    """Build an encoding.
-
-    Args:
-        spec: see the module's docstring.
-        **options: options of the encoding (for a single one), and the facts of the host that it needs:
-            `dim` (width of the tokens), `num_heads`, `head_dim` (channels of a head, if it differs from
-            dim / num_heads), `depth` (blocks) and `grid` (shape of the token grid; encodings with an
-            option `axes` are built for its axes, unless `axes` is given). Facts that an encoding does not
-            use are ignored; an unknown option is an error.
-
-    Returns:
-        The encoding, or a `Compose` for a sum.
-
-    Raises:
-        UnknownEncoding: the encoding or preset does not exist.
-        OptionError: an option is unknown or has an invalid value, or a required fact is missing.
-        UnsupportedCombination: the members of a sum cannot be combined.
-
-    Example:
-        >>> create_encoding("alibi2d(slopes=learned)", num_heads=4).config["slopes"]
-        'learned'
-    """
-    facts = {k: options.pop(k) for k in HOST_FACTS if k in options}
-    if isinstance(spec, Encoding):
-        if options:
-            raise OptionError(
-                f"create_encoding cannot apply options to an instance, got {sorted(options)} and a {spec.name}. "
-                "Pass them to its constructor."
-            )
-        for part in spec.parts():
-            sizes = {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}
-            if sizes.get("dim") and sizes.get("head_dim", 0) is None:  # None stands for dim / num_heads
-                sizes["head_dim"] = sizes["dim"] // sizes["num_heads"]
-            _agrees(part.name, sizes, facts)
-        return spec
-    if _is_list(spec) and len(spec) > 1:
-        built = [create_encoding(member, **facts) for member in spec]  # instances are used unchanged
-    elif _is_list(spec):
-        return create_encoding(spec[0], **facts, **options)
-    else:
-        terms = parse_spec(spec)
-        # options apply to a single encoding; for a sum, the error below is raised
-        built = [_build({**term, **(options if len(terms) == 1 else {})}, facts) for term in terms]
-    if options and len(built) > 1:
-        raise OptionError(
-            f"create_encoding cannot assign options to members of a sum, got {sorted(options)}. "
-            "Write them into the spec."
-        )
-    if len(built) == 1:
-        return built[0]
-    check_samplers(built)
-    return Compose(built)
-
-
-def _is_list(spec: Spec) -> TypeGuard[Sequence[Any]]:
-    return isinstance(spec, Sequence) and not isinstance(spec, str) and len(cast("Sequence[Any]", spec)) > 0
-
-
-def _agrees(name: str, value: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise if an encoding and its host differ in width, number of heads or depth."""
-    for fact in _SIZES:
-        if value.get(fact) is not None and facts.get(fact) is not None and value[fact] != facts[fact]:
-            raise OptionError(
-                f"{name} has {fact}={value[fact]} but the model has {fact}={facts[fact]}. "
-                f"Omit {fact}: the model supplies it."
-            )
-
-
-def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
-    options = dict(term)
-    name = options.pop("name")
-    check_term(name, options)
-    _agrees(name, options, facts)
-    cls = encoding_class(name)
-    parameters = inspect.signature(cls).parameters
-    supplied = {k: v for k, v in facts.items() if k in parameters and v is not None}
-    axes = len(facts.get("grid") or ())
-    if axes in cls.ndim and "axes" in parameters and parameters["axes"].default is not None:
-        supplied["axes"] = axes  # without the option, the encoding is for the grid of the model
-    if (
-        "head_dim" not in parameters
-        and "dim" in supplied
-        and issubclass(cls, Biased | Rotary)
-        and not cls.reads_tokens
-    ):
-        # a class without the option finds the width of its heads as dim / num_heads
-        supplied["dim"] = (facts.get("head_dim") or 0) * (facts.get("num_heads") or 0) or supplied["dim"]
-    sizes = {**supplied, **options}
-    if sizes.get("head_dim") and sizes.get("dim") == sizes["head_dim"] * sizes.get("num_heads", 0):
-        # the usual width is not part of the configuration
-        supplied.pop("head_dim", None)
-        options.pop("head_dim", None)
-    # required options that neither the host nor the spec supplies
-    missing = [
-        p.name for p in parameters.values() if p.default is p.empty and p.name not in {**supplied, **options}
-    ]
-    if missing:
-        raise OptionError(
-            f"{name} needs {', '.join(missing)}. Pass create_encoding({name!r}, "
-            f"{', '.join(f'{m}=...' for m in missing)})."
-        )
-    return cls(**{**supplied, **options})
 
 
 def check_term(name: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vispe.attention import attention
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.rotary.rope import axial_angles, pair_counts
+from vispe.encodings.parts.rotary.rope.axial_pairs import axial_angles, pair_counts
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import inverse_frequencies

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from vispe.encodings.attention_layer import Attention
 from vispe.encodings.base import Biased, Encoding, Rotary
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.parts.rotary.head_basis import fold_rows
-from vispe.encodings.parts.rotary.rope import RopeBase
-from vispe.encodings.registry import create_encoding, encoding_class
+from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
+from vispe.encodings.registry import encoding_class
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.common.conversion.convert import converted_models
 from vispe.hosts.convert import convert

@@ -8,8 +8,9 @@ import torch
 
 from vispe.attention.bias.table import has_grid_table
 from vispe.encodings.base import Additive, Biased, Encoding
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.metadata import encoding_info, list_encodings
-from vispe.encodings.registry import create_encoding, encoding_class
+from vispe.encodings.registry import encoding_class
 from vispe.errors import ShapeError, UnsupportedCombination, counted
 from vispe.grid import Grid
 

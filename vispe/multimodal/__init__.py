@@ -5,6 +5,7 @@ coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .
 """
 
 from vispe.multimodal import schemes as schemes
+from vispe.multimodal.coordinates import Coordinates
 from vispe.multimodal.per_layer import PerLayerSchemes, alternating, pyramid
 from vispe.multimodal.registry import (
     SchemeInfo,
@@ -14,8 +15,10 @@ from vispe.multimodal.registry import (
     scheme_class,
     scheme_info,
 )
-from vispe.multimodal.rotary import angles, on_axis, rotation, tables, to_half, to_interleaved
-from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
+from vispe.multimodal.rotary.angles import angles, on_axis, tables
+from vispe.multimodal.rotary.channel_layouts import to_half, to_interleaved
+from vispe.multimodal.rotary.rotation import rotation
+from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.schemes.rope_dhr import media_ids
 from vispe.multimodal.schemes.v2pe import v2pe_stride_for
 from vispe.multimodal.schemes.xdrope import newline_images
@@ -26,6 +29,7 @@ from vispe.multimodal.streams.segments import Image, Text, Video
 from vispe.multimodal.streams.simultaneous_translation import Streamed, group_mask, streamed
 from vispe.multimodal.streams.token_merging import Merged, merge_tokens
 from vispe.multimodal.streams.token_stream import Stream
+from vispe.multimodal.streams.visual_tokens import VisualTokens
 
 __all__ = [
     "Blocks",

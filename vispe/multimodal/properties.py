@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from vispe.errors import UnsupportedCombination
+from vispe.multimodal.coordinates import Coordinates
 from vispe.multimodal.registry import create_scheme
-from vispe.multimodal.rotary import angles
-from vispe.multimodal.scheme import Coordinates, Scheme
+from vispe.multimodal.rotary.angles import angles
+from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.segments import Image, Segment, Text, Video
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.multimodal.streams.torch_typing import distinct, listed, unfolded

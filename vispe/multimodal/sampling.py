@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.positions.sampler import Sampler, interpolated
 from vispe.errors import ShapeError, UnsupportedCombination, counted
-from vispe.multimodal.scheme import Coordinates
+from vispe.multimodal.coordinates import Coordinates
 
 
 def sampled(

@@ -21,8 +21,8 @@ from vispe._lazy import lazy_exports, share_namespace
 if TYPE_CHECKING:
     from vispe.train.data.dataset import Source
     from vispe.train.retrofit.config import Retrofit
-    from vispe.train.retrofit.distillation import DistillationResult, Say
-    from vispe.train.retrofit.trainer import OnStep
+    from vispe.train.retrofit.distillation import DistillationResult
+    from vispe.train.retrofit.stage_plan import OnStep, Say
 
 __all__ = ["Retrofit", "load_student", "retrofit"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -77,3 +78,10 @@ def update_average(average: Sequence[Tensor], weights: Sequence[Tensor], decay: 
     """Update exponential moving averages of weights in place, after training step `step` (from 0)."""
     # faster decay in the first steps, so that the initial weights are forgotten
     torch._foreach_lerp_(list(average), list(weights), 1 - min(decay, (1 + step) / (10 + step)))
+
+
+def autocast(amp: Literal["no", "bf16", "fp16"], device: torch.device) -> AbstractContextManager[Any]:
+    """Return the autocast context of a precision, on the type of the device."""
+    if amp == "no":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if amp == "bf16" else torch.float16)

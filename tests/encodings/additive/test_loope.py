@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.cases import cases
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.parts.additive.curves import curve_order
+from vispe.encodings.parts.additive.gilbert_curve import curve_order
 from vispe.errors import OptionError, ShapeError
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)

@@ -13,7 +13,8 @@ from tests.attention import oracle
 from tests.cases import cases, pairwise
 from tests.products import partly
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.bias.offsets.irpe import bucket_ids, num_buckets, piecewise_index
+from vispe.encodings.parts.bias.buckets import piecewise_index
+from vispe.encodings.parts.bias.irpe_tables import bucket_ids, num_buckets
 from vispe.errors import OptionError, ShapeError
 
 DIM, HEADS, WIDTH = 12, 3, 4

@@ -5,7 +5,7 @@ import torch
 import vispe
 from vispe import Grid
 from vispe.attention import DenseBias
-from vispe.encodings.bias.content.dape import AdaptedBias
+from vispe.encodings.parts.bias.adapted_bias import AdaptedBias
 
 # parameters of Kerple, theirs to ours; those of other biases have their own names
 NAMES = {"bias_p": "p", "bias_a": "a"}

@@ -7,7 +7,8 @@ import torch
 from timm.models import VisionTransformer
 
 import vispe
-from vispe.encodings.bias.offsets.irpe import bucket_ids, num_buckets, piecewise_index
+from vispe.encodings.parts.bias.buckets import piecewise_index
+from vispe.encodings.parts.bias.irpe_tables import bucket_ids, num_buckets
 
 METHODS = {"euc": "euclidean", "quant": "quantization"}
 MODES = {"ctx": "contextual"}

@@ -6,8 +6,8 @@ import torch
 from tests.cases import cases
 from vispe.errors import InputError, ShapeError, UnsupportedCombination
 from vispe.multimodal import Image, Stream, Text, Video, alternating, create_scheme, list_schemes, modix
-from vispe.multimodal.per_layer import ConcatenatedScheme
-from vispe.multimodal.scheme import VisualTokens
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme
+from vispe.multimodal.streams.visual_tokens import VisualTokens
 
 ROWS = [[Text(3), Image(2, 3), Text(2), Video(3, 2, 2), Text(4)], [Image(4, 2), Text(1)]]
 NAMES = [name for name in list_schemes() if name != "bilevel"]

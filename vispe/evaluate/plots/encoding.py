@@ -10,8 +10,8 @@ import torch
 
 from vispe.encodings.base import Additive, Biased, Encoding, Rotary
 from vispe.encodings.compose import bias_of, transform_of
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.multi_softmax import calls_of, weights_of
-from vispe.encodings.registry import create_encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid
 from vispe.utils.report.figure_style import INK, new_axes

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.base import Encoding
-from vispe.encodings.registry import Spec, create_encoding, parse_spec
+from vispe.encodings.creation import create_encoding
+from vispe.encodings.registry import Spec, parse_spec
 from vispe.encodings.spec import spec_to_text
 from vispe.errors import InputError, OptionError, VispeError, counted, did_you_mean
 from vispe.hosts.checkpoints.kinds import KINDS, ModelFacts

@@ -16,7 +16,7 @@ from vispe.hosts.transformers.language.families import FAMILIES, language_model_
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.subclasses import stock_of
 from vispe.multimodal import PerLayerSchemes, Scheme
-from vispe.multimodal.per_layer import ConcatenatedScheme
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme
 
 # attribute names of the language model, in order of precedence
 TEXT_TOWERS = ("language_model", "text_model", "text_decoder", "decoder")

@@ -21,7 +21,7 @@ from vispe.hosts.transformers.language.image_placeholders import stream_of, toke
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.saving import config_record
 from vispe.multimodal import Scheme, create_scheme
-from vispe.multimodal.per_layer import scheme_of
+from vispe.multimodal.concatenated_scheme import scheme_of
 from vispe.multimodal.serving import RotaryTable, TableRows, install, table_of
 from vispe.utils.files import atomic_path, check_writable, write_json
 from vispe.utils.version import __version__

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.visual_tokens import VisualTokens
 
 
 @register_scheme

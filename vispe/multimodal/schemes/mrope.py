@@ -11,9 +11,10 @@ from torch import Tensor
 from vispe.errors import OptionError, counted
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.visual_tokens import VisualTokens
 from vispe.utils.options import PositiveFloat
 
 

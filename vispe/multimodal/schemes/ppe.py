@@ -12,9 +12,10 @@ from torch import Tensor
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import InputError, ShapeError, counted
 from vispe.multimodal import allocation
+from vispe.multimodal.coordinates import Coordinates
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.rotary import HalvesRotation, tables
-from vispe.multimodal.scheme import Coordinates
+from vispe.multimodal.rotary.angles import tables
+from vispe.multimodal.rotary.rotation import HalvesRotation
 from vispe.multimodal.schemes.mrope import MRoPE, MRoPEInterleaved
 from vispe.multimodal.sections import sections_for
 from vispe.multimodal.streams.token_merging import merge_tokens

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from vispe.errors import UnsupportedCombination
 from vispe.multimodal import allocation
+from vispe.multimodal.coordinates import Coordinates
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
+from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.multimodal.streams.torch_typing import listed
+from vispe.multimodal.streams.visual_tokens import VisualTokens
 
 SHRINK = 1e-6  # the reference shrinks tiles by this fraction
 

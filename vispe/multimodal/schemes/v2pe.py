@@ -13,9 +13,10 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError, counted
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.token_stream import Stream
+from vispe.multimodal.streams.visual_tokens import VisualTokens
 
 STRIDES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # training strides of the authors
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from vispe.errors import OptionError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.visual_tokens import VisualTokens
 from vispe.utils.options import PositiveFloat
 
 

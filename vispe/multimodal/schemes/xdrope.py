@@ -12,11 +12,12 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError, ShapeError, counted
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.parallel_segments import END, steps
 from vispe.multimodal.streams.segments import IMAGE, Image
 from vispe.multimodal.streams.torch_typing import listed
+from vispe.multimodal.streams.visual_tokens import VisualTokens
 from vispe.utils.interval import Interval
 from vispe.utils.options import NonNegativeInt
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal import allocation
-from vispe.multimodal.rotary import tables
+from vispe.multimodal.rotary.angles import tables
 from vispe.multimodal.serving.table_rows import TableRows
 
 HEADS = 64  # number of key heads passed to `allocation`; irrelevant for allocations shared by heads

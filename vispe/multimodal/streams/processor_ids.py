@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError, counted, is_integer
+from vispe.errors import InputError, OptionError, counted, is_integer
 from vispe.multimodal.streams.attention_blocks import Blocks, check_same_shape
 from vispe.multimodal.streams.parallel_segments import ALL, SELF, Align, Parallel, See
+from vispe.multimodal.streams.processor_grids import visual_blocks
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Text, Video
 from vispe.multimodal.streams.torch_typing import distinct, listed
-
-# size (m, 3), seconds (m), image or video index (m), tile (m, 4) of each block
-Pictures = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def blocks_from_ids(
@@ -40,18 +37,18 @@ def blocks_from_ids(
     _check_values(types, mask, merge, **token_attributes)
     device = types.device
     valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
-    still = _grids(images, merge, None, False, "image")
-    segments = _joined(still, _grids(videos, merge, seconds, separate_frames, "video"))
-    size, clock, number, tile = (x.to(device) for x in segments[0])
-    indices = None if mask is None else valid.flatten().nonzero()[:, 0]
-    kind = _taken(types, indices)
+    (size, clock, number, tile), image_blocks = visual_blocks(
+        images, videos, merge, seconds, separate_frames, device
+    )
+    kind = types.flatten()
+    kind = (kind if mask is None else kind.index_select(0, valid.flatten().nonzero()[:, 0])).long()
     if not len(kind):
         raise InputError("A stream needs at least one token, got a mask that is 0 everywhere.")
     if bool(((kind < TEXT) | (kind > VIDEO)).any()):
         raise InputError(
             f"types must be 0 for text, 1 for image and 2 for video, got {listed(distinct(kind))} among them."
         )
-    block, enough = _blocks_of(kind, size.prod(1), segments[1])
+    block, enough = _blocks_of(kind, size.prod(1), image_blocks)
     sample = torch.arange(len(types), device=device)[:, None].expand_as(types)[valid]
     supplied = (documents, groups)
     document, group = (torch.zeros_like(sample) if x is None else x[valid].long() for x in supplied)
@@ -140,12 +137,6 @@ def _blocks_of(kind: Tensor, tokens: Tensor, images: int) -> tuple[Tensor, Tenso
     return block, enough
 
 
-def _taken(x: Tensor, indices: Tensor | None) -> Tensor:
-    """Return the values of all non-padding tokens, row by row, as int64."""
-    flat = x.flatten() if indices is None else x.flatten().index_select(0, indices)
-    return flat.long()
-
-
 def _counted(number: Tensor, count: int) -> Tensor:
     """Renumber images and videos in order of appearance instead of images before videos; text keeps -1."""
     place = torch.arange(len(number), device=number.device)
@@ -171,85 +162,8 @@ def _check_values(types: Tensor, mask: Tensor | None, merge: object, **others: T
     if mask is not None and mask.dtype != torch.bool and bool(((mask < 0) | (mask > 1)).any()):
         raise InputError(
             f"mask must be 1 for tokens and 0 for padding, got {listed(distinct(mask))} among them. Pass the "
-            f"indices of "
-            "packed samples as documents."
+            "indices of packed samples as documents."
         )
-
-
-def _grids(supplied: object, merge: int, seconds: object, apart: bool, kind: str) -> Pictures:
-    """Return the blocks of all images, or of all videos."""
-    if supplied is None:
-        supplied = ()
-    if not isinstance(supplied, Tensor):
-        _check_segments(supplied, kind, seconds, apart)
-        segments = cast("Sequence[Image | Video]", supplied)  # checked above
-        parts = [
-            (p, n, s.seconds if isinstance(s, Video) else None)
-            for n, s in enumerate(segments)
-            for p in s.parts()
-        ]
-        size = torch.tensor([p[0][:3] for p in parts], dtype=torch.long).reshape(-1, 3)
-        tile = torch.tensor([p[0][3] for p in parts], dtype=torch.long).reshape(-1, 4)
-        clock = torch.tensor([torch.nan if p[2] is None else p[2] for p in parts], dtype=torch.float64)
-        return size, clock, torch.tensor([p[1] for p in parts], dtype=torch.long), tile
-    if supplied.ndim != 2 or supplied.shape[1] != 3:
-        raise ShapeError(
-            f"{kind} grids need the shape (n, 3) of frames, rows, columns, got {tuple(supplied.shape)}."
-        )
-    if supplied.is_floating_point() or supplied.is_complex() or supplied.dtype == torch.bool:
-        raise InputError(f"{kind} grids need integers, got {supplied.dtype}.")
-    size = supplied.long()
-    if bool(((size < 1).any(1) | (size[:, 1:] % merge).any(1)).any()):
-        raise InputError(
-            f"Every {kind} grid needs at least one frame, and rows and columns that {merge} divides, "
-            f"got {listed(size)}."
-        )
-    size = torch.stack([size[:, 0], size[:, 1] // merge, size[:, 2] // merge], 1)
-    clock = torch.full((len(size),), torch.nan, dtype=torch.float64, device=size.device)
-    if seconds is not None:
-        clock = torch.as_tensor(seconds, dtype=torch.float64, device=size.device)
-        if clock.shape != (len(size),):
-            raise ShapeError(
-                f"seconds needs one value for each of {counted(len(size), 'video')}, got {tuple(clock.shape)}."
-            )
-        if bool(((clock <= 0) | clock.isinf()).any()):
-            raise InputError(f"seconds must be above 0, got {listed(clock)}.")
-    number = torch.arange(len(size), device=size.device)
-    if apart:
-        size, clock, number = (x.repeat_interleave(size[:, 0], 0) for x in (size, clock, number))
-        size = torch.cat([torch.ones_like(size[:, :1]), size[:, 1:]], 1)
-        number = torch.arange(len(size), device=size.device)
-    return size, clock, number, size.new_tensor(WHOLE).expand(len(size), 4)
-
-
-def _check_segments(supplied: object, kind: str, seconds: object, apart: bool) -> None:
-    """Raise unless a list contains only segments of one kind, and no argument repeats what the segments define."""
-    segment_type = Image if kind == "image" else Video
-    for s in supplied:  # type: ignore[attr-defined]
-        if not isinstance(s, segment_type):
-            raise InputError(
-                f"{kind}s needs a tensor of grids (n, 3), or a {segment_type.__name__} for each, got {s!r}."
-            )
-    if seconds is not None and len(seconds):  # type: ignore[arg-type]
-        raise OptionError(
-            "seconds has no effect with a list of videos. Use Video(t, h, w, seconds=...) instead."
-        )
-    if apart and any(s.t > 1 for s in supplied):  # type: ignore[attr-defined]
-        raise OptionError(
-            "separate_frames has no effect with a list of videos. Pass a Video with t=1 for each frame instead."
-        )
-
-
-def _joined(images: Pictures, videos: Pictures) -> tuple[Pictures, int]:
-    """Return the blocks of images, then those of videos, and the number of image blocks."""
-    count = int(images[2][-1]) + 1 if len(images[2]) else 0
-    device = images[0].device if len(images[0]) else videos[0].device
-    parts = (
-        (a.to(device), b.to(device))
-        for a, b in zip(images, (*videos[:2], videos[2] + count, videos[3]), strict=True)
-    )
-    size, clock, number, tile = (torch.cat(p) for p in parts)
-    return (size, clock, number, tile), len(images[0])
 
 
 def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: Tensor) -> str:

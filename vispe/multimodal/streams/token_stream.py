@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, counted
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.multimodal.streams.parallel_segments import OUTSIDE, Align, Parallel, See, apply_set_rules
-from vispe.multimodal.streams.position_coupling import Picture, coupled_tokens
+from vispe.multimodal.streams.parallel_segments import Align, See, apply_set_rules
 from vispe.multimodal.streams.processor_ids import blocks_from_ids
-from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
+from vispe.multimodal.streams.segment_blocks import Row, blocks_from_segments
+from vispe.multimodal.streams.segments import Image, Video
 from vispe.multimodal.streams.torch_typing import unfolded
 from vispe.multimodal.streams.visual_scale import Scale, scaled_blocks
-
-Element = Segment | Parallel
-Row = Sequence[Element] | Sequence[Sequence[Element]]  # a sample, or several packed into one row
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,34 +111,7 @@ class Stream:
         """
         if padding not in ("left", "right"):
             raise OptionError(f"padding must be 'left' or 'right', got {padding!r}.")
-        table: list[tuple[object, ...]] = []
-        totals: list[int] = []
-        coupled: list[list[int]] = []
-        image = number = 0
-        for row, samples in enumerate(_documents(r) for r in rows):
-            before = number
-            for document, segments in enumerate(samples):
-                images: list[Picture] = []
-                naming: list[tuple[Text, int]] = []
-                for segment, beside in _flat(segments, table):
-                    at = (row, document)
-                    if isinstance(segment, Text):
-                        naming += [(segment, number)] if segment.cells else []
-                        text = (segment.group, TEXT, segment.tokens, (1, 1, 1))
-                        table.append((*at, *text, None, -1, WHOLE, segment.shared, segment.boundary, beside))
-                        number += segment.tokens
-                        continue
-                    images.append((segment, number))
-                    kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
-                    for t, h, w, tile in segment.parts():
-                        part = (t * h * w, (t, h, w), seconds, image, tile, False, False, beside)
-                        table.append((*at, 0, kind, *part))
-                        number += t * h * w
-                    image += 1
-                coupled += [c for text, first in naming for c in coupled_tokens(text, first, images)]
-            totals.append(number - before)
-        if not table:
-            raise InputError("A stream needs at least one segment, got none.")
+        blocks, totals, coupled = blocks_from_segments(rows)
         longest = max(totals) if length is None else length
         if longest < max(totals):
             raise InputError(
@@ -149,7 +119,7 @@ class Stream:
             )
         place, counts = torch.arange(longest), torch.tensor(totals)[:, None]
         mask = place >= longest - counts if padding == "left" else place < counts
-        return Stream(_table(table), mask, torch.tensor(coupled) if coupled else None)
+        return Stream(blocks, mask, coupled)
 
     @staticmethod
     def from_ids(
@@ -191,19 +161,12 @@ class Stream:
             InputError: placeholders and grids do not match; the message names the sample and the segment.
             ShapeError: shapes of tensors do not match.
         """
-        arguments = (
-            types,
-            images,
-            videos,
-            mask,
-            merge,
-            seconds,
-            separate_frames,
-            documents,
-            groups,
-            boundaries,
-        )
-        return Stream(*blocks_from_ids(*arguments, members, see, align))
+        return Stream(
+            *blocks_from_ids(
+                types, images, videos, mask, merge, seconds, separate_frames, documents, groups, boundaries, members,
+                see, align,
+            )
+        )  # fmt: skip
 
     def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
         """Spread values of tokens (..., n) over the batch (..., b, s), `padding` elsewhere."""
@@ -240,53 +203,3 @@ class Stream:
             return visible
         beside = self.scatter(b.parallel[self.block].T, -1)
         return apply_set_rules(visible, same_sample, beside, beside)
-
-
-def _flat(
-    segments: Sequence[Element], table: list[tuple[object, ...]]
-) -> list[tuple[Segment, tuple[int, int, int, int]]]:
-    """Return a sample's segments and their rows of `Blocks.parallel`; set indices continue those of `table`."""
-    number = max((int(row[-1][0]) for row in table), default=-1)  # type: ignore[index]
-    flat: list[tuple[Segment, tuple[int, int, int, int]]] = []
-    for element in segments:
-        if not isinstance(element, Parallel):
-            flat.append((element, OUTSIDE))
-            continue
-        number += 1
-        flat += [(segment, (number, *beside)) for segment, beside in element.parts()]
-    return flat
-
-
-def _documents(row: object) -> list[Sequence[Element]]:
-    """Return the samples packed into a row."""
-    if isinstance(row, Text | Image | Video | Parallel) or not isinstance(row, Sequence):
-        raise InputError(
-            f"A row must be a list of segments, got {row!r}. Use Stream.of([[Text(5), Image(4, 6)]])."
-        )
-    items = list(cast("Sequence[object]", row))
-    if all(isinstance(i, Text | Image | Video | Parallel) for i in items):
-        return [cast("list[Element]", items)]
-    if any(isinstance(i, Text | Image | Video | Parallel) for i in items):
-        raise InputError(
-            "A row must contain segments, or lists of segments that are packed into it, got both."
-        )
-    for item in items:
-        if not isinstance(item, Sequence) or not all(
-            isinstance(i, Text | Image | Video | Parallel) for i in cast("Sequence[object]", item)
-        ):
-            raise InputError(
-                f"A row must contain Text, Image, Video and Parallel, or lists of them, got {item!r}."
-            )
-    return [list(i) for i in cast("list[Sequence[Element]]", items)]
-
-
-def _table(rows: list[tuple[object, ...]]) -> Blocks:
-    columns = list(zip(*rows, strict=True))
-    seconds = torch.tensor([float("nan") if s is None else float(s) for s in columns[6]], dtype=torch.float64)  # type: ignore[arg-type]
-    sample, document, group, kind, tokens, size, _, image, tile, shared, boundary, beside = (
-        torch.tensor(c) if i != 6 else None for i, c in enumerate(columns)
-    )
-    parallel = beside if bool((beside[:, 0] >= 0).any()) else None  # type: ignore[index]
-    return Blocks(
-        sample, document, group, kind, tokens, size, seconds, image, tile, shared, boundary, parallel,  # type: ignore[arg-type]
-    )  # fmt: skip

@@ -19,15 +19,8 @@ from vispe.utils.options import (
 )
 
 FREE = (
-    "out",
-    "force",
-    "num_workers",
-    "logging_steps",
-    "save_steps",
-    "tensorboard",
-    "device",
-    "micro_batch_size",
-)
+    "out", "force", "num_workers", "logging_steps", "save_steps", "tensorboard", "device", "micro_batch_size"
+)  # fmt: skip
 """Top-level keys that may change when an interrupted run resumes: they do not affect the trained weights."""
 
 
@@ -133,9 +126,7 @@ class Stage:
 
     def updates(self, count: int) -> int:
         """Return the number of training steps for `count` images, at least 1."""
-        if self.steps is not None:
-            return self.steps
-        return max(1, round((self.epochs or 0.0) * count / self.batch_size))
+        return self.steps or max(1, round((self.epochs or 0.0) * count / self.batch_size))
 
     def rate_at(self, step: int, steps: int) -> float:
         """Return the learning rate of step `step` (from 0) of `steps`."""

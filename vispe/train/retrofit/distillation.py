@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, counted
 from vispe.hosts.convert import describe
-from vispe.images.symmetry.view_averages import View
 from vispe.train.data import Batches, Source, from_config
 from vispe.train.evaluate.model_pair import ModelPair
 from vispe.train.retrofit.checkpoint import RunFolder, State
 from vispe.train.retrofit.config import Retrofit
 from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.config_paths import with_absolute_paths
-from vispe.train.retrofit.distillation_losses import Objective, sample_views
+from vispe.train.retrofit.distillation_losses import Objective
 from vispe.train.retrofit.monitoring import (
     compare,
     feature_maps,
@@ -34,19 +32,14 @@ from vispe.train.retrofit.monitoring import (
     similarity_on_data,
     verdict,
 )
+from vispe.train.retrofit.stage_plan import OnStep, Say, make_crops, make_plan, normalization, teacher_digest
 from vispe.train.retrofit.student import check_models, load_teacher, make_student, n_ablated_channels
 from vispe.train.retrofit.teacher import base_teacher
-from vispe.train.retrofit.teacher_cache import CropBatches, Crops
-from vispe.train.retrofit.trainer import OnStep, StagePlan, Training, autocast
+from vispe.train.retrofit.trainer import Training
 from vispe.train.retrofit.training_log import read_log
-from vispe.utils.digest import tensor_digest
 from vispe.utils.version import __version__
 
-Say = Callable[[str], None]
-"""Called with status messages outside of the training loop."""
-
 _LIKENESS = 8  # training images on which cosine and rank are measured
-_SEED_STEP = 1_000_003  # difference between the seeds of consecutive stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +109,7 @@ def _run(
 
     status(f"loading {config.teacher.name}")
     teacher = load_teacher(config.teacher, seed=config.seed)
-    identity["teacher.digest"] = _digest(teacher)
+    identity["teacher.digest"] = teacher_digest(teacher)
     folder.check(identity, config.force)
     plan = make_plan(config, source, processes, teacher)
     # barriers: no process writes before all have checked the folder, and none reads before it is prepared
@@ -136,7 +129,7 @@ def _run(
         blank = _position_channels(config, processes, before, teacher)
     else:
         blank = config.target.blank if isinstance(config.target.blank, list) else []
-    _make_crops(config, source, processes, teacher, plan, status)
+    make_crops(config, source, processes, teacher, plan, status)
     follow = config.augment.place_teacher == "best"
     objective = Objective(teacher.model, student, config.loss, blank, follow)
     training = Training(objective, config, processes, folder, plan)
@@ -149,7 +142,7 @@ def _run(
     status("probing teacher and student")
     pair = ModelPair(before, feature_maps(student, processes.torch_device), blank)
     report = compare(pair, probe_images(teacher, config.probe, size, config.probe.seed), config.probe)
-    images = Batches(source, size, _LIKENESS, seed=config.seed, **_settings(teacher))
+    images = Batches(source, size, _LIKENESS, seed=config.seed, **normalization(teacher))
     data = similarity_on_data(pair, images.load(0))
     card = {
         "kind": "vispe retrofit",
@@ -173,96 +166,6 @@ def _run(
     }
     folder.finish(student.state_dict(), card)
     return DistillationResult(student, card, verdict(report, data, len(blank), channels))
-
-
-def make_plan(
-    config: Retrofit, source: Source, processes: Processes, teacher: VisionModel
-) -> list[StagePlan]:
-    """Return the stages with their batches and numbers of training steps.
-
-    Raises:
-        OptionError: the warm-up is not shorter than its stage.
-    """
-    plan, first = [], 0
-    options = {"rank": processes.rank, "world_size": processes.count, "num_workers": config.num_workers}
-    options |= {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
-    for k, stage in enumerate(config.stages):
-        batches: Batches | CropBatches = Batches(
-            source, stage.img_size, stage.batch_size, seed=config.seed + k * _SEED_STEP, **options
-        )
-        if stage.crops:
-            folder = Path(config.target.folder or Path(config.out) / "crops")
-            batches = CropBatches(Crops(folder / f"{stage.img_size}-{stage.crops}", stage.crops), batches)
-        steps = stage.updates(len(batches))
-        if stage.warmup_steps >= steps:
-            raise OptionError(
-                f"stages[{k}].warmup_steps must be below the {counted(steps, 'step')} of its epochs over "
-                f"{counted(len(batches), 'image')}, got {stage.warmup_steps}."
-            )
-        plan.append(StagePlan(replace(stage, steps=steps, epochs=None), first, steps, batches))
-        first += steps
-    return plan
-
-
-def _make_crops(
-    config: Retrofit,
-    source: Source,
-    processes: Processes,
-    teacher: VisionModel,
-    plan: list[StagePlan],
-    say: Say,
-) -> None:
-    """Compute the windows and teacher features of the stages with `crops`."""
-    for k, part in enumerate(plan):
-        if not isinstance(part.batches, CropBatches):
-            continue
-        # the windows and views of a batch depend on its size, so it must not depend on micro_batch_size
-        seed, size = config.seed + k * _SEED_STEP, min(part.stage.batch_size, 16)
-        options = {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
-        windows = Batches(source, part.stage.img_size, size, seed=seed, **options)
-        identity: dict[str, Any] = {
-            "teacher": asdict(config.teacher),
-            "windows": windows.fingerprint(),
-            "amp": config.amp,
-        }
-        base, debiasing = base_teacher(config.teacher)
-        if debiasing is not None:
-            identity["debiased"] = debiasing.fingerprint()
-        if base.weights not in (
-            None,
-            "random",
-        ):  # the file may be overwritten; folders of other teachers remain valid
-            identity["digest"] = _digest(teacher)
-        average = config.target.average
-        if not average.is_identity:  # folders of other targets remain valid
-            identity |= {"poses": average.poses, "positions": average.positions}
-        crops, start = part.batches.crops, time.perf_counter()
-        side = part.stage.img_size // teacher.patch_size
-
-        def report(ready: int, count: int, start: float = start, every: int = 16 * size) -> None:
-            if ready % every == 0 or ready == count:
-                say(f"features of {ready} of {counted(count, 'window')}, {time.perf_counter() - start:.0f} s")
-
-        def views_of(batch: int, seed: int = seed, grid: tuple[int, int] = (side, side)) -> list[View]:
-            return sample_views(seed, batch, grid, config.target)
-
-        shape = (teacher.channels, teacher.patch_size)
-        crops.make(
-            teacher.model,
-            windows,
-            *shape,
-            identity,
-            processes,
-            lambda: autocast(config, processes),
-            report,
-            views_of,
-            config.micro_batch_size,
-        )
-
-
-def _digest(teacher: VisionModel) -> str:
-    """Return a digest of the weights of a teacher."""
-    return tensor_digest([*teacher.model.parameters(), *teacher.model.buffers()])
 
 
 def _state(folder: RunFolder, processes: Processes) -> State | None:
@@ -292,8 +195,3 @@ def _position_channels(
     numbers = torch.tensor(blank, device=processes.torch_device) * processes.main
     processes.sum_([numbers])
     return numbers.tolist()
-
-
-def _settings(teacher: VisionModel) -> dict[str, list[float]]:
-    """Return mean and standard deviation of the channels for the normalisation."""
-    return {"mean": teacher.mean.flatten().tolist(), "std": teacher.std.flatten().tolist()}

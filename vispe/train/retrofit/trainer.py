@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,10 +21,9 @@ from vispe.encodings.positions import set_progress
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.group_averages import effective_rank
 from vispe.images.symmetry import symmetrize
-from vispe.train.data import Batches
-from vispe.train.loop import TrainingStep, update_average
+from vispe.train.loop import TrainingStep, autocast, update_average
 from vispe.train.retrofit.checkpoint import RunFolder, State
-from vispe.train.retrofit.config import Retrofit, Stage
+from vispe.train.retrofit.config import Retrofit
 from vispe.train.retrofit.distillation_losses import (
     Objective,
     Pair,
@@ -35,33 +32,8 @@ from vispe.train.retrofit.distillation_losses import (
     sample_views,
 )
 from vispe.train.retrofit.lora import merge_lora
-from vispe.train.retrofit.teacher_cache import CropBatches
-from vispe.train.retrofit.training_log import Log, memory_mib
-
-OnStep = Callable[[int, int, Mapping[str, Any] | None], None]
-"""Called with the number of training steps done, the total, and the new line of the log, if there is one."""
-
-
-@dataclass(frozen=True, eq=False)
-class StagePlan:
-    """Stage of a training plan.
-
-    Attributes:
-        stage: stage of the config, with its length in steps.
-        first: number of training steps before the stage.
-        steps: number of its training steps.
-        batches: its images, or windows with teacher features.
-    """
-
-    stage: Stage
-    first: int
-    steps: int
-    batches: Batches | CropBatches
-
-    @property
-    def end(self) -> int:
-        """Total number of training steps at the end of the stage."""
-        return self.first + self.steps
+from vispe.train.retrofit.stage_plan import OnStep, StagePlan
+from vispe.train.retrofit.training_log import IntervalSums, Log, memory_mib
 
 
 class Training:
@@ -97,7 +69,7 @@ class Training:
         self.average = {name: p.detach().clone() for name, p in named} if config.ema_decay else {}
         self.scaler = torch.amp.GradScaler(processes.torch_device.type, enabled=config.amp == "fp16")
         self.optimizer: torch.optim.Optimizer | None = None
-        self.sums: dict[str, Tensor] = {}
+        self.sums = IntervalSums()
         self._moment: dict[str, Any] = {}
         if config.grad_checkpointing:
             if not hasattr(self.student, "set_grad_checkpointing"):
@@ -114,7 +86,7 @@ class Training:
             for name, value in weights.get("average", {}).items():
                 self.average[name].copy_(value)
             self.scaler.load_state_dict(self._moment["scaler"])
-            self.sums = {name: value.to(self._device) for name, value in self._moment["sums"].items()}
+            self.sums = IntervalSums({k: v.to(self._device) for k, v in self._moment["sums"].items()})
 
     def run(self, on_step: OnStep | None = None) -> None:
         """Train to the end.
@@ -131,8 +103,8 @@ class Training:
             for part in self.plan:
                 if self.step >= part.end:
                     continue
-                rates = {"lr": part.stage.lr, "weight_decay": self.config.weight_decay}
-                self.optimizer = torch.optim.AdamW(self.trained, **rates)
+                options = {"lr": part.stage.lr, "weight_decay": self.config.weight_decay}
+                self.optimizer = torch.optim.AdamW(self.trained, **options)
                 if self.step > part.first:
                     self.optimizer.load_state_dict(self._moment["optimizer"])
                 self._moment = {}
@@ -186,7 +158,7 @@ class Training:
         example = training_step(lambda: self._backward(data, batch), rate)
         # weighted by the number of images; all sums are divided by the total number
         count = len(data[0] if isinstance(data, tuple) else data)
-        self._add("grad_norm", training_step.norm.detach().double() * count)
+        self.sums.add("grad_norm", training_step.norm.detach().double() * count)
         if self.config.student.symmetric:
             symmetrize(self.student)
         if self.average:
@@ -198,8 +170,7 @@ class Training:
         """Add the gradients of the local batch; return the maps of one image, of student and target."""
         config = self.config
         seed = self.processes.seed(config.seed, self.step)
-        position_seed = self.processes.seed(config.seed, self.step, POSITIONS)
-        set_progress(self.student, self.progress, seed=position_seed)
+        set_progress(self.student, self.progress, seed=self.processes.seed(config.seed, self.step, POSITIONS))
         pose, pair = sample_pose(config.seed, self.step), self._pair(data)
         example, views = None, sample_views(config.seed, self.step, self._grid(data), config.target)
         images, target_maps = data if isinstance(data, tuple) else (data, None)
@@ -210,14 +181,14 @@ class Training:
             torch.manual_seed(seed)
             chunk = chunk.to(self._device, non_blocking=True)
             maps_of = None if maps_of is None else maps_of.to(self._device, non_blocking=True)
-            with autocast(config, self.processes):
+            with autocast(config.amp, self._device):
                 parts, maps, target = self.objective.parts(chunk, pose, maps_of, pair, views)
                 # divided by the global batch, so that the sum over chunks and processes is the mean
                 loss = self.objective.total(parts).sum() / batch
             self.scaler.scale(loss).backward()
             for name, value in parts.items():
-                self._add(name, value.detach().double().sum())
-            self._add("images", torch.tensor(len(chunk), dtype=torch.float64, device=self._device))
+                self.sums.add(name, value.detach().double().sum())
+            self.sums.add("images", torch.tensor(len(chunk), dtype=torch.float64, device=self._device))
             example = example or (maps[0], target[0])
         return example
 
@@ -230,33 +201,22 @@ class Training:
         """Return the placements of this step, equal in all processes; None if their weight is 0."""
         if not self.config.loss.place:
             return None
-        content = self._grid(data)
-        return sample_placements(self.config.seed, self.step, self.progress, content, self.config.augment)
+        config, grid = self.config, self._grid(data)
+        return sample_placements(config.seed, self.step, self.progress, grid, config.augment)
 
     def _grid(self, data: Tensor | tuple[Tensor, Tensor]) -> tuple[int, int]:
         """Return height and width of the images in patches."""
-        images = data[0] if isinstance(data, tuple) else data
-        sides = patch_projection(self.student).stride
-        return images.shape[-2] // sides[0], images.shape[-1] // sides[1]
-
-    def _add(self, name: str, value: Tensor) -> None:
-        """Add to a sum over the images of this interval."""
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
+        height, width = (data[0] if isinstance(data, tuple) else data).shape[-2:]
+        rows, columns = patch_projection(self.student).stride
+        return height // rows, width // columns
 
     def _line(self, part: StagePlan, rate: float, example: tuple[Tensor, Tensor]) -> dict[str, Any]:
         """Return the log line of the interval, and reset the sums."""
         self._check_finite()
-        values = [value.clone() for value in self.sums.values()]
-        self.processes.sum_(values)
-        means = dict(zip(self.sums, map(float, values), strict=True))
-        self.sums = {}
-        images = means.pop("images")
-        means = {name: value / images for name, value in means.items()}
-        weights = self.config.loss
-        loss = sum(getattr(weights, name) * value for name, value in means.items() if name != "grad_norm")
-        ranks = (
-            [effective_rank(maps.float().cpu()) for maps in example] if self.processes.main else [0.0, 0.0]
-        )
+        means = self.sums.means(self.processes)
+        self.sums = IntervalSums()
+        loss = sum(getattr(self.config.loss, k) * mean for k, mean in means.items() if k != "grad_norm")
+        ranks = [effective_rank(m.float().cpu()) if self.processes.main else 0.0 for m in example]
         return {
             "step": self.step,
             "stage": self.plan.index(part),
@@ -271,12 +231,11 @@ class Training:
         }
 
     def _check_finite(self) -> None:
-        for name, value in self.sums.items():
-            if name != "grad_norm" and not torch.isfinite(value):
-                raise InputError(
-                    f"loss ({name}) became non-finite at step {self.step}. Lower the learning rate, set `clip_grad`, "
-                    f"or use amp=no. The last checkpoint in {self.folder.path} is intact."
-                )
+        if (name := self.sums.nonfinite()) is not None:
+            raise InputError(
+                f"loss ({name}) became non-finite at step {self.step}. Lower the learning rate, set `clip_grad`, "
+                f"or use amp=no. The last checkpoint in {self.folder.path} is intact."
+            )
 
     def _save(self) -> None:
         weights = {"student": self.student.state_dict()}
@@ -285,16 +244,7 @@ class Training:
         moment = {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "sums": {name: value.cpu() for name, value in self.sums.items()},
+            "sums": {name: value.cpu() for name, value in self.sums.values.items()},
             "channels": list(self.objective.channels),
         }
         self.folder.save(self.step, weights, moment)
-
-
-def autocast(config: Retrofit, processes: Processes) -> AbstractContextManager[Any]:
-    """Return the autocast context of the configured precision."""
-    if config.amp == "no":
-        return nullcontext()
-    return torch.autocast(
-        processes.torch_device.type, torch.bfloat16 if config.amp == "bf16" else torch.float16
-    )

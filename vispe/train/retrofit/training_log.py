@@ -1,4 +1,4 @@
-"""Training log: one line of JSON per interval, and TensorBoard scalars."""
+"""Training log: sums over the images of an interval, one line of JSON per interval, and TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -10,8 +10,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from vispe.backbones.distributed import Processes
 from vispe.utils.files import atomic_path
+
+
+class IntervalSums:
+    """Sums of losses, and of the gradient norm times the images, over the images of an interval of the log.
+
+    Args:
+        values: sums so far, by name; 'images' is the number of images.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor] | None = None) -> None:
+        self.values = dict(values or {})
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add to a sum."""
+        self.values[name] = self.values[name] + value if name in self.values else value
+
+    def nonfinite(self) -> str | None:
+        """Return the name of a loss that is not finite, or None."""
+        losses = {name: value for name, value in self.values.items() if name != "grad_norm"}
+        return next((name for name, value in losses.items() if not torch.isfinite(value)), None)
+
+    def means(self, processes: Processes) -> dict[str, float]:
+        """Return the means over the images of all processes; all of them must call this function."""
+        sums = [value.clone() for value in self.values.values()]
+        processes.sum_(sums)
+        totals = dict(zip(self.values, map(float, sums), strict=True))
+        images = totals.pop("images")
+        return {name: value / images for name, value in totals.items()}
 
 
 class Log:

@@ -9,7 +9,7 @@ from vispe import Grid, attention, create_encoding
 from vispe.attention.backends import content_cpu, sdpa
 from vispe.attention.backends.content_cpu.runs import _find, runs_of
 from vispe.attention.bias.content import ContextBias
-from vispe.encodings.bias.offsets.irpe import bucket_ids
+from vispe.encodings.parts.bias.irpe_tables import bucket_ids
 
 BY_HAND = content_cpu.prefers_explicit
 

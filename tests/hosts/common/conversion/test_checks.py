@@ -15,8 +15,9 @@ from transformers import Dinov2Config, Dinov2Model, VideoMAEConfig, VideoMAEMode
 import vispe
 from tests.hosts.helpers import EVERY
 from vispe.encodings.base import Additive, Mixing
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.parts.positions.sampler import Sampler
-from vispe.encodings.registry import create_encoding, encoding_class
+from vispe.encodings.registry import encoding_class
 from vispe.errors import OptionError, UnsupportedCombination, counted
 
 HF = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}

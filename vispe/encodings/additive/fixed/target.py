@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.base import HOST_FACTS, Additive, Encoding
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.metadata import encoding_info
-from vispe.encodings.registry import create_encoding, parse_spec, register
+from vispe.encodings.registry import parse_spec, register
 from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions

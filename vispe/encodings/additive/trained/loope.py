@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32, fixed_size, same_grid
+from vispe.attention.precision import at_least_float32, same_grid
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.additive.curves import (
-    ImageShift,
-    ReleasedShift,
-    curve_indices,
-    curve_order,
-    traced_indices,
-)
 from vispe.encodings.parts.additive.fourier import ProgressiveBands, with_first
+from vispe.encodings.parts.additive.gilbert_curve import ordered_indices
+from vispe.encodings.parts.additive.image_shift import ImageShift, ReleasedShift
+from vispe.encodings.parts.additive.index_waves import (
+    interleaved_waves,
+    of_tokens,
+    rounded_angles,
+    wave_rates,
+)
+from vispe.encodings.parts.additive.loope_checkpoint import (
+    check_matrix,
+    rename_released_keys,
+    resample_offset,
+)
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
-from vispe.errors import EncodingMismatch, OptionError, ShapeError, counted
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.utils.options import PositiveEvenInt, PositiveFloat, PositiveInt
-
-_logger = logging.getLogger(__name__)
-Order = Literal["gilbert", "raster"]
-Start = Literal["width", "longer", "even"]
-Context = Literal["image", "released", "cells", "none"]
-First = Literal["learned", "origin", "zero"]
 
 
 @register
@@ -112,10 +110,10 @@ class Loope(ProgressiveBands, Additive):
 
     dim: PositiveEvenInt
     grid: tuple[PositiveInt, PositiveInt] | None = None
-    order: Order = "gilbert"
-    start: Start = "width"
-    context: Context = "image"
-    class_token: First = "learned"
+    order: Literal["gilbert", "raster"] = "gilbert"
+    start: Literal["width", "longer", "even"] = "width"
+    context: Literal["image", "released", "cells", "none"] = "image"
+    class_token: Literal["learned", "origin", "zero"] = "learned"
     rescale: bool = False
     reference: tuple[PositiveInt, ...] | None = None
     temperature: PositiveFloat = 10000.0
@@ -130,22 +128,20 @@ class Loope(ProgressiveBands, Additive):
             self.network = ImageShift(self.in_chans)
         elif self.context == "released" and self.grid is not None:
             self.network = ReleasedShift(self.in_chans, self.grid)
-        cells = self.context == "cells" and self.grid is not None
-        self.offset = nn.Parameter(torch.empty(self.grid)) if cells else None
+        self.offset = nn.Parameter(torch.empty(self.grid or ())) if self.context == "cells" else None
         self.vector = nn.Parameter(torch.empty(1, self.dim)) if self.class_token == "learned" else None
         self.reset_parameters()
 
     def _check_together(self) -> None:
-        context = self.context
         if self.order == "raster" and self.start != "width":
             raise OptionError(f"start={self.start!r} has no effect with order='raster'. Omit it.")
-        if context in ("none", "cells") and self.in_chans != 3:
+        if self.context in ("none", "cells") and self.in_chans != 3:
             raise OptionError(
-                f"in_chans={self.in_chans} has no effect with context={context!r}, which reads no image. Omit it."
+                f"in_chans={self.in_chans} has no effect with context={self.context!r}, which reads no image. Omit it."
             )
-        if context in ("released", "cells") and self.grid is None:
+        if self.context in ("released", "cells") and self.grid is None:
             raise OptionError(
-                f"loope with context={context!r} needs grid=(h, w), the grid of the training images."
+                f"loope with context={self.context!r} needs grid=(h, w), the grid of the training images."
             )
 
     def reset_parameters(self) -> None:
@@ -159,41 +155,17 @@ class Loope(ProgressiveBands, Additive):
     def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename ``art_conv.*`` and ``cls_token`` of the released module, if its prefix is `prefix`."""
         del parent_prefix
-        if self.context != "released" or f"{prefix}art_conv.0.weight" not in state_dict:
-            return
-        # layers without parameters are at the odd indices of the released sequence
-        names = {f"art_conv.{2 * i}": f"network.convs.{i}" for i in range(5)}
-        names |= {"art_conv.10": "network.norm", "art_conv.12": "network.linear"}
-        # a counter of torch.nn.BatchNorm2d without a counterpart here
-        state_dict.pop(f"{prefix}art_conv.10.num_batches_tracked", None)
-        for name in [n for n in state_dict if n.startswith(f"{prefix}art_conv.")]:
-            module, _, last = name.removeprefix(prefix).rpartition(".")
-            state_dict[f"{prefix}{names[module]}.{last}"] = state_dict.pop(name)
-        if self.vector is not None and f"{prefix}cls_token" in state_dict:
-            state_dict[f"{prefix}vector"] = state_dict.pop(f"{prefix}cls_token").reshape(1, -1)
+        if self.context == "released":
+            rename_released_keys(state_dict, prefix, class_token=self.vector is not None)
 
     def resample_checkpoint(
         self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
     ) -> None:
         """Resample the cell shifts of another grid, as `shift` does; a matrix over cells cannot be resampled."""
-        saved, offset = state_dict.get(f"{prefix}offset"), self.offset
-        if saved is not None and offset is not None and saved.ndim == 2 and saved.shape != offset.shape:
-            exact = at_least_float32(saved)[None, None]
-            resampled = F.interpolate(exact, size=offset.shape, mode="bilinear", align_corners=False)
-            state_dict[f"{prefix}offset"] = resampled[0, 0].to(saved.dtype)
-            _logger.info(
-                "%soffset is resampled from the grid %s to %s.", prefix, tuple(saved.shape), self.grid
-            )
-        matrix = state_dict.get(f"{prefix}network.linear.weight")
-        if self.grid is None or not isinstance(self.network, ReleasedShift) or matrix is None:
-            return
-        if matrix.shape[0] != self.grid[0] * self.grid[1] or (grid is not None and grid != self.grid):
-            trained = f" {grid}" if grid else ""
-            raise EncodingMismatch(
-                f"{prefix}network.linear.weight is a matrix over the {counted(matrix.shape[0], 'cell')} of the "
-                f"grid{trained} that loope was trained on, but the model has {self.grid} and a matrix cannot be "
-                "resampled. Use that grid as grid=[h,w]: loope then resamples the output of the matrix."
-            )
+        if self.grid is not None and self.offset is not None:
+            resample_offset(state_dict, prefix, self.grid)
+        if self.grid is not None and isinstance(self.network, ReleasedShift):
+            check_matrix(state_dict, prefix, self.grid, grid)
 
     def static(self, pos: Positions) -> Tensor:
         """Return the index of each cell along the order, from 1, (h w,), float64 if available."""
@@ -203,19 +175,9 @@ class Loope(ProgressiveBands, Additive):
             device = exact_device(pos.coords)
             if self.order == "raster":
                 return torch.arange(1, h * w + 1, dtype=torch.float64, device=device)
-            return self._along_curve(h, w, device)
+            return ordered_indices(h, w, self.start, device)
 
         return pos.remember((self.name, self.order, self.start), make)
-
-    def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
-        # ONNX and TorchScript do not support the custom operator of vispe
-        onnx = torch.onnx.is_in_onnx_export()
-        # symbolic sizes need operators of the graph instead of numpy
-        if onnx and not (fixed_size(h) and fixed_size(w)):
-            return traced_indices(h, w, self.start, device)
-        if onnx or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
-        return curve_indices(h, w, self.start, device)
 
     def shift(self, pos: Positions, image: Tensor | None = None) -> Tensor | None:
         """Return the shift of each cell, (1 or b, h w) in (-1, 1); None without context."""
@@ -232,30 +194,25 @@ class Loope(ProgressiveBands, Additive):
             shape_found = "none" if image is None else tuple(image.shape)
             raise ShapeError(
                 f"loope needs images (b, {self.in_chans}, height, width) for its shift, got {shape_found}. Pass "
-                f"them to "
-                "`table`, set in_chans, or use 'loope.static'."
+                "them to `table`, set in_chans, or use 'loope.static'."
             )
         return self.network(image, shape).flatten(1)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the encoding of every token, (1 or b, n, d) in float32 or better."""
         shape = self._shape(pos)
-        trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid
-        trained = trained if self.rescale else None
+        reference = self.reference or (pos.grid and pos.grid.reference) or self.grid
+        trained = reference if self.rescale else None
         # indices of a larger grid are compressed to the range of the training grid
         scale = 1.0 if trained is None else trained[0] * trained[1] / (shape[0] * shape[1])
 
         shift = self.shift(pos, image)
-        angle = (
-            self._angles(pos, shift, scale, trained)
-            if self.exact
-            else self._rounded_angles(pos, shift, scale)
-        )
-        table = self._opened(self._tokens(angle, pos))
+        angle = self._angles(pos, shift, scale, trained)
+        table = self._opened(of_tokens(interleaved_waves(angle), pos))
         if self.vector is not None:
             return with_first(table, self.vector, pos)
         if self.class_token == "origin":
-            return with_first(table, self._opened(_waves(torch.zeros_like(angle[0, :1]))), pos)
+            return with_first(table, self._opened(interleaved_waves(torch.zeros_like(angle[0, :1]))), pos)
         return table
 
     def _opened(self, waves: Tensor) -> Tensor:
@@ -264,49 +221,30 @@ class Loope(ProgressiveBands, Additive):
     def _angles(
         self, pos: Positions, shift: Tensor | None, scale: float, trained: tuple[int, ...] | None
     ) -> Tensor:
+        """Return the angles of all cells, (1 or b, h w, d / 2)."""
+        if not self.exact:
+            index = (self.static(pos)[None] * scale).to(pos.coords.device, torch.float32)
+            index = index if shift is None else index + (shift * scale).float()
+            return rounded_angles(index, self.dim, self.temperature)
+
         def make() -> Tensor:
             static = self.static(pos)[None, :, None] * scale
             # reduced in float64: float32 would lose the phase at thousands of cells
-            return (static * self._rates(static)).remainder(2 * torch.pi).to(pos.coords)
+            return (
+                (static * wave_rates(self.dim, self.temperature, static))
+                .remainder(2 * torch.pi)
+                .to(pos.coords)
+            )
 
         # key by `trained`, as the scale may be symbolic and unhashable
-        key = (self.name, self.dim, self.order, self.start, self.temperature, trained)
-        angle = pos.remember(key, make)
+        angle = pos.remember((self.name, self.dim, self.order, self.start, self.temperature, trained), make)
         if shift is None:
             return angle
         # shifts depend on the image, so they are added after the cache
-        return angle.to(shift.dtype) + (shift * scale)[..., None] * self._rates(shift)
-
-    def _rounded_angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
-        index = (self.static(pos)[None] * scale).to(pos.coords.device, torch.float32)
-        if shift is not None:
-            index = index + (shift * scale).float()
-        powers = torch.arange(0, self.dim, 2, dtype=torch.float32, device=index.device)
-        # float32 in every step, as in the released code
-        return index[..., None] * (powers * -(math.log(self.temperature) / self.dim)).exp()
-
-    def _tokens(self, angle: Tensor, pos: Positions) -> Tensor:
-        """Return the waves of the tokens of `pos`, from the angles of all cells (1 or b, h w, d / 2)."""
-        waves = _waves(angle)
-        prefix = pos.grid.prefix if pos.grid else 0
-        if pos.regular:
-            return F.pad(waves, (0, 0, prefix, 0))
-        numbers = pos.numbers()
-        b = max(len(waves), len(numbers), len(pos.spatial))
-        index = torch.where(pos.spatial, numbers, 0).expand(b, -1)
-        # (b, h w, d) -> (b, n, d)
-        gathered = waves.expand(b, -1, -1).gather(1, index[..., None].expand(-1, -1, self.dim))
-        return gathered * pos.spatial[..., None]
-
-    def _rates(self, like: Tensor) -> Tensor:
-        powers = torch.arange(0, self.dim, 2, dtype=like.dtype, device=like.device) / self.dim
-        return self.temperature**-powers
+        return angle.to(shift.dtype) + (shift * scale)[..., None] * wave_rates(
+            self.dim, self.temperature, shift
+        )
 
     def _shape(self, pos: Positions) -> tuple[int, int]:
-        rows, columns = self._need_grid(pos, "It orders the cells of the grid.").shape
-        return rows, columns
-
-
-def _waves(angle: Tensor) -> Tensor:
-    # (..., d / 2, 2) -> (..., d), sine and cosine alternating
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
+        h, w = self._need_grid(pos, "It orders the cells of the grid.").shape
+        return h, w

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -10,54 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.dense_request import DenseRequest
-from vispe.attention.precision import exact_product
 from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.creation import create_encoding
+from vispe.encodings.parts.bias.adapted_bias import AdaptedBias
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
-from vispe.encodings.registry import create_encoding, parse_spec, register
+from vispe.encodings.registry import parse_spec, register
 from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.grid import Positions
 from vispe.utils.axes import last_axis_to
 from vispe.utils.options import NonNegativeFloat, PositiveInt, Shape
-
-
-class AdaptedBias(Bias):
-    """``a + f([x, a])``, a the inner bias and x the scaled products of queries and keys, of all heads.
-
-    Args:
-        inner: the bias a.
-        network: f, from (b, 2 h, n, n), x before a, to (b, h, n, n).
-        pos: positions of the tokens.
-    """
-
-    __slots__ = ("inner", "network")
-
-    def __init__(self, inner: Bias, network: Callable[[Tensor], Tensor], pos: Positions) -> None:
-        super().__init__(pos)
-        self.inner, self.network = inner, network
-
-    @property
-    def per_sample(self) -> bool:
-        """True: the bias depends on content."""
-        return True
-
-    def _dense(self, request: DenseRequest) -> Tensor:
-        if request.q is None or request.k is None or request.scale is None:
-            raise ShapeError(
-                "dape adapts a bias to the logits and needs q, k and scale, got None for one of them. Pass q, k and "
-                "scale to dense()."
-            )
-        x = exact_product(request.q, request.k.transpose(-1, -2)) * request.scale
-        # the network mixes heads, so the inner bias of all heads is needed
-        a = self.inner._dense(request._replace(heads=None)).expand_as(x)
-        # -inf (masked) entries are hidden from the network and stay masked
-        adapted = self.network(torch.cat([x, a.masked_fill(a == float("-inf"), 0.0)], 1))
-        pos_q, pos_k = request.positions(self.pos)
-        valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
-        # requested heads are selected last; pairs with prefix tokens are not adapted
-        return request.pick(a + adapted.where(valid[:, None], 0.0), 1)
 
 
 @register
@@ -158,7 +120,7 @@ class Dape(Biased):
         if not axes:
             raise OptionError(
                 f"dape: inner={self.inner} does not support the requested axes or version={self.version}. Use "
-                f"another inner."
+                "another inner."
             )
         self._accept(*sorted(axes))
         vars(self)["extrapolates"] = all(e.extrapolates for e in parts)
@@ -187,7 +149,7 @@ class Dape(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """True: every layer has its own a network."""
+        """True: every layer has its own network."""
         return True
 
     def reset_parameters(self) -> None:

@@ -12,7 +12,7 @@ from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.parts.rotary.pairwise.self_extend import SelfExtendScores
-from vispe.encodings.parts.rotary.rope import pair_counts
+from vispe.encodings.parts.rotary.rope.axial_pairs import pair_counts
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

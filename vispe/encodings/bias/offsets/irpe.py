@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,60 +15,14 @@ from vispe.attention.bias.table import TableBias
 from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.bias import buckets
-from vispe.encodings.parts.bias.buckets import RATIOS, CrossBias, CrossValue, Method, piecewise_index
+from vispe.encodings.parts.bias.axis_terms import CrossBias, CrossValue
+from vispe.encodings.parts.bias.buckets import RATIOS, Method
+from vispe.encodings.parts.bias.irpe_tables import BucketTable, CrossTables, Mode, PrefixBuckets, num_buckets
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
-from vispe.grid import Grid, Positions
-from vispe.utils.options import PositiveFloat, PositiveInt, checked
+from vispe.grid import Positions
+from vispe.utils.options import PositiveFloat, PositiveInt
 from vispe.utils.parameters import parameters_of
-
-__all__ = ["IRPE", "bucket_ids", "num_buckets", "piecewise_index"]
-
-Mode = Literal["bias", "contextual"]
-PrefixBuckets = Literal[0, 1, 3]
-
-
-@checked
-def num_buckets(method: Method, ratio: PositiveFloat, prefix_buckets: PrefixBuckets = 1) -> int:
-    """Return the number of buckets of a table; 'cross' has two tables of this size.
-
-    Args:
-        method: 'euclidean', 'quantization', 'product' or 'cross'.
-        ratio: offset from which on buckets are shared, in patches.
-        prefix_buckets: buckets for pairs with a prefix token: 0, 1 or 3.
-
-    Example:
-        >>> num_buckets("product", 1.9)
-        50
-    """
-    return buckets.patch_buckets(method, ratio) + prefix_buckets
-
-
-@checked
-def bucket_ids(
-    where: Positions | Grid | Sequence[int],
-    method: Method,
-    ratio: PositiveFloat,
-    prefix_buckets: PrefixBuckets = 1,
-) -> tuple[Tensor, ...]:
-    """Return the bucket of every pair of tokens, (b or 1, n, n) int64 with queries along rows.
-
-    One tensor, or two (rows and columns) with method 'cross'.
-
-    Args:
-        where: positions, a grid, or the shape of a grid without prefix tokens.
-        method: 'euclidean', 'quantization', 'product' or 'cross'.
-        ratio: offset from which on buckets are shared, in patches.
-        prefix_buckets: buckets for pairs with a prefix token: 0, 1 or 3; with 0, such pairs have the number after the
-            last bucket.
-
-    Example:
-        >>> bucket_ids((1, 3), "product", 1.9)[0].tolist()
-        [[[24, 23, 22], [25, 24, 23], [26, 25, 24]]]
-    """
-    if not isinstance(where, Positions):
-        where = (where if isinstance(where, Grid) else Grid(tuple(where))).positions()
-    return buckets.pair_buckets(where, method, ratio, prefix_buckets)
 
 
 def _published(on: str, method: Method = "product") -> dict[str, Any]:
@@ -177,7 +130,7 @@ class IRPE(Biased):
         heads = 1 if self.shared else self.num_heads
         # buckets of prefix tokens included
         count = num_buckets(self.method, self.ratio, self.prefix_buckets)
-        table_class = _Cross if self.method == "cross" else _Table
+        table_class = CrossTables if self.method == "cross" else BucketTable
         for letter in "qkv":
             # tables on k and q are the transpose of those on v, as in the released checkpoints
             shape = (heads, count, width) if letter == "v" else (heads, width, count)
@@ -261,20 +214,3 @@ class IRPE(Biased):
         # (h or 1, d_h, buckets) -> (h or 1, buckets, d_h)
         tables = parameters if letter == "v" else [p.transpose(-1, -2) for p in parameters]
         return tables if self.prefix_buckets else [F.pad(t, (0, 0, 0, 1)) for t in tables]
-
-
-class _Table(nn.Module):
-    """One table, with the names of the released checkpoints."""
-
-    def __init__(self, mode: Mode, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        name = "lookup_table_bias" if mode == "bias" else "lookup_table_weight"
-        self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-
-
-class _Cross(nn.Module):
-    """The tables of rows and columns."""
-
-    def __init__(self, mode: Mode, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.rp_rows, self.rp_cols = _Table(mode, shape), _Table(mode, shape)

@@ -10,9 +10,10 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import LowRankBias
 from vispe.encodings.base import Additive, Biased
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.preparation import reads_cells
-from vispe.encodings.registry import create_encoding, register
+from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.utils.options import PositiveInt

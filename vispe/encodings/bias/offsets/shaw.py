@@ -15,7 +15,8 @@ from vispe.attention.bias.dense import SumBias
 from vispe.attention.precision import same_grid
 from vispe.attention.value_term import ValueTerm
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.bias.relative import FactorBias, grid_rows, offset_rows, with_none
+from vispe.encodings.parts.bias.content_terms import FactorBias
+from vispe.encodings.parts.bias.relative import grid_rows, offset_rows, with_none
 from vispe.encodings.parts.bias.table_interpolation import Resample, resample_table, take
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.layers import EmbeddingTable

@@ -14,7 +14,8 @@ from vispe.attention.precision import exact_product
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.encodings.base import Biased, Rotary
-from vispe.encodings.parts.bias.relative import WaveBias, offset_rows, read_by_axis
+from vispe.encodings.parts.bias.content_terms import WaveBias
+from vispe.encodings.parts.bias.relative import offset_rows, read_by_axis
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rotary.rope import axial_angles
+from vispe.encodings.parts.rotary.rope.axial_pairs import even_counts, spread_angles
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions
-from vispe.grid.frequencies import inverse_frequencies
 from vispe.utils.options import PositiveFloat, PositiveInt, Spacing
 
 
@@ -63,22 +58,3 @@ class AxialRotary(Rotary):
         scaled = pos if self.spacing is None else pos.with_spacing(self.spacing)
         counts = even_counts(self.pairs, pos.axes)
         return spread_angles(scaled, counts, self.base) * pos.spatial[:, None, :, None]
-
-
-def even_counts(total: int, axes: int) -> list[int]:
-    """Divide `total` among the axes as evenly as possible; the first axes get the remainder."""
-    return [total // axes + (i < total % axes) for i in range(axes)]
-
-
-def spread_angles(pos: Positions, counts: Sequence[int], base: float) -> Tensor:
-    """Return coordinates times frequencies (b or 1, 1, n, sum of counts), the last axis first.
-
-    Args:
-        pos: positions.
-        counts: number of frequencies per axis, first axis first; frequency c of C is ``base ** (-c / C)``.
-        base: ratio of the first to the (C + 1)-th frequency.
-    """
-    # float64 powers: a rounding error of the frequency grows with the coordinate
-    exact = exact_device(pos.coords)
-    freqs = [inverse_frequencies(2 * n, base, torch.float64)[None].to(exact) for n in counts]
-    return axial_angles(pos.coords, freqs, [*reversed(range(pos.axes))], sum(counts))

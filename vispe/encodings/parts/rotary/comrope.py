@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
+from vispe.encodings.parts.rotary.comrope_coordinates import Normalize, grid_lines, jittered, normalized
+from vispe.encodings.parts.rotary.rotation_planes import rotation_planes
 from vispe.encodings.parts.rotary.skew_symmetric import (
     Block,
     SkewRotary,
@@ -24,7 +26,6 @@ from vispe.grid import PerToken, Positions
 from vispe.utils.options import FiniteFloat, NonNegativeFloat, PositiveFloat
 
 Form = Literal["matrix", "folded"]
-Normalize = Literal["axis", "common", "none"]
 Init = Literal["normal", "geometric"]
 
 
@@ -139,33 +140,20 @@ class ComRoPE(SkewRotary):
         offset = pos.attrs.get("comrope_offset") if self.jitter_offset else None
         if noise is None and offset is None:
             key = ("comrope", self.normalize, self.cls_position)
-            return pos.remember(key, lambda: self._places(pos, None, None))
-        return self._places(pos, noise, offset)
+            return pos.remember(key, lambda: self._displaced(pos, None, None))
+        return self._displaced(pos, noise, offset)
 
-    def _places(self, pos: Positions, noise: PerToken | None, offset: Tensor | None) -> Tensor:
-        x = pos.coords
-        if noise is not None:
-            # at most half a cell, to preserve the order of neighbours
-            moved = (noise.values.to(x) * (0.5 * self.jitter)).clamp(-0.5, 0.5)
-            if self.axes == 3:  # frames are not displaced
-                moved = torch.cat([torch.zeros_like(moved[..., :1]), moved[..., 1:]], -1)
-            x = x + moved * pos.cell[:, None]
-        if self.normalize != "none":
-            # 'common': the longer of rows and columns, so that both have the same scale
-            extent = pos.extent if self.normalize == "axis" else pos.extent[:, -2:].amax(-1, keepdim=True)
-            # centres of cells, as fractions of the extent
-            x = (x + 0.5 * pos.cell[:, None]) / extent[:, None]
-        has_position = pos.spatial[..., None]
-        # prefix tokens are shifted only if `cls_position` is set
+    def _displaced(self, pos: Positions, noise: PerToken | None, offset: Tensor | None) -> Tensor:
+        """Return the normalised coordinates with a displacement per token and an offset of all tokens."""
+        x = pos.coords if noise is None else jittered(pos, noise.values, self.jitter)
+        x = normalized(x, pos, self.normalize)
+        of_prefix = torch.full_like(x, 0.0 if self.cls_position is None else self.cls_position)
         if offset is not None:
             shift = offset.to(x) * self.jitter_offset
-            return torch.where(
-                has_position, x + shift, self._prefix(x) + (0 if self.cls_position is None else shift)
-            )
-        return torch.where(has_position, x, self._prefix(x))
-
-    def _prefix(self, like: Tensor) -> Tensor:
-        return torch.full_like(like, 0.0 if self.cls_position is None else self.cls_position)
+            x = x + shift
+            if self.cls_position is not None:  # otherwise, prefix tokens have no position to shift
+                of_prefix = of_prefix + shift
+        return torch.where(pos.spatial[..., None], x, of_prefix)
 
     def angles(self, pos: Positions) -> Tensor:
         """Return the angles of the folded form, (b or 1, h or 1, n, pairs)."""
@@ -179,11 +167,12 @@ class ComRoPE(SkewRotary):
         if self.form == "matrix":
             return super().transform(pos, layer, x)
         self._need_axes(pos)
-        return PairRotation(*self._eval_cache(self, pos, lambda: self._tables(pos)), "interleaved")
 
-    def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
-        angles = self.angles(pos)
-        return angles.cos(), angles.sin()
+        def tables() -> tuple[Tensor, Tensor]:
+            angles = self.angles(pos)
+            return angles.cos(), angles.sin()
+
+        return PairRotation(*self._eval_cache(self, pos, tables), "interleaved")
 
     def rotations(self, pos: Positions) -> Tensor:
         """Return the rotation matrices (b or 1, h or 1, n, blocks, s, s).
@@ -201,11 +190,13 @@ class ComRoPE(SkewRotary):
         moved = bool(self.jitter or self.jitter_offset) and (
             "comrope_jitter" in pos.attrs or "comrope_offset" in pos.attrs
         )
-        lines = None if moved or coordinates.is_meta else pos.remember(key, lambda: _lines(coordinates, pos))
+        lines = (
+            None if moved or coordinates.is_meta else pos.remember(key, lambda: grid_lines(coordinates, pos))
+        )
         return super().rotations(pos) if lines is None else self._on_grid(lines)
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the rotations (1, h or 1, n, blocks, s, s) from the lines of `_lines`."""
+        """Return the rotations (1, h or 1, n, blocks, s, s) from the lines of `grid_lines`."""
         raise NotImplementedError
 
     def fold(self) -> tuple[Self, Tensor]:
@@ -224,25 +215,7 @@ class ComRoPE(SkewRotary):
         with torch.no_grad():
             # float64: eigenvectors of similar rates are ill-conditioned
             matrices = skew_matrix(self.skew[:, 0].double(), self.width)
-            heads, planes = matrices.shape[0], self.width // 2
-            # i S is Hermitian: eigenvalues are +- rates, and each pair of eigenvectors spans a plane of rotation
-            values, vectors = eigh(1j * matrices)
-            basis = torch.zeros(heads, self.head, self.head, dtype=torch.float64, device=matrices.device)
-            # rounding can make a rate of 0 negative
-            rates = values[..., self.width - planes :].clamp(min=0)
-            # channels after the planes of all blocks: one per block of odd width
-            spare = 2 * planes * self.blocks
-            for h in range(heads):
-                for m in range(self.blocks):
-                    rows = _real_basis(vectors[h, m], rates[h, m])
-                    span = slice(m * self.width, (m + 1) * self.width)
-                    basis[h, 2 * planes * m : 2 * planes * (m + 1), span] = rows[: 2 * planes]
-                    if self.width % 2:
-                        basis[h, spare + m, span] = rows[-1]
-            used = self.blocks * self.width
-            # channels beyond the blocks are unchanged
-            for c in range(used, self.head):
-                basis[:, c, c] = 1.0
+            rates, basis = rotation_planes(matrices, self.head)
             folded.to(self.skew.device, self.skew.dtype)
             folded.rate.copy_(rates)
             for name, parameter in self.named_parameters():
@@ -257,52 +230,3 @@ class ComRoPE(SkewRotary):
         # of shape (h or 1, d_h, d_h) @ (h, d_h, c)
         rotated = basis.to(torch.float64) @ rows.reshape(-1, head, rows[0].numel()).double()
         return rotated.reshape(rows.shape).to(rows.dtype)
-
-
-def _lines(coordinates: Tensor, pos: Positions) -> list[tuple[Tensor, Tensor]] | None:
-    """Return, per axis, its coordinates (n_i + 1,), that of prefix tokens last, and each token's index into them (n,).
-
-    None if the coordinates are not those of a grid, that is, after displacements.
-    """
-    if pos.grid is None:
-        return None
-    prefix, shape = pos.grid.prefix, pos.grid.shape
-    lines: list[tuple[Tensor, Tensor]] = []
-    cells = pos.cells()[0]
-    for axis, count in enumerate(shape):
-        on_grid = coordinates[0, prefix:, axis].reshape(shape)
-        # coordinates along this axis, at the first cell of the other axes
-        first = on_grid.movedim(axis, 0).reshape(count, -1)[:, 0]
-        outside = coordinates[0, :1, axis] if prefix else first[:1]
-        line = torch.cat([first, outside])
-        index = torch.where(pos.spatial[0], cells[:, axis], count)
-        # exact comparison: a sampler may have moved tokens off the lines of the grid
-        if not torch.equal(line.index_select(0, index), coordinates[0, :, axis]):
-            return None
-        lines.append((line, index))
-    return lines
-
-
-def _complete(rows: Tensor) -> Tensor:
-    """Return (s - k, s) orthonormal rows that complete orthonormal `rows` (k, s) to a basis."""
-    qr = cast("Callable[..., tuple[Tensor, Tensor]]", torch.linalg.qr)  # pyright: ignore[reportUnknownMemberType]
-    return qr(rows.t(), mode="complete")[0][:, len(rows) :].t()
-
-
-def _real_basis(vectors: Tensor, rates: Tensor) -> Tensor:
-    """Return rows a_1, b_1, a_2, b_2, ... in which exp(x S) rotates (a_j, b_j) by x times rate j."""
-    size, planes = vectors.shape[-1], rates.shape[-1]
-    # real and imaginary part of a unit eigenvector have norm 1 / sqrt(2)
-    pairs = vectors[:, size - planes :] * 2**0.5
-    rows = torch.stack([pairs.real.t(), pairs.imag.t()], 1).flatten(0, 1)
-    # real and imaginary parts of rate 0 need not be orthogonal: these planes are completed by QR
-    rotates = (rates > 1e-12).repeat_interleave(2)
-    rotated = rows[rotates]
-    if len(rotated) == size:
-        return rotated
-    unrotated = _complete(rotated)
-    full = torch.empty(size, size, dtype=unrotated.dtype, device=unrotated.device)
-    is_unrotated = torch.ones(size, dtype=torch.bool, device=unrotated.device)
-    is_unrotated[: 2 * planes] = ~rotates
-    full[~is_unrotated], full[is_unrotated] = rotated, unrotated
-    return full

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from vispe.attention.precision import exact_product
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.parts.rotary.cameras import inverse
+from vispe.errors import OptionError, counted
 
 
 class ChannelGroup(NamedTuple):
@@ -26,6 +27,50 @@ class ChannelGroup(NamedTuple):
     name: str
     size: int
     block: int
+
+
+def channel_groups(
+    head: int, axes: int, se3: int, so3: int, so2: int | None, t2: int, so3_degree: int
+) -> list[ChannelGroup]:
+    """Return the non-empty groups of the channels of a head, in order.
+
+    Args:
+        head: channels of a head.
+        axes: number of axes.
+        se3: channels of the group; likewise `so3`, `so2` (None for all that remain) and `t2`.
+        so3: see `se3`.
+        so2: see `se3`.
+        t2: see `se3`.
+        so3_degree: degree of the representation of `so3`.
+
+    Raises:
+        OptionError: the groups do not fit.
+    """
+    pair_size = 2 * axes
+    blocks = {"se3": 4, "so3": 3 if so3_degree == 1 else 8, "so2": pair_size, "t2": 3}
+    # by default, so2 has all remaining channels that form complete sets of pairs
+    rest = max(0, head - se3 - so3 - t2) // pair_size * pair_size
+    sizes = {"se3": se3, "so3": so3, "so2": rest if so2 is None else so2, "t2": t2}
+    for name in ("so3", "so2"):
+        if sizes[name] % blocks[name]:
+            raise OptionError(
+                f"{name} needs a multiple of {counted(blocks[name], 'channel')}, got {name}={sizes[name]}."
+            )
+    used = sum(sizes.values())
+    if not 0 < used <= head:
+        raise OptionError(
+            f"gta has {counted(head, 'channel')} per head, but its groups use {used} ({sizes}). Change "
+            "their sizes."
+        )
+    if t2 and axes != 2:
+        raise OptionError(
+            f"t2 needs axes=2, for translations in the plane, got axes={axes}. Use axes=2 or omit t2."
+        )
+    # sizes are multiples of one pair per axis, but rotations act on blocks of 2
+    blocks["so2"] = 2
+    groups = [ChannelGroup(n, s, blocks[n]) for n, s in sizes.items() if s]
+    triv = head - used
+    return [ChannelGroup("triv", triv, 1), *groups] if triv else groups
 
 
 class Matrices(NamedTuple):

@@ -12,7 +12,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.expand import Expand
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.rotary.angles import even_counts, spread_angles
+from vispe.encodings.parts.rotary.rope.axial_pairs import even_counts, spread_angles
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid import Positions

@@ -10,25 +10,16 @@ from torch import Tensor
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.channel_tables import ChannelTables
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rotary.rope import (
-    BaseTooSmall,
-    RopeBase,
-    axial_angles,
-    check_split,
-    pair_counts,
-)
+from vispe.encodings.parts.rotary.rope.axial_pairs import axial_angles, check_split, pair_counts
+from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
+from vispe.encodings.parts.rotary.rope.smallest_base import BaseTooSmall, diagnose_base
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.grid.grid_frequencies import cosine_similarity_bound, grid_frequencies, min_base, p_rope
+from vispe.grid.grid_frequencies import grid_frequencies, p_rope
 from vispe.utils.interval import Interval
 from vispe.utils.options import FiniteFloat, PositiveFloat, Probability, Shape, UnitInterval
-
-Indexing = Literal["xy", "ij"]
-Duplicate = Literal["interleave", "repeat"]
-ScheduleAxes = Literal["all", "space"]
-FEW = 4  # pairs of an axis: with fewer, cosines do not average out for any base
 
 
 @register
@@ -150,12 +141,7 @@ class RopeAxial(RopeBase):
         "pe": {"temperature": 10000.0, "indexing": "xy", "offset": 1.0, "schedule": "rescale"},
         "p_rope": {"temperature": 10000.0, "layout": "half", "rotary_ratio": 0.75},
         "flux": {"temperature": 10000.0, "indexing": "ij", "unrotated": 0.125},
-        "vjepa2": {
-            "temperature": 10000.0,
-            "indexing": "ij",
-            "duplicate": "repeat",
-            "schedule_axes": "space",
-        },
+        "vjepa2": {"temperature": 10000.0, "indexing": "ij", "duplicate": "repeat", "schedule_axes": "space"},
         "vjepa21": {
             "temperature": 10000.0,
             "indexing": "ij",
@@ -168,9 +154,9 @@ class RopeAxial(RopeBase):
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"vjepa2": ()}
 
     temperature: PositiveFloat = 100.0
-    indexing: Indexing = "xy"
+    indexing: Literal["xy", "ij"] = "xy"
     layout: Layout = "interleaved"
-    duplicate: Duplicate = "interleave"
+    duplicate: Literal["interleave", "repeat"] = "interleave"
     offset: FiniteFloat = 0.0
     rotated: Annotated[float, Interval(above=0, most=1)] = 1.0
     split: Shape | None = None
@@ -178,7 +164,7 @@ class RopeAxial(RopeBase):
     unrotated: Probability = 0.0
     alternate: bool = False
     tail: Literal["halves", "end"] = "halves"
-    schedule_axes: ScheduleAxes = "all"
+    schedule_axes: Literal["all", "space"] = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,62 +200,38 @@ class RopeAxial(RopeBase):
         counts = pair_counts(self.name, self.split, self.pairs - self._unrotated, pos.axes)
         exact = exact_device(pos.coords)
         # float64, because schedules use powers and ratios of the frequencies
-        plain = [inverse_frequencies(2 * n, self.temperature, torch.float64) for n in counts]
-        frequencies = [
-            (f if self.rotary_ratio == 1 else p_rope(f, self.rotary_ratio))[None].to(exact) for f in plain
-        ]
+        frequencies = [inverse_frequencies(2 * n, self.temperature, torch.float64) for n in counts]
+        if self.rotary_ratio < 1:
+            frequencies = [p_rope(f, self.rotary_ratio) for f in frequencies]
+        frequencies = [f[None].to(exact) for f in frequencies]
         if self.schedule == "none":
             return frequencies
         now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))
         cell = pos.cell.to(exact, torch.float64)
-        # videos with schedule_axes='space': frequencies of the frames (axis 0) are unchanged
-        skipped = self.schedule_axes == "space" and pos.axes == 3
-        return [
-            freqs
-            if skipped and i == 0
-            else grid_frequencies(
-                freqs,
-                self.schedule,
-                now[:, i] / trained[i],
-                trained[i] * cell[:, i],
-                cell=cell[:, i],
-            )
-            for i, freqs in enumerate(frequencies)
-        ]
+        # with schedule_axes='space', the frequencies of frames (axis 0 of 3) are unchanged
+        first = int(self.schedule_axes == "space" and pos.axes == 3)
+        for i in range(first, pos.axes):
+            scale, length = now[:, i] / trained[i], trained[i] * cell[:, i]
+            frequencies[i] = grid_frequencies(frequencies[i], self.schedule, scale, length, cell=cell[:, i])
+        return frequencies
 
     def base_too_small(self, grid: Grid) -> BaseTooSmall | None:
         """Return a diagnostic if the base is too small for a side, else None. Axes with few pairs are ignored."""
         with torch.device("cpu"):  # models may be built on the meta device
             pos = grid.positions()
             pos = pos if self.spacing is None else pos.with_spacing(self.spacing)
-            sides = zip(grid.shape, self.frequencies(pos), pos.cell[0].tolist(), strict=True)
-            diagnostics = [self._side_too_small(*side) for side in sides]
-        return max((one for one in diagnostics if one), key=lambda one: one.needed, default=None)
-
-    def _side_too_small(self, side: int, freqs: Tensor, cell: float) -> BaseTooSmall | None:
-        pairs = freqs.shape[-1]
-        # radians per patch: coordinates advance by one cell per patch
-        if pairs < FEW or (cosine_similarity_bound(freqs[0] * cell, side) >= 0).all():
-            return None
-        needed = min_base(pairs, max(round(side * cell), 1))
-        return (
-            BaseTooSmall(self.name, self.temperature, needed, side, pairs)
-            if needed > self.temperature
-            else None
-        )
+            freqs, cells = self.frequencies(pos), pos.cell[0].tolist()
+            return diagnose_base(self.name, self.temperature, freqs, grid.shape, cells)
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         # the offset is in cells
         coords = pos.coords + self.offset * pos.cell[:, None] if self.offset else pos.coords
-        if "rope" in pos.attrs:
-            coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
-        axes = range(pos.axes)
+        coords = self._augmented(coords, pos.cell, pos, layer)
         # the first pairs belong to the last axis (x) with indexing='xy'
-        order = axes if self.indexing == "ij" else [*reversed(axes)]
+        order = range(pos.axes) if self.indexing == "ij" else range(pos.axes)[::-1]
         freqs = self.frequencies(pos)
-        pairs = self.pairs
-        if self.tail == "end":
-            pairs = self._unrotated + sum(f.shape[-1] for f in freqs)
+        rotated = self._unrotated + sum(f.shape[-1] for f in freqs)
+        pairs = rotated if self.tail == "end" else self.pairs
         return axial_angles(coords, freqs, order, pairs, self._unrotated, self.alternate)
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:

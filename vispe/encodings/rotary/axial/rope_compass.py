@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.encodings.parts.rotary.mixed import MixedRope
+from vispe.encodings.parts.rotary.rope.mixed_rope import MixedRope
 from vispe.encodings.registry import register
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.utils.options import PositiveFloat

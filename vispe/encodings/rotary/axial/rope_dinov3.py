@@ -10,12 +10,8 @@ from torch import Tensor
 
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rotary.rope import (
-    RopeBase,
-    axial_angles,
-    check_split,
-    pair_counts,
-)
+from vispe.encodings.parts.rotary.rope.axial_pairs import axial_angles, check_split, pair_counts
+from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -160,8 +156,7 @@ class RopeDinov3(RopeBase):
         # centres of cells from -1 to 1
         size = self._size(pos.extent)
         coords = (pos.coords + pos.cell[:, None] / 2) / size[:, None] * 2 - 1
-        if "rope" in pos.attrs:
-            coords = pos.attrs["rope"].apply(coords, None, layer)
+        coords = self._augmented(coords, None, pos, layer)
         exact = exact_device(coords)
         counts = pair_counts(self.name, self.split, self.pairs, pos.axes)
         # (1, pairs of the axis), radians per half image

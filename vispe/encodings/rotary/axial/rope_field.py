@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rotary.rope import RopeBase
+from vispe.encodings.parts.rotary.rope.directional_frequencies import golden_frequencies, spiral_frequencies
+from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions
@@ -20,8 +19,6 @@ from vispe.utils.options import FiniteFloat, PositiveFloat, PositiveInt, Probabi
 Directions = Literal["golden", "spiral"]
 NormalizeCoords = Literal["separate", "max", "min", "none"]
 Frequencies = tuple[tuple[FiniteFloat, ...], ...]
-GOLDEN = (1 + math.sqrt(5)) / 2
-PLASTIC = 1.324717957244746  # root of x^3 = x + 1, the two-dimensional analogue of the golden ratio
 GROUPS = 4
 
 
@@ -180,32 +177,17 @@ class RopeField(RopeBase):
         """Return omega, radians per unit of the coordinates along each axis of the grid, (pairs, axes) float64."""
         if self.frequencies is not None:
             return torch.tensor(self.frequencies, dtype=torch.float64)
-        low, high = self.min_freq, self.max_freq
+        options = self.pairs, axes, self.min_freq, self.max_freq, self.unrotated
         if self.directions == "golden":
-            unrotated = round(self.unrotated * self.pairs)
-            # log-spaced magnitudes; the pairs before them are not rotated
-            way = torch.linspace(0, 1, self.pairs - unrotated, dtype=torch.float64)
-            sizes = F.pad(low * (high / low) ** way, (unrotated, 0))
-            return sizes[:, None] * _golden(self.pairs, axes)
-        # each group has all magnitudes, as each axis of axial RoPE
-        groups = self.groups or GROUPS
-        parts: list[Tensor] = []
-        for group in torch.arange(self.pairs).tensor_split(groups):
-            unrotated = round(self.unrotated * len(group))
-            way = torch.arange(len(group) - unrotated, dtype=torch.float64) / max(len(group) - unrotated, 1)
-            parts.append(F.pad(high * (low / high) ** way, (unrotated, 0)))
-        counts = torch.tensor([len(part) for part in parts])
-        return torch.cat(parts)[:, None] * _spread(groups, axes).repeat_interleave(
-            counts, 0, output_size=self.pairs
-        )
+            return golden_frequencies(*options)
+        return spiral_frequencies(*options, self.groups or GROUPS)
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         # unit: half the distance from the first to the last patch; origin: the centre
         coords, unnormalized = pos.coords, self.normalize_coords == "none"
         if not unnormalized:
             coords = coords / self._unit(pos.extent, pos.cell)[:, None] - 1
-        if "rope" in pos.attrs:
-            coords = pos.attrs["rope"].apply(coords, pos.cell if unnormalized else None, layer)
+        coords = self._augmented(coords, pos.cell if unnormalized else None, pos, layer)
         # elementwise products: autocast would round a matrix product
         angle = coords.new_zeros(())
         for axis, freqs in enumerate(self._scheduled(pos)):
@@ -243,32 +225,3 @@ class RopeField(RopeBase):
             one = size.amax(-1, True) if self.normalize_coords == "max" else size.amin(-1, True)
             size = one.expand_as(size)
         return torch.where(size > 0, size, cell)  # a single patch has no extent
-
-
-def _golden(count: int, axes: int) -> Tensor:
-    """Return directions (count, axes) float64 of which any consecutive ones are spread evenly."""
-    f = torch.arange(count, dtype=torch.float64)
-    if axes < 3:
-        return _circle(math.pi * f / GOLDEN, axes)
-    # height and azimuth advance by irrational steps, so any consecutive directions are spread evenly
-    return _sphere((f / PLASTIC + 0.5) % 1, 2 * math.pi * f / PLASTIC**2)
-
-
-def _spread(count: int, axes: int) -> Tensor:
-    """Return directions (count, axes) float64 that are spread evenly, identifying opposite ones."""
-    g = torch.arange(count, dtype=torch.float64)
-    if axes < 3:
-        # half a circle: the opposite direction only changes the sign of the angle
-        return _circle(math.pi * g / count, axes)
-    return _sphere((g + 0.5) / count, 2 * math.pi * g / GOLDEN)
-
-
-def _circle(angle: Tensor, axes: int) -> Tensor:
-    """Return directions (y, x); on one axis, all are equal."""
-    return torch.stack([angle.sin(), angle.cos()], -1) if axes == 2 else torch.ones_like(angle)[:, None]
-
-
-def _sphere(height: Tensor, angle: Tensor) -> Tensor:
-    """Return directions (z, y, x) with uniform heights from 0 to 1, which cover the half sphere uniformly."""
-    radius = (1 - height.square()).sqrt()
-    return torch.stack([height, radius * angle.sin(), radius * angle.cos()], -1)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from vispe.encodings.parts.rotary.mixed import MixedRope
+from vispe.encodings.parts.rotary.rope.mixed_rope import MixedRope
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, counted
 from vispe.grid.frequencies import inverse_frequencies

@@ -9,7 +9,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.rotary.rope import axial_angles
+from vispe.encodings.parts.rotary.rope.axial_pairs import axial_angles
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, counted
 from vispe.grid import Positions

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vispe.attention.transform.pairs import PairRotation
-from vispe.encodings.parts.rotary.angles import AxialRotary, even_counts
+from vispe.encodings.parts.rotary.angles import AxialRotary
+from vispe.encodings.parts.rotary.rope.axial_pairs import even_counts
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vispe.attention.precision import exact_product
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.rotary.angles import even_counts
 from vispe.encodings.parts.rotary.context import ContextRotary, heads_of
+from vispe.encodings.parts.rotary.rope.axial_pairs import even_counts
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

@@ -17,6 +17,7 @@ from vispe.encodings.parts.rotary.gta_representations import (
     ChannelGroup,
     Matrices,
     angles_of,
+    channel_groups,
     circle,
     joined,
     poses,
@@ -24,7 +25,7 @@ from vispe.encodings.parts.rotary.gta_representations import (
     shifts,
 )
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError, counted
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
 from vispe.utils.interval import Interval
 from vispe.utils.options import (
@@ -136,7 +137,9 @@ class GTA(Rotary):
             raise OptionError(
                 f"trans_coeff={self.trans_coeff} has no effect without se3 channels. Use se3=..."
             )
-        self.groups = self._groups()
+        self.groups = channel_groups(
+            self.head, self.axes, self.se3, self.so3, self.so2, self.t2, self.so3_degree
+        )
         used = self.normalize == "train"
         self.reference = training_grid(self.reference, self.axes, used, f"normalize={self.normalize!r}")
         each = self.max_freq if isinstance(self.max_freq, tuple) else (self.max_freq,) * self.axes
@@ -145,36 +148,6 @@ class GTA(Rotary):
         if self.se3:
             self.scale = nn.Parameter(torch.empty(1))
             self.reset_parameters()
-
-    def _groups(self) -> list[ChannelGroup]:
-        """Return the non-empty groups, in order; raise `OptionError` if they do not fit."""
-        pair_size = 2 * self.axes
-        blocks = {"se3": 4, "so3": 3 if self.so3_degree == 1 else 8, "so2": pair_size, "t2": 3}
-        # by default, so2 has all remaining channels that form complete sets of pairs
-        rest = max(0, self.head - self.se3 - self.so3 - self.t2) // pair_size * pair_size
-        so2 = rest if self.so2 is None else self.so2
-        sizes = {"se3": self.se3, "so3": self.so3, "so2": so2, "t2": self.t2}
-        for name in ("so3", "so2"):
-            if sizes[name] % blocks[name]:
-                raise OptionError(
-                    f"{name} needs a multiple of {counted(blocks[name], 'channel')}, got {name}={sizes[name]}."
-                )
-        used = sum(sizes.values())
-        if not 0 < used <= self.head:
-            raise OptionError(
-                f"gta has {counted(self.head, 'channel')} per head, but its groups use {used} ({sizes}). Change "
-                "their sizes."
-            )
-        if self.t2 and self.axes != 2:
-            raise OptionError(
-                f"t2 needs axes=2, for translations in the plane, got axes={self.axes}. Use axes=2 or omit "
-                f"t2."
-            )
-        # sizes are multiples of one pair per axis, but rotations act on blocks of 2
-        blocks["so2"] = 2
-        groups = [ChannelGroup(n, s, blocks[n]) for n, s in sizes.items() if s]
-        triv = self.head - used
-        return [ChannelGroup("triv", triv, 1), *groups] if triv else groups
 
     @property
     def per_layer(self) -> bool:

@@ -14,8 +14,9 @@ from torch.nn.functional import normalize
 
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import bias_of, transform_of
+from vispe.encodings.creation import create_encoding
 from vispe.encodings.multi_softmax import calls_of, weights_of
-from vispe.encodings.registry import create_encoding, encoding_class, parse_spec
+from vispe.encodings.registry import encoding_class, parse_spec
 from vispe.errors import UnsupportedCombination, VispeError, counted
 from vispe.grid import Grid
 from vispe.utils.declared_options import option_choices

@@ -9,7 +9,8 @@ import torch
 
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
-from vispe.encodings.registry import create_encoding, encoding_class
+from vispe.encodings.creation import create_encoding
+from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost, counted
 from vispe.hosts.common.conversion.checks import check_part, check_swaps, check_term, refuse_patched
 from vispe.hosts.common.conversion.sampler_checks import check_sampled

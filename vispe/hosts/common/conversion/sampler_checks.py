@@ -12,7 +12,7 @@ import torch
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.parts.preparation import check_samplers, prepare
-from vispe.encodings.parts.rotary.rope import RopeBase
+from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Grid
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from vispe.encodings.base import Encoding
-from vispe.encodings.parts.rotary.rope import BaseTooSmall, RopeBase
+from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
+from vispe.encodings.parts.rotary.rope.smallest_base import BaseTooSmall
 from vispe.errors import OptionError
 from vispe.grid import Grid
 

@@ -14,7 +14,7 @@ from vispe.hosts.transformers.language.families import family_of, language_model
 from vispe.hosts.transformers.language.rotary_detection import DetectedRotary
 from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
-from vispe.multimodal.per_layer import ConcatenatedScheme
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme
 from vispe.multimodal.properties import is_text_exact
 
 

@@ -13,7 +13,7 @@ from vispe.hosts.transformers.language.parallel_sets import Parallel
 from vispe.hosts.transformers.language.rotary_detection import DetectedRotary, kinds_of
 from vispe.hosts.transformers.subclasses import stock_of
 from vispe.multimodal import Scheme
-from vispe.multimodal.per_layer import ConcatenatedScheme
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,7 +51,7 @@ from vispe.hosts.transformers.language.rope_index import PositionedIndex, Positi
 from vispe.hosts.transformers.language.rotary_detection import ALL_POSITIONS, DetectedRotary, kinds_of
 from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
 from vispe.hosts.transformers.version import check_version
-from vispe.multimodal.per_layer import ConcatenatedScheme, scheme_of
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme, scheme_of
 
 _logger = logging.getLogger(__name__)
 

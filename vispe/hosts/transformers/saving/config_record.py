@@ -21,7 +21,7 @@ from vispe.hosts.transformers.language.families import FAMILIES, language_model_
 from vispe.hosts.transformers.vision.families import family_of
 from vispe.hosts.windows import families
 from vispe.multimodal import Scheme
-from vispe.multimodal.per_layer import scheme_of
+from vispe.multimodal.concatenated_scheme import scheme_of
 from vispe.utils.version import __version__
 
 KEY = "vispe"

@@ -18,7 +18,7 @@ from vispe.hosts.transformers.language.positions.prompt import PROMPT, PromptPos
 from vispe.hosts.transformers.language.positions.sequence_state import SequenceState
 from vispe.hosts.transformers.language.positions.token_index import documents
 from vispe.multimodal import Coordinates, Scheme, Stream
-from vispe.multimodal.per_layer import ConcatenatedScheme
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme
 
 # part of error messages: advice for packed samples
 PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."

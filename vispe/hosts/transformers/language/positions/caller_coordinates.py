@@ -18,7 +18,7 @@ from vispe.hosts.transformers.language.positions.position_ids import (
     split_ids,
 )
 from vispe.multimodal import Scheme, Stream
-from vispe.multimodal.per_layer import ConcatenatedScheme
+from vispe.multimodal.concatenated_scheme import ConcatenatedScheme
 
 
 def check_layout(

@@ -1,134 +1,17 @@
-"""Gilbert (generalised Hilbert) curve orders of grid cells, and networks that predict shifts of them from the image."""
+"""Networks that predict a shift of the index of each cell from the image."""
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product, fixed_size, same_grid
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 from vispe.utils.axes import last_axis_to
-
-Cells = NDArray[np.int64]
-ROUNDS = 20  # number of halvings for grids of up to 1024 x 1024 cells
-
-
-def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:
-    """Return the index, from 1, of each cell of a grid (h, w) along the Gilbert curve from its first cell.
-
-    Args:
-        shape: (h, w).
-        start: side along which the curve starts: 'width', 'longer' (the height if that is larger), or 'even'
-            (the height if only it is even: then every step leads to a neighbour).
-    """
-    h, w = int(shape[0]), int(shape[1])
-    down = (start == "longer" and h > w) or (start == "even" and h % 2 == 0 and w % 2 == 1)
-    cells = _curve((0, h), (w, 0)) if down else _curve((w, 0), (0, h))
-    order = np.empty((h, w), dtype=np.int64)
-    # cells are (x, y)
-    order[cells[:, 1], cells[:, 0]] = np.arange(1, h * w + 1)
-    return order
-
-
-@torch.library.custom_op("vispe::curve_order", mutates_args=())
-def curve_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
-    """Return `curve_order` as (h w,) float64, as one operator, so that compiled graphs support any grid size."""
-    return torch.tensor(curve_order((h, w), start).ravel(), dtype=torch.float64, device=device)
-
-
-@curve_indices.register_fake  # pyright: ignore[reportUnknownMemberType]  torch does not type it
-def _fake_curve_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
-    del start
-    return torch.empty(h * w, dtype=torch.float64, device=device)
-
-
-@cache
-def _curve(a: tuple[int, int], b: tuple[int, int]) -> Cells:
-    """Return the cells (x, y) of the block that `a` (major) and `b` span, in order, from (0, 0).
-
-    Blocks of equal size and direction are cached.
-    """
-    w, h = abs(sum(a)), abs(sum(b))
-    da, db = np.sign(a), np.sign(b)
-    if h == 1:
-        return np.arange(w)[:, None] * da
-    if w == 1:
-        return np.arange(h)[:, None] * db
-    major, minor = np.array(a), np.array(b)
-    half_a, half_b = major // 2, minor // 2
-    # a long block is cut in two along its major side
-    if 2 * w > 3 * h:
-        if abs(half_a.sum()) % 2 and w > 2:
-            half_a = half_a + da
-        return np.concatenate([_block(half_a, minor), half_a + _block(major - half_a, minor)])
-    if abs(half_b.sum()) % 2 and h > 2:
-        half_b = half_b + db
-    return np.concatenate(
-        [
-            _block(half_b, half_a),
-            half_b + _block(major, minor - half_b),
-            (major - da) + (half_b - db) + _block(-half_b, -(major - half_a)),
-        ]
-    )
-
-
-def _block(a: Cells, b: Cells) -> Cells:
-    return _curve((int(a[0]), int(a[1])), (int(b[0]), int(b[1])))
-
-
-def traced_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
-    """Return `curve_indices` by operators available in ONNX; NaN for grids that `ROUNDS` halvings do not resolve.
-
-    Each cell follows the blocks of `_curve` that contain it: (u, v) is its offset along the major and minor side of
-    its block of (a, b) cells, and back_u, back_v flag sides that run backwards, since halves are rounded down.
-    """
-    rows, columns = (torch.full((), n, dtype=torch.int64, device=device) for n in (h, w))
-    down = torch.zeros((), dtype=torch.bool, device=device)
-    if start != "width":
-        down = rows > columns if start == "longer" else (rows % 2 == 0) & (columns % 2 == 1)
-    cell = torch.arange(h * w, device=device)
-    y = cell.div(w, rounding_mode="floor")
-    x = cell - y * w
-    # per cell: u, v, a, b, back_u, back_v (1 where a side runs backwards)
-    state = torch.stack([*torch.where(down, torch.stack([y, x]), torch.stack([x, y])), *([cell * 0] * 4)])
-    sides = torch.stack([torch.where(down, rows, columns), torch.where(down, columns, rows)])
-    state = state + F.pad(sides, (2, 2))[:, None]
-    number = torch.ones_like(cell)
-    for _ in range(ROUNDS):
-        u, v, a, b, back_u, back_v = state
-        half_a, half_b = (a + back_u) // 2, (b + back_v) // 2
-        long = 2 * a > 3 * b
-        half_a = half_a + half_a % 2 * (long & (a > 2))
-        half_b = half_b + half_b % 2 * (b > 2)
-        # a long block has two parts, any other block three: up, across and down
-        parts = torch.stack(
-            [
-                torch.stack([u, v, half_a, b, back_u, back_v]),
-                torch.stack([u - half_a, v, a - half_a, b, back_u, back_v]),
-                torch.stack([v, u, half_b, half_a, back_v, back_u]),
-                torch.stack([u, v - half_b, a, b - half_b, back_u, back_v]),
-                torch.stack([half_b - 1 - v, a - 1 - u, half_b, a - half_a, 1 - back_v, 1 - back_u]),
-            ]
-        )
-        # number of cells on the curve before each part
-        before = torch.stack([a * 0, half_a * b, a * 0, half_a * half_b, half_a * half_b + a * (b - half_b)])
-        right, above = u >= half_a, v >= half_b
-        # parts 0 and 1 are those of a long block, 2 to 4 those of any other
-        part = torch.where(long, right.long(), torch.where(above, 3, 2 + 2 * right))
-        done = (a == 1) | (b == 1)
-        number = number + torch.where(done, 0, before.gather(0, part[None])[0])
-        state = torch.where(done, state, parts.gather(0, part.expand(1, 6, -1))[0])
-    u, v, a, b, *_ = state
-    # index within the remaining line of cells
-    number = (number + torch.where(b == 1, u, v)).double()
-    return number.masked_fill(~((a == 1) | (b == 1)).all(), torch.nan)
 
 
 class ImageShift(nn.Module):
@@ -144,9 +27,7 @@ class ImageShift(nn.Module):
 
     def __init__(self, in_chans: int) -> None:
         super().__init__()
-        widths = (32, 16, 8, 4, 1)
-        self.convs = nn.ModuleList([PreciseConv(2, in_chans + 2, widths[0], self.SIDE, self.SIDE)])
-        self.convs.extend(PreciseConv(2, i, o, 5, padding=2) for i, o in pairwise(widths))
+        self.convs = _conv_layers(in_chans, self.SIDE)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -185,9 +66,7 @@ class ReleasedShift(nn.Module):
     def __init__(self, in_chans: int, grid: tuple[int, int]) -> None:
         super().__init__()
         self.grid = grid
-        widths = (32, 16, 8, 4, 1)
-        self.convs = nn.ModuleList([PreciseConv(2, in_chans + 2, widths[0], self.PATCH, self.PATCH)])
-        self.convs.extend(PreciseConv(2, i, o, 5, padding=2) for i, o in pairwise(widths))
+        self.convs = _conv_layers(in_chans, self.PATCH)
         self.norm = nn.ParameterDict(
             {
                 name: nn.Parameter(torch.empty(1), requires_grad=name in ("weight", "bias"))
@@ -266,6 +145,14 @@ def _line(n: int, like: Tensor) -> Tensor:
     # linspace would specialise a symbolic size
     number = torch.arange(n, dtype=like.dtype, device=like.device)
     return number / number[-1:].clamp(min=1) * 2 - 1
+
+
+def _conv_layers(in_chans: int, patch: int) -> nn.ModuleList:
+    """Return a patch embedding of an image and its coordinates, and four convolutions over the cells."""
+    widths = (32, 16, 8, 4, 1)
+    layers = nn.ModuleList([PreciseConv(2, in_chans + 2, widths[0], patch, patch)])
+    layers.extend(PreciseConv(2, i, o, 5, padding=2) for i, o in pairwise(widths))
+    return layers
 
 
 def _convs(modules: nn.ModuleList) -> list[PreciseConv]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.rotary.rope import RopeBase
+from vispe.encodings.parts.rotary.rope.rope_base import RopeBase
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.grid_frequencies import grid_frequencies
@@ -36,9 +36,7 @@ class MixedRope(RopeBase):
         raise NotImplementedError
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
-        coords = pos.coords
-        if "rope" in pos.attrs:
-            coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
+        coords = self._augmented(pos.coords, pos.cell, pos, layer)
         freqs = at_least_float32(self.frequencies()).flip(0)  # axes in the order of the positions
         scaled = [freqs[i][None] for i in range(len(freqs))]  # (1, h, pairs) each
         if self.schedule != "none":

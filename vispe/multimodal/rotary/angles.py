@@ -1,15 +1,13 @@
-"""Tables of cosines and sines from coordinates, and conversion between the two layouts of rotary channels."""
+"""Angles of pairs of channels from coordinates, their cosines and sines, and frequencies of a single axis."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.abstract_transform import Layout, Transform
-from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, counted
 from vispe.multimodal.allocation import ZERO, T
-from vispe.multimodal.streams.torch_typing import check_exact, listed, unfolded
+from vispe.multimodal.streams.torch_typing import check_exact, listed
 
 
 def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
@@ -40,7 +38,7 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
                  [2.0000, 0.2000]]])
     """
     check_exact("ids", ids)
-    if _is_by_channel(axis_of_pair, frequencies):
+    if is_by_channel(axis_of_pair, frequencies):
         frequencies = frequencies.repeat(2)
     if axis_of_pair.shape[-1] != frequencies.shape[0]:
         raise ShapeError(
@@ -63,7 +61,7 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
     return torch.where(is_integer, narrow * frequencies, exact)
 
 
-def _is_by_channel(axis_of_pair: Tensor, frequencies: Tensor) -> bool:
+def is_by_channel(axis_of_pair: Tensor, frequencies: Tensor) -> bool:
     """Return whether an allocation has an axis for each channel instead of each pair."""
     return axis_of_pair.ndim == 1 and axis_of_pair.shape[0] == 2 * frequencies.shape[0]
 
@@ -94,68 +92,6 @@ def tables(
     """
     theta = angles(ids, frequencies, axis_of_pair)
     return (theta.cos() * scaling).to(dtype), (theta.sin() * scaling).to(dtype)
-
-
-class HalvesRotation(Transform):
-    """Separate angles for the first and the second half of the rotated channels, for the layout ``'half'`` only.
-
-    Channel c is ``x_c cos a_c - x_(c + pairs) sin a_c``, channel c + pairs is ``x_(c + pairs) cos b_c + x_c sin b_c``.
-    It is a rotation where the angles a and b are equal.
-    """
-
-    __slots__ = ("first", "second")
-
-    def __init__(self, first: PairRotation, second: PairRotation) -> None:
-        self.first, self.second = first, second
-
-    def with_backend(self, backend: str) -> HalvesRotation:
-        """Return the same rotations for a call with the selected backend."""
-        return HalvesRotation(self.first.with_backend(backend), self.second.with_backend(backend))
-
-    def query(self, q: Tensor) -> Tensor:
-        """Rotate queries (b, h, n, d_h)."""
-        return self._halves(self.first.query(q), self.second.query(q))
-
-    def key(self, k: Tensor) -> Tensor:
-        """Rotate keys (b, h_kv, m, d_h)."""
-        return self._halves(self.first.key(k), self.second.key(k))
-
-    def _halves(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the first half of the rotated channels from `first`, and all other channels from `second`."""
-        pairs = self.first.cos.shape[-1]
-        return torch.cat([first[..., :pairs], second[..., pairs:]], -1)
-
-
-def rotation(
-    ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor, scaling: float = 1.0, layout: Layout = "half"
-) -> PairRotation | HalvesRotation:
-    """Return the rotation of queries (b, h, s, d_h) and keys (b, h_kv, s, d_h) by `angles`.
-
-    Raises:
-        UnsupportedCombination: the allocation has an axis for each channel, and the layout is not ``'half'``.
-        ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
-        InputError: `ids` have a dtype that rounds positions.
-
-    Example:
-        >>> from vispe.multimodal import Image, Stream, Text, create_scheme
-        >>> scheme = create_scheme("mrope")
-        >>> coordinates = scheme.coordinates(Stream.of([[Text(2), Image(1, 2)]]))
-        >>> transform = rotation(coordinates.ids, torch.ones(64), scheme.allocation(64))
-        >>> transform.query(torch.ones(1, 2, 4, 128)).shape
-        torch.Size([1, 2, 4, 128])
-    """
-    cos, sin = tables(ids, frequencies, axis_of_pair, scaling)
-    if cos.ndim == 4:
-        return PairRotation(cos, sin, layout)
-    if not _is_by_channel(axis_of_pair, frequencies):
-        return PairRotation(cos[:, None], sin[:, None], layout)
-    if layout != "half":
-        raise UnsupportedCombination(
-            f"An allocation with an axis for each channel needs layout='half', got {layout!r}. Use a scheme with an "
-            "axis for each pair, such as xdrope with layout='paired'."
-        )
-    halves = zip(cos[:, None].chunk(2, -1), sin[:, None].chunk(2, -1), strict=True)
-    return HalvesRotation(*(PairRotation(*half, layout) for half in halves))
 
 
 def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int = T) -> Tensor:
@@ -208,49 +144,3 @@ def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int
             f"{sorted({n for n in listed(axis_of_pair) if n >= 0})}."
         )
     return torch.where(selected, scaled.to(frequencies), frequencies)
-
-
-def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:
-    """Reorder the channels of one head along `dim` from halves (c, c + pairs) to neighbours (2 c, 2 c + 1).
-
-    Apply it to the rows of q and k projections, head by head, to run weights of one layout with the other.
-
-    Raises:
-        ShapeError: the number of channels is odd.
-
-    Example:
-        >>> to_interleaved(torch.arange(6))
-        tensor([0, 3, 1, 4, 2, 5])
-    """
-    pairs = _pairs(x, dim)
-    return (
-        unfolded(x, dim, (2, pairs))
-        .transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1)
-        .flatten(*((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
-    )
-
-
-def to_half(x: Tensor, dim: int = -1) -> Tensor:
-    """Undo `to_interleaved`.
-
-    Raises:
-        ShapeError: the number of channels is odd.
-
-    Example:
-        >>> to_half(torch.tensor([0, 3, 1, 4, 2, 5]))
-        tensor([0, 1, 2, 3, 4, 5])
-    """
-    pairs = _pairs(x, dim)
-    return (
-        unfolded(x, dim, (pairs, 2))
-        .transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1)
-        .flatten(*((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
-    )
-
-
-def _pairs(x: Tensor, dim: int) -> int:
-    if x.shape[dim] % 2:
-        raise ShapeError(
-            f"Rotary embeddings need an even number of channels, got {x.shape[dim]} in dimension {dim}."
-        )
-    return x.shape[dim] // 2

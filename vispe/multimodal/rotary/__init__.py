@@ -1,0 +1,1 @@
+"""Rotary embedding of coordinates: angles, rotations and layouts of channels."""
