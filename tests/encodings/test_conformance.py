@@ -224,10 +224,10 @@ def biases(part, pos, layer=0, x=None):
     if not isinstance(part, Biased):
         return []
     x = tokens(pos) if x is None else x
-    made = (
+    candidates = (
         [b.bias for b in part.branches(pos, layer, x)] if part.multi_softmax else [part.bias(pos, layer, x)]
     )
-    return [bias for bias in made if bias is not None]
+    return [bias for bias in candidates if bias is not None]
 
 
 def transforms(part, pos):
@@ -235,18 +235,18 @@ def transforms(part, pos):
     if not isinstance(part, Rotary):
         return []
     x = tokens(pos)
-    made = (
+    candidates = (
         [b.transform for b in part.branches(pos, 0, x)] if part.multi_softmax else [part.transform(pos, 0, x)]
     )
-    return [transform for transform in made if transform is not None]
+    return [transform for transform in candidates if transform is not None]
 
 
 def tensors_of(encoding, pos, layers=range(DEPTH)):
     """Return all that the encoding alone makes: tables, and dense biases of some blocks."""
-    made = [added(e, pos) for e in encoding.parts() if isinstance(e, Additive)]
+    tensors = [added(e, pos) for e in encoding.parts() if isinstance(e, Additive)]
     for part, layer in itertools.product(encoding.parts(), layers):
-        made += [bias.dense(**content(pos)) for bias in biases(part, pos, layer)]
-    return made
+        tensors += [bias.dense(**content(pos)) for bias in biases(part, pos, layer)]
+    return tensors
 
 
 @check
@@ -259,7 +259,7 @@ def builds_on_the_meta_device(spec, full):
         x = torch.empty(2, pos.tokens, DIM, device="meta")
         assert forward(encoding, pos, x, layers=(0, 2) if full else (0,)).is_meta
     else:  # attention itself, which takes most of the time, does not depend on options
-        assert all(made.is_meta for made in tensors_of(encoding, pos, layers=(0,)))
+        assert all(tensor.is_meta for tensor in tensors_of(encoding, pos, layers=(0,)))
         assert all(transforms(part, pos) for part in encoding.parts() if isinstance(part, Rotary))
     encoding.to_empty(device="cpu").reset_parameters()
     assert all(p.isfinite().all() for p in encoding.parameters())
@@ -290,7 +290,7 @@ def copies_are_equal_after_other_grids(spec, full):
     small = run(encoding, positions(encoding, sizes[0]), layers=layers)
     assert torch.equal(torch.get_rng_state(), states[0])
     fresh = build(spec).eval()
-    made = torch.get_rng_state()  # parameters are drawn
+    state = torch.get_rng_state()  # parameters are drawn
     buffer = io.BytesIO()
     torch.save(encoding.state_dict(), buffer)
     buffer.seek(0)
@@ -308,7 +308,7 @@ def copies_are_equal_after_other_grids(spec, full):
         if full:
             assert torch.equal(run(other, positions(other, sizes[-1]), layers=layers), large)
     assert {name for name, _ in encoding.named_buffers()} <= set(encoding.state_dict())  # all are saved
-    assert torch.equal(torch.get_rng_state(), made)
+    assert torch.equal(torch.get_rng_state(), state)
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
 
@@ -329,8 +329,8 @@ def finite_in_every_dtype(spec, full):
             out = run(encoding, pos, dtype=dtype, layers=(0, 2) if full else (0,))
             assert out.dtype == dtype
             assert out.isfinite().all(), dtype
-            made = full or (shape == sizes[0] and (spec in PLAIN or dtype == torch.float16))
-            tensors = tensors_of(encoding, pos, range(DEPTH) if full else (0, DEPTH - 1)) if made else []
+            tested = full or (shape == sizes[0] and (spec in PLAIN or dtype == torch.float16))
+            tensors = tensors_of(encoding, pos, range(DEPTH) if full else (0, DEPTH - 1)) if tested else []
             assert all(t.dtype in (torch.float32, torch.float64) for t in tensors), dtype
 
 
@@ -562,9 +562,9 @@ def test_every_class_is_of_a_kind(name):
     cls = encoding_class(name)
     assert issubclass(cls, Encoding)
     assert [k for k, base in KINDS.items() if issubclass(cls, base)] == list(encoding_info(name).kinds)
-    made = build(name)
-    assert made.parts() == (made,)
-    assert made.extra_repr() == ", ".join(f"{k}={v}" for k, v in made.config.items() if k != "name")
+    encoding = build(name)
+    assert encoding.parts() == (encoding,)
+    assert encoding.extra_repr() == ", ".join(f"{k}={v}" for k, v in encoding.config.items() if k != "name")
 
 
 @cases(

@@ -44,8 +44,8 @@ def test_tokens_only_have_to_be_a_multiple_where_they_are_read_in_parts():
 
 
 def test_xlnet_of_four_heads_of_six_channels():
-    made = vispe.create_encoding("transformer_xl.xlnet", dim=12, num_heads=4, head_dim=6)
-    assert {n: tuple(p.shape) for n, p in made.named_parameters()} == {
+    encoding = vispe.create_encoding("transformer_xl.xlnet", dim=12, num_heads=4, head_dim=6)
+    assert {n: tuple(p.shape) for n, p in encoding.named_parameters()} == {
         "r": (12, 4, 6),
         "r_w_bias": (4, 6),
         "r_r_bias": (4, 6),
@@ -53,8 +53,8 @@ def test_xlnet_of_four_heads_of_six_channels():
 
 
 def test_the_usual_width_is_not_part_of_the_configuration():
-    made = vispe.create_encoding("rope_axial", dim=32, num_heads=4, head_dim=8)
-    assert made.config == vispe.create_encoding("rope_axial", dim=32, num_heads=4).config
+    encoding = vispe.create_encoding("rope_axial", dim=32, num_heads=4, head_dim=8)
+    assert encoding.config == vispe.create_encoding("rope_axial", dim=32, num_heads=4).config
     assert "head_dim" not in vispe.create_encoding("rope_axial", dim=32, num_heads=4, head_dim=16).spec
 
 

@@ -159,13 +159,13 @@ def test_options_and_facts():
 
 
 def test_an_encoding_and_its_host_agree_on_sizes():
-    made = create_encoding("alibi2d", num_heads=4)
+    encoding = create_encoding("alibi2d", num_heads=4)
     for spec in (
-        made,
-        made.config,
+        encoding,
+        encoding.config,
         {"name": "alibi2d", "num_heads": 4},
         "alibi2d(num_heads=4)",
-        [made, "none"],
+        [encoding, "none"],
     ):
         assert create_encoding(spec, num_heads=4)
         with pytest.raises(OptionError, match="alibi2d has num_heads=4 but the model has num_heads=6"):
@@ -323,8 +323,8 @@ def test_encodings_of_other_packages(install):
     assert messages[1].startswith(
         "The encoding 'gone' of ramp-encodings cannot be loaded from 'ramp_gone:Ramp', got "
     )
-    made = create_encoding("ramp(gain=2)+alibi2d", dim=4, num_heads=2)
-    table = made.parts()[0].table(vispe.Grid((3, 1)).positions())
+    encoding = create_encoding("ramp(gain=2)+alibi2d", dim=4, num_heads=2)
+    table = encoding.parts()[0].table(vispe.Grid((3, 1)).positions())
     assert table[0, :, 0].tolist() == [0.0, 2.0, 4.0]
 
 
@@ -348,10 +348,10 @@ def test_packages_that_do_wrong(install, point, name, message):
 def test_config_is_json_and_rebuilds():
     import json
 
-    made = create_encoding("alibi2d(spacing=[2,1],layers=[0,1],slopes=learned)", num_heads=4, depth=3)
-    again = create_encoding(json.loads(json.dumps(made.config)))
-    assert again.config == made.config
-    assert json.loads(json.dumps(made.spec)) == {
+    encoding = create_encoding("alibi2d(spacing=[2,1],layers=[0,1],slopes=learned)", num_heads=4, depth=3)
+    again = create_encoding(json.loads(json.dumps(encoding.config)))
+    assert again.config == encoding.config
+    assert json.loads(json.dumps(encoding.spec)) == {
         "name": "alibi2d", "slopes": "learned", "spacing": [2.0, 1.0], "layers": [0, 1],
     }  # fmt: skip
     assert isinstance(again.slope, torch.nn.Parameter)

@@ -189,16 +189,16 @@ def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
 
 def test_what_is_remembered():
     pos = Grid((2, 3)).positions()
-    made = []
+    calls = []
 
     def make():
-        made.append(1)
+        calls.append(1)
         return torch.ones(1)
 
     first = pos.remember("a", make)
     assert pos.remember("a", make) is first
     assert pos.replace(attrs={"draw": 1}).remember("a", make) is first  # attributes change nothing of it
-    assert len(made) == 1
+    assert len(calls) == 1
     assert pos.replace(coords=pos.coords + 1).remember("a", make) is not first
     for field in ("coords", "extent", "cell"):
         learned = pos.replace(**{field: getattr(pos, field).clone().requires_grad_()})

@@ -157,10 +157,10 @@ def test_min_base_of_text_is_that_of_the_table():
 
 def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):
     freqs = torch.tensor(rates(dim, base), dtype=torch.float64)
-    made = gf.grid_frequencies(
+    result = gf.grid_frequencies(
         freqs, schedule, torch.tensor(scale, dtype=torch.float64), torch.tensor(length), cell=cell
     )
-    return freqs, made
+    return freqs, result
 
 
 @quick
@@ -169,7 +169,7 @@ def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):
     schedule=st.sampled_from(["none", "rescale", "align_corners", "pi", "ntk", "yarn"]),
 )
 def test_grid_schedules(scale, schedule):
-    freqs, made = on_grid(schedule, scale)
+    freqs, result = on_grid(schedule, scale)
     more = max(scale, 1.0)
     expected = []
     for i, w in enumerate(freqs.tolist()):
@@ -184,51 +184,51 @@ def test_grid_schedules(scale, schedule):
             "yarn": w * (1 - blend) + w / more * blend,
         }
         expected.append(rule[schedule])
-    torch.testing.assert_close(made, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
     if schedule not in ("none", "rescale", "align_corners") and scale <= 1:
-        assert torch.equal(made, freqs)
+        assert torch.equal(result, freqs)
 
 
 @cases("trained", [1, 7, 49])
 def test_align_corners_maps_the_last_patch_to_the_last_and_a_single_one_to_0(trained):
     for now in (1, 2, 49):
         scale = torch.tensor(now / trained, dtype=torch.float64)
-        made = gf.grid_frequencies(
+        result = gf.grid_frequencies(
             torch.ones(2), "align_corners", scale, torch.tensor(trained * 0.5), cell=torch.tensor(0.5)
         )
-        torch.testing.assert_close(made * (now - 1), torch.full((2,), float(trained - 1) * (now > 1)))
-        assert now > 1 or (made == 0).all()
+        torch.testing.assert_close(result * (now - 1), torch.full((2,), float(trained - 1) * (now > 1)))
+        assert now > 1 or (result == 0).all()
 
 
 def test_ntk_of_a_grid_is_the_ntk_base():
-    _, made = on_grid("ntk", 3.0)
+    _, result = on_grid("ntk", 3.0)
     expected = fr.inverse_frequencies(32, fr.ntk_base(100.0, 3.0, 32), torch.float64)
-    torch.testing.assert_close(made, expected)
+    torch.testing.assert_close(result, expected)
     one = torch.tensor([1.0])
     assert torch.equal(gf.grid_frequencies(one, "ntk", torch.tensor(3.0), torch.tensor(16.0)), one)
 
 
 def test_yarn_of_a_grid_never_stretches_waves_of_less_than_four_patches():
-    freqs, made = on_grid("yarn", 2.0, length=2.0)  # so small that none makes a turn
+    freqs, result = on_grid("yarn", 2.0, length=2.0)  # so small that none makes a turn
     short = 2 * math.pi / freqs < 4
     assert not short.any()
-    freqs, made = on_grid("yarn", 2.0, length=2.0, cell=2.0)
+    freqs, result = on_grid("yarn", 2.0, length=2.0, cell=2.0)
     short = 2 * math.pi / freqs < 8
     assert short.any()
-    assert torch.equal(made[short], freqs[short])
-    assert (made[~short] < freqs[~short]).all()
+    assert torch.equal(result[short], freqs[short])
+    assert (result[~short] < freqs[~short]).all()
 
 
 def test_grid_schedules_broadcast_and_keep_gradients():
     freqs = torch.rand(3, 4, requires_grad=True)
     scale, length = torch.tensor([[2.0], [0.5]]), torch.tensor([[16.0], [9.0]])
     for schedule in ("rescale", "pi", "yarn"):
-        made = gf.grid_frequencies(freqs, schedule, scale, length, cell=torch.ones(2, 1))
-        assert made.shape == (2, 3, 4)
+        result = gf.grid_frequencies(freqs, schedule, scale, length, cell=torch.ones(2, 1))
+        assert result.shape == (2, 3, 4)
         for i in range(2):
             alone = gf.grid_frequencies(freqs, schedule, scale[i], length[i])
-            torch.testing.assert_close(made[i], alone)
-        (grad,) = torch.autograd.grad(made, freqs, torch.randn_like(made))
+            torch.testing.assert_close(result[i], alone)
+        (grad,) = torch.autograd.grad(result, freqs, torch.randn_like(result))
         assert (grad != 0).all()
 
 

@@ -54,12 +54,16 @@ def student(tmp_path_factory):
     tiny = config(folder).teacher
     random = load_teacher(tiny, seed=7).model
     save_file({k: v.contiguous() for k, v in random.state_dict().items()}, folder / "weights.safetensors")
-    made = config(folder, teacher=Teacher(tiny.name, str(folder / "weights.safetensors"), 32, tiny.options))
-    student = make_student(load_teacher(made.teacher), made.student)
+    settings = config(
+        folder, teacher=Teacher(tiny.name, str(folder / "weights.safetensors"), 32, tiny.options)
+    )
+    student = make_student(load_teacher(settings.teacher), settings.student)
     save_file({k: v.contiguous() for k, v in student.state_dict().items()}, folder / "student.safetensors")
     (folder / "card.json").write_text(
         # a number with more digits than results are written with
-        json.dumps({"config": made.to_dict(), "blanked": [3, 11], "updates": 7, "last_line": {"loss": 1 / 7}})
+        json.dumps(
+            {"config": settings.to_dict(), "blanked": [3, 11], "updates": 7, "last_line": {"loss": 1 / 7}}
+        )
     )
     return folder
 

@@ -33,9 +33,9 @@ def test_tasks_depend_on_the_seed_alone():
 
 def test_scenes_number_their_phases():
     for seed in range(20):
-        made = scene(np.random.default_rng(seed), 64)
-        assert np.array_equal(np.unique(made.labels), np.arange(made.labels.max() + 1))
-        assert made.labels.max() >= 1
+        sample = scene(np.random.default_rng(seed), 64)
+        assert np.array_equal(np.unique(sample.labels), np.arange(sample.labels.max() + 1))
+        assert sample.labels.max() >= 1
 
 
 def test_windows_are_cut_from_small_images_too():

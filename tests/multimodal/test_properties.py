@@ -147,8 +147,8 @@ def test_nothing_is_looked_up():
             return blocks.size[:, 2].double() + 0.25
 
         def coordinates(self, stream, **options):
-            made = super().coordinates(stream, **options)
-            return type(made)(made.ids, made.mask, made.next + 1, self)
+            coordinates = super().coordinates(stream, **options)
+            return type(coordinates)(coordinates.ids, coordinates.mask, coordinates.next + 1, self)
 
     p = properties(Odd())
     assert Odd.text_exact

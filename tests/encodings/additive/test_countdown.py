@@ -119,9 +119,9 @@ def test_ranks():
     pos = Grid((2, 2), prefix=1).positions()
     ranks = torch.tensor([[9, 0, 3, 1, 2], [9, 2, 3, 0, 1]])
     for arguments in (ranks, PerToken(ranks, (1,))):
-        made = encoding.prepare(pos.replace(attrs={"rank": arguments, "other": 1}))
-        assert made.attrs["other"] == 1
-        table = encoding.table(made)
+        prepared = encoding.prepare(pos.replace(attrs={"rank": arguments, "other": 1}))
+        assert prepared.attrs["other"] == 1
+        table = encoding.table(prepared)
         assert table.shape == (2, 5, 8)
         assert not table[:, 0].any()
         for i in range(2):
@@ -129,7 +129,7 @@ def test_ranks():
                 np.testing.assert_allclose(table[i, t], waves(ranks[i, t].item(), 100, 4, 0), atol=1e-6)
         keep = torch.tensor([[0, 4, 2], [0, 1, 3]])
         torch.testing.assert_close(
-            encoding.table(made.gather(keep)), table.gather(1, keep[..., None].expand(-1, -1, 8))
+            encoding.table(prepared.gather(keep)), table.gather(1, keep[..., None].expand(-1, -1, 8))
         )
     # without ranks the cells of a grid are read row by row
     bare = encoding.table(pos)

@@ -24,11 +24,11 @@ def built(basis="legendre", shape=(4, 5), dim=16, **options):
 @cases("degree", [0, 1, 2, 7, 30])
 def test_polynomials_are_those_of_numpy(degree):
     t = np.linspace(-1, 1, 41)
-    made = [
+    values = [
         torch.cat(f(torch.tensor(t), degree, False), -1) for f in (orthogonal.legendre, orthogonal.chebyshev)
     ]
     for actual, expected in zip(
-        made, (legendre.legvander(t, degree), chebyshev.chebvander(t, degree)), strict=True
+        values, (legendre.legvander(t, degree), chebyshev.chebvander(t, degree)), strict=True
     ):
         np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-11, atol=1e-12)
         assert np.abs(actual.numpy()).max() <= 1 + 1e-12

@@ -39,11 +39,11 @@ def slow(shape, counts, temperature, spacing):
     ],
 )
 def test_values(dim, split, counts):
-    made = create_encoding("sincos3d", dim=dim, split=split, temperature=50.0)
-    assert made.counts() == counts
+    encoding = create_encoding("sincos3d", dim=dim, split=split, temperature=50.0)
+    assert encoding.counts() == counts
     assert sum(counts) * 2 == dim
     for shape, spacing in (((2, 3, 5), (4.0, 0.5, 1.0)), ((3, 1, 2), (1.0, 1.0, 1.0))):
-        table = made.table(Grid(shape, prefix=2, spacing=spacing).positions())
+        table = encoding.table(Grid(shape, prefix=2, spacing=spacing).positions())
         assert (table[:, :2] == 0).all()
         torch.testing.assert_close(
             table[0, 2:].double(), slow(shape, counts, 50.0, spacing), rtol=0, atol=2e-6
@@ -52,10 +52,10 @@ def test_values(dim, split, counts):
 
 @given(shape=st.tuples(sides, sides, sides), more=st.tuples(sides, sides, sides), step=spacings)
 def test_the_value_at_a_coordinate_does_not_see_the_grid(shape, more, step):
-    made = create_encoding("sincos3d", dim=16)
+    encoding = create_encoding("sincos3d", dim=16)
     large = tuple(a + b for a, b in zip(shape, more, strict=True))
     grid = [Grid(s, 1, (step, 1.0, 2.0)) for s in (shape, large)]
-    small, big = (made.table(g.positions())[0, 1:].reshape(*g.shape, 16) for g in grid)
+    small, big = (encoding.table(g.positions())[0, 1:].reshape(*g.shape, 16) for g in grid)
     corner = big[: shape[0], : shape[1], : shape[2]]
     torch.testing.assert_close(corner, small, rtol=0, atol=1e-6)
 

@@ -33,13 +33,13 @@ def test_it_is_the_product_of_sinusoids_on_a_line():
 
 
 def test_routes_symmetry_and_masks():
-    made = offsets.made("sandwich")
-    offsets.check_routes(made, Grid((3, 4), 1))
-    offsets.check_turned(made)
+    encoding = offsets.create("sandwich")
+    offsets.check_routes(encoding, Grid((3, 4), 1))
+    offsets.check_turned(encoding)
     pos = Grid((3, 4)).positions()
-    assert made.bias(pos, 0).key == made.bias(pos, 3).key
-    assert made.bias(pos, 0).key != offsets.made("sandwich(width=64)").bias(pos, 0).key
-    assert not list(made.parameters())
+    assert encoding.bias(pos, 0).key == encoding.bias(pos, 3).key
+    assert encoding.bias(pos, 0).key != offsets.create("sandwich(width=64)").bias(pos, 0).key
+    assert not list(encoding.parameters())
 
 
 def test_a_vit():

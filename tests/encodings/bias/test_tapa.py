@@ -26,8 +26,8 @@ def slow(q, k, coords, spatial, theta=0.5, alpha=0.1, spacing=1.0):
                     d = math.dist(place[i], place[j])
                     reach = d**alpha if d else 0.0
                     positioned = spatial[s % len(coords), i] and spatial[s % len(coords), j]
-                    made = amplitude * torch.cos(2 * math.pi * reach * phase)
-                    out[s, h, i, j] = made if positioned else (x * y).sum() / math.sqrt(width)
+                    logit = amplitude * torch.cos(2 * math.pi * reach * phase)
+                    out[s, h, i, j] = logit if positioned else (x * y).sum() / math.sqrt(width)
     return out
 
 
@@ -60,28 +60,28 @@ def test_logits_and_backends(grid, options):
 
 
 def test_moving_the_image_changes_nothing():
-    made, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(5)
+    encoding, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(5)
     positions = torch.randn(2, 5, 2, dtype=torch.float64) * 3
     turn = torch.tensor(37 * math.pi / 180, dtype=torch.float64)
     matrix = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()]).reshape(2, 2)
     moved = positions @ matrix.T * torch.tensor([1.0, -1.0]) + torch.tensor([3.0, -7.0])
-    first, second = (made.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, moved))
+    first, second = (encoding.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, moved))
     torch.testing.assert_close(first, second)
 
 
 def test_alpha_of_zero_only_tells_a_token_from_others():
-    made, (q, k, _) = create_encoding("tapa(alpha=0)", dim=12, num_heads=2), content(4)
-    near, far = (made.bias(Grid((4,), spacing=(s,)).positions(), 0).dense(q=q, k=k) for s in (1.0, 9.0))
+    encoding, (q, k, _) = create_encoding("tapa(alpha=0)", dim=12, num_heads=2), content(4)
+    near, far = (encoding.bias(Grid((4,), spacing=(s,)).positions(), 0).dense(q=q, k=k) for s in (1.0, 9.0))
     torch.testing.assert_close(near, far)
 
 
 def test_gradients_reach_content_and_coordinates():
-    made, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(4)
+    encoding, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(4)
     positions = torch.randn(2, 4, 2, dtype=torch.float64)
     positions[:, 1] = positions[:, 0]  # two tokens in one position
 
     def dense(q, k, coords):
-        return made.bias(Positions(coords), 0).dense(q=q, k=k)
+        return encoding.bias(Positions(coords), 0).dense(q=q, k=k)
 
     leaves = [x.requires_grad_() for x in (q, k, positions)]
     assert torch.autograd.gradcheck(lambda q, k: dense(q, k, positions.detach()), leaves[:2], fast_mode=True)

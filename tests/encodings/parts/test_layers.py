@@ -36,14 +36,14 @@ PAIRS = {
 
 @cases("name", PAIRS)
 def test_values_and_random_numbers_are_those_of_torch(name):
-    made = []
+    layers = []
     for build_layer in PAIRS[name][:2]:
         torch.manual_seed(0)
         layer = build_layer()
         first = {k: v.clone() for k, v in layer.state_dict().items()}
         layer.reset_parameters()
-        made.append((first, layer, torch.rand(())))
-    (ours, layer, random), (theirs, stock, stock_random) = made
+        layers.append((first, layer, torch.rand(())))
+    (ours, layer, random), (theirs, stock, stock_random) = layers
     assert list(ours) == list(theirs)
     assert random == stock_random
     for key in ours:

@@ -253,13 +253,16 @@ def test_shape_errors():
     "spec", ["selective_rope(form=scan)", "selective_rope(form=scan,filter=difference)", "carope(form=scan)"]
 )
 def test_a_scan_passes_over_tokens_without_a_position(spec):
-    made, x = create_encoding(spec, dim=12, num_heads=2).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+    encoding, x = (
+        create_encoding(spec, dim=12, num_heads=2).double(),
+        torch.randn(2, 7, 12, dtype=torch.float64),
+    )
     spatial = torch.tensor([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 1, 1, 1]]).bool()
     q = torch.randn(2, 2, 7, 6, dtype=torch.float64)
     pos = Positions(torch.arange(7.0)[None, :, None].expand(2, 7, 1), spatial)
-    rotated = made.transform(pos, 0, x).query(q)
+    rotated = encoding.transform(pos, 0, x).query(q)
     for b, at in enumerate(spatial):
         alone = Positions(torch.arange(float(at.sum()))[None, :, None])
-        short = made.transform(alone, 0, x[b : b + 1, at]).query(q[b : b + 1, :, at])
+        short = encoding.transform(alone, 0, x[b : b + 1, at]).query(q[b : b + 1, :, at])
         torch.testing.assert_close(rotated[b][:, at], short[0])
         torch.testing.assert_close(rotated[b][:, ~at], q[b][:, ~at])

@@ -62,13 +62,13 @@ def test_layouts_differ_by_the_order_of_the_channels(name):
     (q, k), _ = tables(tokens=6)
     axes = max(vispe.encoding_info(name).ndim) if name == "xpos" else 2
     positions = Grid((2, 3) if axes == 2 else (6,)).positions()
-    made = []
+    transforms = []
     for layout in ("half", "interleaved"):
         torch.manual_seed(0)
         options = {"causal": True} if name == "xpos" else {}
         encoding = vispe.create_encoding(name, dim=32, num_heads=2, layout=layout, **options).eval()
-        made.append(encoding.transform(positions, 0))
-    half, interleaved = made
+        transforms.append(encoding.transform(positions, 0))
+    half, interleaved = transforms
     for method in ("query", "key"):
         x = q if method == "query" else k
         expected = to_interleaved(getattr(half, method)(to_half(x)))

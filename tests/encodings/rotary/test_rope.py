@@ -245,9 +245,9 @@ def test_norms_are_stored(spec, h, w, prefix):
     pos = Grid((h, w), prefix=prefix).positions()
     x = torch.randn(2, 2, pos.tokens, 16)
     turn = build(spec).transform(pos, 0)
-    for made in (turn.query(x), turn.key(x)):
-        torch.testing.assert_close(made.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=1e-5)
-        assert torch.equal(made[:, :, :prefix], x[:, :, :prefix])
+    for rotated in (turn.query(x), turn.key(x)):
+        torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=1e-5)
+        assert torch.equal(rotated[:, :, :prefix], x[:, :, :prefix])
     assert turn.value(x) is x
 
 
@@ -388,9 +388,9 @@ def test_augmentation_draws_in_training_only(name):
     pos = grid.positions()
     assert encoding.eval().prepare(pos) is pos
     encoding.train()
-    made = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
+    attrs = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
     again = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
-    for a, b in zip(made, again, strict=True):
+    for a, b in zip(attrs, again, strict=True):
         assert torch.equal(a, b)
     many = [encoding.prepare(pos).attrs["rope"] for _ in range(200)]
     shift, jitter, rescale = (torch.cat([m[i] for m in many]) for i in range(3))
@@ -562,8 +562,8 @@ def test_pairs_read_as_complex_numbers_or_not_are_the_same():
     turn = build("rope_axial(rotated=0.75)", dim=32).transform(Grid((3, 4)).positions(), 0)
     wide = torch.randn(2, 2, 12, 17)
     odd = wide[..., 1:]  # starts at an odd position in memory, with odd strides
-    for made in (turn.query(odd), turn.key(odd)):
-        torch.testing.assert_close(made, turn.query(odd.contiguous()), rtol=1e-6, atol=1e-6)
+    for out in (turn.query(odd), turn.key(odd)):
+        torch.testing.assert_close(out, turn.query(odd.contiguous()), rtol=1e-6, atol=1e-6)
     x = odd.contiguous().requires_grad_()
     (gradient,) = torch.autograd.grad(turn.query(x), x, torch.ones_like(x))
     back = type(turn)(turn.cos, -turn.sin, turn.layout)

@@ -92,9 +92,9 @@ def test_maps_are_those_of_the_model(spec):
         assert attn.shape == (2, 3, 18, 18)
         torch.testing.assert_close(attn.sum(-1), torch.ones(2, 3, 18))
         _, _, v = one.call.transformed()
-        made = one.call.finish(attn @ v)
+        actual = one.call.finish(attn @ v)
         if spec != "irpe":  # whose values have a term of their own
-            torch.testing.assert_close(made.transpose(1, 2).flatten(2), out, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual.transpose(1, 2).flatten(2), out, rtol=1e-4, atol=1e-5)
         parts = torch.cat([attention_map(one.call, slice(i, i + 1))[1] for i in range(3)], 1)
         assert torch.allclose(parts, attn, atol=1e-6)
 
@@ -112,9 +112,9 @@ def test_maps_of_other_families(name):
     assert one.grid.shape == (2, 2)
     attn = attention_map(one.call)[1]
     out = outputs(model, x)
-    made = (attn @ one.call.v).transpose(1, 2).flatten(2)
+    actual = (attn @ one.call.v).transpose(1, 2).flatten(2)
     if isinstance(getattr(model.blocks[0].attn, "norm", nn.Identity()), nn.Identity) and out:
-        torch.testing.assert_close(made, out[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, out[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", [None, "alibi2d"])
@@ -163,8 +163,8 @@ def test_maps_of_attention_in_a_model_of_your_own():
     x = torch.randn(2, 16, 3, 4)
     (one,) = captured(model, x)
     assert (one.path, one.grid.shape) == ("layer", (3, 4))
-    made = (attention_map(one.call)[1] @ one.call.v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(model.layer.proj(made), model(x))
+    actual = (attention_map(one.call)[1] @ one.call.v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(model.layer.proj(actual), model(x))
 
 
 def test_nothing_stays_on_the_model_and_outputs_are_bit_equal():

@@ -190,10 +190,10 @@ def test_rows_are_scored_on_the_same_patches_and_equal_the_remedies_by_hand():
     assert [row.key for row in table.rows] == ["none", "blank", "svd", "rasa_published", "rasa"]
     assert [row.passes for row in table.rows] == [0] * 5
     assert table.chosen_on == "given"
-    trials, made = Trials(table.targets, 2), rng(11)
+    trials, generator = Trials(table.targets, 2), rng(11)
     noise_map = torch.from_numpy(black).permute(2, 0, 1)[None]
     for i, one in enumerate(feats):
-        drawn = trials.draw((9, 7), made)
+        drawn = trials.draw((9, 7), generator)
         own = torch.from_numpy(one).permute(2, 0, 1)
         remedied = [own, blank_channels(own, [2, 5], axis=0), svd_debias(own[None], noise_map, k=4)[0]]
         # fitted on the images of the other half; 10 channels have 4 planes, of which 1 is the default
@@ -218,9 +218,9 @@ def test_rows_are_scored_on_the_same_patches_and_equal_the_remedies_by_hand():
 
 def test_channels_are_chosen_on_other_images_than_those_scored():
     def leaking(channel, seed):
-        made = rng(seed).standard_normal((14, 14, 20))
-        made[..., channel] += 12 * ramp("ud", (14, 14))[..., 0]
-        return made
+        features = rng(seed).standard_normal((14, 14, 20))
+        features[..., channel] += 12 * ramp("ud", (14, 14))[..., 0]
+        return features
 
     feats = [leaking(3 if i % 2 == 0 else 8, i) for i in range(6)]
     table = probe_baselines(feats, blank=1, step=2, masks_per_image=2)

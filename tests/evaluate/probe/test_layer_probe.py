@@ -24,8 +24,8 @@ def rng(seed=0):
 
 def planted(blocks=4, block=2, channel=7, shape=(14, 11), width=24, target="lr", seed=0):
     """Noise after every block; one channel of one block holds a position."""
-    made = rng(seed)
-    maps = [made.standard_normal((*shape, width)) for _ in range(blocks)]
+    generator = rng(seed)
+    maps = [generator.standard_normal((*shape, width)) for _ in range(blocks)]
     maps[block][..., channel] += 12 * ramp(target, shape)[..., 0]
     return maps
 

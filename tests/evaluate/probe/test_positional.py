@@ -25,9 +25,9 @@ def rng(seed=0):
 
 def features(h, w, c, strength=1.0, seed=0):
     """Noise plus a few channels that hold the position."""
-    made = rng(seed)
-    position = ramp("lr+ud", (h, w)) @ made.standard_normal((2, c))
-    return strength * position + made.standard_normal((h, w, c))
+    generator = rng(seed)
+    position = ramp("lr+ud", (h, w)) @ generator.standard_normal((2, c))
+    return strength * position + generator.standard_normal((h, w, c))
 
 
 def test_ramps_on_a_small_grid_are_what_the_docstring_says():

@@ -41,11 +41,11 @@ def slow_answers(image):
 
 @pytest.mark.parametrize(("shape", "markers"), [((6, 6), 3), ((3, 7), 5), ((1, 4), 2), ((5, 2), 10)])
 def test_answers_are_those_of_the_image(shape, markers):
-    made = scenes(6, shape, torch.Generator().manual_seed(1), markers=markers, noise=0.05)
-    assert made.images.shape == (6, 3, shape[0] * PATCH, shape[1] * PATCH)
-    expected = torch.stack([slow_answers(image) for image in made.images])
-    assert torch.equal(made.answers, expected)
-    assert (made.answers >= 0).any()
+    batch = scenes(6, shape, torch.Generator().manual_seed(1), markers=markers, noise=0.05)
+    assert batch.images.shape == (6, 3, shape[0] * PATCH, shape[1] * PATCH)
+    expected = torch.stack([slow_answers(image) for image in batch.images])
+    assert torch.equal(batch.answers, expected)
+    assert (batch.answers >= 0).any()
 
 
 def test_scenes_are_reproducible_and_ask_for_room():

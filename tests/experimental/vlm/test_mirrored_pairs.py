@@ -19,8 +19,8 @@ LEXICON = ("red", "blue", "disc", "square", "left", "right", "above", "below")
 
 
 def test_statements_are_true_and_turn_with_the_image():
-    made = mirrored_pairs(24, side=64)
-    for pair, (first, second) in zip(made.images, made.statements, strict=True):
+    pairs = mirrored_pairs(24, side=64)
+    for pair, (first, second) in zip(pairs.images, pairs.statements, strict=True):
         image = pair[0]
         red = (image[0] > 0.8) & (image[2] < 0.2)
         blue = (image[2] > 0.8) & (image[0] < 0.2)
@@ -65,11 +65,11 @@ class Small(nn.Module):
         self.of_image = nn.Sequential(nn.Linear(3 * 64 if positions else 3, 64), nn.ReLU(), nn.Linear(64, 32))
         self.of_words = nn.Sequential(nn.Linear(6 * len(LEXICON), 64), nn.ReLU(), nn.Linear(64, 32))
 
-    def forward(self, made):
-        cells = nn.functional.adaptive_avg_pool2d(made.images.flatten(0, 1) - 0.5, 8)
+    def forward(self, pairs):
+        cells = nn.functional.adaptive_avg_pool2d(pairs.images.flatten(0, 1) - 0.5, 8)
         features = cells.flatten(1) if self.positions else cells.mean((2, 3))
-        words = torch.zeros(2 * len(made.statements), 6, len(LEXICON))
-        for row, said in enumerate(s for pair in made.statements for s in pair):
+        words = torch.zeros(2 * len(pairs.statements), 6, len(LEXICON))
+        for row, said in enumerate(s for pair in pairs.statements for s in pair):
             known = [w for w in said.split() if w in LEXICON]
             for position, word in enumerate(known):
                 words[row, position, LEXICON.index(word)] = 1
@@ -82,9 +82,9 @@ def trained(positions, steps):
     torch.manual_seed(0)
     model = Small(positions)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _, made in zip(range(steps), iterate_pairs(64, side=SIDE), strict=False):
+    for _, pairs in zip(range(steps), iterate_pairs(64, side=SIDE), strict=False):
         optimizer.zero_grad()
-        pair_contrastive_loss(model(made)).mean().backward()
+        pair_contrastive_loss(model(pairs)).mean().backward()
         optimizer.step()
     with torch.no_grad():
         scores = model(mirrored_pairs(256, seed=99, side=SIDE))

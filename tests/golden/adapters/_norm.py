@@ -10,12 +10,12 @@ from torch import nn
 def norm_of(text, eps=None):
     """Return the class that a case names, or what builds it with the eps that is given or stands behind the name."""
     name = re.search(r"\w*[Nn]orm\w*", str(text))
-    made = name and (getattr(nn, name[0], None) or getattr(timm.layers, name[0], None))
-    if not made:
+    norm = name and (getattr(nn, name[0], None) or getattr(timm.layers, name[0], None))
+    if not norm:
         raise ValueError(f"unknown norm {text!r}")
     stated = re.search(r"\beps\W*(\d[\d.]*(?:e[-+]?\d+)?)", str(text))
     eps = float(stated[1]) if stated else eps
-    return made if eps is None else functools.partial(made, eps=eps)
+    return norm if eps is None else functools.partial(norm, eps=eps)
 
 
 def norm_of_blocks(case):

@@ -11,10 +11,10 @@ def rotated(case, spec, pos):
         raise ValueError(
             f"queries {tuple(q.shape)} and keys {tuple(k.shape)}; the case says {heads} x {width}"
         )
-    made = vispe.create_encoding(
+    encoding = vispe.create_encoding(
         spec, dim=heads * width, num_heads=heads, head_dim=width, temperature=case.config("theta", 10000.0)
     )
-    turn = made.transform(pos, 0)
+    turn = encoding.transform(pos, 0)
     cos, sin = (table[0, 0].repeat(1, 2) for table in (turn.cos, turn.sin))
     result = {"cos": cos, "sin": sin}
     result |= {

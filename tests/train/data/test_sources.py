@@ -226,8 +226,8 @@ def test_concat_and_mixture_find_their_images():
     mixture = Mixture(parts, [1, 2, 0.5])
     assert mixture.rows == (2 * 37, 4 * 37, 37)
     assert mixture.describe()["weights"] == [1.0, 2.0, 0.5]
-    made = (ConcatSource(parts), mixture, Mixture(parts, [1, 2, 1]), ConcatSource(parts[::-1]))
-    assert len({source.fingerprint() for source in made}) == 4
+    sources = (ConcatSource(parts), mixture, Mixture(parts, [1, 2, 1]), ConcatSource(parts[::-1]))
+    assert len({source.fingerprint() for source in sources}) == 4
     assert Mixture(parts, [2, 4, 1]).fingerprint() == mixture.fingerprint()
     assert Mixture(parts[:2], [0.1, 0.2]).rows == Mixture(parts[:2], [1, 2]).rows
 

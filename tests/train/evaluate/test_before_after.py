@@ -68,9 +68,9 @@ def collapsed(images):
 @pytest.fixture(scope="module")
 def samples():
     """Five images of 56 x 61 px with their labels."""
-    made = [voronoi(k, grain=18.0).render(61) for k in range(5)]
-    images = [(one.expand(3, -1, -1)[:, :56] - 0.5) / 0.5 for one, _ in made]
-    return images, [labels.numpy()[:56] + 1 for _, labels in made]
+    textures = [voronoi(k, grain=18.0).render(61) for k in range(5)]
+    images = [(one.expand(3, -1, -1)[:, :56] - 0.5) / 0.5 for one, _ in textures]
+    return images, [labels.numpy()[:56] + 1 for _, labels in textures]
 
 
 @pytest.fixture(scope="module")
@@ -260,16 +260,16 @@ def test_pooled_miou():
 
 def test_images_are_the_same_whenever_they_are_made():
     for kind in (Noise, Textures):
-        made = kind(4, 24, SETTINGS, 5)
-        assert len(made) == 4
-        assert made[2].shape == (3, 24, 24)
-        assert torch.equal(kind(4, 24, SETTINGS, 5)[2], made[2])
-        assert torch.equal(made[1:][1], made[2])
-        assert not torch.equal(made[1], made[2])
-        assert not torch.equal(kind(4, 24, SETTINGS, 6)[1], made[1])
-        assert float(made[3].min()) >= -1
-        assert float(made[3].max()) <= 1
-        assert len(list(made)) == 4
+        images = kind(4, 24, SETTINGS, 5)
+        assert len(images) == 4
+        assert images[2].shape == (3, 24, 24)
+        assert torch.equal(kind(4, 24, SETTINGS, 5)[2], images[2])
+        assert torch.equal(images[1:][1], images[2])
+        assert not torch.equal(images[1], images[2])
+        assert not torch.equal(kind(4, 24, SETTINGS, 6)[1], images[1])
+        assert float(images[3].min()) >= -1
+        assert float(images[3].max()) <= 1
+        assert len(list(images)) == 4
     windows = CentreWindows([np.arange(35).reshape(5, 7)], 2, 5)
     assert windows[0].tolist() == [[1, 2, 3, 4], [8, 9, 10, 11], [15, 16, 17, 18], [22, 23, 24, 25]]
     assert windows.notes

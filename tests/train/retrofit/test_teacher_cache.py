@@ -131,17 +131,17 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("average", [{}, {"poses": 2}])
 def test_windows_do_not_depend_on_the_micro_batch_size(tmp_path, average):
     stages = [Stage(32, steps=2, batch_size=4, crops=7)]
-    made = []
+    batches = []
     for size in (None, 1, 3):
         folder = tmp_path / str(size)
         target = Target([3, 11], folder=str(folder / "crops"), **average)
         options = {"stages": stages, "target": target, "micro_batch_size": size}
         retrofit(config(folder / "out", **options), source=RandomImages())
         images, features = Crops(folder / "crops" / "32-7", 7).arrays()
-        made.append((images.copy(), torch.from_numpy(features.copy()).view(torch.bfloat16).float()))
-    for images, features in made[1:]:
-        np.testing.assert_array_equal(images, made[0][0])
-        torch.testing.assert_close(features, made[0][1], rtol=2**-7, atol=1e-5)
+        batches.append((images.copy(), torch.from_numpy(features.copy()).view(torch.bfloat16).float()))
+    for images, features in batches[1:]:
+        np.testing.assert_array_equal(images, batches[0][0])
+        torch.testing.assert_close(features, batches[0][1], rtol=2**-7, atol=1e-5)
 
 
 def test_a_run_with_windows_goes_on_with_another_micro_batch_size(tmp_path):

@@ -15,8 +15,8 @@ from vispe.evaluate.probe.targets import ramp
 
 
 def planted(seed, shape=(14, 12), width=16):
-    made = np.random.default_rng(seed)
-    maps = [made.standard_normal((*shape, width)) for _ in range(3)]
+    generator = np.random.default_rng(seed)
+    maps = [generator.standard_normal((*shape, width)) for _ in range(3)]
     maps[1][..., 5] += 9 * ramp("lr", shape)[..., 0]
     maps[1][..., 11] += 7 * ramp("radial", shape)[..., 0]
     return maps

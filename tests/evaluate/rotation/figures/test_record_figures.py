@@ -6,7 +6,7 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from tests.evaluate.rotation import rows as made
+from tests.evaluate.rotation import rows as example_rows
 from tests.evaluate.rotation.rows import NAN, POSES, report, result, row
 from vispe.errors import InputError
 from vispe.evaluate.rotation.figures import record_figures
@@ -53,7 +53,7 @@ def error_bars(ax):
 
 
 def test_polar_shows_value_floor_and_effect_at_every_angle():
-    actual = result(made.angle_rows())
+    actual = result(example_rows.angle_rows())
     ax = drawn(record_figures.plot_polar(actual, axes(polar=True)))
     angles = np.arange(0, 360, 15)
     value = np.where(angles == 0, 0, 0.5 + 0.001 * angles)
@@ -79,7 +79,9 @@ def test_polar_shows_value_floor_and_effect_at_every_angle():
 
 def test_polar_of_consistency_hangs_from_one():
     ax = drawn(
-        record_figures.plot_polar(result(made.angle_rows(metric="miou")), axes(polar=True), metric="miou")
+        record_figures.plot_polar(
+            result(example_rows.angle_rows(metric="miou")), axes(polar=True), metric="miou"
+        )
     )
     angles = np.arange(0, 360, 15)
     floor = np.where(angles % 90 == 0, 1, 0.98)
@@ -93,7 +95,7 @@ def test_polar_of_consistency_hangs_from_one():
 
 
 def test_polar_of_accuracy_is_compared_with_the_pose_at_rest():
-    rows = made.angle_rows(metric="accuracy", part="trained on all poses")
+    rows = example_rows.angle_rows(metric="accuracy", part="trained on all poses")
     ax = record_figures.plot_polar(
         result(rows), axes(polar=True), metric="accuracy", part="trained on all poses"
     )
@@ -122,17 +124,17 @@ def test_polar_with_one_image_a_missing_number_and_few_angles():
 
 def test_polar_needs_polar_axes_and_rows():
     with pytest.raises(InputError, match=r"must be polar axes.*got axes of type 'rectilinear'"):
-        record_figures.plot_polar(result(made.angle_rows()), axes())
+        record_figures.plot_polar(result(example_rows.angle_rows()), axes())
     with pytest.raises(
         InputError, match=r"no rows of 'ari' at angles to draw\. Measure them with angle_equi"
     ):
-        record_figures.plot_polar(result(made.angle_rows()), axes(polar=True), metric="ari")
+        record_figures.plot_polar(result(example_rows.angle_rows()), axes(polar=True), metric="ari")
     with pytest.raises(InputError, match=r"must be plain axes, got axes of type 'polar'"):
-        record_figures.plot_d4(result(made.d4_rows()), axes(polar=True))
+        record_figures.plot_d4(result(example_rows.d4_rows()), axes(polar=True))
 
 
 def test_d4_shows_both_errors_side_by_side_and_the_controls():
-    ax = drawn(record_figures.plot_d4(result(made.d4_rows()), axes()))
+    ax = drawn(record_figures.plot_d4(result(example_rows.d4_rows()), axes()))
     full, position = bars(ax, "image transformed: 0.70"), bars(ax, "position code alone: 0.20")
     np.testing.assert_allclose(full[2], 0.4 + 0.1 * np.arange(7))
     np.testing.assert_allclose(position[2], 0.1 + 0.05 * np.arange(7))
@@ -148,7 +150,9 @@ def test_d4_shows_both_errors_side_by_side_and_the_controls():
 
 
 def test_d4_leaves_gaps_and_says_what_is_exact():
-    rows = [r for r in made.d4_rows(2) if r.part == "full" and r.transform not in ("rot180", "identity")]
+    rows = [
+        r for r in example_rows.d4_rows(2) if r.part == "full" and r.transform not in ("rot180", "identity")
+    ]
     ax = drawn(record_figures.plot_d4(result([*rows, row("D4", "error", 1e-7, 2, "position code"),
                                      row("hflip", "error", NAN, 2, "position code"),
                                      row("vflip", "error", 0.0, 2, "position code")], 2), axes()))  # fmt: skip
@@ -160,7 +164,7 @@ def test_d4_leaves_gaps_and_says_what_is_exact():
     assert error_bars(ax) == []
     assert "identity" not in words(ax)
     tiny = [row(g, "error", 1e-7, 1, "position code") for g in ("D4", "rot90")]
-    exact = [*(r for r in made.d4_rows(1) if r.part == "full"), *tiny]
+    exact = [*(r for r in example_rows.d4_rows(1) if r.part == "full"), *tiny]
     ax = record_figures.plot_d4(result(exact, 1), axes())
     assert "position code alone: 1e-7 (exact)" in labels(ax)
     assert "exact at every pose" not in words(ax)  # the other part is not
@@ -168,16 +172,16 @@ def test_d4_leaves_gaps_and_says_what_is_exact():
 
 
 def test_d4_of_labels():
-    ax = drawn(record_figures.plot_d4(result(made.label_rows()), axes(), metric="miou"))
+    ax = drawn(record_figures.plot_d4(result(example_rows.label_rows()), axes(), metric="miou"))
     np.testing.assert_allclose(bars(ax, "labels: 0.90")[2], 0.9)
     np.testing.assert_allclose(bars(ax, "clusters of features: 0.80")[2], 0.8)
     assert ax.get_ylim() == (0, 1.05)
     with pytest.raises(InputError, match="at the poses of D4"):
-        record_figures.plot_d4(result(made.d4_rows()), axes(), metric="miou")
+        record_figures.plot_d4(result(example_rows.d4_rows()), axes(), metric="miou")
 
 
 def test_layers_share_an_axis_and_nothing_readable_is_zero():
-    ax = drawn(record_figures.plot_layers(result(made.layer_rows()), axes()))
+    ax = drawn(record_figures.plot_layers(result(example_rows.layer_rows()), axes()))
     np.testing.assert_allclose(line(ax, "error, image transformed").get_ydata(), 0.1 * np.arange(1, 6))
     np.testing.assert_allclose(line(ax, "error, position code alone").get_ydata(), 0.05 * np.arange(5))
     r2 = line(ax, "R² of row and column")
@@ -186,17 +190,17 @@ def test_layers_share_an_axis_and_nothing_readable_is_zero():
     assert list(hollow.get_xdata()) == [0, 1]
     assert {"invariant", "mild", "strong", "mean of 6 images, shaded: 95 % interval"} <= set(words(ax))
     assert ax.get_ylim()[0] == 0
-    rows = [r for r in made.layer_rows(1) if r.metric == "error" and r.part != "layer 2"]
+    rows = [r for r in example_rows.layer_rows(1) if r.metric == "error" and r.part != "layer 2"]
     ax = drawn(record_figures.plot_layers(result(rows, 1), axes()))
     assert list(line(ax, "error, image transformed").get_xdata()) == [0, 1, 3, 4]
     assert labels(ax) == ["error, image transformed", "error, position code alone"]
     assert "1 image" in words(ax)
     with pytest.raises(InputError, match="rows after blocks"):
-        record_figures.plot_layers(result(made.d4_rows()), axes())
+        record_figures.plot_layers(result(example_rows.d4_rows()), axes())
 
 
 def test_translation_orders_shifts_and_marks_whole_patches():
-    ax = drawn(record_figures.plot_translation(result(made.shift_rows(), patch=4), axes()))
+    ax = drawn(record_figures.plot_translation(result(example_rows.shift_rows(), patch=4), axes()))
     ticks = [t.get_text() for t in ax.get_xticklabels()]
     assert ticks == ["1", "2", "3", "4", "12"]
     (marked,) = [c for c in ax.containers if c.get_label() == "whole patches"]
@@ -213,13 +217,13 @@ def test_translation_orders_shifts_and_marks_whole_patches():
     )
     assert [t.get_text() for t in bare.get_xticklabels()] == ["3"]
     assert bare.get_ylim()[0] == 0
-    again = record_figures.plot_translation(result(made.shift_rows()), axes(), patch_size=3)
+    again = record_figures.plot_translation(result(example_rows.shift_rows()), axes(), patch_size=3)
     (marked,) = [c for c in again.containers if c.get_label() == "whole patches"]
     assert [round(p.get_x() + p.get_width() / 2) for p in marked.patches] == [2, 4]
 
 
 def test_quadrants_next_to_their_control():
-    ax = drawn(record_figures.plot_quadrants(result(made.quadrant_rows()), axes()))
+    ax = drawn(record_figures.plot_quadrants(result(example_rows.quadrant_rows()), axes()))
     own, even = bars(ax, "in that corner")[2], bars(ax, "everywhere")[2]
     np.testing.assert_allclose(own, [-0.2, -0.1, -0.2, -0.3, -0.4])
     assert np.isnan(even[0])
@@ -236,18 +240,18 @@ def test_quadrants_next_to_their_control():
 def test_the_fingerprint_in_plain_words():
     for snr, said in ((0.9, "no pattern"), (2.0, "a faint pattern"), (80.0, "a clear pattern"),
                       (float("inf"), "do not depend on the image"), (NAN, "cannot be judged")):  # fmt: skip
-        assert said in fingerprint_words(made.print_(snr))
-    figure = record_figures.plot_fingerprint(made.print_(notes=("Only 7 images.",)))
+        assert said in fingerprint_words(example_rows.print_(snr))
+    figure = record_figures.plot_fingerprint(example_rows.print_(notes=("Only 7 images.",)))
     figure.canvas.draw()
     actual = words(figure)
     assert {"Component 1: 50 %", "Component 2: 30 %", "Component 3: 10 %", "Only 7 images."} <= set(actual)
     *maps, channels = [ax for ax in figure.axes if ax.get_label() != "<colorbar>"]
-    for ax, part in zip(maps, made.print_().components, strict=True):
+    for ax, part in zip(maps, example_rows.print_().components, strict=True):
         np.testing.assert_array_equal(ax.images[0].get_array(), part)
     assert len({ax.images[0].get_clim() for ax in maps}) == 1  # one scale
     assert [t.get_text() for t in channels.get_xticklabels()] == ["1", "0", "2"]  # best first, without NaN
     np.testing.assert_allclose([p.get_height() for p in channels.patches], [0.9, 0.2, 0])
-    record_figures.plot_fingerprint(made.print_(components=1, d=3)).canvas.draw()
+    record_figures.plot_fingerprint(example_rows.print_(components=1, d=3)).canvas.draw()
 
 
 def poses(shape=(4, 6)):
@@ -294,7 +298,7 @@ def test_labels_in_every_pose_and_names_that_look_like_markup():
 
 def test_models_are_sorted_and_split():
     good = [row("D4", "error", 0.01), row("D4", "error", 0.0, part="position code"), row("none", "r2", -0.4)]
-    bad = [*made.d4_rows(), *made.angle_rows(), *made.position_rows()]
+    bad = [*example_rows.d4_rows(), *example_rows.angle_rows(), *example_rows.position_rows()]
     models = {"bad $x": result(bad), "unknown": [row("none", "r2", 0.9)], "good": result(good).to_dict(),
               "rows": result([row("D4", "error", 0.2, 2)], 2).to_dict()["rows"]}  # fmt: skip
     figure = record_figures.plot_models(models)
@@ -318,7 +322,7 @@ def test_models_are_sorted_and_split():
 
 
 def test_rows_of_a_file_are_those_that_were_written():
-    rows = [*made.angle_rows(3), row("D4", "error", NAN, 3, "full", True)]
+    rows = [*example_rows.angle_rows(3), row("D4", "error", NAN, 3, "full", True)]
     for source in (result(rows, 3), result(rows, 3).to_dict(), result(rows, 3).to_dict()["rows"], rows):
         back = measurements(source)
         for a, b in zip(back, rows, strict=True):
@@ -340,7 +344,7 @@ def test_numbers_in_figures():
 def test_a_figure_is_made_when_no_axes_are_given():
     from matplotlib import pyplot
 
-    ax = record_figures.plot_d4(result(made.d4_rows()))
-    assert record_figures.plot_polar(result(made.angle_rows())).name == "polar"
+    ax = record_figures.plot_d4(result(example_rows.d4_rows()))
+    assert record_figures.plot_polar(result(example_rows.angle_rows())).name == "polar"
     assert ax.figure.number in pyplot.get_fignums()
     pyplot.close("all")

@@ -43,8 +43,8 @@ def row(rows, transform, metric, part="full", control=False):
 
 
 def test_label_numbers_are_those_of_scikit_learn():
-    made = np.random.default_rng(0)
-    a, b = made.integers(0, 4, (2, 13, 17))
+    generator = np.random.default_rng(0)
+    a, b = generator.integers(0, 4, (2, 13, 17))
     both = (a > 0) & (b > 0)
     assert mean_iou(a, b, 3) == pytest.approx(jaccard_score(a[both], b[both], average="macro"))
     assert adjusted_rand_index(a, b) == pytest.approx(adjusted_rand_score(a[both], b[both]))
