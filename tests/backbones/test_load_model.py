@@ -193,8 +193,8 @@ def test_segmentation_with_each_library_and_again_from_its_file(name, folder, ca
     out = f"seg_{kind_of(name)}"
     assert main(["segment", *words, "-o", out]) == 0
     assert main(["apply", f"{out}/model.vispe", "a.png", "-o", f"{out}_again"]) == 0
-    first, again = (np.asarray(Image.open(f"{f}/a_seg.png")) for f in (out, f"{out}_again"))
-    assert np.array_equal(first, again)
+    first, second = (np.asarray(Image.open(f"{f}/a_seg.png")) for f in (out, f"{out}_again"))
+    assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize(

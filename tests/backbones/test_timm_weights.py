@@ -237,10 +237,10 @@ def image_file(folder):
 
 
 def commands(name, weights, size, folder):
-    image, rest = image_file(folder), ["--weights", str(weights), "--img-size", str(size)]
-    yield ["probe", name, image, *rest, "--no-layers", "--json"]
-    yield ["health", name, image, *rest, "--json"]
-    yield ["rotate", name, image, *rest, "--quick", "--out", str(folder / "rotate")]
+    image, options = image_file(folder), ["--weights", str(weights), "--img-size", str(size)]
+    yield ["probe", name, image, *options, "--no-layers", "--json"]
+    yield ["health", name, image, *options, "--json"]
+    yield ["rotate", name, image, *options, "--quick", "--out", str(folder / "rotate")]
     yield ["doctor", name, "--weights", str(weights), "--img-size", str(size), "--json"]
     yield ["segment", image, "--labels", str(folder / "labels.png"), "--features", "tokens", "--model", name,
            "--weights", str(weights), "--out", str(folder / "segment")]  # fmt: skip

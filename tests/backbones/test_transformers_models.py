@@ -40,13 +40,13 @@ def test_maps_are_the_last_hidden_state_behind_the_prefix(kind):
 @cases("kind", KINDS)
 def test_watched_attention_is_what_the_model_shows(kind, attention):
     net, images, recorded = build(kind, attention), torch.rand(1, 3, 32, 32), []
-    before, own = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
+    before, get_interface = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
     outputs = []
     handle = net.register_forward_hook(lambda m, a, out: outputs.append(out.last_hidden_state))
     record_attention(net, images, recorded.append)
     handle.remove()
     assert torch.equal(outputs[0], before)
-    assert transformers.AttentionInterface.get_interface is own
+    assert transformers.AttentionInterface.get_interface is get_interface
     assert not any(m._forward_pre_hooks for m in net.modules())
     net.set_attn_implementation("eager")
     shown = net(images, output_attentions=True).attentions
@@ -136,8 +136,8 @@ def test_a_vision_language_model_gives_its_tower(inside, tmp_path):
         [],
     )
     host = as_audited_model(subject)
-    own = net.model.vision_tower(images).last_hidden_state[:, 1:]
-    torch.testing.assert_close(host.maps(images), own.mT.unflatten(2, (4, 4)).detach())
+    features = net.model.vision_tower(images).last_hidden_state[:, 1:]
+    torch.testing.assert_close(host.maps(images), features.mT.unflatten(2, (4, 4)).detach())
     assert torch.equal(as_audited_model(net).maps(images), host.maps(images))
     assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
     host.watch(images, recorded.append)

@@ -56,8 +56,8 @@ def test_options():
         "proj",
     }
     x = torch.randn(1, 6, 8)
-    own = create_encoding("alibi2d(layers=[1])", num_heads=2)
-    layers = [Attention(8, 2, own, layer=i) for i in (0, 1)]
+    encoding = create_encoding("alibi2d(layers=[1])", num_heads=2)
+    layers = [Attention(8, 2, encoding, layer=i) for i in (0, 1)]
     layers[1].load_state_dict(layers[0].state_dict())
     bare = Attention(8, 2)
     bare.load_state_dict(dict(layers[0].state_dict()))
@@ -143,7 +143,7 @@ def test_a_small_vit_learns_with_dropped_tokens_and_compiles():
     keep = torch.stack([torch.randperm(15)[:6] for _ in range(2)])
     x = torch.randn(2, 6, 12)
     out = layer(x, pos.gather(keep))
-    whole = layer.pos_enc.bias(pos, 0).dense()[0]
-    bias = torch.stack([whole[:, k][:, :, k] for k in keep])
+    full = layer.pos_enc.bias(pos, 0).dense()[0]
+    bias = torch.stack([full[:, k][:, :, k] for k in keep])
     torch.testing.assert_close(out, plain(layer, x, bias), rtol=1e-5, atol=1e-5)
     assert vispe.Attention is Attention

@@ -363,8 +363,8 @@ def buffers_are_unchanged_by_half_precision(spec, full):
 def prefix_tokens_are_untouched(spec, full):
     encoding = build(spec).eval()
     sizes = shapes(encoding)
-    few = [(shape, (5, 1, 1, 5)[k]) for k, shape in enumerate(sizes[: 4 if spec in PLAIN else 2])]
-    for shape, prefix in itertools.product(sizes, (1, 5)) if full else few:
+    grids = [(shape, (5, 1, 1, 5)[k]) for k, shape in enumerate(sizes[: 4 if spec in PLAIN else 2])]
+    for shape, prefix in itertools.product(sizes, (1, 5)) if full else grids:
         pos, bare = positions(encoding, shape, prefix), positions(encoding, shape, 0)
         for part in encoding.parts():
             if isinstance(part, Additive):
@@ -372,14 +372,14 @@ def prefix_tokens_are_untouched(spec, full):
                 assert table.shape == (1, pos.tokens, DIM)
                 assert (table[:, :prefix] == 0).all()
                 torch.testing.assert_close(table[:, prefix:], added(part, bare), rtol=1e-6, atol=1e-6)
-            for bias, alone in zip(biases(part, pos), biases(part, bare), strict=True):
+            for bias, without in zip(biases(part, pos), biases(part, bare), strict=True):
                 dense = bias.dense(**content(pos))
                 assert dense.shape == (1, dense.shape[1], pos.tokens, pos.tokens)
                 assert (dense[..., :prefix, :] == 0).all()
                 assert (dense[..., :prefix] == 0).all()
                 # gates are products of the tokens, which round differently for other numbers of tokens
                 tol = 1e-6 if part.reads_tokens else 0.0
-                expected = alone.dense(**content(bare))
+                expected = without.dense(**content(bare))
                 torch.testing.assert_close(dense[..., prefix:, prefix:], expected, rtol=tol, atol=tol)
             for transform in transforms(part, pos):
                 x = torch.randn(1, HEADS, pos.tokens, DIM // HEADS)
@@ -458,19 +458,19 @@ def dropped_tokens_take_their_rows_along(spec, full):
         keep = torch.stack(
             [torch.cat([torch.arange(2), 2 + torch.randperm(pos.tokens - 2)[:3]]) for _ in range(3)]
         )
-        retained = pos.gather(keep)
+        subset_pos = pos.gather(keep)
         for part in encoding.parts():
             if isinstance(part, Additive):
                 table = added(part, pos).expand(3, -1, -1)
-                few = added(part, retained, tokens(pos)[0, keep])
+                subset = added(part, subset_pos, tokens(pos)[0, keep])
                 for i in range(3):
-                    torch.testing.assert_close(few[i], table[i, keep[i]])
-            left = biases(part, retained, x=tokens(pos)[0, keep])
-            for whole, fewer in zip(biases(part, pos), left, strict=True):
-                dense = whole.dense(**content(pos))[0]
-                few = fewer.dense(**content(pos, keep))
+                    torch.testing.assert_close(subset[i], table[i, keep[i]])
+            subset_biases = biases(part, subset_pos, x=tokens(pos)[0, keep])
+            for full_bias, subset_bias in zip(biases(part, pos), subset_biases, strict=True):
+                dense = full_bias.dense(**content(pos))[0]
+                subset = subset_bias.dense(**content(pos, keep))
                 for i in range(3):
-                    torch.testing.assert_close(few[i], dense[:, keep[i]][:, :, keep[i]])
+                    torch.testing.assert_close(subset[i], dense[:, keep[i]][:, :, keep[i]])
 
 
 # these take most of the time: in the fast suite a preset or option has two of them, in turn

@@ -175,13 +175,13 @@ def test_jitter():
     assert noise[..., :2, :].abs().min() > 0  # prefix tokens included, as in the reference
     assert torch.equal(encoding.bias(pos, 1).dense() - plain, noise)  # one draw for all layers
     assert encoding.prepare(pos) is pos  # prepared already
-    own = torch.randn(1, 3, 18, 18)
-    pos = encoding.prepare(grid.positions(), draws={"jitter": own})
-    torch.testing.assert_close(encoding.bias(pos, 0).dense(), plain + own)
+    draws = torch.randn(1, 3, 18, 18)
+    pos = encoding.prepare(grid.positions(), draws={"jitter": draws})
+    torch.testing.assert_close(encoding.bias(pos, 0).dense(), plain + draws)
     other = create_encoding("alibi2d", num_heads=3)
     assert torch.equal(other.bias(pos, 0).dense(), plain)  # the draw of another encoding
     with pytest.raises(ShapeError, match=r"jitter of shape \(1 or b, 3, 18, 18\), got \(1, 2, 18, 18\)"):
-        encoding.prepare(grid.positions(), draws={"jitter": own[:, :2]})
+        encoding.prepare(grid.positions(), draws={"jitter": draws[:, :2]})
 
 
 def test_alibi():

@@ -79,38 +79,40 @@ def invariances(encoding, axes):
     def at(tokens):
         return [t.index_select(-2, tokens.flatten()) for t in content]
 
-    def moved(order):
+    def unchanged(order):
         order = order.flatten()
         return torch.allclose(logits(encoding, pos, at(order)), base[:, :, order][..., order], atol=1e-5)
 
-    if all(moved(cells.flip(axis)) for axis in range(axes)):
+    if all(unchanged(cells.flip(axis)) for axis in range(axes)):
         result.add("reflection")
-    if axes > 1 and all(moved(cells.rot90(1, (a, a + 1))) for a in range(axes - 1)):
+    if axes > 1 and all(unchanged(cells.rot90(1, (a, a + 1))) for a in range(axes - 1)):
         result.add("quarter_turns")
     # one corner of the grid gets the content of the opposite one
-    here, there = (cells[(part,) * axes].flatten() for part in (slice(0, 3), slice(-3, None)))
-    order = torch.arange(n).index_copy(0, there, here)
-    copied = logits(encoding, pos, at(order))[:, :, there][..., there]
-    few = [t[..., :10, :] for t in content]
+    corner, opposite = (cells[(part,) * axes].flatten() for part in (slice(0, 3), slice(-3, None)))
+    order = torch.arange(n).index_copy(0, opposite, corner)
+    copied = logits(encoding, pos, at(order))[:, :, opposite][..., opposite]
+    first = [t[..., :10, :] for t in content]
     # what counts the tokens in between stays where all of them are moved
-    if torch.allclose(copied, base[:, :, here][..., here], atol=1e-5) or moved_anywhere(encoding, pos, few):
+    if torch.allclose(copied, base[:, :, corner][..., corner], atol=1e-5) or invariant_to_motion(
+        encoding, pos, first
+    ):
         result.add("translation")
     if axes > 1:
         frame = torch.linalg.qr(torch.randn((axes, axes), generator=generator, dtype=torch.float64))[0]
-        if moved_anywhere(encoding, pos, few, frame):
+        if invariant_to_motion(encoding, pos, first, frame):
             result.add("rotation")
     return result
 
 
-def moved_anywhere(encoding, pos, content, frame=None):
+def invariant_to_motion(encoding, pos, content, frame=None):
     """Whether tokens at any coordinates keep their logits when all are moved, and rotated by one matrix if given."""
     generator = torch.Generator().manual_seed(9)
     points = 5 * torch.rand((1, 10, pos.axes), generator=generator, dtype=torch.float64)
     both = (points, (points if frame is None else points @ frame.T) + 3)
     try:
-        here, there = (Positions(p.float(), extent=pos.extent) for p in both)
+        before, after = (Positions(p.float(), extent=pos.extent) for p in both)
         return torch.allclose(
-            *(logits(encoding, encoding.prepare(p), content) for p in (here, there)), atol=1e-4
+            *(logits(encoding, encoding.prepare(p), content) for p in (before, after)), atol=1e-4
         )
     except VispeError:  # it needs a grid
         return False
@@ -127,10 +129,10 @@ def test_invariances_are_those_that_are_measured(name):
             assert axes not in accepted
             continue
         result = invariances(encoding, axes)
-        there = claimed - ({"quarter_turns", "rotation"} if axes == 1 else set())
-        assert there <= result, axes
+        expected = claimed - ({"quarter_turns", "rotation"} if axes == 1 else set())
+        assert expected <= result, axes
         # and nothing else that it could boast of; few cells of a line or a cube may agree by chance
-        assert result == there or axes != 2
+        assert result == expected or axes != 2
 
 
 def test_facts_are_of_the_words_of_the_field():

@@ -33,8 +33,8 @@ class Both(Biased):
 
     def branches(self, pos, layer, x=None):
         share = self.gate.sigmoid()[:, None, None]
-        place = pos.coords.sum(-1).to(self.tilt.dtype)
-        logits = self.tilt * (place[:, :, None] - 2 * place[:, None])[:, None]
+        coord_sum = pos.coords.sum(-1).to(self.tilt.dtype)
+        logits = self.tilt * (coord_sum[:, :, None] - 2 * coord_sum[:, None])[:, None]
         return [Branch(1 - share[None]), Branch(share[None], None, DenseBias(logits, pos).as_logits())]
 
 
@@ -58,8 +58,8 @@ def expected(encoding, q, k, v, pos):
     """Return what the definition says, from weights."""
     share = encoding.gate.sigmoid()[:, None, None]
     content = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-    place = pos.coords.sum(-1).to(q)
-    fixed = (encoding.tilt * (place[:, :, None] - 2 * place[:, None]))[:, None].softmax(-1)
+    coord_sum = pos.coords.sum(-1).to(q)
+    fixed = (encoding.tilt * (coord_sum[:, :, None] - 2 * coord_sum[:, None]))[:, None].softmax(-1)
     return ((1 - share) * content + share * fixed) @ v
 
 

@@ -53,8 +53,8 @@ def test_which_refuse():
             encoding.embed(torch.zeros(1, 12, DIM), pos) if name != "jitter" else encoding.prepare(pos)
     for name in ("sincos2d", "fourier(normalize=none)", "spder(normalize=false)"):
         encoding = create_encoding(name, **facts)
-        moved = encoding.table(pos)
-        torch.testing.assert_close(moved, encoding.table(Grid((3, 4)).positions()).flip(1))
+        result = encoding.table(pos)
+        torch.testing.assert_close(result, encoding.table(Grid((3, 4)).positions()).flip(1))
 
 
 def test_rows_that_turn_with_the_grid():

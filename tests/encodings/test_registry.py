@@ -194,8 +194,8 @@ def test_compose():
 
 
 def test_lists(registry, monkeypatch):
-    few = ("sincos2d", "none", "learned", "alibi2d", "alibi")
-    monkeypatch.setattr(registry, "_REGISTRY", {n: registry._find_class(n) for n in few})
+    examples = ("sincos2d", "none", "learned", "alibi2d", "alibi")
+    monkeypatch.setattr(registry, "_REGISTRY", {n: registry._find_class(n) for n in examples})
     monkeypatch.setattr(registry, "_FILES", {})
     names = list_encodings()
     assert names == ["alibi", "alibi2d", "learned", "none", "sincos2d"]
@@ -349,9 +349,9 @@ def test_config_is_json_and_rebuilds():
     import json
 
     encoding = create_encoding("alibi2d(spacing=[2,1],layers=[0,1],slopes=learned)", num_heads=4, depth=3)
-    again = create_encoding(json.loads(json.dumps(encoding.config)))
-    assert again.config == encoding.config
+    rebuilt = create_encoding(json.loads(json.dumps(encoding.config)))
+    assert rebuilt.config == encoding.config
     assert json.loads(json.dumps(encoding.spec)) == {
         "name": "alibi2d", "slopes": "learned", "spacing": [2.0, 1.0], "layers": [0, 1],
     }  # fmt: skip
-    assert isinstance(again.slope, torch.nn.Parameter)
+    assert isinstance(rebuilt.slope, torch.nn.Parameter)

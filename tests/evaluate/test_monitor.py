@@ -101,10 +101,10 @@ def test_values_are_those_of_an_audit(name):
 @pytest.mark.usefixtures("every")
 def test_backbones_are_measured_at_their_last_stage():
     backbone = dinov2(Dinov2Backbone, out_features=["stage1", "stage2"])
-    whole = dinov2()
-    whole.load_state_dict(backbone.state_dict())
+    network = dinov2()
+    network.load_state_dict(backbone.state_dict())
     images, values = torch.randn(2, 3, 96, 96), []
-    for model in (backbone, whole):
+    for model in (backbone, network):
         with vispe.monitor(model, ["probe", "spectrum"]) as m:
             model(images)
         values.append([finding.value for finding in m.report().findings])

@@ -217,9 +217,9 @@ def test_calibration_in_a_decoder_is_attention_written_out():
         mask = (padded > 0).long()
     assert torch.allclose(actual[:, -1], written_out(module, hidden, hidden, turn, change), atol=1e-5)
     with calibrated(model, torch.cat([torch.tensor([-1, -1]), WORDS]), DUMMY[:2], temperature=0.1):
-        left = model(padded, attention_mask=mask).logits[:, -1]
+        logits = model(padded, attention_mask=mask).logits[:, -1]
     with calibrated(model, WORDS, DUMMY[:2], temperature=0.1):
-        assert torch.allclose(left, model(x).logits[:, -1], atol=1e-4)
+        assert torch.allclose(logits, model(x).logits[:, -1], atol=1e-4)
 
 
 @cases("family", ["qwen2_5_vl", "llava"])

@@ -105,14 +105,14 @@ def test_new_blocks_have_the_rotation_of_axial_rope(shape):
 
 
 def test_positions_of_the_start():
-    grid, whole = {"num_heads": 2, "head_dim": 8}, tape_state((3, 4), num_heads=2, head_dim=8, shift=2.0)
+    grid, full = {"num_heads": 2, "head_dim": 8}, tape_state((3, 4), num_heads=2, head_dim=8, shift=2.0)
     far = tape_state((5, 6), **grid).unflatten(3, (5, 6))[:, :, :, 2:, 2:].flatten(3, 4)
-    torch.testing.assert_close(whole, far)
+    torch.testing.assert_close(full, far)
     keep = torch.tensor([[0, 3, 8], [0, 12, 1]])
     pos = Grid((3, 4), 1).positions()
-    every, few = (tape_state(p, **grid) for p in (pos, pos.gather(keep)))
+    every, subset = (tape_state(p, **grid) for p in (pos, pos.gather(keep)))
     for i in range(2):
-        assert torch.equal(few[:, i], every[:, 0][:, :, keep[i]])
+        assert torch.equal(subset[:, i], every[:, 0][:, :, keep[i]])
     assert (every[0, 0, :, 0] == 1).all()
     assert (every[1, 0, :, 0] == 0).all()
 

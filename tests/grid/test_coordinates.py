@@ -78,8 +78,8 @@ def test_positions_of_a_grid(shape, prefix):
 
 def test_cells_do_not_depend_on_moved_coordinates():
     pos = Grid((3, 4), prefix=1).positions()
-    moved = pos.replace(coords=pos.coords + 0.7)
-    assert torch.equal(moved.cells(), pos.cells())
+    shifted = pos.replace(coords=pos.coords + 0.7)
+    assert torch.equal(shifted.cells(), pos.cells())
     assert torch.equal(pos.with_spacing((3.0, 0.1)).cells(), pos.cells())
     with pytest.raises(
         ShapeError, match=r"needs positions of a Grid, got free coordinates\. Use grid\.positions"
@@ -92,16 +92,16 @@ def test_gather():
     noise = torch.randn(1, 2, 14, 14)
     pos = pos.replace(attrs={"noise": PerToken(noise, (2, 3)), "word": "unchanged"})
     keep = torch.tensor([[0, 1, 5, 13], [0, 1, 2, 7], [1, 0, 9, 3]])
-    retained = pos.gather(keep)
+    gathered = pos.gather(keep)
     for i in range(3):
-        assert torch.equal(retained.coords[i], pos.coords[0, keep[i]])
-        assert torch.equal(retained.spatial[i], pos.spatial[0, keep[i]])
-        assert torch.equal(retained.cells()[i], pos.cells()[0, keep[i]])
-        assert torch.equal(retained.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
-    assert retained.attrs["word"] == "unchanged"
-    assert not retained.regular
-    assert torch.equal(retained.extent, pos.extent)
-    twice = retained.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))
+        assert torch.equal(gathered.coords[i], pos.coords[0, keep[i]])
+        assert torch.equal(gathered.spatial[i], pos.spatial[0, keep[i]])
+        assert torch.equal(gathered.cells()[i], pos.cells()[0, keep[i]])
+        assert torch.equal(gathered.attrs["noise"].values[i], noise[0][:, keep[i]][:, :, keep[i]])
+    assert gathered.attrs["word"] == "unchanged"
+    assert not gathered.regular
+    assert torch.equal(gathered.extent, pos.extent)
+    twice = gathered.gather(torch.tensor([[3, 0], [2, 2], [1, 3]]))
     assert torch.equal(twice.coords[2], pos.coords[0, [0, 3]])
     assert torch.equal(twice.cells()[1], pos.cells()[0, [2, 2]])
     assert torch.equal(twice.attrs["noise"].values[0], noise[0][:, [13, 0]][:, :, [13, 0]])

@@ -60,8 +60,8 @@ def test_masks_by_level():
         mask = level_mask(pos, mode)
         assert mask.shape == (1, 1, 5, 5)
         assert mask[0, 0].tolist() == expected
-    few = pos.gather(torch.tensor([[4, 1], [3, 4]]))
-    assert level_mask(few, "causal")[:, 0].tolist() == [
+    subset = pos.gather(torch.tensor([[4, 1], [3, 4]]))
+    assert level_mask(subset, "causal")[:, 0].tolist() == [
         [[True, True], [False, True]],
         [[True, False], [True, True]],
     ]

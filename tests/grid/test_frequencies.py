@@ -29,8 +29,8 @@ def ramp(low, high, i):
 
 
 def bounds(fast, slow, dim, base, length):
-    place = [dim * math.log(length / (2 * math.pi * r)) / (2 * math.log(base)) for r in (fast, slow)]
-    return max(math.floor(place[0]), 0), min(math.ceil(place[1]), dim - 1)
+    indices = [dim * math.log(length / (2 * math.pi * r)) / (2 * math.log(base)) for r in (fast, slow)]
+    return max(math.floor(indices[0]), 0), min(math.ceil(indices[1]), dim - 1)
 
 
 @quick
@@ -226,8 +226,8 @@ def test_grid_schedules_broadcast_and_keep_gradients():
         result = gf.grid_frequencies(freqs, schedule, scale, length, cell=torch.ones(2, 1))
         assert result.shape == (2, 3, 4)
         for i in range(2):
-            alone = gf.grid_frequencies(freqs, schedule, scale[i], length[i])
-            torch.testing.assert_close(result[i], alone)
+            single = gf.grid_frequencies(freqs, schedule, scale[i], length[i])
+            torch.testing.assert_close(result[i], single)
         (grad,) = torch.autograd.grad(result, freqs, torch.randn_like(result))
         assert (grad != 0).all()
 

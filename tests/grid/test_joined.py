@@ -37,9 +37,9 @@ def test_fields():
     assert pos.extent.tolist() == [[12.5, 33]]  # -0.5 to 12 and -1 to 32
     assert pos.attrs["corner"].tolist() == [[-0.5, -1]]
     assert "joined from several grids" in repr(pos)
-    few = pos.gather(torch.tensor([[4, 1], [2, 3]]))
-    assert few.attrs["level"].values.tolist() == [[1, 0], [0, 1]]
-    assert few.extent.tolist() == [[12.5, 33]]
+    subset = pos.gather(torch.tensor([[4, 1], [2, 3]]))
+    assert subset.attrs["level"].values.tolist() == [[1, 0], [0, 1]]
+    assert subset.extent.tolist() == [[12.5, 33]]
 
 
 def test_grids_without_offset_are_concentric():
@@ -90,9 +90,9 @@ def test_every_encoding_follows_the_offset_or_refuses_it(name):
         except ShapeError as error:
             assert "which offset=(" in str(error)  # noqa: PT017
             return
-        moved = plain.replace(coords=grid.positions().coords)
+        shifted = plain.replace(coords=grid.positions().coords)
         torch.testing.assert_close(
-            result, forward(encoding, encoding.prepare(moved), x), rtol=1e-4, atol=1e-5
+            result, forward(encoding, encoding.prepare(shifted), x), rtol=1e-4, atol=1e-5
         )
 
 
@@ -116,10 +116,10 @@ def test_every_encoding_reads_joined_grids_or_names_them(name):
             torch.testing.assert_close(result, swapped.roll(-m, 1), rtol=1e-6, atol=1e-6)
         if "translation" in vispe.encoding_info(name).invariant:
             shift = torch.tensor((7.0, -3.0, 2.0)[:axes])
-            moved = [
+            shifted = [
                 replace(g, offset=tuple((torch.tensor(g.offset) + shift).tolist())) for g in (fine, coarse)
             ]
-            same = forward(encoding, encoding.prepare(Positions.joined(moved)), x)
+            same = forward(encoding, encoding.prepare(Positions.joined(shifted)), x)
             torch.testing.assert_close(result, same, rtol=1e-4, atol=1e-4)
 
 

@@ -47,11 +47,11 @@ def recursive(levels, start, stop, depth=0):
 def test_fractal_halves_level_by_level(tokens):
     order, levels = fractal(tokens, 3 if tokens > 3 else 0).tolist(), {}
     prompt = 3 if tokens > 3 else 0
-    place = prompt
+    position = prompt
     for _, middles in sorted(recursive(levels, prompt, tokens).items()):
-        assert sorted(order[place : place + len(middles)]) == middles
-        place += len(middles)
-    assert place == tokens
+        assert sorted(order[position : position + len(middles)]) == middles
+        position += len(middles)
+    assert position == tokens
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -95,8 +95,8 @@ def test_positions_in_an_order_know_the_next_position():
     assert torch.equal(pos.coords, plain.coords[:, order])
     assert torch.equal(pos.attrs[TARGET].values[:, :-1], pos.coords[:, 1:])
     assert pos.attrs[TARGET_CELL].values.tolist() == [[*(order[1:] - 1).tolist(), -1]]
-    few = pos.gather(torch.tensor([[0, 2, 5]]))  # dropped tokens take their targets along
-    assert few.attrs[TARGET_CELL].values[0].tolist() == [order[n + 1].item() - 1 for n in (0, 2, 5)]
+    subset = pos.gather(torch.tensor([[0, 2, 5]]))  # dropped tokens take their targets along
+    assert subset.attrs[TARGET_CELL].values[0].tolist() == [order[n + 1].item() - 1 for n in (0, 2, 5)]
     free = reorder_positions(Positions(torch.rand(2, 4, 2)), torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]))
     assert free.attrs[TARGET_CELL].values.tolist() == [[1, 0, 2, -1], [1, 2, 3, -1]]
 

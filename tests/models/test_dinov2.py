@@ -129,23 +129,23 @@ def test_results_name_weights_and_no_path_of_this_machine(report, student, run):
 def test_what_a_position_has_in_all_images_is_taken_away():
     metrics = importlib.import_module("dinov2_evaluation.metrics")
     y, x = torch.meshgrid(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 12), indexing="ij")
-    place = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
+    pattern = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
     content = torch.randn(6, 4, 9, 12, generator=torch.Generator().manual_seed(0))
-    actual = torch.stack(metrics.placeless(list(content + place)))
+    actual = torch.stack(metrics.placeless(list(content + pattern)))
     # the mean over patches stays; of the content only what six images share smoothly goes
-    expected = content + place.mean((1, 2), keepdim=True)
+    expected = content + pattern.mean((1, 2), keepdim=True)
     assert float((actual - expected).square().mean()) < 0.05
-    alone = torch.stack(metrics.placeless([place.double()] * 2))
-    torch.testing.assert_close(alone[0], place.mean((1, 2), keepdim=True).expand_as(place).double())
-    other = metrics.placeless([place, content[0][:, :5]])  # another shape is not mixed in
+    metric_maps = torch.stack(metrics.placeless([pattern.double()] * 2))
+    torch.testing.assert_close(metric_maps[0], pattern.mean((1, 2), keepdim=True).expand_as(pattern).double())
+    other = metrics.placeless([pattern, content[0][:, :5]])  # another shape is not mixed in
     assert [tuple(m.shape) for m in other] == [(4, 9, 12), (4, 5, 12)]
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, micrographs, monkeypatch):
     call, out = run
-    retained = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]
-    (out / "first.json").write_text(json.dumps(report | {"rows": retained}))
+    other_rows = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]
+    (out / "first.json").write_text(json.dumps(report | {"rows": other_rows}))
     requested = []
     looked_at = dinov2.metrics.looked_at
 
@@ -154,9 +154,9 @@ def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, m
         return looked_at(pair, kind, size, *more)
 
     monkeypatch.setattr(dinov2.metrics, "looked_at", spy)
-    again = call("--pool", str(micrographs), "--quick")
+    second = call("--pool", str(micrographs), "--quick")
     assert requested == [("noise", 48)]
-    result = [targets.look(r["rows"], "noise", 48) for r in (report, again)]
+    result = [targets.look(r["rows"], "noise", 48) for r in (report, second)]
     assert [f | {"cpu_s": 0} for f in result] == [result[0] | {"cpu_s": 0}] * 2
     with pytest.raises(SystemExit, match="other weights, versions or numbers of images"):
         call()  # not quick

@@ -36,7 +36,7 @@ def _state(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["learn", "rope_axial", "alibi2d(slopes=learned)"])
 def test_stopped_and_continued_is_the_same(encoding, pool, tmp_path):
-    whole, losses = masked.train(encoding, TINY, pool)
+    uninterrupted, losses = masked.train(encoding, TINY, pool)
     file = tmp_path / "state.pt"
 
     class Stop(Exception):
@@ -48,10 +48,10 @@ def test_stopped_and_continued_is_the_same(encoding, pool, tmp_path):
 
     with pytest.raises(Stop):
         masked.train(encoding, TINY, pool, state=file, every=2, on_step=stop)
-    again, more = masked.train(encoding, TINY, pool, state=file, every=2)
+    resumed, more = masked.train(encoding, TINY, pool, state=file, every=2)
     assert more == losses
-    state = whole.state_dict()
-    for name, value in _state(again).items():
+    state = uninterrupted.state_dict()
+    for name, value in _state(resumed).items():
         assert torch.equal(value, state[name]), name
     with pytest.raises(SystemExit, match="another run"):
         masked.train("none", TINY, pool, state=file)
@@ -151,11 +151,11 @@ def test_crops_come_from_large_images_only_and_from_all_poses(pool):
 
 
 def test_synthetic_images_do_not_depend_on_how_many_are_made():
-    few, more = list(training_images.synthetic(2, seed=4)), list(training_images.synthetic(3, seed=4))
-    assert all(torch.equal(a, b) for a, b in zip(few, more, strict=False))
-    assert more[0].shape == (3, 256, 256)
-    assert more[0].dtype == torch.uint8
-    assert not torch.equal(next(training_images.synthetic(1, seed=5)), few[0])
+    first, second = list(training_images.synthetic(2, seed=4)), list(training_images.synthetic(3, seed=4))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=False))
+    assert second[0].shape == (3, 256, 256)
+    assert second[0].dtype == torch.uint8
+    assert not torch.equal(next(training_images.synthetic(1, seed=5)), first[0])
 
 
 def test_what_scikit_image_installs_is_found():

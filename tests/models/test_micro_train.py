@@ -49,11 +49,11 @@ def run(out, steps, *more):
 
 @pytest.mark.slow
 def test_stopped_and_gone_on_is_as_in_one_go(tmp_path):
-    whole = run(tmp_path / "whole", 6)
+    uninterrupted = run(tmp_path / "whole", 6)
     run(tmp_path / "parts", 6, "--stop", "4")
     parts = run(tmp_path / "parts", 6)
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[k], parts[k]) for k in whole)
+    assert uninterrupted.keys() == parts.keys()
+    assert all(torch.equal(uninterrupted[k], parts[k]) for k in uninterrupted)
     rows = [json.loads(line) for line in (tmp_path / "parts/log.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows if "recipe" in r] == [0, 4]
     assert json.loads((tmp_path / "parts/card.json").read_text())["steps_done"] == 6
@@ -68,13 +68,13 @@ def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
         load_micro(file),
         Recipe(steps=200, batch_size=2, img_size=48, num_queries=100, near=0.5),
     )
-    alone = Trainer(replace(recipe, near=1.0), list(PICTURES.numpy()), tmp_path)
+    without = Trainer(replace(recipe, near=1.0), list(PICTURES.numpy()), tmp_path)
     taught = Trainer(recipe, list(PICTURES.numpy()), tmp_path, teacher)
-    images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))
-    extra = 0.5 * alone.rate() * distance(alone.model(images), teacher(images)).item()
-    assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-4)
+    images = torch.from_numpy(np.stack([without.sample_task(0, i).image for i in range(2)]))
+    extra = 0.5 * without.rate() * distance(without.model(images), teacher(images)).item()
+    assert taught.train_step()["loss"] - without.train_step()["loss"] == pytest.approx(extra, rel=1e-4)
     changed = [
-        n for n, p in taught.model.named_parameters() if not torch.equal(p, alone.model.get_parameter(n))
+        n for n, p in taught.model.named_parameters() if not torch.equal(p, without.model.get_parameter(n))
     ]
     assert len(changed) > 40
     run(tmp_path / "out", 2, "--teacher", str(file))
@@ -99,9 +99,9 @@ def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted)
         Recipe(steps=200, batch_size=2, img_size=64, num_queries=100, block=3),
         list(PICTURES.numpy()),
     )
-    alone = Trainer(replace(recipe, block=7), figures, tmp_path)
+    without = Trainer(replace(recipe, block=7), figures, tmp_path)
     taught = Trainer(recipe, figures, tmp_path, coarse=retrofitted)
-    images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))
+    images = torch.from_numpy(np.stack([without.sample_task(0, i).image for i in range(2)]))
     target = taught.coarse.target(images)
     assert target.shape == (2, 64, 4, 4)  # one token of 16 px for each of the trunk
     # written out: the trunk's tokens through the head, without the mean over the batch, cosine by cosine
@@ -122,17 +122,17 @@ def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted)
     taught.optimizer.zero_grad()
     with torch.no_grad():
         extra = taught.rate() * expected.item()
-    assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-3)
+    assert taught.train_step()["loss"] - without.train_step()["loss"] == pytest.approx(extra, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_a_run_with_a_coarse_teacher_goes_on_and_keeps_no_head(tmp_path, retrofitted):
     more = ("--coarse-teacher", str(retrofitted), "--block", "3")
-    whole = run(tmp_path / "whole", 4, *more)
+    uninterrupted = run(tmp_path / "whole", 4, *more)
     run(tmp_path / "parts", 4, *more, "--stop", "2")
     parts = run(tmp_path / "parts", 4, *more)
-    assert all(torch.equal(whole[k], parts[k]) for k in whole)
-    assert set(whole) == set(run(tmp_path / "plain", 2))
+    assert all(torch.equal(uninterrupted[k], parts[k]) for k in uninterrupted)
+    assert set(uninterrupted) == set(run(tmp_path / "plain", 2))
     card = json.loads((tmp_path / "whole/card.json").read_text())
     assert card["coarse_teacher"] == hashlib.sha256(b"weights").hexdigest()
     with pytest.raises(OptionError, match=r"state.pt was trained without a coarse teacher"):

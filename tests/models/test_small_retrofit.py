@@ -117,8 +117,8 @@ def test_every_row_is_there_once_and_nothing_is_done_twice(run, capsys, monkeypa
     monkeypatch.setattr(proof.masked, "train", never)
     report["rows"] = [r for r in report["rows"] if (r["student"], r["seed"]) != ("alibi2d", 4)]
     (folder / "out" / "proof.json").write_text(json.dumps(report))
-    again = call("--seeds", "3", "4")
-    assert sorted((r["data"], r["student"], r["seed"]) for r in again["rows"]) == sorted(got)
+    second = call("--seeds", "3", "4")
+    assert sorted((r["data"], r["student"], r["seed"]) for r in second["rows"]) == sorted(got)
     with pytest.raises(AssertionError, match="trained again"):
         call("--seeds", "5")
 
@@ -168,8 +168,8 @@ def test_the_average_over_shifts_knows_no_position(run):
     teacher = proof.masked.backbone("learn", proof.RECIPE).eval()
     image = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(1))
     result = measure.shift_average(teacher, image)
-    moved = measure.shift_average(teacher, image.roll((8, -4), (1, 2)))
-    torch.testing.assert_close(moved, result.roll((2, -1), (1, 2)), rtol=1e-4, atol=1e-5)
+    shifted = measure.shift_average(teacher, image.roll((8, -4), (1, 2)))
+    torch.testing.assert_close(shifted, result.roll((2, -1), (1, 2)), rtol=1e-4, atol=1e-5)
     assert (measure.final_maps(teacher, image) - result).abs().max() > 0.1
     flat = measure.shift_average(teacher, torch.full((3, 24, 24), 0.3))
     torch.testing.assert_close(flat, flat[:, :1, :1].expand_as(flat), rtol=1e-4, atol=1e-5)
@@ -228,21 +228,21 @@ def test_the_pool_is_named_with_licences_and_without_what_is_for_evaluation(tmp_
 
 
 def test_images_stored_in_memory_are_those_of_the_source_in_8_bits():
-    retained = proof.Bytes(Dots())
-    assert [retained.shape(i) for i in range(5)] == [(56, 50 + i) for i in range(5)]
-    assert max(float((retained[i] - Dots()[i]).abs().max()) for i in range(5)) <= 0.5 / 255 + 1e-6
-    assert retained.describe()["bits"] == 8
-    assert retained.fingerprint() != Dots().fingerprint()
+    cached = proof.Bytes(Dots())
+    assert [cached.shape(i) for i in range(5)] == [(56, 50 + i) for i in range(5)]
+    assert max(float((cached[i] - Dots()[i]).abs().max()) for i in range(5)) <= 0.5 / 255 + 1e-6
+    assert cached.describe()["bits"] == 8
+    assert cached.fingerprint() != Dots().fingerprint()
 
 
 @pytest.mark.slow
 def test_the_figure_has_a_dot_for_every_seed(run):
     call, folder = run
     report = call("--seeds", "3", "4")
-    drawn = figure.draw(report)
-    labels = [t.get_text() for t in drawn.axes[0].get_yticklabels()]
+    axes = figure.draw(report)
+    labels = [t.get_text() for t in axes.axes[0].get_yticklabels()]
     assert labels[1:] == [figure.BEFORE, figure.BLANKED, *NAMES]
-    dots = [line for line in drawn.axes[0].lines if line.get_marker() == "o"]
+    dots = [line for line in axes.axes[0].lines if line.get_marker() == "o"]
     assert [len(d.get_xdata()) for d in dots] == [2] * 4
     assert min(d.get_xdata().min() for d in dots) >= -1
     assert (folder / "out" / "proof.png").stat().st_size > 10_000

@@ -55,8 +55,8 @@ class Rule:
         """Return the coordinates of the tokens of an image, and the counter after it; one draw for each part."""
         tokens = []
         for (t, h, w, _), draw in zip(parts_of(segment), draws, strict=True):
-            here, c = self.block(t, h, w, getattr(segment, "seconds", None), c, draw)
-            tokens += here
+            coords, c = self.block(t, h, w, getattr(segment, "seconds", None), c, draw)
+            tokens += coords
         return tokens, c
 
     def block(self, t, h, w, seconds, c, draw):
@@ -236,12 +236,12 @@ class Tiles(Rule):
         for _, _, _, tile in parts_of(segment):
             row, column = (None, None) if tile is None else next(order)
             for _, a, d in cells(1, h, w):
-                whole = tile is None or down * across == 1
-                y, x = (a, d) if whole else (self.place(row, down, a, h), self.place(column, across, d, w))
+                untiled = tile is None or down * across == 1
+                y, x = (a, d) if untiled else (self.cell(row, down, a, h), self.cell(column, across, d, w))
                 tokens.append((c + y * w + x,))
         return tokens, c + h * w
 
-    def place(self, tile, tiles, token, side):
+    def cell(self, tile, tiles, token, side):
         """Return the row, or column, of the thumbnail that a token of a tile lies on."""
         if self.sampling == "centre":
             return math.floor((tile + (token + Fraction(1, 2)) / side) * side / tiles)
@@ -274,16 +274,16 @@ class Rings(Rule):
     def block(self, t, h, w, seconds, c, draw):
         tokens = []
         for _ in range(t):
-            left, ring, result = {(y, x) for _, y, x in cells(1, h, w)}, 0, {}
-            while left:
+            remaining, ring, result = {(y, x) for _, y, x in cells(1, h, w)}, 0, {}
+            while remaining:
                 last = self.rings is not None and ring == self.rings - 1
                 inner = {
                     (y, x)
-                    for y, x in left
-                    if {(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)} <= left and not last
+                    for y, x in remaining
+                    if {(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)} <= remaining and not last
                 }
-                result |= dict.fromkeys(left - inner, ring)
-                left, ring = inner, ring + 1
+                result |= dict.fromkeys(remaining - inner, ring)
+                remaining, ring = inner, ring + 1
             tokens += [(c + result[y, x],) for _, y, x in cells(1, h, w)]
             c += ring
         return tokens, c
@@ -304,9 +304,9 @@ class Bilevel(Rule):
     ROOM = 2**26
 
     def text(self, c):
-        segment, place = divmod(c, self.ROOM)
-        place = min(place, self.train_length - 1)
-        return segment, place, place
+        segment, index = divmod(c, self.ROOM)
+        index = min(index, self.train_length - 1)
+        return segment, index, index
 
     def next_segment(self, c):
         """Return the counter where a segment begins that has nothing before it."""
@@ -375,10 +375,10 @@ def walk(rule, rows, start=None, draws=None):
         start: counter that the first sample of each row goes on from.
         draws: what was drawn for each block, text included, or None.
     """
-    drawn = None if draws is None else iter(draws)
+    values = None if draws is None else iter(draws)
     tokens, following = [], []
     for number, row in enumerate(rows):
-        here, after = [], 0 if start is None else start[number]
+        row_tokens, after = [], 0 if start is None else start[number]
         for document, segments in enumerate(documents_of(row)):
             begin = Fraction(start[number]) if start is not None and document == 0 else 0
             counters = {}
@@ -387,19 +387,19 @@ def walk(rule, rows, start=None, draws=None):
                 group = segment.group if isinstance(segment, Text) else 0
                 c = counters.get(group, begin + rule.first(group))
                 if isinstance(segment, Text):
-                    if drawn is not None:
-                        next(drawn)
-                    here += [rule.text(c + i * rule.step) for i in range(segment.tokens)]
+                    if values is not None:
+                        next(values)
+                    row_tokens += [rule.text(c + i * rule.step) for i in range(segment.tokens)]
                     counters[group] = c if segment.shared else c + segment.tokens * rule.step
                     if segment.boundary and not segment.shared:
                         counters[group] = rule.close(counters[group])
                 else:
                     parts = parts_of(segment)
-                    arguments = [None] * len(parts) if drawn is None else [next(drawn) for _ in parts]
+                    arguments = [None] * len(parts) if values is None else [next(values) for _ in parts]
                     result, counters[group] = rule.image(segment, c, arguments)
-                    here += result
+                    row_tokens += result
                 after = counters[group]
-        tokens.append(here)
+        tokens.append(row_tokens)
         following.append(after)
     return tokens, following
 
@@ -409,14 +409,14 @@ def rule_for(scheme):
     return RULES[scheme.name](scheme.options())
 
 
-def spread(tokens, mask, axes, padding=0):
+def padded(tokens, mask, axes, padding=0):
     """Return the coordinates of all tokens as a tensor (axes, b, s)."""
     blank = (float(padding),) * axes
     table = []
-    for here, valid in zip(tokens, mask.tolist(), strict=True):
-        left = iter(here)
-        table.append([tuple(map(float, next(left))) if v else blank for v in valid])
-        assert next(left, None) is None, "there are more tokens than positions"
+    for row, valid in zip(tokens, mask.tolist(), strict=True):
+        remaining = iter(row)
+        table.append([tuple(map(float, next(remaining))) if v else blank for v in valid])
+        assert next(remaining, None) is None, "there are more tokens than positions"
     return torch.tensor(table, dtype=torch.float64).movedim(-1, 0)
 
 
@@ -426,8 +426,8 @@ def visible(rows, mask):
     for number, row in enumerate(rows):
         about = []  # for each token its sample, and its shared run
         for document, segments in enumerate(documents_of(row)):
-            for place, segment in enumerate(segments):
-                run = (document, place) if isinstance(segment, Text) and segment.shared else None
+            for index, segment in enumerate(segments):
+                run = (document, index) if isinstance(segment, Text) and segment.shared else None
                 about += [(document, run)] * length_of(segment)
         positions = [s for s, valid in enumerate(mask[number].tolist()) if valid]
         for i, (document, run) in enumerate(about):

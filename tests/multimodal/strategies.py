@@ -100,9 +100,9 @@ def ids_of(rows, mask, merge=1, as_tensors=True):
                 if kind:
                     (images if kind == 1 else films).append(s)
         positions = mask[number].nonzero()[:, 0]
-        for place, about in zip(positions.tolist(), kinds, strict=True):
+        for position, about in zip(positions.tolist(), kinds, strict=True):
             for field, value in zip((types, documents, groups, ends), about, strict=True):
-                field[number, place] = value
+                field[number, position] = value
     arguments = {"types": types, "mask": mask, "documents": documents, "groups": groups, "boundaries": ends}
     if not as_tensors:
         return {**arguments, "images": images, "videos": films}

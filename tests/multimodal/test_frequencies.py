@@ -34,13 +34,15 @@ def test_yarn_on_time_alone(spec, dim, base, scale, length):
             changed += share > 0
         else:
             assert torch.equal(result[pair], plain[pair])
-    few = spec == "mrope" and dim == 128  # time has the highest frequencies, which YaRN leaves alone
-    assert bool(changed) != few
+    has_few_pairs = (
+        spec == "mrope" and dim == 128
+    )  # time has the highest frequencies, which YaRN leaves alone
+    assert bool(changed) != has_few_pairs
     ids = create_scheme(spec).coordinates(Stream.of(ROWS)).ids
     before, after = (angles(ids, rates, axis) for rates in (plain, result))
     still = axis != allocation.T
     assert torch.equal(before[..., still], after[..., still])
-    assert torch.equal(before, after) == few
+    assert torch.equal(before, after) == has_few_pairs
 
 
 def test_slow_pairs_of_a_longer_video_turn_as_in_training():
@@ -88,11 +90,11 @@ def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
     actual = turn.query(q) @ turn.key(k).mT
     (slope,) = torch.autograd.grad(actual, encoding.log_freq, cotangent)
     log_freq = encoding.log_freq.detach().clone().requires_grad_()
-    place = torch.where(coordinates.mask, coordinates.ids, 0.0)
+    coords = torch.where(coordinates.mask, coordinates.ids, 0.0)
     expected = torch.zeros_like(actual)
     for pair in range(7):
         rate = (log_freq[..., pair] / 16).exp()
-        at = place[pair % 3]
+        at = coords[pair % 3]
         apart = (at[:, :, None] - at[:, None, :])[:, None]  # query minus key
         angle = apart * (rate if shared else rate[:, None, None])
         x, y = (t[..., pair, None] for t in (q, k))

@@ -58,10 +58,10 @@ def test_each_layer_is_its_scheme_alone(data):
         scheme, mine = layers.scheme(layer), result[layers.of_layer[layer]]
         rule = oracle.rule_for(scheme)
         tokens, following = oracle.walk(rule, rows, begin[layers.of_layer[layer]])
-        check(scheme.name, mine.ids, oracle.spread(tokens, stream.mask, rule.axes, -1))
+        check(scheme.name, mine.ids, oracle.padded(tokens, stream.mask, rule.axes, -1))
         decoded = [[rule.text(f + i) for i in range(2)] for f in following]
         every = torch.ones(len(rows), 2, dtype=torch.bool)
-        check(scheme.name, mine.decode(2), oracle.spread(decoded, every, rule.axes))
+        check(scheme.name, mine.decode(2), oracle.padded(decoded, every, rule.axes))
 
 
 def test_text_is_exact_in_all_layers():
@@ -79,7 +79,7 @@ def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
     """A stack of attention layers with a cache of rotated keys, against one pass without a cache."""
     prompt = [Text(3), Image(5, 6), Text(2), Video(3, 2, 5), Text(2)]
     tokens, more = sum(oracle.length_of(s) for s in prompt), 3
-    whole = layers.coordinates(Stream.of([[*prompt, Text(more)]]))
+    full = layers.coordinates(Stream.of([[*prompt, Text(more)]]))
     first = layers.coordinates(Stream.of([prompt]))
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(4, 3, 16, 16, generator=generator, dtype=torch.float64) / 4
@@ -90,7 +90,7 @@ def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
 
     expected = x
     for layer, w in enumerate(weights):
-        scheme, at = layers.scheme(layer), whole[layers.of_layer[layer]]
+        scheme, at = layers.scheme(layer), full[layers.of_layer[layer]]
         turn = rotation(at.ids, FREQUENCIES, scheme.allocation(8))
         expected = expected + attention(*project(expected, w), transform=turn, is_causal=True)[:, 0]
     cache = [None] * 4
@@ -114,10 +114,10 @@ def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
 def test_going_on_from_counters():
     layers = alternating(["circlerope", "mrope"], 2)
     one, two = [Text(3), Image(4, 5)], [Text(2), Video(2, 3, 3), Text(1)]
-    whole = layers.coordinates(Stream.of([[*one, *two]]))
+    full = layers.coordinates(Stream.of([[*one, *two]]))
     parts = layers.coordinates(Stream.of([one]))
-    rest = layers.coordinates(Stream.of([two]), start=[c.next for c in parts])
-    for a, b, c in zip(parts, rest, whole, strict=True):
+    second = layers.coordinates(Stream.of([two]), start=[c.next for c in parts])
+    for a, b, c in zip(parts, second, full, strict=True):
         torch.testing.assert_close(torch.cat([a.ids, b.ids], 2), c.ids, rtol=0, atol=1e-12)
     assert parts[0].next.item() != parts[1].next.item()
 

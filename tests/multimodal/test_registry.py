@@ -91,10 +91,10 @@ def test_options_cannot_be_changed_later(name):
 )
 def test_spec_strings_go_both_ways(spec):
     scheme = create_scheme(spec)
-    again = create_scheme(str(scheme))
-    assert again == scheme
-    assert hash(again) == hash(scheme)
-    ours, theirs = scheme.coordinates(STREAM), again.coordinates(STREAM)
+    parsed = create_scheme(str(scheme))
+    assert parsed == scheme
+    assert hash(parsed) == hash(scheme)
+    ours, theirs = scheme.coordinates(STREAM), parsed.coordinates(STREAM)
     assert torch.equal(ours.ids, theirs.ids)
     assert scheme != create_scheme(scheme.name)
 

@@ -222,9 +222,9 @@ def test_gradients(layout):
         cotangent = torch.randn_like(x)
         (result,) = torch.autograd.grad(apply(x), x, cotangent)
         torch.testing.assert_close(result, undo(cotangent), rtol=0, atol=1e-12)
-    few = rotation(ids[..., 5:9], frequencies, scheme.allocation(8), layout=layout)
+    subset = rotation(ids[..., 5:9], frequencies, scheme.allocation(8), layout=layout)
     small = torch.randn(1, 1, 4, 16, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(few.key, (small,), atol=1e-6)
+    assert torch.autograd.gradcheck(subset.key, (small,), atol=1e-6)
 
 
 def test_gradients_reach_coordinates():
@@ -243,10 +243,10 @@ def test_gradients_reach_coordinates():
 @cases("dim", [0, 1, 2, -1, -2, -3])
 def test_layouts_convert_both_ways(dim):
     x = torch.randn(6, 10, 4)
-    moved, pairs = x.movedim(dim, 0), x.shape[dim] // 2
+    channels, pairs = x.movedim(dim, 0), x.shape[dim] // 2
     order = [i + half * pairs for i in range(pairs) for half in (0, 1)]
     result = to_interleaved(x, dim)
-    assert torch.equal(result.movedim(dim, 0), moved[order])
+    assert torch.equal(result.movedim(dim, 0), channels[order])
     assert torch.equal(to_half(result, dim), x)
     assert torch.equal(to_interleaved(to_half(x, dim), dim), x)
 
@@ -263,10 +263,10 @@ def test_rows_of_projections():
         rotated = rotation(ids, frequencies, allocation.single(pairs), layout=layout)
         return rotated.query(q) @ rotated.key(q).mT
 
-    moved = to_interleaved(weight.unflatten(0, (heads, -1)), 1).flatten(0, 1)
-    moved_bias = to_interleaved(bias.unflatten(0, (heads, -1)), 1).flatten()
-    assert not torch.equal(moved, weight)
-    torch.testing.assert_close(scores(moved, moved_bias, "interleaved"), scores(weight, bias, "half"))
+    permuted = to_interleaved(weight.unflatten(0, (heads, -1)), 1).flatten(0, 1)
+    permuted_bias = to_interleaved(bias.unflatten(0, (heads, -1)), 1).flatten()
+    assert not torch.equal(permuted, weight)
+    torch.testing.assert_close(scores(permuted, permuted_bias, "interleaved"), scores(weight, bias, "half"))
 
 
 @cases("convert", [to_half, to_interleaved])

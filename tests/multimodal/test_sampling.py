@@ -28,9 +28,9 @@ def test_order_and_equal_coordinates_are_stored(scheme, sampler):
             sampled(before, create_encoding(sampler))
         return
     after, positions = sampled(before, create_encoding(sampler))
-    again, _ = sampled(before, create_encoding(sampler), places=positions)
-    assert torch.equal(after.ids, again.ids)
-    assert torch.equal(after.next, again.next)
+    replayed, _ = sampled(before, create_encoding(sampler), places=positions)
+    assert torch.equal(after.ids, replayed.ids)
+    assert torch.equal(after.next, replayed.next)
     for row in range(2):
         a, b = (
             before.ids[:, row][:, before.mask[row]].flatten(),
@@ -51,9 +51,9 @@ def test_decoding_goes_on_behind_the_last_position():
     torch.testing.assert_close(ahead[0, :, 0], after.next)
     assert bool((after.next > after.ids.amax((0, 2))).all())
     assert positions.shape[0] == 1
-    own, each = sampled(before, create_encoding("rfs(reach=64,per=sample)"))
-    assert each.shape[0] == 2
-    assert not torch.equal(own.ids[0, 0], after.ids[0, 0])
+    per_sample, per_token = sampled(before, create_encoding("rfs(reach=64,per=sample)"))
+    assert per_token.shape[0] == 2
+    assert not torch.equal(per_sample.ids[0, 0], after.ids[0, 0])
 
 
 def test_evaluation_seeds_and_errors():

@@ -46,10 +46,10 @@ def killed(out: str, *positions: str) -> None:
         kind, _, step = position.partition(":")
         plain = RunFolder.save
 
-        def save(self, number, *rest, kind=kind, step=step, plain=plain):
+        def save(self, number, *args, kind=kind, step=step, plain=plain):
             if kind == "saving" and number == int(step):
                 torch.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-            plain(self, number, *rest)
+            plain(self, number, *args)
 
         def follow(number, total, line, kind=kind, step=step):
             if kind == "after" and number == int(step):

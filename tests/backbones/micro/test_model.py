@@ -46,10 +46,10 @@ def test_far_surroundings_and_size_matter_little(shipped):
     """The middle of a tile sees almost the same as in a larger tile: distances count in patches, not in shares."""
     x = torch.rand(1, 3, 512, 512, generator=torch.Generator().manual_seed(2))
     x = torch.nn.functional.avg_pool2d(x, 5, 1, 2)
-    whole = shipped(x)[..., 96:160, 96:160]
+    full = shipped(x)[..., 96:160, 96:160]
     part = shipped(x[..., 96:416, 96:416])[..., 48:112, 48:112]
-    spread = whole.std((0, 2, 3), keepdim=True)
-    assert float(((whole - part) / spread).square().mean().sqrt()) < 0.1
+    std = full.std((0, 2, 3), keepdim=True)
+    assert float(((full - part) / std).square().mean().sqrt()) < 0.1
 
 
 def test_second_size_after_the_first(shipped):

@@ -170,14 +170,14 @@ def test_sincos3d_points_formula():
 
 
 def test_a_layer_of_spder_behind_another_one():
-    whole = create_encoding("spder", dim=6, layers=2, hidden=5, project=False, omega=11.0)
+    spder = create_encoding("spder", dim=6, layers=2, hidden=5, project=False, omega=11.0)
     first, last = (
         create_encoding("spder", dim=d, axes=a, project=False, omega=11.0) for a, d in ((2, 5), (5, 6))
     )
-    first.load_state_dict({f"sines.0.{n}": p for n, p in whole.sines[0].named_parameters()})
-    last.load_state_dict({f"sines.0.{n}": p for n, p in whole.sines[1].named_parameters()})
+    first.load_state_dict({f"sines.0.{n}": p for n, p in spder.sines[0].named_parameters()})
+    last.load_state_dict({f"sines.0.{n}": p for n, p in spder.sines[1].named_parameters()})
     x = torch.rand(7, 2, requires_grad=True)
-    close(last.encode(first.encode(x)), whole.encode(x))
+    close(last.encode(first.encode(x)), spder.encode(x))
     last.encode(first.encode(x)).sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in (x, *first.parameters(), *last.parameters()))
     with pytest.raises(ShapeError, match="spder needs 5-axis positions, got 2 axes"):

@@ -79,9 +79,9 @@ def test_ranks_follow_dropped_tokens():
     pos = Grid((2, 3), prefix=1).positions().replace(attrs={"rank": torch.tensor([[0, 5, 4, 3, 2, 1, 0]])})
     pos = encoding.prepare(pos)
     x, keep = torch.randn(2, 7, 16), torch.tensor([[0, 2, 3], [0, 6, 1]])
-    few = x.gather(1, keep[..., None].expand(-1, -1, 16))
+    subset = x.gather(1, keep[..., None].expand(-1, -1, 16))
     expected = encoding.ranks(x, pos).gather(1, keep)[:, 1:] - torch.tensor([[4.0, 3], [0, 5]])
-    assert encoding.rank_loss(few, pos.gather(keep)).item() == pytest.approx(
+    assert encoding.rank_loss(subset, pos.gather(keep)).item() == pytest.approx(
         expected.square().mean().item() / 25, rel=1e-5
     )
     with pytest.raises(ShapeError, match=r"dynamic needs an integer per token \(7 tokens"):
@@ -144,5 +144,5 @@ def test_packed_patches():
     both = model(patches, patch_coord=coord, patch_valid=valid)
     for i, c in enumerate(coords):
         n = len(c)
-        alone = model(patches[i : i + 1, :n], patch_coord=c[None], patch_valid=valid[i : i + 1, :n])
-        torch.testing.assert_close(both[i], alone[0], rtol=1e-4, atol=1e-5)
+        single = model(patches[i : i + 1, :n], patch_coord=c[None], patch_valid=valid[i : i + 1, :n])
+        torch.testing.assert_close(both[i], single[0], rtol=1e-4, atol=1e-5)

@@ -57,14 +57,14 @@ def test_the_grid_of_training_is_unchanged_and_others_read_the_table(rule):
     table = encoding.weight.detach()
     assert torch.equal(encoding.table(Grid((3, 4)).positions()), table)
     result = encoding.table(Grid((6, 8)).positions()).reshape(6, 8, 6)
-    own = table.reshape(3, 4, 6)
+    grid_table = table.reshape(3, 4, 6)
     if rule == "tile":
-        assert torch.equal(result, own.repeat(2, 2, 1))
+        assert torch.equal(result, grid_table.repeat(2, 2, 1))
     elif rule == "nearest":
-        assert torch.equal(result, own.repeat_interleave(2, 0).repeat_interleave(2, 1))
+        assert torch.equal(result, grid_table.repeat_interleave(2, 0).repeat_interleave(2, 1))
     else:
         for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
-            torch.testing.assert_close(result[corner], own[corner])
+            torch.testing.assert_close(result[corner], grid_table[corner])
 
 
 @cases("rule", RULES)

@@ -105,10 +105,12 @@ def test_a_projection_starts_small():
 def test_ranges_of_coordinates(normalize, expected):
     encoding = fourier(normalize=normalize, grid=(2, 4))
     pos = Grid((3, 5), prefix=2).positions()
-    place = encoding.place(pos)[0, 2:]
+    coords = encoding.place(pos)[0, 2:]
     cells = [expected(y, x) for y in range(3) for x in range(5)]
-    torch.testing.assert_close(place, torch.tensor(cells, dtype=torch.float32))
-    torch.testing.assert_close(encoding.table(pos)[0, 2:], encoding.encode(place.double()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(coords, torch.tensor(cells, dtype=torch.float32))
+    torch.testing.assert_close(
+        encoding.table(pos)[0, 2:], encoding.encode(coords.double()), rtol=0, atol=1e-5
+    )
     keep = torch.tensor([[0, 1, 7, 3]])
     torch.testing.assert_close(encoding.table(pos.gather(keep))[0], encoding.table(pos)[0, keep[0]])
     if normalize == "reference":

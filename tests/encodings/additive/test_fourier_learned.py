@@ -118,9 +118,9 @@ def test_class_vector_and_prefix():
             keep = torch.tensor(
                 [[*range(prefix), prefix + 7, prefix], [*range(prefix), prefix + 1, prefix + 4]]
             )
-            few = encoding.table(pos.gather(keep))
+            subset = encoding.table(pos.gather(keep))
             for i in range(2):
-                torch.testing.assert_close(few[i], table[0, keep[i]])
+                torch.testing.assert_close(subset[i], table[0, keep[i]])
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

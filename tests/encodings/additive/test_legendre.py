@@ -120,10 +120,10 @@ def test_a_turned_square_mixes_zernike_functions_of_one_order_only():
 @cases("shape", [(3, 4), (9, 2), (40, 40)])
 def test_every_grid_is_brought_to_the_same_domain(basis, shape):
     encoding = built(basis, shape=(4, 5))
-    place = encoding.place(Grid(shape, prefix=2).positions())[0, 2:]
-    reach = place.square().sum(-1).sqrt() if basis == "zernike" else place.abs()
+    coords = encoding.place(Grid(shape, prefix=2).positions())[0, 2:]
+    reach = coords.square().sum(-1).sqrt() if basis == "zernike" else coords.abs()
     assert reach.max() < 1
-    assert torch.allclose(place.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(coords.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-12)
     assert encoding.table(Grid(shape, prefix=2).positions()).abs().max() < 1  # nothing grows
     spaced = encoding.table(Grid(shape, spacing=(0.5, 0.5)).positions())
     torch.testing.assert_close(spaced, encoding.table(Grid(shape).positions()))

@@ -103,8 +103,8 @@ def test_static_tables(order, class_token):
                 assert (table[0, 1:prefix] == 0).all()
             h, w = shape
             positions = curve_order(shape) if order == "gilbert" else np.arange(1, h * w + 1).reshape(h, w)
-            for token, place in enumerate(positions.ravel()):
-                expected = code(int(place), 8, 100.0)
+            for token, position in enumerate(positions.ravel()):
+                expected = code(int(position), 8, 100.0)
                 assert table[0, prefix + token].tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -122,15 +122,15 @@ def test_rescaled_positions_keep_their_range():
     for grid in (Grid((6, 8)), Grid((6, 8), reference=(2, 3))):
         scale = (6 if grid.reference else 12) / 48
         table = encoding.table(grid.positions())
-        for token, place in enumerate(curve_order((6, 8)).ravel()):
-            expected = code((int(place) + math.tanh(0.3)) * scale, 8)
+        for token, position in enumerate(curve_order((6, 8)).ravel()):
+            expected = code((int(position) + math.tanh(0.3)) * scale, 8)
             assert table[0, token].tolist() == pytest.approx(expected, abs=1e-6)
     still = loope(context="none", rescale=True)
     plain = loope(context="none")
     pos = Grid((3, 4)).positions()
     assert torch.equal(still.table(pos), plain.table(pos))
-    there = Grid((3, 5)).positions()
-    assert not torch.equal(still.table(there), plain.table(there))
+    other_positions = Grid((3, 5)).positions()
+    assert not torch.equal(still.table(other_positions), plain.table(other_positions))
 
 
 def test_an_order_that_is_learned():
@@ -140,10 +140,10 @@ def test_an_order_that_is_learned():
     with torch.no_grad():
         encoding.offset.normal_()
     table = encoding.table(pos)
-    for token, (place, shift) in enumerate(
+    for token, (position, shift) in enumerate(
         zip(curve_order((3, 4)).ravel(), encoding.offset.detach().flatten(), strict=True)
     ):
-        expected = code(int(place) + math.tanh(shift), 8)
+        expected = code(int(position) + math.tanh(shift), 8)
         assert table[0, 1 + token].tolist() == pytest.approx(expected, abs=1e-6)
     small = Grid((5, 2)).positions()
     expected = F.interpolate(encoding.offset[None, None], size=(5, 2), mode="bilinear", align_corners=False)
@@ -212,10 +212,10 @@ def test_the_released_network():
     torch.manual_seed(0)
     encoding = loope(context="released").eval()
     image, pos = torch.randn(2, 3, 48, 64, dtype=torch.float64), Grid((3, 4)).positions()
-    here = encoding.shift(pos, image)
-    there = encoding.shift(Grid((5, 2)).positions(), image)  # its own size of image, another grid
-    expected = F.interpolate(here.reshape(2, 1, 3, 4), size=(5, 2), mode="bilinear", align_corners=False)
-    torch.testing.assert_close(there, expected.flatten(1))
+    shift = encoding.shift(pos, image)
+    other_shift = encoding.shift(Grid((5, 2)).positions(), image)  # its own size of image, another grid
+    expected = F.interpolate(shift.reshape(2, 1, 3, 4), size=(5, 2), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(other_shift, expected.flatten(1))
     larger = F.interpolate(image, scale_factor=2, mode="nearest")
     small = F.interpolate(larger, size=(48, 64), mode="bilinear", antialias=True, align_corners=False)
     torch.testing.assert_close(encoding.shift(pos, larger), encoding.shift(pos, small))
@@ -259,9 +259,9 @@ def test_dropped_tokens_with_images():
     pos, image = Grid((3, 4), prefix=2).positions(), torch.randn(2, 3, 24, 32)
     keep = torch.stack([torch.cat([torch.arange(2), 2 + torch.randperm(12)[:5]]) for _ in range(2)])
     table = encoding.table(pos, image)
-    few = encoding.table(pos.gather(keep), image)
+    subset = encoding.table(pos.gather(keep), image)
     for i in range(2):
-        torch.testing.assert_close(few[i], table[i, keep[i]])
+        torch.testing.assert_close(subset[i], table[i, keep[i]])
 
 
 @cases(
@@ -310,11 +310,11 @@ def test_what_it_needs():
 def rounded(positions, dim, temperature):
     """Return waves with frequencies and angles in float32, position by position."""
     rows = []
-    for place in np.asarray(positions, dtype=np.float32):
+    for position in np.asarray(positions, dtype=np.float32):
         row = []
         for i in range(0, dim, 2):
             rate = np.exp(np.float32(i) * np.float32(-math.log(temperature) / dim), dtype=np.float32)
-            angle = np.float64(np.float32(place * rate))
+            angle = np.float64(np.float32(position * rate))
             row += [math.sin(angle), math.cos(angle)]
         rows.append(row)
     return torch.tensor(rows)

@@ -54,10 +54,10 @@ def check_values(encoding, function, grids=GRIDS, by_field=False):
         actual = oracle.table_matrix(bias.table(grid).double(), grid)
         torch.testing.assert_close(actual.expand_as(expected), expected, rtol=1e-5, atol=1e-5)
         keep = torch.randperm(pos.tokens)[: grid.prefix + 3]
-        retained = encoding.bias(pos.gather(torch.stack([keep, keep.flip(0)])), 0).dense().double()
+        gathered = encoding.bias(pos.gather(torch.stack([keep, keep.flip(0)])), 0).dense().double()
         expected = expected[:, keep][:, :, keep]
-        torch.testing.assert_close(retained[0], expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(retained[1], expected.flip(-1, -2), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gathered[0], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gathered[1], expected.flip(-1, -2), rtol=1e-5, atol=1e-5)
         free = Positions(torch.rand(2, 4, grid.axes, dtype=torch.float64) * 5)
         actual = encoding.bias(free, 0).dense()
         for sample in range(2):
@@ -80,8 +80,8 @@ def check_gradients(encoding, grid, dense=lambda bias: bias.dense()):
         for i in range(flat.numel()):
             start, step = flat[i].item(), 1e-6
             ends = []
-            for moved in (start + step, start - step):
-                flat[i] = moved
+            for shifted in (start + step, start - step):
+                flat[i] = shifted
                 ends.append(loss().item())
             flat[i] = start
             torch.testing.assert_close(

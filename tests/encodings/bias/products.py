@@ -27,8 +27,8 @@ def check_dropped_tokens(encoding, pos, **scale):
     """Compare the bias between the tokens that remain, others in each of two samples, with that between all."""
     keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
     q, k, _ = content(14)
-    few = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
+    gathered = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
     dense = encoding.bias(pos, 0).dense(q=q, k=k, **scale)
-    result = encoding.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1], **scale)
+    result = encoding.bias(pos.gather(keep), 0).dense(q=gathered[0], k=gathered[1], **scale)
     for b in range(2):
         torch.testing.assert_close(result[b], dense[b][:, keep[b]][:, :, keep[b]])

@@ -73,8 +73,8 @@ def test_flips_and_exchanged_axes(shape, spacing, metric, wrap, normalize, order
     rotated = Grid(tuple(shape[i] for i in order), spacing=tuple(spacing[i] for i in order))
     cells = torch.arange(rotated.patches).reshape(rotated.shape)  # cell numbers of the turned grid
     image = cells.permute(*(order.index(i) for i in range(3))).flip(tuple(flips)).flatten()
-    there = dense(encoding, rotated)
-    same(there[:, image][:, :, image], dense(encoding, Grid(shape, spacing=spacing)))
+    transformed = dense(encoding, rotated)
+    same(transformed[:, image][:, :, image], dense(encoding, Grid(shape, spacing=spacing)))
 
 
 @given(

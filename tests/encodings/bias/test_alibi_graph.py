@@ -70,11 +70,11 @@ def test_lengths_follow_dropped_tokens():
     for unreachable in ("far", "mask"):
         encoding = offsets.create(f"alibi_graph(unreachable={unreachable})")
         full = encoding.bias(arguments(LENGTHS[None]), 0).dense()[0]
-        retained = encoding.bias(encoding.prepare(arguments(LENGTHS[None])).gather(keep), 0).dense()
+        gathered = encoding.bias(encoding.prepare(arguments(LENGTHS[None])).gather(keep), 0).dense()
         for i in range(2):
-            assert torch.equal(retained[i], full[:, keep[i]][:, :, keep[i]])
-        again = encoding.prepare(encoding.prepare(arguments(LENGTHS[None])))
-        assert torch.equal(encoding.bias(again, 0).dense()[0], full)
+            assert torch.equal(gathered[i], full[:, keep[i]][:, :, keep[i]])
+        prepared_twice = encoding.prepare(encoding.prepare(arguments(LENGTHS[None])))
+        assert torch.equal(encoding.bias(prepared_twice, 0).dense()[0], full)
         with pytest.raises(ShapeError, match=r"needs prepare.pos. before tokens are dropped"):
             encoding.bias(arguments(PerToken(LENGTHS[None], (1, 2))).gather(keep), 0)
         with pytest.raises(ShapeError, match=r"needs prepare.pos. before tokens are dropped"):
@@ -102,9 +102,9 @@ def test_a_layer_takes_lengths():
     layer = vispe.Attention(24, 3, "alibi_graph(unreachable=mask)")
     x = torch.randn(1, 4, 24)
     pos = arguments(LENGTHS[None], Positions(torch.rand(1, 4, 2)))
-    moved = x.clone()
-    moved[:, 3] += 1.0  # no path leads to it
-    torch.testing.assert_close(layer(x, pos)[:, :3], layer(moved, pos)[:, :3])
+    changed = x.clone()
+    changed[:, 3] += 1.0  # no path leads to it
+    torch.testing.assert_close(layer(x, pos)[:, :3], layer(changed, pos)[:, :3])
 
 
 def test_a_vit():

@@ -65,15 +65,15 @@ def slow_tra(encoding, pos, q, k, x):
     q, k = (t / (t.square().mean(-1, keepdim=True) + encoding.eps).sqrt() for t in (q, k))
     score = (q @ k.mT / 2).relu()
     decay = F.logsigmoid(encoding.delta_proj(x)).transpose(1, 2)
-    retained, out = score > 0, torch.full_like(score, -math.inf)
+    positive, out = score > 0, torch.full_like(score, -math.inf)
     for i in range(pos.tokens):
         for j in range(pos.tokens):
             keys = nearer(encoding, pos, i, j)
             later = encoding.causal and pos.spatial[0, [i, j]].all() and not keys
-            count = retained[:, :, i, keys].sum(-1) if keys else 0
+            count = positive[:, :, i, keys].sum(-1) if keys else 0
             value = score[:, :, i, j] + decay[:, :, i] * count
             if not later:
-                out[:, :, i, j] = torch.where(retained[:, :, i, j], value, -math.inf)
+                out[:, :, i, j] = torch.where(positive[:, :, i, j], value, -math.inf)
     return out
 
 
@@ -144,11 +144,11 @@ def test_turns_and_moves(name):
 def test_what_is_left_of_dropped_tokens_counts(name):
     encoding, pos, (q, k, x) = build(name), Grid((3, 4), 1).positions(), tensors(13)
     keep, rows = torch.tensor([[0, 3, 8, 1], [0, 12, 5, 6]]), torch.arange(2)[:, None]
-    few = [q[rows, :, keep].transpose(1, 2), k[rows, :, keep].transpose(1, 2), x[rows, keep]]
-    actual = dense(name, encoding, pos.gather(keep), *few)
+    gathered = [q[rows, :, keep].transpose(1, 2), k[rows, :, keep].transpose(1, 2), x[rows, keep]]
+    actual = dense(name, encoding, pos.gather(keep), *gathered)
     for b in range(2):
-        alone = Positions(pos.coords[:, keep[b]], pos.spatial[:, keep[b]])
-        expected = dense(name, encoding, alone, *few)
+        single = Positions(pos.coords[:, keep[b]], pos.spatial[:, keep[b]])
+        expected = dense(name, encoding, single, *gathered)
         torch.testing.assert_close(actual[b], expected[b])
 
 
@@ -156,9 +156,9 @@ def test_fewer_heads_at_a_time_and_half_precision():
     pos, (q, k, x) = Grid((3, 4), 1).positions(), tensors(13)
     for name in ("cope", "tra"):
         encoding = build(name)
-        whole = dense(name, encoding, pos, q, k, x)
+        full = dense(name, encoding, pos, q, k, x)
         part = encoding.bias(pos, 0, x).dense(q=q, k=k, scale=0.5, heads=slice(1, 3))
-        torch.testing.assert_close(part, whole[:, 1:3])
+        torch.testing.assert_close(part, full[:, 1:3])
         half = dense(name, encoding.half(), pos, q.half(), k.half(), x.half())
         assert half.dtype == torch.float32
 
@@ -173,9 +173,9 @@ def test_start_and_models():
         assert layer(torch.randn(2, 6, 12), Grid((6,)), attn_mask=mask).isfinite().all()
         model = timm.create_model("test_vit", pos_embed=name, img_size=(48, 32), num_classes=3)
         model(torch.randn(2, 3, 48, 32)).square().sum().backward()
-        own = [p.grad for n, p in model.named_parameters() if "pos_enc" in n]
-        assert own
-        assert all(g is not None for g in own)
+        gradients = [p.grad for n, p in model.named_parameters() if "pos_enc" in n]
+        assert gradients
+        assert all(g is not None for g in gradients)
 
 
 def test_errors():

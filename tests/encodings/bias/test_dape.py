@@ -91,12 +91,18 @@ def test_backends_and_some_heads():
     expected = ((q @ k.mT) / 2 + bias.dense(q=q, k=k, scale=0.5)).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
         torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), expected)
-    few = torch.tensor([[0, 3, 8], [0, 12, 5]])
+    indices = torch.tensor([[0, 3, 8], [0, 12, 5]])
     rows = torch.arange(2)[:, None]
-    retained = {"q": q[rows, :, few].transpose(1, 2), "k": k[rows, :, few].transpose(1, 2), "scale": 0.5}
-    dropped = encoding.bias(pos.gather(few), 0).dense(**retained)
+    gathered = {
+        "q": q[rows, :, indices].transpose(1, 2),
+        "k": k[rows, :, indices].transpose(1, 2),
+        "scale": 0.5,
+    }
+    dropped = encoding.bias(pos.gather(indices), 0).dense(**gathered)
     for b in range(2):
-        torch.testing.assert_close(dropped[b], bias.dense(q=q, k=k, scale=0.5)[b][:, few[b]][:, :, few[b]])
+        torch.testing.assert_close(
+            dropped[b], bias.dense(q=q, k=k, scale=0.5)[b][:, indices[b]][:, :, indices[b]]
+        )
     part = bias.dense(q=q, k=k, scale=0.5, heads=slice(1, 3))
     torch.testing.assert_close(part, bias.dense(q=q, k=k, scale=0.5)[:, 1:3])
 
@@ -114,9 +120,9 @@ def test_specs_inside_specs():
     text = "dape(inner=alibi2d(slopes=learned,wrap=false)+alibi2d.local,width=4)"
     encoding = create_encoding(text, **FACTS)
     assert encoding.inner == "alibi2d(slopes=learned,wrap=false)+alibi2d(normalize=none,wrap=false)"
-    again = create_encoding(json.loads(json.dumps(encoding.config)))
-    assert again.config == encoding.config
-    again.load_state_dict(encoding.state_dict(), strict=True)
+    rebuilt = create_encoding(json.loads(json.dumps(encoding.config)))
+    assert rebuilt.config == encoding.config
+    rebuilt.load_state_dict(encoding.state_dict(), strict=True)
     assert create_encoding(spec_to_text([encoding.spec]), **FACTS).config == encoding.config
     terms = parse_spec({"name": "dape", "inner": {"name": "alibi2d", "slopes": "learned"}})
     assert create_encoding(terms[0], **FACTS).inner == "alibi2d(slopes=learned)"
@@ -127,9 +133,9 @@ def test_a_vit_with_blocks_left_out():
     spec = "dape(inner=alibi2d(layers=[0],slopes=learned),width=4)"
     model = timm.create_model("test_vit", pos_embed=spec, img_size=(48, 32), num_classes=3)
     model(torch.randn(2, 3, 48, 32)).square().sum().backward()
-    own = {name: p.grad for name, p in model.named_parameters() if "mlp2" in name}
-    assert len(own) == 4
-    assert all(g is not None for g in own.values())
+    gradients = {name: p.grad for name, p in model.named_parameters() if "mlp2" in name}
+    assert len(gradients) == 4
+    assert all(g is not None for g in gradients.values())
 
 
 def test_errors():

@@ -124,7 +124,7 @@ def test_invariant_to_translation():
 def test_shared_projections_are_those_of_attention(fused, biased):
     torch.manual_seed(0)
     layer = vispe.Attention(DIM, HEADS, "deberta(share_att_key=true)", fused_qkv=fused, qkv_bias=biased)
-    own = vispe.Attention(DIM, HEADS, "deberta", fused_qkv=fused, qkv_bias=biased)
+    attention_layer = vispe.Attention(DIM, HEADS, "deberta", fused_qkv=fused, qkv_bias=biased)
     x, grid = torch.randn(2, 13, DIM), Grid((3, 4), 1)
     with pytest.raises(UnsupportedCombination, match=r"got none\. Call tie\(attention\)"):
         layer(x, grid)
@@ -135,12 +135,14 @@ def test_shared_projections_are_those_of_attention(fused, biased):
     )
     bias = (layer.qkv.bias, DIM) if fused else None
     with torch.no_grad():
-        own.load_state_dict(dict(layer.state_dict()), strict=False)
-        for i, mine in enumerate((own.pos_enc.pos_query_proj, own.pos_enc.pos_key_proj)):
+        attention_layer.load_state_dict(dict(layer.state_dict()), strict=False)
+        for i, mine in enumerate(
+            (attention_layer.pos_enc.pos_query_proj, attention_layer.pos_enc.pos_key_proj)
+        ):
             mine.weight.copy_(parts[i] if fused else parts[i].weight)
             if biased:
                 mine.bias.copy_(bias[0][i * DIM : (i + 1) * DIM] if fused else parts[i].bias)
-    expected = own(x, grid)
+    expected = attention_layer(x, grid)
     torch.testing.assert_close(layer(x, grid), expected)
     # a copy shares with the copy of its attention
     other = copy.deepcopy(layer)

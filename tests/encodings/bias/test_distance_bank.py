@@ -83,9 +83,9 @@ def test_dropped_tokens_and_backends():
     encoding, x, pos = build(), tokens(13), Grid((3, 4), 1).positions()
     keep, rows = torch.tensor([[0, 3, 8, 1], [0, 12, 5, 6]]), torch.arange(2)[:, None]
     dense = encoding.bias(pos, 0, x).dense()
-    few = encoding.bias(pos.gather(keep), 0, x[rows, keep]).dense()
+    subset = encoding.bias(pos.gather(keep), 0, x[rows, keep]).dense()
     for b in range(2):
-        torch.testing.assert_close(few[b], dense[b][:, keep[b]][:, :, keep[b]])
+        torch.testing.assert_close(subset[b], dense[b][:, keep[b]][:, :, keep[b]])
     q, k, v = torch.randn(3, 2, 3, 13, 4, dtype=torch.float64)
     bias = encoding.bias(pos, 0, x)
     expected = ((q @ k.mT) / 2 + dense).softmax(-1) @ v

@@ -109,13 +109,13 @@ def test_positions_of_a_decoding_step_are_absolute():
     """The last tokens alone, at their coordinates, have the growth and the bias that they have in the sequence."""
     encoding = build(causal=True, scale="inverse", log_floor=3, max_dist=4)
     x = torch.randn(1, 9, DIM, dtype=torch.float64)
-    whole = Grid((9,)).positions()
+    full = Grid((9,)).positions()
     last = Positions(torch.arange(6.0, 9.0)[:, None])
-    retained = whole.gather(torch.tensor([[6, 7, 8]]))
-    for pos in (last, retained):
-        torch.testing.assert_close(encoding.growth(pos, 0), encoding.growth(whole, 0)[:, 6:])
+    last_positions = full.gather(torch.tensor([[6, 7, 8]]))
+    for pos in (last, last_positions):
+        torch.testing.assert_close(encoding.growth(pos, 0), encoding.growth(full, 0)[:, 6:])
         torch.testing.assert_close(
-            encoding.bias(pos, 0, x[:, 6:]).dense(), encoding.bias(whole, 0, x).dense()[..., 6:, 6:]
+            encoding.bias(pos, 0, x[:, 6:]).dense(), encoding.bias(full, 0, x).dense()[..., 6:, 6:]
         )
 
 

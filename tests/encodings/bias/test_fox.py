@@ -144,14 +144,14 @@ def test_dropped_and_packed_patches():
     every = torch.stack([torch.arange(13), torch.tensor([0, *range(12, 0, -1)])])
     rows = torch.arange(2)[:, None]
     dense = encoding.bias(pos, 0, x).dense()
-    moved = encoding.bias(pos.gather(every), 0, x[rows, every]).dense()
+    permuted = encoding.bias(pos.gather(every), 0, x[rows, every]).dense()
     for b in range(2):
-        torch.testing.assert_close(moved[b], dense[b][:, every[b]][:, :, every[b]])
+        torch.testing.assert_close(permuted[b], dense[b][:, every[b]][:, :, every[b]])
     # patches that are not there cost nothing
     keep = torch.tensor([[0, 1, 4], [0, 2, 3]])
-    few = encoding.bias(pos.gather(keep), 0, x[rows, keep]).dense()
+    subset = encoding.bias(pos.gather(keep), 0, x[rows, keep]).dense()
     gates = log_gates(encoding, x[rows, keep])
-    torch.testing.assert_close(few[..., 1, 2], (gates[..., 1] + gates[..., 2]) / 2)
+    torch.testing.assert_close(subset[..., 1, 2], (gates[..., 1] + gates[..., 2]) / 2)
 
 
 def test_forms_that_kernels_know_and_backends():

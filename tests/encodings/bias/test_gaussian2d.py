@@ -15,7 +15,7 @@ from vispe import Grid, Positions, attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 
 sides = st.integers(1, 7)
-few = settings(max_examples=25, deadline=None, derandomize=True)
+property_settings = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def slow(grid, sigma=5.0, amplitude=1.0, wrap=False, spacing=None):
@@ -82,7 +82,7 @@ def test_a_wide_gaussian_is_a_constant():
     torch.testing.assert_close(attention(q, k, v, bias=wide), attention(q, k, v))
 
 
-@few
+@property_settings
 @given(n=sides, prefix=st.integers(0, 3), wrap=st.booleans(), turns=st.integers(0, 3), flip=st.booleans())
 def test_symmetries_of_the_square(n, prefix, wrap, turns, flip):
     dense = (
@@ -94,7 +94,7 @@ def test_symmetries_of_the_square(n, prefix, wrap, turns, flip):
     assert torch.equal(dense, dense.transpose(-1, -2))
 
 
-@few
+@property_settings
 @given(h=sides, w=sides, wrap=st.booleans(), data=st.data())
 def test_invariant_to_translation(h, w, wrap, data):
     down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
@@ -110,9 +110,9 @@ def test_invariant_to_translation(h, w, wrap, data):
 def test_dropped_tokens():
     pos, encoding = Grid((4, 3), 1).positions(), create_encoding("gaussian2d(wrap=true)")
     keep = torch.tensor([[0, 1, 12], [0, 5, 7]])
-    dense, retained = encoding.bias(pos, 0).dense()[0], encoding.bias(pos.gather(keep), 0).dense()
+    dense, subset = encoding.bias(pos, 0).dense()[0], encoding.bias(pos.gather(keep), 0).dense()
     for b in range(2):
-        assert torch.equal(retained[b], dense[:, keep[b]][:, :, keep[b]])
+        assert torch.equal(subset[b], dense[:, keep[b]][:, :, keep[b]])
 
 
 def test_layers_and_a_vit():

@@ -39,8 +39,8 @@ def definition(encoding, positions, q, k, prefix=0):
                     rows.append(content)
                     continue
                 logits = [torch.tensor(-math.inf).double()] * prefix
-                for place in positions:
-                    gap = place - positions[i - prefix]
+                for position in positions:
+                    gap = position - positions[i - prefix]
                     step = torch.cat([gap.flip(0), (gap @ gap)[None]])
                     logits.append(encoding.pos_proj.weight[h] @ step + encoding.pos_proj.bias[h])
                 rows.append((1 - share) * content + share * torch.stack(logits).softmax(-1))
@@ -135,12 +135,12 @@ def test_dropped_tokens():
     layer, grid = Attention(12, 3, "gpsa").double(), Grid((3, 4), prefix=1)
     x, pos = torch.randn(2, 13, 12, dtype=torch.float64), grid.positions()
     keep = torch.tensor([[0, 2, 5, 12], [0, 1, 7, 9]])
-    few = layer(torch.stack([x[i, retained] for i, retained in enumerate(keep)]), pos.gather(keep))
+    subset = layer(torch.stack([x[i, indices] for i, indices in enumerate(keep)]), pos.gather(keep))
     # a token that is masked for all is as one that is not there
-    for i, retained in enumerate(keep):
+    for i, indices in enumerate(keep):
         real = torch.zeros(1, 13, dtype=torch.bool)
-        real[0, retained] = True
-        torch.testing.assert_close(few[i], layer(x[i : i + 1], grid, key_padding_mask=real)[0, retained])
+        real[0, indices] = True
+        torch.testing.assert_close(subset[i], layer(x[i : i + 1], grid, key_padding_mask=real)[0, indices])
 
 
 def test_fused_and_unfused_timm_agree_and_hooks_see_the_weights():

@@ -20,7 +20,7 @@ DIM, HEADS, WIDTH = 12, 3, 4
 METHODS = ["euclidean", "quantization", "product", "cross"]
 GRIDS = [Grid((3, 5), 1), Grid((4, 2), 3), Grid((1, 1), 1), Grid((1, 6)), Grid((7, 1), 2)]
 sides = st.integers(1, 6)
-few = settings(max_examples=25, deadline=None, derandomize=True)
+property_settings = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def g(x, ratio):
@@ -106,7 +106,7 @@ def content(grid, b=2, seed=1):
     return [torch.randn(b, HEADS, grid.tokens, WIDTH, generator=generator).double() for _ in range(3)]
 
 
-@few
+@property_settings
 @given(x=st.integers(-400, 400), ratio=st.sampled_from([0.3, 0.5, 1.9, 2.0, 3.25, 20.0, 33.0]))
 def test_piecewise_index(x, ratio):
     rule = (ratio, 2 * ratio, 8 * ratio)
@@ -184,20 +184,20 @@ def test_dropped_tokens_are_the_full_computation_restricted_to_them(method, pref
     grid = Grid((3, 4), 2)
     pos = grid.positions()
     keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
-    retained = pos.gather(keep)
+    subset_pos = pos.gather(keep)
     q, k, _ = content(grid)
-    few_q, few_k = (t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k))
+    subset_q, subset_k = (t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k))
     for heads in (slice(None), slice(1, 3)):
-        whole = encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5, heads=heads)
-        few = encoding.bias(retained, 0).dense(q=few_q, k=few_k, scale=0.5, heads=heads)
-        attn = torch.randn_like(few)
-        spread = torch.zeros_like(whole)
+        full = encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5, heads=heads)
+        subset = encoding.bias(subset_pos, 0).dense(q=subset_q, k=subset_k, scale=0.5, heads=heads)
+        attn = torch.randn_like(subset)
+        scattered = torch.zeros_like(full)
         for b in range(2):
-            torch.testing.assert_close(few[b], whole[b][:, keep[b]][:, :, keep[b]])
+            torch.testing.assert_close(subset[b], full[b][:, keep[b]][:, :, keep[b]])
             for row, token in enumerate(keep[b]):
-                spread[b, :, token, keep[b]] = attn[b, :, row]
-        values = encoding.value_term(retained, 0).apply(attn)
-        expected = encoding.value_term(pos, 0).apply(spread)
+                scattered[b, :, token, keep[b]] = attn[b, :, row]
+        values = encoding.value_term(subset_pos, 0).apply(attn)
+        expected = encoding.value_term(pos, 0).apply(scattered)
         for b in range(2):
             torch.testing.assert_close(values[b], expected[b][:, keep[b]])
 
@@ -248,17 +248,17 @@ def test_released_checkpoints_load(preset):
     before, stock = model(x), model.state_dict()
     vispe.convert(model, f"irpe.{preset}", keep_abs=True)
     torch.testing.assert_close(model(x), before)  # zero tables change nothing
-    own = {k: torch.randn_like(v) for k, v in model.state_dict().items() if "pos_enc" in k}
-    released = {k.replace("pos_enc.", ""): v for k, v in own.items()}
+    entries = {k: torch.randn_like(v) for k, v in model.state_dict().items() if "pos_enc" in k}
+    released = {k.replace("pos_enc.", ""): v for k, v in entries.items()}
     model.load_state_dict({**stock, **released})
     state = model.state_dict()
-    assert all(torch.equal(state[k], v) for k, v in own.items())
+    assert all(torch.equal(state[k], v) for k, v in entries.items())
     assert not torch.equal(model(x), before)
     assert model(torch.randn(1, 3, 32, 32)).isfinite().all()
 
 
 @pytest.mark.parametrize("mode", ["contextual", "bias"])
-@few
+@property_settings
 @given(h=sides, w=sides, data=st.data(), method=st.sampled_from(METHODS))
 def test_invariant_to_translation(mode, h, w, data, method):
     down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
@@ -275,7 +275,7 @@ def test_invariant_to_translation(mode, h, w, data, method):
     )
 
 
-@few
+@property_settings
 @given(
     n=sides,
     method=st.sampled_from(["euclidean", "quantization"]),

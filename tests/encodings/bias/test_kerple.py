@@ -54,14 +54,14 @@ def test_gradients_of_coordinates_are_finite():
 
 def test_both_ways_of_staying_positive_start_equally():
     for kernel in ("log", "power"):
-        drawn = []
+        slopes = []
         for positive in ("softplus", "clamp"):
             torch.manual_seed(3)
             p, a = rates(offsets.create(f"kerple.{kernel}(positive={positive})"))
-            drawn.append(torch.tensor([p, a]))
-        torch.testing.assert_close(*drawn, rtol=1e-5, atol=1e-6)
-        assert (drawn[0] > 0).all()
-        assert (drawn[0] < torch.tensor([[2.0], [1.0]])).all()
+            slopes.append(torch.tensor([p, a]))
+        torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-6)
+        assert (slopes[0] > 0).all()
+        assert (slopes[0] < torch.tensor([[2.0], [1.0]])).all()
 
 
 @cases("positive", ["softplus", "clamp"])

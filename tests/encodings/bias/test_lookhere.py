@@ -94,9 +94,11 @@ def test_distances_and_spacing(distance, power):
     torch.testing.assert_close(actual[:, 2:, 2:], expected)
     assert not actual[:, :2].any()
     assert not actual[:, :, :2].any()
-    here = create_encoding("lookhere", num_heads=4, directions="triangles", distance=distance, global_slope=3)
+    triangles = create_encoding(
+        "lookhere", num_heads=4, directions="triangles", distance=distance, global_slope=3
+    )
     spaced = Grid((3, 4), spacing=(2.0, 0.5)).positions()
-    torch.testing.assert_close(here.bias(spaced, 0).dense()[0], expected)
+    torch.testing.assert_close(triangles.bias(spaced, 0).dense()[0], expected)
 
 
 def test_layers():
@@ -140,8 +142,8 @@ def test_dropped_tokens():
     pos = Grid((3, 4), prefix=1).positions()
     keep = torch.tensor([[0, 2, 5, 12], [0, 1, 7, 9]])
     full, result = (encoding.bias(p, 0).dense() for p in (pos, pos.gather(keep)))
-    for sample, retained in enumerate(keep):
-        assert torch.equal(result[sample], full[0][:, retained][:, :, retained])
+    for sample, indices in enumerate(keep):
+        assert torch.equal(result[sample], full[0][:, indices][:, :, indices])
 
 
 def test_whole_model():

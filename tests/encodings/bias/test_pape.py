@@ -76,9 +76,9 @@ def test_prefix_and_dropped_tokens(spec):
         dense[:, :, 2:, 2:], encoding.bias(Grid((3, 4)).positions(), 0, x[:, 2:]).dense()
     )
     keep = torch.tensor([[0, 1, 5, 13], [0, 1, 2, 9]])
-    few = encoding.bias(pos.gather(keep), 0, torch.stack([x[i, k] for i, k in enumerate(keep)])).dense()
-    for i, retained in enumerate(keep):
-        torch.testing.assert_close(few[i], dense[i][:, retained][:, :, retained])
+    subset = encoding.bias(pos.gather(keep), 0, torch.stack([x[i, k] for i, k in enumerate(keep)])).dense()
+    for i, indices in enumerate(keep):
+        torch.testing.assert_close(subset[i], dense[i][:, indices][:, :, indices])
 
 
 @cases("degrees", [37, 90, 201.5])
@@ -88,10 +88,10 @@ def test_radial_form_is_blind_to_rotation_about_any_point(degrees):
     angle = math.radians(degrees)
     turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
     turn = torch.tensor(turn, dtype=torch.float64)
-    moved = (coords - centre) @ turn.T * torch.tensor([1.0, -1.0]) + 3
+    transformed = (coords - centre) @ turn.T * torch.tensor([1.0, -1.0]) + 3
     for spec, same in ((RI, True), ("pape", False)):
         encoding = build(spec)
-        still, rotated = (encoding.bias(Positions(c), 0, x).dense() for c in (coords, moved))
+        still, rotated = (encoding.bias(Positions(c), 0, x).dense() for c in (coords, transformed))
         assert torch.allclose(still, rotated, rtol=1e-9, atol=1e-9) == same
         shifted = encoding.bias(Positions(coords + 5), 0, x).dense()
         torch.testing.assert_close(still, shifted, rtol=1e-9, atol=1e-9)

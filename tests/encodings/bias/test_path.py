@@ -56,8 +56,8 @@ def test_logits_and_backends(gate, tokens, prefix):
     q, k, v = torch.randn(3, 2, 2, n, 6, dtype=torch.float64)
     bias = encoding.bias(pos, 0, x)
     wide = [torch.zeros(2, 2, n, 6).double(), *(torch.zeros(2, 2, n).double() for _ in range(2))]
-    for whole, part in zip(wide, steps(encoding, x[:, prefix:]), strict=True):
-        whole[:, :, prefix:] = 0 if part is None else part
+    for full, patches in zip(wide, steps(encoding, x[:, prefix:]), strict=True):
+        full[:, :, prefix:] = 0 if patches is None else patches
     expected = slow(q, k, *wide, 0.3, prefix)
     torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3), expected)
     torch.testing.assert_close(bias.dense(q=q, k=k, scale=0.3, heads=slice(1, 2)), expected[:, 1:])
@@ -132,6 +132,8 @@ def test_tokens_without_a_position_are_not_in_the_sequence(gate):
     pos = Positions(torch.arange(7.0)[None, :, None].expand(2, 7, 1), spatial)
     logits = encoding.bias(pos, 0, x).dense(q=q, k=k)
     for b, at in enumerate(spatial):
-        alone = Positions(torch.arange(float(at.sum()))[None, :, None])
-        short = encoding.bias(alone, 0, x[b : b + 1, at]).dense(q=q[b : b + 1, :, at], k=k[b : b + 1, :, at])
+        spatial_positions = Positions(torch.arange(float(at.sum()))[None, :, None])
+        short = encoding.bias(spatial_positions, 0, x[b : b + 1, at]).dense(
+            q=q[b : b + 1, :, at], k=k[b : b + 1, :, at]
+        )
         torch.testing.assert_close(logits[b][:, at][:, :, at], short[0])

@@ -101,11 +101,11 @@ def test_a_vit():
         for parameter in block.attn.pos_enc.parameters():
             # the class token of the last block attends to all equally
             assert parameter.grad is None or parameter.grad.any() or block is model.blocks[-1]
-    again = timm.create_model(
+    second = timm.create_model(
         "test_vit", pos_embed="positional_attention(table=learned,pos_dim=8)", img_size=96
     )
-    again.load_state_dict(model.state_dict())  # the table is resampled
-    assert again(torch.randn(1, 3, 96, 96)).isfinite().all()
+    second.load_state_dict(model.state_dict())  # the table is resampled
+    assert second(torch.randn(1, 3, 96, 96)).isfinite().all()
 
 
 def test_a_finished_table():

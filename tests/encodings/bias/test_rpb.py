@@ -21,7 +21,7 @@ TABLE = "relative_position_bias_table"
 theirs_warns = pytest.mark.filterwarnings(  # timm's interpolation, with this torch
     "ignore:Using a non-tuple sequence:UserWarning", "ignore:torch.searchsorted:UserWarning"
 )
-few = settings(max_examples=25, deadline=None, derandomize=True)
+property_settings = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def build(grid, name="rpb", heads=3, **options):
@@ -150,7 +150,7 @@ def test_window_is_the_grid_of_the_table():
         assert torch.equal(encoding.bias(pos, 0).dense(), plain.bias(pos, 0).dense())
 
 
-@few
+@property_settings
 @given(h=st.integers(1, 6), w=st.integers(1, 6), beit=st.booleans(), data=st.data())
 def test_invariant_to_translation(h, w, beit, data):
     down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
@@ -165,13 +165,13 @@ def test_dropped_tokens_and_attention():
     encoding, grid = build((3, 4), "rpb.beit"), Grid((5, 3), 2)
     pos = grid.positions()
     keep = torch.tensor([[0, 1, 16, 3], [0, 1, 7, 11]])
-    dense, retained = encoding.bias(pos, 0).dense()[0], encoding.bias(pos.gather(keep), 0)
+    dense, subset = encoding.bias(pos, 0).dense()[0], encoding.bias(pos.gather(keep), 0)
     for b in range(2):
-        assert torch.equal(retained.dense()[b], dense[:, keep[b]][:, :, keep[b]])
+        assert torch.equal(subset.dense()[b], dense[:, keep[b]][:, :, keep[b]])
     q, k, v = torch.randn(3, 2, 3, 4, 8, dtype=torch.float64)
-    expected = oracle.attend(q, k, v, bias=retained.dense())
+    expected = oracle.attend(q, k, v, bias=subset.dense())
     for backend in ("reference", "sdpa"):
-        torch.testing.assert_close(attention(q, k, v, bias=retained, backend=backend), expected)
+        torch.testing.assert_close(attention(q, k, v, bias=subset, backend=backend), expected)
 
 
 @cases(
@@ -191,8 +191,8 @@ def test_released_checkpoints_load(options, theirs):
     tables = {theirs.format(i): torch.randn(28, 3) for i in range(2)}
     index = {k.replace("bias_table", "index"): torch.zeros(10, 10) for k in tables}
     model.load_state_dict({**state, **tables, **index})
-    own = [v for k, v in model.state_dict().items() if k.endswith(TABLE)]
-    assert all(torch.equal(a, b) for a, b in zip(own, tables.values(), strict=True))
+    parameters = [v for k, v in model.state_dict().items() if k.endswith(TABLE)]
+    assert all(torch.equal(a, b) for a, b in zip(parameters, tables.values(), strict=True))
     assert model(torch.randn(1, 3, 24, 24)).isfinite().all()
 
 

@@ -17,7 +17,7 @@ from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.offsets.rpb_cpb import DRAW
 from vispe.errors import OptionError, ShapeError
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
+property_settings = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def build(grid, name="rpb_cpb", heads=3, **options):
@@ -29,7 +29,7 @@ def build(grid, name="rpb_cpb", heads=3, **options):
     return encoding
 
 
-def slow(encoding, grid, retained=None):
+def slow(encoding, grid, dropout_mask=None):
     """Return the bias of every pair, one pair after the other."""
     weights = dict(encoding.named_parameters())
     cells = oracle.cells_of(grid.shape, grid.prefix)
@@ -46,11 +46,11 @@ def slow(encoding, grid, retained=None):
                 c = [math.copysign(math.log(1 + abs(o)), o) for o in c]
             x = torch.tensor(c, dtype=torch.float64)
             hidden = (weights["cpb_mlp.0.weight"] @ x + weights["cpb_mlp.0.bias"]).clamp(min=0)
-            if retained is not None:
+            if dropout_mask is not None:
                 entry = 0
                 for a, b, n in zip(p, q, grid.shape, strict=True):
                     entry = entry * (2 * n - 1) + a - b + n - 1
-                hidden = hidden * retained[entry]
+                hidden = hidden * dropout_mask[entry]
             out = weights["cpb_mlp.2.weight"] @ hidden
             if encoding.coords == "cr":
                 rows[i][j] = out + weights["cpb_mlp.2.bias"]
@@ -126,12 +126,12 @@ def test_centring_changes_nothing_without_prefix_tokens():
 def test_a_released_swin_v2_layout_loads_into_a_vit():
     model = VisionTransformer(img_size=24, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=2)
     vispe.convert(model, "rpb_cpb(hidden=16)")
-    own = {k: torch.randn_like(v) for k, v in model.state_dict().items() if "pos_enc" in k}
-    assert len(own) == 6
-    rest = {k: v for k, v in model.state_dict().items() if "pos_enc" not in k}
-    model.load_state_dict({**rest, **{k.replace("pos_enc.", ""): v for k, v in own.items()}})
+    entries = {k: torch.randn_like(v) for k, v in model.state_dict().items() if "pos_enc" in k}
+    assert len(entries) == 6
+    other_entries = {k: v for k, v in model.state_dict().items() if "pos_enc" not in k}
+    model.load_state_dict({**other_entries, **{k.replace("pos_enc.", ""): v for k, v in entries.items()}})
     state = model.state_dict()
-    assert all(torch.equal(state[k], v) for k, v in own.items())
+    assert all(torch.equal(state[k], v) for k, v in entries.items())
     assert model(torch.randn(1, 3, 24, 24)).isfinite().all()
 
 
@@ -140,25 +140,27 @@ def test_dropout():
     assert encoding.eval().prepare(grid.positions()).attrs == {}
     encoding.train()
     pos = encoding.prepare(grid.positions(), generator=torch.Generator().manual_seed(0))
-    retained = pos.attrs[DRAW]
-    assert retained.shape == (35, 10)
-    assert retained.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
-    assert abs((retained == 0).float().mean() - 0.25) < 0.07
+    dropout_mask = pos.attrs[DRAW]
+    assert dropout_mask.shape == (35, 10)
+    assert dropout_mask.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
+    assert abs((dropout_mask == 0).float().mean() - 0.25) < 0.07
     assert encoding.prepare(pos) is pos
     torch.testing.assert_close(
-        encoding.bias(pos, 0).dense()[0], slow(encoding, grid, retained.double()), rtol=1e-5, atol=1e-5
+        encoding.bias(pos, 0).dense()[0], slow(encoding, grid, dropout_mask.double()), rtol=1e-5, atol=1e-5
     )
     assert torch.equal(encoding.bias(pos, 0).dense(), encoding.bias(pos, 1).dense())
-    own = torch.ones(35, 10)
-    again = encoding.prepare(grid.positions(), draws={DRAW: own})
-    torch.testing.assert_close(encoding.bias(again, 0).dense()[0], slow(encoding, grid), rtol=1e-5, atol=1e-5)
+    draws = torch.ones(35, 10)
+    prepared = encoding.prepare(grid.positions(), draws={DRAW: draws})
+    torch.testing.assert_close(
+        encoding.bias(prepared, 0).dense()[0], slow(encoding, grid), rtol=1e-5, atol=1e-5
+    )
     with pytest.raises(ShapeError, match=r"draw of rpb_cpb_dropout of shape \(35, 10\), got \(35, 9\)"):
-        encoding.prepare(grid.positions(), draws={DRAW: own[:, :9]})
+        encoding.prepare(grid.positions(), draws={DRAW: draws[:, :9]})
     plain = build((3, 4))
     assert torch.equal(plain.bias(pos, 0).dense(), plain.bias(grid.positions(), 0).dense())
 
 
-@few
+@property_settings
 @given(h=st.integers(1, 6), w=st.integers(1, 6), cr=st.booleans(), data=st.data())
 def test_invariant_to_translation(h, w, cr, data):
     down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
@@ -173,9 +175,9 @@ def test_dropped_tokens():
     encoding, grid = build((3, 4)), Grid((5, 3), 2)
     pos = grid.positions()
     keep = torch.tensor([[0, 1, 16, 3], [0, 1, 7, 11]])
-    dense, retained = encoding.bias(pos, 0).dense()[0], encoding.bias(pos.gather(keep), 0).dense()
+    dense, subset = encoding.bias(pos, 0).dense()[0], encoding.bias(pos.gather(keep), 0).dense()
     for b in range(2):
-        assert torch.equal(retained[b], dense[:, keep[b]][:, :, keep[b]])
+        assert torch.equal(subset[b], dense[:, keep[b]][:, :, keep[b]])
 
 
 @cases(

@@ -24,8 +24,8 @@ def test_values(options):
 
 
 def test_it_is_the_product_of_sinusoids_on_a_line():
-    place = torch.arange(9.0).double()[:, None]
-    angle = place * 10000.0 ** (-torch.arange(64).double() / 64)
+    positions = torch.arange(9.0).double()[:, None]
+    angle = positions * 10000.0 ** (-torch.arange(64).double() / 64)
     table = torch.cat([angle.sin(), angle.cos()], -1)
     expected = (table @ table.T - 64) / (torch.arange(1, 5) * 2.0)[:, None, None]
     actual = create_encoding("sandwich", num_heads=4).bias(Grid((9,)).positions(), 0).dense()[0]

@@ -95,8 +95,8 @@ def test_coordinates_of_a_grid_may_be_free():
     torch.testing.assert_close(
         encoding.bias(free, 0).dense(q=q, k=k, scale=0.5), encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5)
     )
-    moved = pos.replace(coords=pos.coords + 3.0)  # not in place
-    dense = encoding.bias(moved, 0).dense(q=q, k=k, scale=0.5)
+    shifted = pos.replace(coords=pos.coords + 3.0)  # not in place
+    dense = encoding.bias(shifted, 0).dense(q=q, k=k, scale=0.5)
     torch.testing.assert_close(dense, encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5), rtol=1e-4, atol=1e-5)
 
 
@@ -142,8 +142,8 @@ def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
             mine.values(), torch.autograd.grad(out, [*mine.values()], torch.randn_like(out)), strict=True
         ):
             p.data -= 0.1 * grad
-        moved = {name for name, p in mine.items() if (p != 0).any()}
-        assert moved == {name for name in mine if step or "r_r_bias" not in name}
+        updated = {name for name, p in mine.items() if (p != 0).any()}
+        assert updated == {name for name in mine if step or "r_r_bias" not in name}
 
 
 def test_weights_sum_to_one_and_drawn_start():

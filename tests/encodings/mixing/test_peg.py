@@ -163,17 +163,17 @@ def test_a_symmetric_kernel_commutes_with_turns_and_flips(h, w, k, turns, flip, 
         t = image(t, (h, w)).rot90(turns, (1, 2))
         return (t.flip(1) if flip else t).flatten(1, 2)
 
-    there = Grid((w, h) if turns % 2 else (h, w)).positions()
-    here = Grid((h, w)).positions()
-    torch.testing.assert_close(encoding.mix(rotated(x), there, 0), rotated(encoding.mix(x, here, 0)))
+    rotated_pos = Grid((w, h) if turns % 2 else (h, w)).positions()
+    pos = Grid((h, w)).positions()
+    torch.testing.assert_close(encoding.mix(rotated(x), rotated_pos, 0), rotated(encoding.mix(x, pos, 0)))
 
 
 def test_without_symmetry_a_turn_shows():
     encoding, pos = peg(), Grid((4, 4)).positions()
     x = torch.randn(1, 16, 6, dtype=torch.float64)
     rotated = image(encoding.mix(x, pos, 0), (4, 4)).rot90(1, (1, 2)).flatten(1, 2)
-    again = encoding.mix(image(x, (4, 4)).rot90(1, (1, 2)).flatten(1, 2), pos, 0)
-    assert (rotated - again).abs().max() > 0.1
+    mixed = encoding.mix(image(x, (4, 4)).rot90(1, (1, 2)).flatten(1, 2), pos, 0)
+    assert (rotated - mixed).abs().max() > 0.1
 
 
 @quick
@@ -202,10 +202,10 @@ def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
     x = torch.randn(2, full.tokens, 6, dtype=torch.float64)
     keep = torch.stack([prefix + torch.randperm(20)[:9] for _ in range(2)])
     keep = torch.cat([torch.arange(prefix).expand(2, -1), keep], 1)
-    few = x.gather(1, keep[..., None].expand(-1, -1, 6)).requires_grad_()
-    actual = encoding.mix(few, full.gather(keep), 0)
+    subset = x.gather(1, keep[..., None].expand(-1, -1, 6)).requires_grad_()
+    actual = encoding.mix(subset, full.gather(keep), 0)
     cotangent = torch.randn_like(actual)
-    (grad,) = torch.autograd.grad(actual, few, cotangent)
+    (grad,) = torch.autograd.grad(actual, subset, cotangent)
     for i in range(2):
         sparse = x[i : i + 1].clone().requires_grad_()
         expected = slow(
@@ -214,11 +214,11 @@ def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
         torch.testing.assert_close(actual[i], expected[0, keep[i]])
         (full_grad,) = torch.autograd.grad(expected[0, keep[i]], sparse, cotangent[i])
         torch.testing.assert_close(grad[i], full_grad[0, keep[i]])
-    assert torch.equal(actual[:, :prefix], few[:, :prefix])
+    assert torch.equal(actual[:, :prefix], subset[:, :prefix])
     # all tokens, in another order
     order = torch.cat([torch.arange(prefix), prefix + torch.randperm(20)])[None]
-    moved = encoding.mix(x[:, order[0]], full.gather(order), 0)
-    torch.testing.assert_close(moved, encoding.mix(x, full, 0)[:, order[0]])
+    permuted = encoding.mix(x[:, order[0]], full.gather(order), 0)
+    torch.testing.assert_close(permuted, encoding.mix(x, full, 0)[:, order[0]])
 
 
 def test_tokens_without_a_position_pass():
@@ -245,9 +245,9 @@ def test_a_coarser_grid():
         small, coarse = encoding.shrink(x, pos, 2, stride)
         rows, columns = range(0, 5, stride), range(0, 4, stride)
         assert coarse.grid == Grid((len(rows), len(columns)), 2, (1.0 * stride, 0.5 * stride))
-        whole = slow(x, (5, 4), 2, encoding.kernel(2), encoding.proj[1].bias) - x
+        expected = slow(x, (5, 4), 2, encoding.kernel(2), encoding.proj[1].bias) - x
         cells = [2 + r * 4 + c for r in rows for c in columns]
-        torch.testing.assert_close(small[:, 2:], whole[:, cells])
+        torch.testing.assert_close(small[:, 2:], expected[:, cells])
         torch.testing.assert_close(coarse.coords[0, 2:], pos.coords[0, cells])
         assert torch.equal(small[:, :2], x[:, :2])
     with pytest.raises(ShapeError, match=r"peg.shrink needs every token of a grid, got .*tokens dropped"):
@@ -286,8 +286,8 @@ def test_compiles():
     for shape in ((3, 4), (5, 5)):
         pos, x = Grid(shape, prefix=1).positions(), torch.randn(2, 1 + shape[0] * shape[1], 6)
         torch.testing.assert_close(compiled(x, pos), mix(x, pos))
-        few = pos.gather(torch.tensor([[0, 3, 7], [0, 12, 1]]))
-        torch.testing.assert_close(compiled(x[:, :3], few), mix(x[:, :3], few))
+        subset = pos.gather(torch.tensor([[0, 3, 7], [0, 12, 1]]))
+        torch.testing.assert_close(compiled(x[:, :3], subset), mix(x[:, :3], subset))
 
 
 @cases(

@@ -107,9 +107,9 @@ def test_sines_of_long_waves_come_first():
     torch.testing.assert_close(encoding.table(pos), expected)
     three = built("sincos3d(split=[2,1,1])", "linear")
     three.progress = 0.5
-    whole = built("sincos3d(split=[2,1,1])", "none").table(grid("3d").positions())
+    full = built("sincos3d(split=[2,1,1])", "none").table(grid("3d").positions())
     gates = [torch.tensor(g).repeat(2) for g in ([0, 0, 0, 1.0, 1, 1], [0, 0.5, 1.0], [0, 0.5, 1.0])]
-    torch.testing.assert_close(three.table(grid("3d").positions()), whole * torch.cat(gates))
+    torch.testing.assert_close(three.table(grid("3d").positions()), full * torch.cat(gates))
 
 
 def test_interleaved_and_repeated_bands():
@@ -124,16 +124,16 @@ def test_interleaved_and_repeated_bands():
     for name, copies, count in (("border", 4, 3), ("ranked", 1, 12), ("countdown", 1, 12)):
         encoding = built(name, "linear")
         encoding.progress = 0.35
-        own = gate if count == 12 else torch.tensor([0, 0.05, 1])
+        weights = gate if count == 12 else torch.tensor([0, 0.05, 1])
         torch.testing.assert_close(
-            encoding.table(pos), built(name, "none").table(pos) * own.repeat(2 * copies)
+            encoding.table(pos), built(name, "none").table(pos) * weights.repeat(2 * copies)
         )
     points = built("sincos3d_points(mlp=false,features=8)", "linear")
     points.progress = 0.35
-    own = torch.tensor([0, 0, 0.4, 1]).repeat_interleave(2).repeat(3)
+    weights = torch.tensor([0, 0, 0.4, 1]).repeat_interleave(2).repeat(3)
     where = grid("3d").positions()
-    whole = built("sincos3d_points(mlp=false,features=8)", "none").table(where)
-    torch.testing.assert_close(points.table(where), whole * own)
+    full = built("sincos3d_points(mlp=false,features=8)", "none").table(where)
+    torch.testing.assert_close(points.table(where), full * weights)
 
 
 def test_fourier_features_open_by_the_length_of_their_waves():
@@ -145,8 +145,10 @@ def test_fourier_features_open_by_the_length_of_their_waves():
     torch.testing.assert_close(encoding.table(pos), built("fourier", "none").table(pos) * gate.repeat(2))
     octaves = built("fourier(basis=octaves)", "linear")  # 6 for each axis
     octaves.progress = 0.25
-    own = torch.tensor([1, 0.5, 0, 0, 0, 0]).repeat(4)
-    torch.testing.assert_close(octaves.table(pos), built("fourier(basis=octaves)", "none").table(pos) * own)
+    weights = torch.tensor([1, 0.5, 0, 0, 0, 0]).repeat(4)
+    torch.testing.assert_close(
+        octaves.table(pos), built("fourier(basis=octaves)", "none").table(pos) * weights
+    )
     with pytest.raises(OptionError, match="reveal='linear' has no effect with basis='none'"):
         built("fourier(basis=none)", "linear")
 

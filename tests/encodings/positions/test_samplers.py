@@ -66,9 +66,9 @@ def test_maps_of_each_axis_grow_and_rows_stay_rows(spec, shape):
 def test_fractions_of_the_field_are_those_of_cell_centres(spec):
     """Jitter of almost nothing is almost nothing, also for what stands in the centre of a cell in evaluation."""
     encoding, pos = create_encoding(spec, dim=16, grid=(4, 6)), Grid((4, 6), prefix=1).positions()
-    moved = create_encoding("jitter(sd=0.0001)").prepare(pos)
-    assert not torch.equal(moved.coords, pos.coords)
-    torch.testing.assert_close(encoding.place(moved)[:, 1:], encoding.place(pos)[:, 1:], rtol=0, atol=1e-3)
+    jittered = create_encoding("jitter(sd=0.0001)").prepare(pos)
+    assert not torch.equal(jittered.coords, pos.coords)
+    torch.testing.assert_close(encoding.place(jittered)[:, 1:], encoding.place(pos)[:, 1:], rtol=0, atol=1e-3)
     wide = create_encoding("randomized(reach=40)").prepare(pos)
     assert encoding.table(wide).isfinite().all()
 
@@ -90,9 +90,9 @@ def test_draws_are_replayed_to_the_bit_and_seeded(spec):
     sampler = create_encoding(spec)
     grid = Grid((6, 9), prefix=1)
     first = sampler.prepare(grid.positions())
-    again = sampler.prepare(grid.positions(), draws=first.attrs["sampled"])
-    assert torch.equal(first.coords, again.coords)
-    assert torch.equal(first.extent, again.extent)
+    replayed = sampler.prepare(grid.positions(), draws=first.attrs["sampled"])
+    assert torch.equal(first.coords, replayed.coords)
+    assert torch.equal(first.extent, replayed.extent)
     assert sampler.prepare(first) is first  # prepared already
     assert not torch.equal(first.coords, sampler.prepare(grid.positions()).coords)
     by = [sampler.prepare(grid.positions(), torch.Generator().manual_seed(seed)).coords for seed in (1, 1, 2)]
@@ -123,8 +123,8 @@ def test_every_sample_gets_a_draw_of_its_own_where_requested(spec):
     assert pos.coords.shape == (3, 54, 2)
     assert not torch.equal(pos.coords[0], pos.coords[1])
     assert pos.extent.shape[0] in (1, 3)
-    again = prepare([sampler], Grid((6, 9)).positions(), batch=3, draws=pos.attrs["sampled"])
-    assert torch.equal(pos.coords, again.coords)
+    replayed = prepare([sampler], Grid((6, 9)).positions(), batch=3, draws=pos.attrs["sampled"])
+    assert torch.equal(pos.coords, replayed.coords)
     assert prepare([sampler.eval()], Grid((6, 9)).positions(), batch=3).coords.shape[0] == 1
 
 
@@ -165,9 +165,9 @@ def test_gathering_and_sampling_commute(spec):
     sampler = create_encoding(spec)
     grid = Grid((4, 5), prefix=1)
     keep = torch.tensor([[0, 3, 9, 20], [0, 1, 2, 12]])
-    whole = sampler.prepare(grid.positions())
-    retained = sampler.prepare(grid.positions().gather(keep), draws=whole.attrs["sampled"])
-    assert torch.equal(whole.gather(keep).coords, retained.coords)
+    full = sampler.prepare(grid.positions())
+    gathered = sampler.prepare(grid.positions().gather(keep), draws=full.attrs["sampled"])
+    assert torch.equal(full.gather(keep).coords, gathered.coords)
 
 
 @every
@@ -179,10 +179,10 @@ def test_free_coordinates_are_interpolated(spec):
     same = Positions(free.coords, free.spatial, free.extent, cell=free.cell)
     torch.testing.assert_close(sampler.prepare(same, draws=draws).coords, on.coords)
     between = Positions(free.coords + 0.5, free.spatial, free.extent, cell=free.cell)
-    moved = sampler.prepare(between, draws=draws).coords.reshape(4, 5, 2)
+    sampled = sampler.prepare(between, draws=draws).coords.reshape(4, 5, 2)
     grid = on.coords.reshape(4, 5, 2)
-    torch.testing.assert_close(moved[:-1, 0, 0], (grid[:-1, 0, 0] + grid[1:, 0, 0]) / 2)
-    torch.testing.assert_close(moved[-1, 0, 0], grid[-1, 0, 0] + 0.5)  # slope 1 outside
+    torch.testing.assert_close(sampled[:-1, 0, 0], (grid[:-1, 0, 0] + grid[1:, 0, 0]) / 2)
+    torch.testing.assert_close(sampled[-1, 0, 0], grid[-1, 0, 0] + 0.5)  # slope 1 outside
 
 
 @every
@@ -419,9 +419,9 @@ def test_the_draw_is_not_compiled_in():
 
 def test_a_saved_model_is_built_again():
     model = vit("rfs(reach=28)+rope_axial")
-    again = vit("rfs(reach=28)+rope_axial")
-    again.load_state_dict(model.state_dict(), strict=True)
-    assert again.vispe.saved == model.vispe.saved
+    loaded = vit("rfs(reach=28)+rope_axial")
+    loaded.load_state_dict(model.state_dict(), strict=True)
+    assert loaded.vispe.saved == model.vispe.saved
     assert "rfs" in vispe.describe(model)
 
 
@@ -435,11 +435,11 @@ def test_alibi_with_drawn_distances():
         torch.testing.assert_close(line, line[:, :1].expand_as(line))
     right, left = steps[0, 1, 1:], steps[0, 1:, 1]
     for side, less in ((right, 0.0), (left, 0.5)):
-        whole = side[1:] + less
-        torch.testing.assert_close(whole, whole.round())
-        assert bool((whole.diff() > 0).all())
-        assert whole[0] >= 1
-        assert whole[-1] < 50
+        distances = side[1:] + less
+        torch.testing.assert_close(distances, distances.round())
+        assert bool((distances.diff() > 0).all())
+        assert distances[0] >= 1
+        assert distances[-1] < 50
     assert not dense[:, 0].any()
     assert encoding.prepare(pos) is pos
     encoding.eval()

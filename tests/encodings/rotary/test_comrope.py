@@ -22,7 +22,7 @@ def build(name, **options):
     return create_encoding(name, **{"dim": DIM, "num_heads": HEADS, **options}).double()
 
 
-def place(cell, shape, normalize):
+def coordinates(cell, shape, normalize):
     """Return the coordinates of one cell."""
     if normalize == "none":
         return [float(i) for i in cell]
@@ -69,7 +69,7 @@ def test_rotations_are_the_exponentials_of_the_definition(name, options, shape):
     encoding = build(name, **options)
     normalize = options.get("normalize", "axis")
     cls = [options.get("cls_position", 0.0)] * len(shape)
-    positions = [cls, cls, *(place(c, shape, normalize) for c in itertools.product(*map(range, shape)))]
+    positions = [cls, cls, *(coordinates(c, shape, normalize) for c in itertools.product(*map(range, shape)))]
     expected = oracle(encoding, positions)
     pos = Grid(shape, prefix=2).positions()
     free = pos.replace(coords=pos.coords.clone().requires_grad_())  # the general path, token by token
@@ -137,9 +137,9 @@ def test_both_forms_start_with_the_same_frequencies(name):
         for form in ("matrix", "folded")
     ]
     matrices = skew_matrix(many[0].skew[:, 0], many[0].width)
-    drawn = torch.linalg.eigvalsh(1j * matrices)[..., -(many[0].width // 2) :]
-    torch.testing.assert_close(drawn.mean((0, 1)), many[1].rate.mean((0, 1)), rtol=0.1, atol=0)
-    torch.testing.assert_close(drawn.std((0, 1)), many[1].rate.std((0, 1)), rtol=0.2, atol=0)
+    frequencies = torch.linalg.eigvalsh(1j * matrices)[..., -(many[0].width // 2) :]
+    torch.testing.assert_close(frequencies.mean((0, 1)), many[1].rate.mean((0, 1)), rtol=0.1, atol=0)
+    torch.testing.assert_close(frequencies.std((0, 1)), many[1].rate.std((0, 1)), rtol=0.2, atol=0)
     geometric = [
         create_encoding(name, dim=32, num_heads=2, form=form, init="geometric", base=0.5)
         for form in ("matrix", "folded")
@@ -187,9 +187,9 @@ def test_dropped_tokens_keep_their_rotation(name, form):
     x = torch.randn(3, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
     full = encoding.transform(pos, 0).query(x)
     keep = torch.stack([torch.cat([torch.arange(2), 2 + torch.randperm(12)[:5]]) for _ in range(3)])
-    few = encoding.transform(pos.gather(keep), 0)
+    subset = encoding.transform(pos.gather(keep), 0)
     take = keep[:, None, :, None].expand(-1, HEADS, -1, x.shape[-1])
-    torch.testing.assert_close(few.query(x.gather(2, take)), full.gather(2, take))
+    torch.testing.assert_close(subset.query(x.gather(2, take)), full.gather(2, take))
     encoding.eval()
     still = encoding.prepare(Grid((3, 4), prefix=2).positions())
     full = encoding.transform(still, 0).query(x)
@@ -214,17 +214,17 @@ def test_gradients(name, form, shape):
     )
 
     def rotated(q, coords, *parameters):
-        def call(place):
-            return encoding.transform(place, 0).query(q)
+        def call(coords):
+            return encoding.transform(coords, 0).query(q)
 
-        place = grid.positions().replace(coords=coords)
+        pos = grid.positions().replace(coords=coords)
         holder = dict(zip(names, parameters, strict=True))
         originals = dict(encoding.named_parameters())
         for n in names:
             delattr(encoding, n)
             setattr(encoding, n, holder[n])
         try:
-            return call(place)
+            return call(pos)
         finally:
             for n in names:
                 delattr(encoding, n)
@@ -258,15 +258,15 @@ def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
         assert torch.equal(still, pos.coords)
         noise, offset = torch.randn(1, pos.tokens, len(shape)), torch.randn(len(shape))
         arguments = encoding.prepare(pos, draws={"comrope_jitter": noise, "comrope_offset": offset})
-        moved = (0.5 * noise).clamp(-0.5, 0.5)
+        jitter = (0.5 * noise).clamp(-0.5, 0.5)
         if len(shape) == 3:
-            moved[..., 0] = 0
-        expected = (pos.coords + moved + 0.3 * offset) * pos.spatial[..., None]
+            jitter[..., 0] = 0
+        expected = (pos.coords + jitter + 0.3 * offset) * pos.spatial[..., None]
         torch.testing.assert_close(encoding.coordinates(arguments), expected)
-        drawn = encoding.train().prepare(pos, generator=torch.Generator().manual_seed(1))
-        again = encoding.prepare(pos, generator=torch.Generator().manual_seed(1))
-        assert torch.equal(encoding.coordinates(drawn), encoding.coordinates(again))
-        assert encoding.prepare(drawn) is drawn
+        first = encoding.train().prepare(pos, generator=torch.Generator().manual_seed(1))
+        second = encoding.prepare(pos, generator=torch.Generator().manual_seed(1))
+        assert torch.equal(encoding.coordinates(first), encoding.coordinates(second))
+        assert encoding.prepare(first) is first
         with pytest.raises(ShapeError, match=r"needs a draw of comrope_jitter of shape \(1, .*got \(2, 2\)"):
             encoding.prepare(pos, draws={"comrope_jitter": torch.zeros(2, 2)})
         with pytest.raises(ShapeError, match="needs a draw of comrope_offset of shape"):

@@ -88,12 +88,12 @@ def field(encoding, x, grid):
     cells = enumerate(itertools.product(*map(range, grid.shape)), grid.prefix)
     for h, (t, cell) in itertools.product(range(HEADS), [*cells]):
         for pair, (axis, c, n) in enumerate(axis_of):
-            own = phases(encoding, x[t], h)
+            token_angles = phases(encoding, x[t], h)
             if encoding.name == "carope":
                 rise = F.softplus(encoding.frequency.weight[h] @ x[t] + encoding.frequency.bias[h])
                 delta = math.pi * ((1 / (1 + rise)) ** (c + 1) - encoding.base ** (-(c + 1) / PAIRS))
             else:
-                delta = math.pi * own[pair].tanh()
+                delta = math.pi * token_angles[pair].tanh()
             angles[h, t, pair] = cell[axis] * encoding.base ** (-c / n) + delta
     return angles
 
@@ -160,12 +160,12 @@ def test_fields_take_offsets_and_dropped_tokens(spec):
     pos = Grid((2, 3), prefix=1).positions()
     full = encoding.transform(pos, 0, x)
     keep = torch.tensor([[0, 6, 3], [0, 1, 5]])
-    retained = torch.stack([x[i, keep[i]] for i in range(2)])
-    few = encoding.transform(pos.gather(keep), 0, retained).query(
+    gathered = torch.stack([x[i, keep[i]] for i in range(2)])
+    subset = encoding.transform(pos.gather(keep), 0, gathered).query(
         torch.stack([q[i][:, keep[i]] for i in range(2)])
     )
     for i in range(2):
-        torch.testing.assert_close(few[i], full.query(q)[i][:, keep[i]])
+        torch.testing.assert_close(subset[i], full.query(q)[i][:, keep[i]])
 
 
 @cases("spec", [SCANS[3], SCANS[4], *FIELDS])
@@ -262,7 +262,7 @@ def test_a_scan_passes_over_tokens_without_a_position(spec):
     pos = Positions(torch.arange(7.0)[None, :, None].expand(2, 7, 1), spatial)
     rotated = encoding.transform(pos, 0, x).query(q)
     for b, at in enumerate(spatial):
-        alone = Positions(torch.arange(float(at.sum()))[None, :, None])
-        short = encoding.transform(alone, 0, x[b : b + 1, at]).query(q[b : b + 1, :, at])
+        spatial_positions = Positions(torch.arange(float(at.sum()))[None, :, None])
+        short = encoding.transform(spatial_positions, 0, x[b : b + 1, at]).query(q[b : b + 1, :, at])
         torch.testing.assert_close(rotated[b][:, at], short[0])
         torch.testing.assert_close(rotated[b][:, ~at], q[b][:, ~at])

@@ -17,19 +17,18 @@ def slow(encoding, grid, head, cell):
     pairs, axes = encoding.dim // encoding.num_heads // 2, grid.axes
     share = pairs // axes
     freqs = [encoding.base ** (-c / share) for c in range(share)]
-    retained = [w for w in freqs if w >= 2 * math.pi / encoding.train_length]
+    fast = [w for w in freqs if w >= 2 * math.pi / encoding.train_length]
     tables = []
     for wave, coef in ((math.cos, encoding.cos_coef), (math.sin, encoding.sin_coef)):
         table = []
         for axis in reversed(range(axes)):
             matrix = coef[axis, head]
-            assert matrix.shape == (len(retained), max(min(len(retained), share // 2), 1))
+            assert matrix.shape == (len(fast), max(min(len(fast), share // 2), 1))
             for o in range(share):
                 if o < matrix.shape[1]:
                     total = matrix[:, o].sum() if encoding.norm else 1
                     table.append(
-                        sum(wave(cell[axis] * w) * m for w, m in zip(retained, matrix[:, o], strict=True))
-                        / total
+                        sum(wave(cell[axis] * w) * m for w, m in zip(fast, matrix[:, o], strict=True)) / total
                     )
                 else:
                     table.append(torch.ones((), dtype=coef.dtype))
@@ -93,13 +92,13 @@ def test_backends_spacing_and_dropped_tokens():
         torch.testing.assert_close(*outs)
         plain = create_encoding("fope", dim=32, num_heads=2).eval()
         plain.load_state_dict(dict(encoding.state_dict()))
-        there = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
-        torch.testing.assert_close(there.query(q), turn.query(q))
+        spaced = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
+        torch.testing.assert_close(spaced.query(q), turn.query(q))
         keep = torch.tensor([[0, 12, 7], [0, 3, 4]])
-        retained = torch.stack([q[i][:, keep[i]] for i in range(2)])
-        few = encoding.transform(pos.gather(keep), 0).query(retained)
+        gathered = torch.stack([q[i][:, keep[i]] for i in range(2)])
+        subset = encoding.transform(pos.gather(keep), 0).query(gathered)
         for i in range(2):
-            torch.testing.assert_close(few[i], turn.query(q)[i][:, keep[i]])
+            torch.testing.assert_close(subset[i], turn.query(q)[i][:, keep[i]])
 
 
 def test_a_whole_model():

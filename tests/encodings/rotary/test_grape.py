@@ -128,9 +128,9 @@ def test_gated_alibi_with_dropped_tokens_and_causal():
     keep = torch.tensor([[0, 4, 9], [0, 12, 3]])
     full = encoding.bias(pos, 0).dense(q=q, k=k)
     index = keep[:, None, :, None].expand(-1, 3, -1, 8)
-    few = encoding.bias(pos.gather(keep), 0).dense(q=q.gather(2, index), k=k.gather(2, index))
+    subset = encoding.bias(pos.gather(keep), 0).dense(q=q.gather(2, index), k=k.gather(2, index))
     for i in range(2):
-        torch.testing.assert_close(few[i], full[i][:, keep[i]][:, :, keep[i]], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(subset[i], full[i][:, keep[i]][:, :, keep[i]], rtol=1e-5, atol=1e-6)
     causal = create_encoding("grape_alibi(gates=none,causal=true)", dim=8, num_heads=1)
     dense = causal.bias(Grid((4,), prefix=1).positions(), 0).dense()[0, 0]
     steps = torch.tensor([[max(i - j, 0) if min(i, j) > 0 else 0 for j in range(5)] for i in range(5)])

@@ -40,7 +40,7 @@ def second_degree(turn):
     return torch.cat(columns, 1)
 
 
-def representation(encoding, place, extrinsic):
+def representation(encoding, coords, extrinsic):
     """Return rho (d, d) of one token for its position (axes,) and pose (4, 4) or None."""
     d, blocks = encoding.head, []
     sizes = {g.name: g.size for g in encoding.groups}
@@ -57,12 +57,12 @@ def representation(encoding, place, extrinsic):
         count = sizes["so2"] // 2 // encoding.axes
         for f, axis in itertools.product(range(count), reversed(range(encoding.axes))):
             speed = 1 if encoding.share_freqs else 2.0 ** (f + 1 - count)
-            a = 2 * math.pi * encoding.top[axis] * place[axis] * speed
+            a = 2 * math.pi * encoding.top[axis] * coords[axis] * speed
             rows = [[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]]
             blocks.append(torch.tensor(rows, dtype=torch.float64))
     if "t2" in sizes:
         shift = torch.eye(3, dtype=torch.float64)
-        shift[2, 0], shift[2, 1] = place[1], place[0]
+        shift[2, 0], shift[2, 1] = coords[1], coords[0]
         blocks += [shift] * (sizes["t2"] // 3)
     full = torch.block_diag(*[b for b in blocks if b.numel()])
     assert full.shape == (d, d)
@@ -103,9 +103,9 @@ def test_attention_is_that_of_the_definition(options, head, shape, posed, prefix
     for b in range(3):
         rho = [torch.eye(head, dtype=torch.float64)] * prefix
         for i, cell in enumerate(cells):
-            place = [c / m for c, m in zip(cell, divisor, strict=True)]
+            coords = [c / m for c, m in zip(cell, divisor, strict=True)]
             arguments = attrs["extrinsic"][b, i * 2 // len(cells)] if posed else None
-            rho.append(representation(encoding, place, arguments))
+            rho.append(representation(encoding, coords, arguments))
         rho = torch.stack(rho)
         inverse = torch.linalg.inv(rho)
         for h in range(2):
@@ -177,10 +177,10 @@ def test_dropped_tokens_keep_their_frame(options):
     turn = encoding.transform(pos, 0)
     keep = torch.stack([torch.cat([torch.arange(1), 1 + torch.randperm(12)[:5]]) for _ in range(2)])
     take = keep[:, None, :, None].expand(-1, 2, -1, 16)
-    few = encoding.transform(pos.gather(keep), 0)
+    subset = encoding.transform(pos.gather(keep), 0)
     for act in ("query", "key", "value", "output"):
         torch.testing.assert_close(
-            getattr(few, act)(x.gather(2, take)), getattr(turn, act)(x).gather(2, take)
+            getattr(subset, act)(x.gather(2, take)), getattr(turn, act)(x).gather(2, take)
         )
 
 
@@ -213,9 +213,9 @@ def test_poses_may_come_per_token():
 
 
 def test_another_size():
-    whole, trained = (create_encoding("gta", dim=16, num_heads=2, normalize=n) for n in ("axis", "train"))
+    per_axis, trained = (create_encoding("gta", dim=16, num_heads=2, normalize=n) for n in ("axis", "train"))
     large = Grid((6, 8), reference=(3, 4)).positions()
-    assert whole.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 6, 7 / 8])
+    assert per_axis.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 6, 7 / 8])
     assert trained.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 3, 7 / 4])
 
 

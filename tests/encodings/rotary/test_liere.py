@@ -38,21 +38,21 @@ def test_rotations_are_the_exponentials_of_the_definition(options, shape):
     expected = torch.eye(head, dtype=torch.float64).repeat(pos.tokens, HEADS, 1, 1)
     for n, cell in enumerate(itertools.product(*map(range, shape))):
         if encoding.normalize == "train":
-            place = [i / t for i, t in zip(cell, trained, strict=True)]
+            position = [i / t for i, t in zip(cell, trained, strict=True)]
         elif encoding.normalize == "none":
-            place = list(cell)
+            position = list(cell)
         else:
             lines = [
                 torch.linspace(0, m / t, m, dtype=torch.float64) for m, t in zip(shape, trained, strict=True)
             ]
-            place = [line[i].item() for line, i in zip(lines, cell, strict=True)]
+            position = [line[i].item() for line, i in zip(lines, cell, strict=True)]
         for h, j in itertools.product(range(HEADS), range(blocks)):
             total = torch.zeros(s, s, dtype=torch.float64)
             for axis in range(axes):
                 entries = encoding.skew[h if heads > 1 else 0, axis, j].tolist()
                 for (a, b), u in zip(itertools.combinations(range(s), 2), entries, strict=True):
-                    total[a, b] += place[axis] * u / encoding.scale_factor
-                    total[b, a] -= place[axis] * u / encoding.scale_factor
+                    total[a, b] += position[axis] * u / encoding.scale_factor
+                    total[b, a] -= position[axis] * u / encoding.scale_factor
             expected[n + 2, h, j * s : j * s + s, j * s : j * s + s] = torch.linalg.matrix_exp(total)
     x = torch.randn(3, HEADS, pos.tokens, head, dtype=torch.float64)
     turn = encoding.transform(pos, 0)
@@ -129,8 +129,8 @@ def test_dropped_tokens_keep_their_rotation():
         full = encoding.transform(pos, 0).query(x)
         keep = torch.stack([torch.cat([torch.arange(1), 1 + torch.randperm(15)[:6]]) for _ in range(3)])
         take = keep[:, None, :, None].expand(-1, HEADS, -1, 12)
-        few = encoding.transform(pos.gather(keep), 0).query(x.gather(2, take))
-        torch.testing.assert_close(few, full.gather(2, take), rtol=1e-5, atol=1e-6)
+        subset = encoding.transform(pos.gather(keep), 0).query(x.gather(2, take))
+        torch.testing.assert_close(subset, full.gather(2, take), rtol=1e-5, atol=1e-6)
 
 
 @cases("shape", [(3, 2), (1, 4)])

@@ -111,11 +111,11 @@ def test_dropped_tokens_and_another_grid(form):
         keep = torch.stack(
             [torch.cat([torch.arange(1), 1 + torch.randperm(pos.tokens - 1)[:6]]) for _ in range(3)]
         )
-        few = encoding.transform(pos.gather(keep), 0).query(
+        subset = encoding.transform(pos.gather(keep), 0).query(
             x.gather(2, keep[:, None, :, None].expand(-1, 2, -1, 8))
         )
         torch.testing.assert_close(
-            few, full.gather(2, keep[:, None, :, None].expand(-1, 2, -1, full.shape[-1]))
+            subset, full.gather(2, keep[:, None, :, None].expand(-1, 2, -1, full.shape[-1]))
         )
 
 

@@ -29,9 +29,9 @@ def slow(encoding, grid, counts, q, k):
             a, b = q[:, h, i, c], k[:, h, j, c]
             if c < len(axis_of):
                 axis, power = axis_of[c]
-                here, there = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
+                query_coord, key_coord = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
                 bias = 0 if cells[j] is None else encoding.bias[h, c].clamp(-2 * math.pi, 0)
-                phase = torch.as_tensor((there - here) * encoding.base**-power + bias)
+                phase = torch.as_tensor((key_coord - query_coord) * encoding.base**-power + bias)
                 a, b = F.softplus(a) * phase.cos(), F.softplus(b)
             scores[:, h, i, j] += a * b
     return scores
@@ -66,15 +66,15 @@ def test_spacing_prefix_and_dropped_tokens():
         torch.testing.assert_close(full[:, :, :2, 0::2], F.softplus(x[:, :, :2]))
         assert not full[:, :, :2, 1::2].any()
         keep = torch.tensor([[0, 1, 16, 7, 3], [0, 1, 5, 6, 4]])
-        few = getattr(encoding.transform(pos.gather(keep), 0), side)(
+        subset = getattr(encoding.transform(pos.gather(keep), 0), side)(
             x.expand(2, -1, -1, -1).gather(2, keep[:, None, :, None].expand(-1, 2, -1, 8))
         )
         for i in range(2):
-            torch.testing.assert_close(few[i], full[0][:, keep[i]])
+            torch.testing.assert_close(subset[i], full[0][:, keep[i]])
     spaced = build(spacing=[2.0, 0.5])
     spaced.load_state_dict(dict(encoding.state_dict()))
-    there = encoding.transform(Grid((3, 5), spacing=(2.0, 0.5)).positions(), 0).key(x[:, :, 2:])
-    torch.testing.assert_close(spaced.transform(Grid((3, 5)).positions(), 0).key(x[:, :, 2:]), there)
+    expected = encoding.transform(Grid((3, 5), spacing=(2.0, 0.5)).positions(), 0).key(x[:, :, 2:])
+    torch.testing.assert_close(spaced.transform(Grid((3, 5)).positions(), 0).key(x[:, :, 2:]), expected)
 
 
 def test_scores_depend_on_offsets_only():
@@ -100,9 +100,9 @@ def test_backends_and_precision():
 
 def test_where_biases_start():
     assert not create_encoding("pope", dim=16, num_heads=2).bias.any()
-    drawn = create_encoding("pope", dim=512, num_heads=2, init="uniform").bias
-    assert -2 * math.pi <= drawn.min() < -6
-    assert -0.3 < drawn.max() <= 0
+    bias = create_encoding("pope", dim=512, num_heads=2, init="uniform").bias
+    assert -2 * math.pi <= bias.min() < -6
+    assert -0.3 < bias.max() <= 0
     assert create_encoding("pope.text", dim=16, num_heads=2).base == 10000
 
 

@@ -194,10 +194,10 @@ def test_dropped_tokens_keep_their_camera():
     keep = torch.stack([torch.cat([torch.arange(1), 1 + torch.randperm(12)[:5]]) for _ in range(2)])
     x = torch.randn(2, 1, 13, 16)
     taken = keep[:, None, :, None].expand(-1, -1, -1, 16)
-    whole, few = encoding.transform(pos, 0), encoding.transform(pos.gather(keep), 0)
+    full, subset = encoding.transform(pos, 0), encoding.transform(pos.gather(keep), 0)
     for name in ("query", "key", "value", "output"):
         torch.testing.assert_close(
-            getattr(few, name)(x.gather(2, taken)), getattr(whole, name)(x).gather(2, taken)
+            getattr(subset, name)(x.gather(2, taken)), getattr(full, name)(x).gather(2, taken)
         )
 
 

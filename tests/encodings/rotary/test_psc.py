@@ -70,8 +70,8 @@ def test_calibrates_before_the_rotation_of_a_sum():
 def test_positions_do_not_matter():
     encoding = random_psc()
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
-    here, there = (encoding.transform(Positions(torch.randn(2, 5, 2)), 0).query(x) for _ in range(2))
-    assert torch.equal(here, there)
+    first, second = (encoding.transform(Positions(torch.randn(2, 5, 2)), 0).query(x) for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_half_precision_parameters_compute_in_float32():

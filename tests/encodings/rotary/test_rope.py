@@ -45,10 +45,10 @@ def slow_angles(encoding, grid, scale=None):
     heads, pairs, n = encoding.num_heads, encoding.pairs, grid.axes
     rows = []
     for token in range(grid.patches):
-        rest, cell = token, []
+        index, cell = token, []
         for size in reversed(grid.shape):
-            cell.insert(0, rest % size)
-            rest //= size
+            cell.insert(0, index % size)
+            index //= size
         row = torch.zeros(heads, pairs, dtype=torch.float64)
         for head in range(heads):
             if encoding.name == "rope_mixed":
@@ -56,7 +56,7 @@ def slow_angles(encoding, grid, scale=None):
                     for axis in range(n):
                         row[head, pair] += cell[-1 - axis] * encoding.freqs[axis, head, pair].item()
                 continue
-            each, place = pairs // n, 0
+            each, pair_index = pairs // n, 0
             order = range(n) if getattr(encoding, "indexing", "ij") == "ij" else reversed(range(n))
             for axis in order:
                 for j in range(each):
@@ -68,8 +68,8 @@ def slow_angles(encoding, grid, scale=None):
                         angle = (
                             2 * math.pi * rate * (2 * (cell[axis] + 0.5) / div[encoding.normalize_coords] - 1)
                         )
-                    row[head, place] = angle
-                    place += 1
+                    row[head, pair_index] = angle
+                    pair_index += 1
         rows.append(row)
     table = torch.stack(rows, 1)
     return torch.cat([table.new_zeros(heads, grid.prefix, pairs), table], 1)
@@ -115,9 +115,9 @@ def test_three_axes(spec):
 
 def test_one_axis():
     encoding = build("rope_axial(temperature=10000)", dim=16, heads=1)
-    place = torch.tensor([0.0, 1.5, 7.0])
-    expected = place[:, None] * 10000.0 ** (-torch.arange(8) / 8)
-    same_angles(angles(encoding, Positions(place[:, None]))[0, 0], expected)
+    positions = torch.tensor([0.0, 1.5, 7.0])
+    expected = positions[:, None] * 10000.0 ** (-torch.arange(8) / 8)
+    same_angles(angles(encoding, Positions(positions[:, None]))[0, 0], expected)
 
 
 @cases("axes", [1, 2, 3])
@@ -128,8 +128,8 @@ def test_p_rope_leaves_the_slow_pairs_of_each_axis_still(axes):
     each = 24 // axes
     rates = 10000.0 ** (-torch.arange(each) / each) * (torch.arange(each) < math.floor(0.7 * each))
     for axis in range(axes):
-        own = torch.arange(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(axes)])
-        expected = (own[..., None] * rates).expand(*grid.shape, each)
+        coords = torch.arange(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(axes)])
+        expected = (coords[..., None] * rates).expand(*grid.shape, each)
         same_angles(actual[..., axis * each : (axis + 1) * each], expected)
     assert not angles(build("rope_axial(rotary_ratio=0)"), Grid((3, 4)).positions()).any()
 
@@ -227,13 +227,15 @@ names = st.sampled_from([*NAMES, "rope_axial(layout=half)", "rope_dinov3(normali
 )
 def test_scores_depend_on_offsets_only(spec, h, w, prefix, dy, dx):
     encoding = build(spec).double()
-    here = Grid((h, w), prefix=prefix).positions()
-    here = here.replace(coords=here.coords.double(), extent=here.extent.double(), cell=here.cell.double())
-    step = torch.tensor([dy, dx]).double() * here.spatial[..., None]
-    away = here.replace(coords=here.coords + step)
-    q, k = torch.randn(2, 1, 2, here.tokens, 16, dtype=torch.float64)
+    base_pos = Grid((h, w), prefix=prefix).positions()
+    base_pos = base_pos.replace(
+        coords=base_pos.coords.double(), extent=base_pos.extent.double(), cell=base_pos.cell.double()
+    )
+    step = torch.tensor([dy, dx]).double() * base_pos.spatial[..., None]
+    away = base_pos.replace(coords=base_pos.coords + step)
+    q, k = torch.randn(2, 1, 2, base_pos.tokens, 16, dtype=torch.float64)
     scores = []
-    for pos in (here, away):
+    for pos in (base_pos, away):
         turn = encoding.transform(pos, 0)
         scores.append((turn.query(q) @ turn.key(k).transpose(-1, -2))[..., prefix:, prefix:])
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-9, atol=1e-9)
@@ -282,8 +284,8 @@ def test_spacing(name):
     same_angles(angles(encoding, grid.positions()), wide)
     if name == "rope_axial":
         pos = Grid((3, 4)).positions()
-        moved = Positions(pos.coords * torch.tensor([2.0, 0.5]))
-        same_angles(angles(encoding, moved), wide)
+        scaled = Positions(pos.coords * torch.tensor([2.0, 0.5]))
+        same_angles(angles(encoding, scaled), wide)
 
 
 @cases("spec", [*NAMES, "rope_axial(schedule=yarn,reference=[2,3])", "rope_dinov3(normalize_coords=max)"])
@@ -291,10 +293,10 @@ def test_dropped_tokens_take_their_angles_along(spec):
     encoding = build(spec)
     pos = Grid((4, 5), prefix=2).positions()
     keep = torch.stack([torch.cat([torch.arange(2), 2 + torch.randperm(20)[:6]]) for _ in range(3)])
-    whole, few = encoding.transform(pos, 0), encoding.transform(pos.gather(keep), 0)
+    full, subset = encoding.transform(pos, 0), encoding.transform(pos.gather(keep), 0)
     for i in range(3):
-        torch.testing.assert_close(few.cos[i], whole.cos[0][:, keep[i]], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(few.sin[i], whole.sin[0][:, keep[i]], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(subset.cos[i], full.cos[0][:, keep[i]], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(subset.sin[i], full.sin[0][:, keep[i]], rtol=1e-6, atol=1e-6)
 
 
 def test_tables_are_shared_by_layers_and_not_by_grids_of_as_many_tokens():
@@ -370,10 +372,10 @@ def test_augmentation_takes_given_draws(name, per_block):
         factor = draws["jitter_coords"][i] * draws["rescale_coords"][i]
         if name == "rope_dinov3":  # shifts of normalised coordinates, said in patches
             unit = (2 * (base.coords + 0.5) / size - 1 + draws["shift_coords"][i]) * factor
-            moved = (unit + 1) / 2 * size - 0.5
+            scaled = (unit + 1) / 2 * size - 0.5
         else:
-            moved = (base.coords + draws["shift_coords"][i]) * factor
-        expected = angles(plain, base.replace(coords=moved))
+            scaled = (base.coords + draws["shift_coords"][i]) * factor
+        expected = angles(plain, base.replace(coords=scaled))
         same_angles(angles(encoding, pos, layer), expected, atol=2e-4)
     assert encoding.prepare(pos) is pos
     if not per_block:
@@ -389,8 +391,8 @@ def test_augmentation_draws_in_training_only(name):
     assert encoding.eval().prepare(pos) is pos
     encoding.train()
     attrs = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
-    again = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
-    for a, b in zip(attrs, again, strict=True):
+    second = encoding.prepare(pos, torch.Generator().manual_seed(3)).attrs["rope"]
+    for a, b in zip(attrs, second, strict=True):
         assert torch.equal(a, b)
     many = [encoding.prepare(pos).attrs["rope"] for _ in range(200)]
     shift, jitter, rescale = (torch.cat([m[i] for m in many]) for i in range(3))

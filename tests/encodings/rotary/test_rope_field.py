@@ -55,12 +55,12 @@ def slow_angles(rows, shape, unit=None):
     for i in range(shape[0]):
         for j in range(shape[1]):
             y, x = (
-                float(place)
+                float(index)
                 if unit == "patch"
-                else 2 * place / ((unit or n) - 1) - 1
+                else 2 * index / ((unit or n) - 1) - 1
                 if (unit or n) > 1
-                else place - 1.0
-                for place, n in zip((i, j), shape, strict=True)
+                else index - 1.0
+                for index, n in zip((i, j), shape, strict=True)
             )
             table.append([a * x + b * y for a, b in rows])
     return torch.tensor(table, dtype=torch.float64)
@@ -111,8 +111,8 @@ def test_directions_are_unit_vectors_spread_over_all_sides(spec, axes):
     field = encoding.field(axes)
     torch.testing.assert_close(field.norm(dim=-1), torch.ones(512, dtype=torch.float64))
     if "spiral" not in spec or axes == 2:  # the mean square is the same along each axis
-        spread = field.T @ field / 512
-        torch.testing.assert_close(spread, torch.eye(axes, dtype=torch.float64) / axes, rtol=0, atol=0.02)
+        covariance = field.T @ field / 512
+        torch.testing.assert_close(covariance, torch.eye(axes, dtype=torch.float64) / axes, rtol=0, atol=0.02)
 
 
 def unevenness(field):

@@ -24,14 +24,16 @@ def slow(encoding, grid, q, k):
     scores = q.new_zeros(*q.shape[:3], q.shape[2])
     recorded = 0
     for h, imaginary in enumerate(IMAGINARY[encoding.mode]):
-        own = grid.axes - 1 - recorded % grid.axes
+        other_axis = grid.axes - 1 - recorded % grid.axes
         for i, j in itertools.product(range(len(cells)), repeat=2):
             for c, (axis, power) in enumerate(axis_of):
-                here, there = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
-                angle = torch.tensor((here - there) * encoding.base**-power, dtype=q.dtype)
+                query_coord, key_coord = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
+                angle = torch.tensor((query_coord - key_coord) * encoding.base**-power, dtype=q.dtype)
                 product = z[:, h, i, c] * w[:, h, j, c].conj() * torch.polar(torch.ones_like(angle), angle)
                 rotated = (
-                    imaginary and cells[i] is not None and (encoding.rotated_pairs == "all" or axis == own)
+                    imaginary
+                    and cells[i] is not None
+                    and (encoding.rotated_pairs == "all" or axis == other_axis)
                 )
                 scores[:, h, i, j] += product.imag if rotated else product.real
         recorded += imaginary
@@ -71,28 +73,28 @@ def test_imaginary_scores_are_odd_and_know_offsets_only():
     x, y = torch.randn(2, 1, 2, 1, 8, dtype=torch.float64).expand(-1, -1, -1, 7, -1)
     odd = scores(encoding, coords, x, x)
     torch.testing.assert_close(odd, -odd.mT)
-    moved = scores(encoding, coords + torch.tensor([9.7, -3.0]), x, y)
-    torch.testing.assert_close(moved, scores(encoding, coords, x, y))
+    shifted = scores(encoding, coords + torch.tensor([9.7, -3.0]), x, y)
+    torch.testing.assert_close(shifted, scores(encoding, coords, x, y))
 
 
 def test_heads_of_one_axis_are_odd_along_it_and_even_along_the_other():
     encoding = create_encoding("rope_pp", dim=16, num_heads=2, mode="imago", rotated_pairs="axis")
     coords = torch.randn(5, 2, dtype=torch.float64)
     x = torch.ones(1, 2, 5, 8, dtype=torch.float64)
-    here = scores(encoding, coords, x, x)[0]
+    full = scores(encoding, coords, x, x)[0]
     for head, axis in ((0, 1), (1, 0)):  # the first head has the last axis
         mirrored = coords.clone()
         mirrored[:, 1 - axis] *= -1  # the real pairs do not see this
-        torch.testing.assert_close(scores(encoding, mirrored, x, x)[0, head], here[head])
+        torch.testing.assert_close(scores(encoding, mirrored, x, x)[0, head], full[head])
         mirrored = coords.clone()
         mirrored[:, axis] *= -1
         real = create_encoding("rope_pp", dim=16, num_heads=2, mode="none")
         pairs = [0, 1, 4, 5] if axis == 0 else [2, 3, 6, 7]  # of the other axis, in the layout 'half'
-        rest = x.clone()
-        rest[..., [c for c in range(8) if c in pairs]] = 0
-        even = scores(real, coords, x - rest, x - rest)[0, head]
+        others = x.clone()
+        others[..., [c for c in range(8) if c in pairs]] = 0
+        even = scores(real, coords, x - others, x - others)[0, head]
         other = scores(encoding, mirrored, x, x)[0, head]
-        torch.testing.assert_close(other + here[head], 2 * even)
+        torch.testing.assert_close(other + full[head], 2 * even)
 
 
 def test_backends_spacing_and_dropped_tokens():
@@ -103,13 +105,13 @@ def test_backends_spacing_and_dropped_tokens():
     outs = [attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
     torch.testing.assert_close(*outs)
     plain = create_encoding("rope_pp", dim=16, num_heads=2)
-    there = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
-    torch.testing.assert_close(there.query(q), turn.query(q))
+    spaced = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
+    torch.testing.assert_close(spaced.query(q), turn.query(q))
     keep = torch.tensor([[0, 12, 7], [0, 3, 4]])
-    few = encoding.transform(pos.gather(keep), 0)
+    subset = encoding.transform(pos.gather(keep), 0)
     for i in range(2):
-        torch.testing.assert_close(few.query(q[:, :, keep[i]])[i], turn.query(q)[i][:, keep[i]])
-        torch.testing.assert_close(few.key(k[:, :, keep[i]])[i], turn.key(k)[i][:, keep[i]])
+        torch.testing.assert_close(subset.query(q[:, :, keep[i]])[i], turn.query(q)[i][:, keep[i]])
+        torch.testing.assert_close(subset.key(k[:, :, keep[i]])[i], turn.key(k)[i][:, keep[i]])
 
 
 def test_a_whole_model():

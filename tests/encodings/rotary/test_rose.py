@@ -113,8 +113,8 @@ def test_initial_frequencies(axes, rule, exponent):
 
 
 def test_learned_frequencies_start_with_jitter_and_fixed_ones_without():
-    moved, fixed = (create_encoding("rose", dim=512, num_heads=2, trainable=t).freqs for t in (True, False))
-    ratio = (moved / fixed).log()
+    learned, fixed = (create_encoding("rose", dim=512, num_heads=2, trainable=t).freqs for t in (True, False))
+    ratio = (learned / fixed).log()
     assert 0.015 < ratio.std() < 0.025
     assert not fixed.requires_grad
 
@@ -146,8 +146,8 @@ def test_joined_grids_use_the_spacing_of_each_token():
     encoding = build(2, spacing_scale="identity", learn_scale=True)
     grids = [Grid((2, 3), spacing=(1, 2), offset=(0, 0)), Grid((3, 1), spacing=(4, 8), offset=(0, 0))]
     joined = Positions.joined(grids)
-    alone = [encoding.scaled_coords(g.positions()) for g in grids]
-    torch.testing.assert_close(encoding.scaled_coords(joined), torch.cat(alone, 1))
+    single = [encoding.scaled_coords(g.positions()) for g in grids]
+    torch.testing.assert_close(encoding.scaled_coords(joined), torch.cat(single, 1))
 
 
 def test_errors():

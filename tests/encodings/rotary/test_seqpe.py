@@ -221,9 +221,9 @@ def test_draws():
         encoding.prepare(grid.positions(), torch.Generator().manual_seed(s)).attrs["seqpe_shift"]
         for s in range(60)
     ]
-    moved = [s for s in shifts if s.any()]
-    assert 15 <= len(moved) <= 45
-    assert all(0 <= s[0] <= 97 and 0 <= s[1] <= 96 for s in moved)
+    nonzero = [s for s in shifts if s.any()]
+    assert 15 <= len(nonzero) <= 45
+    assert all(0 <= s[0] <= 97 and 0 <= s[1] <= 96 for s in nonzero)
     arguments = encoding.eval().prepare(grid.positions(), draws={"shift": torch.tensor([20, 5])})
     far = encoding.table(Grid((30, 30)).positions())[0].reshape(30, 30, 12)[20:23, 5:9].flatten(0, 1)
     torch.testing.assert_close(encoding.table(arguments)[0], far, rtol=1e-5, atol=1e-6)
@@ -295,11 +295,11 @@ def test_auxiliary_losses_train_the_encoder():
     losses = encoding.auxiliary_losses(
         (3, 4), pivots=4, candidates=6, generator=torch.Generator().manual_seed(0)
     )
-    again = encoding.auxiliary_losses(
+    second = encoding.auxiliary_losses(
         (3, 4), pivots=4, candidates=6, generator=torch.Generator().manual_seed(0)
     )
     assert set(losses) == {"contrastive", "transfer"}
-    assert all(torch.equal(losses[k], again[k]) for k in losses)
+    assert all(torch.equal(losses[k], second[k]) for k in losses)
     sum(losses.values()).backward()
     assert encoding.encoder.out_proj.weight.grad.abs().sum() > 0
     with pytest.raises(ShapeError, match=r"grid of 2 axes with 1 to 100 cells, got \(3,\)"):

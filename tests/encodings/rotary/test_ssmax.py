@@ -24,10 +24,8 @@ def test_the_factor():
         encoding.seq_scale.copy_(torch.tensor([0.5, 1.0, 2.0]))
     expected = torch.tensor([0.5, 1.0, 2.0]).double()[:, None] * math.log(14)
     torch.testing.assert_close(factor(encoding, pos), expected.expand(3, 14))
-    retained = pos.gather(torch.tensor([[0, 1, 5], [0, 1, 9]]))
-    torch.testing.assert_close(
-        factor(encoding, retained), (expected * math.log(3) / math.log(14)).expand(3, 3)
-    )
+    subset = pos.gather(torch.tensor([[0, 1, 5], [0, 1, 9]]))
+    torch.testing.assert_close(factor(encoding, subset), (expected * math.log(3) / math.log(14)).expand(3, 3))
     free = Positions(torch.rand(2, 5, 3))
     torch.testing.assert_close(factor(encoding, free), (expected * math.log(5) / math.log(14)).expand(3, 5))
 

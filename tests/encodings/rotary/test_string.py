@@ -15,7 +15,7 @@ def build(**options):
     return create_encoding("string", **{"dim": 16, "num_heads": 2, "std": 0.5, **options}).double()
 
 
-def slow(encoding, place):
+def slow(encoding, coords):
     """Return the matrices (h, blocks, s, s) of one position."""
     heads, blocks, axes, _ = encoding.odd.shape
     s = encoding.width
@@ -26,7 +26,7 @@ def slow(encoding, place):
                 c = torch.zeros(s, dtype=torch.float64)
                 c[1 : len(encoding.odd[h, block, a]) + 1] = encoding.odd[h, block, a].detach()
                 circulant = torch.stack([torch.stack([c[(i - j) % s] for j in range(s)]) for i in range(s)])
-                out[h, block] += float(place[a]) * (circulant - circulant.T)
+                out[h, block] += float(coords[a]) * (circulant - circulant.T)
     return torch.matrix_exp(out)
 
 
@@ -107,9 +107,9 @@ def test_dropped_tokens_keep_their_rotation():
     encoding, pos = build(), Grid((3, 4), 1).positions()
     keep = torch.tensor([[0, 5, 2], [0, 12, 3]])
     every = encoding.rotations(pos)[0]
-    few = encoding.rotations(pos.gather(keep))
+    subset = encoding.rotations(pos.gather(keep))
     for i in range(2):
-        torch.testing.assert_close(few[i], every[:, keep[i]])
+        torch.testing.assert_close(subset[i], every[:, keep[i]])
 
 
 def test_a_vit():

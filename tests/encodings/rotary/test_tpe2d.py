@@ -38,8 +38,8 @@ def slow(encoding, grid, q, k, v, x):
     for s in range(len(q)):
         for h in range(q.shape[1]):
             for i in range(len(cells)):
-                own = x[s, i].reshape(q.shape[1], -1)[h]
-                inner = F.silu(encoding.gate_1.weight @ own) * (encoding.gate_2.weight @ own)
+                features = x[s, i].reshape(q.shape[1], -1)[h]
+                inner = F.silu(encoding.gate_1.weight @ features) * (encoding.gate_2.weight @ features)
                 gates = (encoding.gate_3.weight @ inner).softmax(0)
                 for gate, ranks in zip(gates, orders, strict=True):
                     first = rotated(q[s, h, i], ranks[i] or 0, encoding.temperature)
@@ -93,13 +93,13 @@ def test_dropped_tokens_keep_their_ranks(causal):
     encoding, pos = build(causal=causal), Grid((3, 4), 1).positions()
     keep = torch.tensor([[0, 5, 2, 9], [0, 12, 3, 1]])
     x, q, k = torch.randn(2, 13, 12).double(), *torch.randn(2, 2, 2, 13, 6).double()
-    retained = torch.arange(2)[:, None]
+    rows = torch.arange(2)[:, None]
     every = encoding.branches(pos, 0, x)
-    few = encoding.branches(pos.gather(keep), 0, x[retained, keep])
-    for a, b in zip(every, few, strict=True):
+    subset = encoding.branches(pos.gather(keep), 0, x[rows, keep])
+    for a, b in zip(every, subset, strict=True):
         scores = a.transform.query(q) @ a.transform.key(k).mT
         scores = scores if a.bias is None else scores + a.bias.dense()
-        small_q, small_k = (t.transpose(1, 2)[retained, keep].transpose(1, 2) for t in (q, k))
+        small_q, small_k = (t.transpose(1, 2)[rows, keep].transpose(1, 2) for t in (q, k))
         result = b.transform.query(small_q) @ b.transform.key(small_k).mT
         result = result if b.bias is None else result + b.bias.dense()
         for i in range(2):

@@ -40,8 +40,8 @@ def test_scores_and_gradients(n, options):
     cotangent = torch.randn_like(expected)
     sides = [torch.autograd.grad(side, [q, k], cotangent) for side in (actual, expected)]
     torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
-    moved = encoding.transform(Positions(positions[:, None] + 33.3), 0)
-    torch.testing.assert_close(moved.query(q) @ moved.key(k).mT, expected)
+    shifted = encoding.transform(Positions(positions[:, None] + 33.3), 0)
+    torch.testing.assert_close(shifted.query(q) @ shifted.key(k).mT, expected)
 
 
 def test_scale_is_one_in_the_middle_of_the_whole_sequence():
@@ -52,11 +52,11 @@ def test_scale_is_one_in_the_middle_of_the_whole_sequence():
         torch.testing.assert_close(norm[[0, 1, 2 + middle]], torch.ones(3, 4))
         assert (norm[2 + middle + 1] < 1).all()
         keep = torch.tensor([[0, 8, 5], [1, 2, 3]])
-        few, x = encoding.transform(pos.gather(keep), 0), torch.randn(2, 2, 9, 8)
+        subset, x = encoding.transform(pos.gather(keep), 0), torch.randn(2, 2, 9, 8)
         for i in range(2):
             for side in ("query", "key"):
                 full = getattr(encoding.transform(pos, 0), side)(x)
-                torch.testing.assert_close(getattr(few, side)(x[:, :, keep[i]])[i], full[i][:, keep[i]])
+                torch.testing.assert_close(getattr(subset, side)(x[:, :, keep[i]])[i], full[i][:, keep[i]])
 
 
 def test_backends_under_a_causal_mask():

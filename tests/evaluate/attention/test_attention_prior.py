@@ -134,9 +134,11 @@ def accumulated(audited, count):
 
 def test_what_is_stored_does_not_grow():
     audited = AuditedModel(VisionModel(plain()), "a model")
-    few, many = accumulated(audited, 1), accumulated(audited, 3)
-    assert {n: s.shape for n, s in few.sums.items()} == {n: s.shape for n, s in many.sums.items()}
-    assert set(many.records[-1]) == {"size", "prefix_share"}
+    one_image, three_images = accumulated(audited, 1), accumulated(audited, 3)
+    assert {n: s.shape for n, s in one_image.sums.items()} == {
+        n: s.shape for n, s in three_images.sums.items()
+    }
+    assert set(three_images.records[-1]) == {"size", "prefix_share"}
 
 
 def test_dummies_are_six_more_passes():

@@ -51,12 +51,12 @@ def test_masked_pairs_do_not_turn_and_come_back_bit_exact(spec):
 @torch.no_grad()
 def test_a_mask_of_heads_and_of_blocks():
     model = small("rope_axial")
-    first, whole = torch.zeros(2, 2, 8, dtype=torch.bool), torch.ones(2, 8, dtype=torch.bool)
+    first, full = torch.zeros(2, 2, 8, dtype=torch.bool), torch.ones(2, 8, dtype=torch.bool)
     first[0, 1] = True
     by_block, by_head = [], []
     with unrotated(model, first):
         by_block = model(IMAGE)
-    with unrotated(model, whole):
+    with unrotated(model, full):
         by_head = model(IMAGE)
     with unrotated(model, torch.ones(8, dtype=torch.bool)):
         assert torch.equal(model(IMAGE), by_head)

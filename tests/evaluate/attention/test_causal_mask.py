@@ -47,8 +47,8 @@ def test_without_offsets_is_the_naive_loop():
     actual = without_offsets(scores)
     for offset in range(6):
         diagonal = scores.diagonal(-offset, -2, -1)
-        left = actual.diagonal(-offset, -2, -1)
-        assert torch.allclose(left, diagonal - diagonal.mean(-1, keepdim=True))
+        residual = actual.diagonal(-offset, -2, -1)
+        assert torch.allclose(residual, diagonal - diagonal.mean(-1, keepdim=True))
     assert not actual.triu(1).any()
     distance = torch.arange(6.0)[:, None] - torch.arange(6.0)
     assert without_offsets(torch.exp(-distance)).abs().max() < 1e-6
@@ -59,8 +59,8 @@ def test_the_mask_alone_favours_the_near_and_a_model_without_it_does_not():
     x = tokens(2000, 16, 64) + tokens(1, 1, 64, seed=5)
     masked, free = (stack_scores(x, 3, causal=causal)[-1] for causal in (True, False))
     assert masked[15, 14] > masked[15, 8] > masked[15, 0]
-    left = [without_offsets(scores).var() for scores in (masked, free)]
-    assert left[0] > 10 * left[1]
+    variances = [without_offsets(scores).var() for scores in (masked, free)]
+    assert variances[0] > 10 * variances[1]
 
 
 def test_slope_of_variances_has_its_closed_form():

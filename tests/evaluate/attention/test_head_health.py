@@ -390,13 +390,13 @@ def test_new_heads_leave_all_others_bit_equal(spec, init):
         assert torch.equal(model(x), silent(x))
     for layer, (mine, expected) in enumerate(zip(outputs(model, x), others, strict=True)):
         for head in range(3):
-            own = slice(head * 8, head * 8 + 8)
-            assert torch.equal(mine[..., own], expected[..., own]) is ((layer, head) not in HEADS)
+            channels = slice(head * 8, head * 8 + 8)
+            assert torch.equal(mine[..., channels], expected[..., channels]) is ((layer, head) not in HEADS)
     fresh = model.blocks[0].attn.qkv.weight.unflatten(0, (3, 3, 8))[:, 1]
-    spread = math.sqrt(2 / (24 + 24))  # of 24 rows and 24 columns
+    std = math.sqrt(2 / (24 + 24))  # of 24 rows and 24 columns
     fresh = fresh.detach()
-    assert float(fresh.std()) == pytest.approx(spread, rel=0.1)
-    assert float(fresh.abs().max()) <= (math.sqrt(3) * spread if init == "uniform" else math.inf)
+    assert float(fresh.std()) == pytest.approx(std, rel=0.1)
+    assert float(fresh.abs().max()) <= (math.sqrt(3) * std if init == "uniform" else math.inf)
     assert not model.blocks[0].attn.qkv.bias.unflatten(0, (3, 3, 8))[:, 1].any()
     per_head = 3 * 8 * 24 + 3 * 8 + 24 * 8
     assert done.trained == 3 * per_head
@@ -493,12 +493,12 @@ def test_new_heads_add_nothing_in_every_kind_of_layer(build, spec, size):
         for p, mask in done.free.values():
             assert not p.grad[~mask].any()
         optimizer.step()
-    moved = 0
+    changed = 0
     for name, p in model.named_parameters():
         mask = done.free[name][1] if name in done.free else torch.zeros_like(p, dtype=torch.bool)
         assert torch.equal(p[~mask], acc[name][~mask])
-        moved += int((p != acc[name]).sum())
-    assert moved > 0
+        changed += int((p != acc[name]).sum())
+    assert changed > 0
 
 
 def test_new_heads_in_open_clip_and_eva():

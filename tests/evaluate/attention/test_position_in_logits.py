@@ -98,9 +98,9 @@ def test_heads_of_position_alone_and_of_content_alone():
     torch.nn.init.normal_(next(p for n, p in table.named_parameters() if "pos_enc" in n), std=5.0)
     absolute = audit(AuditedModel(VisionModel(table), ""), IMAGES, [PositionInLogits()])
     shuffled = [x.reshape(3, 8, 8, 8, 8)[:, torch.randperm(8)].reshape(3, 64, 64) for x in IMAGES]
-    again = audit(AuditedModel(VisionModel(table), ""), shuffled, [PositionInLogits()])
+    repeated = audit(AuditedModel(VisionModel(table), ""), shuffled, [PositionInLogits()])
     # what a table of positions adds stays where it is when rows of patches change positions
-    assert again.findings[0].value == pytest.approx(absolute.findings[0].value, rel=0.2)
+    assert repeated.findings[0].value == pytest.approx(absolute.findings[0].value, rel=0.2)
     model = small("rope_axial")
     position = audit(
         AuditedModel(VisionModel(constant(model)), ""), IMAGES, [PositionInLogits()], controls=("none",)
@@ -121,15 +121,15 @@ def test_who_wants_a_part_of_the_sums_makes_that_alone_and_nothing_twice(monkeyp
     for module in (head_statistics, attention_prior):
         monkeypatch.setattr(module, "attention_map", lambda *args: maps.append(args) or attention_map(*args))
     record_attention(small("alibi2d"), IMAGES[0][None], layers.append)
-    alone, whole = layers
-    part, sums = head_statistics.logit_sums_of(alone), head_statistics.layer_sums(alone)
+    partial, full = layers
+    part, sums = head_statistics.logit_sums_of(partial), head_statistics.layer_sums(partial)
     assert len(maps) == 1
     assert torch.equal(part.logits, sums.logits)
     assert torch.equal(part.squares, sums.squares)
-    sums, rows = head_statistics.sums_of(whole), attention_prior.received(whole)
-    assert head_statistics.logit_sums_of(whole) is sums
+    sums, rows = head_statistics.sums_of(full), attention_prior.received(full)
+    assert head_statistics.logit_sums_of(full) is sums
     assert len(maps) == 2
-    assert torch.equal(rows, attention_prior.received(replace(whole, _known={})))
+    assert torch.equal(rows, attention_prior.received(replace(full, _known={})))
 
 
 def test_bands_of_a_head_that_uses_its_fastest_pairs():

@@ -106,12 +106,12 @@ def whole(audited, images):
 
 
 def test_every_measure_has_its_row_controls_and_layers(whole):
-    slope, layers, own = whole.findings
+    slope, layers, finding = whole.findings
     assert set(slope.control) == {"flat", "none", "random"}
     assert len(slope.outcome.per_image) == 7
     assert len(layers.outcome.per_layer) == 2
-    assert own.value == 6
-    assert len(own.outcome.per_image) == 6
+    assert finding.value == 6
+    assert len(finding.outcome.per_image) == 6
     assert whole.table()[1][0] == "Do features rise?"
     assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
 
@@ -146,9 +146,9 @@ class Counted(list):
 def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, images, monkeypatch):
     sizes = []
 
-    def forward(self, x, own=timm.layers.PatchEmbed.forward):
+    def forward(self, x, original=timm.layers.PatchEmbed.forward):
         sizes.append(len(x))
-        return own(self, x)
+        return original(self, x)
 
     monkeypatch.setattr(timm.layers.PatchEmbed, "forward", forward)
     samples = Counted(images[:2])
@@ -178,17 +178,17 @@ def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         audit(audited, images, REQUESTED, controls=("none", "random"), state=state, on_progress=killed)
     assert state.exists()
-    again = []
+    calls = []
     actual = audit(
         audited,
         images,
         REQUESTED,
         controls=("none", "random"),
         state=state,
-        on_progress=lambda words, share: again.append(words),
+        on_progress=lambda words, share: calls.append(words),
     )
     assert actual.to_dict() == whole.to_dict()
-    assert len(again) == 21 + 1 - 8  # eight passes were stored
+    assert len(calls) == 21 + 1 - 8  # eight passes were stored
     # other images, names, weights or processes are another audit, and nothing of them is mixed
     with pytest.raises(InputError, match="another audit"):
         audit(audited, images[:6], REQUESTED, state=state)
@@ -289,8 +289,8 @@ def test_without_any_control_nothing_is_decided():
 
 def test_controls_of_the_same_images_are_compared_in_pairs():
     noise = np.random.default_rng(0).normal(size=30) * 3
-    own, other = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)
-    judged = judge(0.1, own, {"random": other})
+    finding, control = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)
+    judged = judge(0.1, finding, {"random": control})
     assert judged.verdict == "yes"
     assert judged.margin == pytest.approx((1.0, 1.0))
     assert judged.interval[1] - judged.interval[0] > 1

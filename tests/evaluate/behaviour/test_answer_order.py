@@ -10,19 +10,19 @@ from vispe.evaluate.measure.base import Accumulator
 from vispe.evaluate.measure.perturbed_runs import PerturbedRuns
 
 
-def there(image, question):
+def has_colour(image, question):
     channel = next(k for k, name in enumerate(("red", "green", "blue")) if name in question)
     others = [k for k in range(3) if k != channel]
     return float(((image[channel] > 0.85) & (image[others].amax(0) < 0.1)).any())
 
 
 def knows(images, question, answers):
-    actual = max(there(p, question) for p in images)
+    actual = max(has_colour(p, question) for p in images)
     return torch.tensor([actual, 1 - actual]) * 4
 
 
 def first(images, question, answers):
-    actual = there(images[0], question)
+    actual = has_colour(images[0], question)
     return torch.tensor([actual, 1 - actual]) * 4
 
 

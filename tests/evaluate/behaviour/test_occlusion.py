@@ -67,15 +67,15 @@ def test_the_part_alone_is_changed_and_nothing_of_it_stays(filling, part):
 
 def test_excess_is_the_formula_in_a_loop():
     rng = np.random.default_rng(0)
-    shares, moved = rng.random((5, 2, K)) + 0.5, rng.random((7, 5, 2, K)) + 0.5
+    shares, changes = rng.random((5, 2, K)) + 0.5, rng.random((7, 5, 2, K)) + 0.5
     picks = np.array([0, 0, 3, 4, 4])
 
     def larger(rows):
         mean = np.mean([rows[k] for k in picks], 0)
         return max(1 - min(one) / max(one) for one in mean)
 
-    expected = larger(shares) - np.mean([larger(one) for one in moved])
-    assert excess(shares, moved, picks) == pytest.approx(expected)
+    expected = larger(shares) - np.mean([larger(one) for one in changes])
+    assert excess(shares, changes, picks) == pytest.approx(expected)
 
 
 def test_a_descriptor_that_favours_the_top_is_detected():

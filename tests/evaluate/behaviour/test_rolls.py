@@ -17,16 +17,16 @@ def test_a_strip_comes_to_every_position_by_whole_patches(grid):
             begin = starts(n)
             assert begin[0] == 0
             assert begin[-1] + n // K == n
-            moved = [begin[number] + offset[axis] for offset in rolls(number, CommonStep(1, 1, grid))]
-            assert tuple(moved) == begin
+            positions = [begin[number] + offset[axis] for offset in rolls(number, CommonStep(1, 1, grid))]
+            assert tuple(positions) == begin
 
 
 def test_a_roll_by_nothing_is_the_image_as_it_is():
     image = torch.rand(3, 8, 8)
     assert rolled(image, CommonStep(2, 1, (4, 4)), (0, 0))[0] == "as it is"
-    name, moved = rolled(image, CommonStep(2, 1, (4, 4)), (1, -1))
+    name, result = rolled(image, CommonStep(2, 1, (4, 4)), (1, -1))
     assert name == "roll 2,-2"
-    assert torch.equal(moved[:, 2:, :-2], image[:, :-2, 2:])
+    assert torch.equal(result[:, 2:, :-2], image[:, :-2, 2:])
 
 
 def test_what_does_not_divide_is_refused_once_all_images_are_seen():

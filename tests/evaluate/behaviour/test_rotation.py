@@ -29,9 +29,9 @@ def test_numbers_are_those_of_rotate():
     f, images = vit(), torch.randn(3, 3, 64, 64)
     outcome = actual(f, images)
     poses = [element(name) for name in POSES]
-    whole = equivariance(f, images, elements=poses, measures=["error"], controls=False)
+    expected = equivariance(f, images, elements=poses, measures=["error"], controls=False)
     code = position_equivariance(f, images, elements=poses, measures=["error"])
-    assert outcome.details["everything"] == pytest.approx(whole[0].summary().mean, rel=1e-4)
+    assert outcome.details["everything"] == pytest.approx(expected[0].summary().mean, rel=1e-4)
     assert list(outcome.per_image) == pytest.approx(code[0].values.tolist(), rel=1e-4)
     assert 0.01 < outcome.value < outcome.details["everything"]
 

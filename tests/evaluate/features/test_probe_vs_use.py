@@ -69,8 +69,8 @@ def test_what_is_not_known_is_none():
 
 
 def test_images_of_a_pair_exchange_colours():
-    (first, left), (second, right) = render_squares(6, (48, 64)), render_squares(7, (48, 64))
-    assert (left, right) == (0, 1)
+    (first, first_side), (second, second_side) = render_squares(6, (48, 64)), render_squares(7, (48, 64))
+    assert (first_side, second_side) == (0, 1)
     assert torch.equal(first.flip(0), second)
     assert knows(first[None])[0, 0] < knows(first[None])[0, 1]
 

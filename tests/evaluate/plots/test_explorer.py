@@ -208,7 +208,7 @@ def check_in_chromium(figure, folder):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     title = re.search(r"<title>done (.*?)</title>", done.stdout, re.DOTALL)
     assert title, done.stdout[:300] + done.stderr[-300:]
-    *rows, larger, moved, focused, label = json.loads(html.unescape(title[1]))
+    *rows, larger, shifted, focused, label = json.loads(html.unescape(title[1]))
     for name, (changed, heads, text) in zip(names, rows, strict=True):
         expected = changed_by_rotation(pairwise_values(name, 8, 8)[1], 8, 2, 5)
         if np.isfinite(expected):
@@ -218,6 +218,6 @@ def check_in_chromium(figure, folder):
         assert heads == (1 if name == "alibi2d" else 4)
         assert "Query at row 2, column 5" in text
     assert "row 4, column 11" in larger[2]
-    assert "row 4, column 12" in moved[2]
+    assert "row 4, column 12" in shifted[2]
     assert focused  # redrawing must not take the keyboard focus away
     assert label.startswith("head 0: ")

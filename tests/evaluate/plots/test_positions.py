@@ -123,8 +123,8 @@ def test_schemes_side_by_side_share_their_scales():
     below = axes[0].figure.axes[1::2]
     assert len({below[i].get_zlim() for i in (0, 1, 3)}) == 1
     assert below[2].get_zlim() != below[0].get_zlim()  # one coordinate: a scale of its own
-    left = [round(ax.get_position().x0, 3) for ax in axes]
-    assert left[:2] == left[3:]
+    left_edges = [round(ax.get_position().x0, 3) for ax in axes]
+    assert left_edges[:2] == left_edges[3:]
     assert [bool(ax.get_ylabel()) for ax in axes] == [True, False, False, True, False]
 
 
@@ -132,8 +132,8 @@ def test_schemes_side_by_side_share_their_scales():
 def test_every_scheme_can_be_drawn(name):
     ax = pyplot.figure().add_subplot()
     plot_positions(name, "text:3 image:2x3 text:2 video:2x2x2@0.5 text:1", ax)
-    drawn = np.concatenate([line.get_ydata() for line in ax.lines if line.get_marker() == "o"])
-    assert np.isfinite(drawn).all()
+    values = np.concatenate([line.get_ydata() for line in ax.lines if line.get_marker() == "o"])
+    assert np.isfinite(values).all()
 
 
 def test_streams_may_be_segments_or_streams():

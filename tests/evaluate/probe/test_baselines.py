@@ -164,8 +164,8 @@ def test_all_shifts_leave_nothing_of_a_table():
     images, black = noise(2, 24, 32), torch.zeros(3, 1, 1)
     options = {"step": 2, "blank": [0], "black": black, "masks_per_image": 2}
     table = probe_baselines(Table(), images, shifts=99, **options)
-    alone = probe_baselines(Table(strength=0), images, **options)
-    np.testing.assert_allclose(table.row("shift_average").r2, alone.row("none").r2, atol=1e-6)
+    single = probe_baselines(Table(strength=0), images, **options)
+    np.testing.assert_allclose(table.row("shift_average").r2, single.row("none").r2, atol=1e-6)
     assert table.row("shift_average").passes == 48
     assert not table.row("published_average").known
     assert np.isnan(table.row("published_average").r2).all()
@@ -193,25 +193,29 @@ def test_rows_are_scored_on_the_same_patches_and_equal_the_remedies_by_hand():
     trials, generator = Trials(table.targets, 2), rng(11)
     noise_map = torch.from_numpy(black).permute(2, 0, 1)[None]
     for i, one in enumerate(feats):
-        drawn = trials.draw((9, 7), generator)
-        own = torch.from_numpy(one).permute(2, 0, 1)
-        remedied = [own, blank_channels(own, [2, 5], axis=0), svd_debias(own[None], noise_map, k=4)[0]]
+        draws = trials.draw((9, 7), generator)
+        features = torch.from_numpy(one).permute(2, 0, 1)
+        remedied = [
+            features,
+            blank_channels(features, [2, 5], axis=0),
+            svd_debias(features[None], noise_map, k=4)[0],
+        ]
         # fitted on the images of the other half; 10 channels have 4 planes, of which 1 is the default
         fit = Rasa(1, standardize=True, alpha=ALPHA), Rasa(4)
         for rasa in fit[::-1]:
-            remedied.append(rasa.fit(feats[1 - i % 2 :: 2]).transform(own[None])[0])
+            remedied.append(rasa.fit(feats[1 - i % 2 :: 2]).transform(features[None])[0])
         for row, value in zip(table.rows, remedied, strict=True):
-            r2, control = trials.scores(value.permute(1, 2, 0), drawn)
+            r2, control = trials.scores(value.permute(1, 2, 0), draws)
             np.testing.assert_allclose(row.r2[:, i], r2)
             np.testing.assert_allclose(row.shuffled[:, i], control)
             knn = [
                 slow_knn(value.permute(1, 2, 0).numpy(), t.mask, t.ramps["lr+ud"])
-                for t in drawn
+                for t in draws
                 if "lr+ud" in t.ramps
             ]
             assert row.knn[i] == pytest.approx(np.mean(knn))
             assert row.rank[i] == pytest.approx(effective_rank(value))
-            assert row.cosine[i] == pytest.approx(mean_cosine(own, value))
+            assert row.cosine[i] == pytest.approx(mean_cosine(features, value))
     untouched = probe_baselines(feats, blank=[], black=black, step=2)
     np.testing.assert_array_equal(untouched.rows[0].r2, untouched.rows[1].r2)
 
@@ -255,8 +259,8 @@ def test_a_model_of_timm_knows_black_and_its_patches():
     assert stored["rows"][0]["effective_rank"] == list(rows["none"].rank)
     assert stored["rows"][3]["r2_heldout"] == {"lr": [None, None], "radial": [None, None]}
     assert len({len(line) for line in table.to_markdown().splitlines()}) == 1
-    again = probe_baselines(model, images, step=2, shifts=2, masks_per_image=2, targets=("lr", "radial"))
-    assert again.to_dict() == table.to_dict()
+    repeated = probe_baselines(model, images, step=2, shifts=2, masks_per_image=2, targets=("lr", "radial"))
+    assert repeated.to_dict() == table.to_dict()
 
 
 def test_scores_far_below_nothing_are_shortened_in_tables_only():
@@ -279,8 +283,8 @@ def test_images_may_differ_in_size():
     )
     table = probe_baselines(f, images, **options)
     assert f.seen == 4 * (1 + 8 + 1 + 8) + 3  # black whenever the size changes
-    alone = probe_baselines(Table(), images[:2], **options)
-    for row, other in zip(table.rows, alone.rows, strict=True):
+    single = probe_baselines(Table(), images[:2], **options)
+    for row, other in zip(table.rows, single.rows, strict=True):
         if "rasa" not in row.key:  # RASA is fitted on other images
             np.testing.assert_array_equal(row.r2[:, :2], other.r2)
     # of its own size again

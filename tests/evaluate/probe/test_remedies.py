@@ -99,10 +99,10 @@ def test_the_row_of_the_table_is_the_remedy_of_python():
     options = {"step": 2, "blank": [], "shifts": 1, "masks_per_image": 2, "targets": R2}
     table = probe_baselines(f, images, choose_on=fit, mixed=noise(3, 32, seed=2), rounds=2, **options)
     for key, method in (("rasa", "rasa"), ("d4_rasa", "poses+rasa")):
-        alone = probe_baselines(debias(f, method, fit, rounds=2), images, **options).row("none")
-        np.testing.assert_allclose(table.row(key).r2, alone.r2, atol=1e-6)
-        np.testing.assert_allclose(table.row(key).knn, alone.knn, atol=1e-6)
-        np.testing.assert_allclose(table.row(key).rank, alone.rank, rtol=1e-6)
+        single = probe_baselines(debias(f, method, fit, rounds=2), images, **options).row("none")
+        np.testing.assert_allclose(table.row(key).r2, single.r2, atol=1e-6)
+        np.testing.assert_allclose(table.row(key).knn, single.knn, atol=1e-6)
+        np.testing.assert_allclose(table.row(key).rank, single.rank, rtol=1e-6)
     mixed = probe_baselines(debias(f, "rasa", noise(3, 32, seed=2), rounds=2), images, **options)
     np.testing.assert_allclose(table.row("rasa_mixed").r2, mixed.row("none").r2, atol=1e-6)
     before, after = (np.median(table.row(key).r2[0]) for key in ("none", "rasa"))
@@ -129,8 +129,8 @@ def test_rows_that_cannot_be_fitted_state_the_reason():
         assert not row.known
         assert "pass choose_on, or at least 2 images" in row.detail
     assert not probe_baselines(feats[:1], step=2, blank=[1]).row("rasa").known
-    few = probe_baselines([f[..., :2] for f in feats], step=2, blank=[1])
-    assert "vary in 3 directions, got 2 directions" in few.row("rasa").detail
+    result = probe_baselines([f[..., :2] for f in feats], step=2, blank=[1])
+    assert "vary in 3 directions, got 2 directions" in result.row("rasa").detail
     # 16 tokens of 20 channels: only the penalised fit is defined
     small = [np.random.default_rng(s).standard_normal((4, 4, 20)) for s in range(2)]
     table = probe_baselines(small, step=2, blank=[1])

@@ -103,8 +103,13 @@ def test_training_is_reproducible_and_learns():
     recipe = ExtrapolationRecipe(shape=(3, 3), steps=40, batch_size=16)
     model = train("sincos2d", 0, recipe, lambda _, loss: losses.append(loss))
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-    again = []
+    results = []
     with pytest.raises(StopIteration):
-        train("sincos2d", 0, recipe, lambda _, loss: again.append(loss) if len(again) < 5 else next(iter(())))
-    assert again == losses[:5]
+        train(
+            "sincos2d",
+            0,
+            recipe,
+            lambda _, loss: results.append(loss) if len(results) < 5 else next(iter(())),
+        )
+    assert results == losses[:5]
     assert vispe.describe(model).startswith("body: ")

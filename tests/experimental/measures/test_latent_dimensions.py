@@ -29,9 +29,11 @@ def test_bits_are_those_of_a_loop():
     held, at = torch.randn(20, 3, dtype=torch.float64), torch.arange(20) % 16
     means = torch.stack([x[where == c].mean(0) for c in range(16)])
     gap = x - means[where]
-    spread = gap.mT @ gap / len(x)
-    spread = 0.95 * spread + 0.05 * torch.diag(spread.diagonal())
-    logs = torch.stack([torch.distributions.MultivariateNormal(m, spread).log_prob(held) for m in means], 1)
+    covariance = gap.mT @ gap / len(x)
+    covariance = 0.95 * covariance + 0.05 * torch.diag(covariance.diagonal())
+    logs = torch.stack(
+        [torch.distributions.MultivariateNormal(m, covariance).log_prob(held) for m in means], 1
+    )
     want = (logs.log_softmax(1)[range(20), at].mean() + math.log(16)) / math.log(2)
     assert float(bits(*moments(x, where), held, at)) == pytest.approx(float(want), abs=1e-6)
 

@@ -292,11 +292,11 @@ def test_published_weights_miss_what_has_much_relevance_of_either_sign():
         actual = relevance(model, image)
         assert actual.gap < 1e-4
         with torch.no_grad():
-            whole = model(image[None])[0]
+            full = model(image[None])[0]
 
         @torch.no_grad()
-        def along(x, whole=whole):
-            return model(x[None])[0] @ whole / whole.norm()
+        def along(x, full=full):
+            return model(x[None])[0] @ full / full.norm()
 
         order = (actual.tokens + actual.positions.sum(0))[-256:].abs().argsort(descending=True)
         ours.append(curve(along, image, order, 14))

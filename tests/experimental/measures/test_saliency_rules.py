@@ -27,9 +27,9 @@ def test_both_parts_of_a_sum_have_all_its_relevance(split):
     tokens, positions = split(x, e, relevance, 1e-12)
     if split is split_epsilon:
         assert torch.allclose(tokens + positions, relevance, rtol=1e-9)
-    whole = relevance.sum((1, 2))
+    total = relevance.sum((1, 2))
     # the ratio rule keeps the sum by size: parts of opposite signs are scaled by the same factor
-    assert torch.allclose((tokens + positions).sum((1, 2)), whole, rtol=1e-6)
+    assert torch.allclose((tokens + positions).sum((1, 2)), total, rtol=1e-6)
 
 
 def test_nothing_where_there_is_nothing():

@@ -124,12 +124,12 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     lines = (tmp_path / "kernels.jsonl").read_text().split("\n")
     (tmp_path / "kernels.jsonl").write_text("\n".join(lines[:4]))
     program(*words, folder=tmp_path)
-    again = json.loads((tmp_path / "first.json").read_text())
-    assert again["facts"] == actual["facts"]
+    report = json.loads((tmp_path / "first.json").read_text())
+    assert report["facts"] == actual["facts"]
     # two strips of forward, grad_q and grad_once, one of grad_bias, clocks
-    assert len(again["kernels"]["result"]) == 8
-    assert len(again["replay"]["result"]) == 4
-    assert len(again["models"]["result"]) == 6
+    assert len(report["kernels"]["result"]) == 8
+    assert len(report["replay"]["result"]) == 4
+    assert len(report["models"]["result"]) == 6
 
 
 def test_every_row_of_the_table_of_tiles_is_there_once():
@@ -164,9 +164,9 @@ def test_a_run_on_a_cpu_is_saved_and_goes_on(tmp_path):
     assert all(r["error"] < 2e-6 for r in rows if r["exact"])
     assert all(r["error"] < 2e-2 for r in rows)
     lines = len(said)
-    again = Bench(PLAN, "cpu", path, say=said.append)
-    assert again.check()
-    assert again.run() == 0
+    resumed = Bench(PLAN, "cpu", path, say=said.append)
+    assert resumed.check()
+    assert resumed.run() == 0
     assert len(said) == lines
     assert json.loads(path.read_text())["rows"] == rows
 
@@ -180,9 +180,9 @@ def test_after_a_change_of_the_kernels_only_they_are_measured_again(tmp_path):
     stored = json.loads(path.read_text())
     stored["environment"]["kernels"] = "others"
     path.write_text(json.dumps(stored))
-    again = Bench(PLAN, "cpu", path)
-    assert [r["contender"] for r in again.state["rows"]] == ["eager"]
-    assert again.state["checks"] == []
+    resumed = Bench(PLAN, "cpu", path)
+    assert [r["contender"] for r in resumed.state["rows"]] == ["eager"]
+    assert resumed.state["checks"] == []
     stored["environment"]["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(stored))
     with pytest.raises(InputError, match=r"a.json was measured with versions .*1\.0.*Use a new file"):

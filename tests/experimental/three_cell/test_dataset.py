@@ -38,8 +38,8 @@ def test_sampler(grid):
         (nearer.sum(1) == 0).double().mean(),
     ]
     assert all(0.29 < s < 0.38 for s in shares)
-    again = dataset.sample_cells(2000, grid, torch.Generator().manual_seed(0))
-    assert torch.equal(cells, again)
+    second = dataset.sample_cells(2000, grid, torch.Generator().manual_seed(0))
+    assert torch.equal(cells, second)
     state = torch.get_rng_state()
     dataset.sample_cells(3, grid, torch.Generator().manual_seed(1))
     assert torch.equal(torch.get_rng_state(), state)

@@ -93,17 +93,17 @@ def test_the_global_generator_is_left_alone():
 @pytest.mark.parametrize("last", [2, 9])
 def test_a_killed_training_goes_on_bit_by_bit(tmp_path, spec, last):
     file = tmp_path / "state.pt"
-    whole, run = train(spec, 0, TINY)
+    uninterrupted, run = train(spec, 0, TINY)
     with pytest.raises(Killed):
         train(spec, 0, TINY, checkpoint=file, every=5, on_step=kill_at(last))
     assert file.exists() is (last == 9)
     steps = []
-    model, again = train(spec, 0, TINY, checkpoint=file, every=5, on_step=lambda s, _: steps.append(s))
+    model, resumed_run = train(spec, 0, TINY, checkpoint=file, every=5, on_step=lambda s, _: steps.append(s))
     assert steps == list(range(10 * (last == 9), 12))
-    assert torch.equal(weights(model), weights(whole))
-    assert again.scores == run.scores
+    assert torch.equal(weights(model), weights(uninterrupted))
+    assert resumed_run.scores == run.scores
     done, third = train(spec, 0, TINY, checkpoint=file, on_step=kill_at(11))  # nothing is left to do
-    assert torch.equal(weights(done), weights(whole))
+    assert torch.equal(weights(done), weights(uninterrupted))
     assert third.scores == run.scores
     assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
 

@@ -90,8 +90,8 @@ def test_a_batch_of_anchors_has_their_weight_alone():
 
 def test_weights_are_those_of_all_parts_of_a_batch():
     student, teacher, slots = batch(7)
-    whole = slot_distillation(student, teacher, slots)
-    cut = [(whole.kl[part], slots[part]) for part in (slice(0, 4), slice(4, None))]
+    full = slot_distillation(student, teacher, slots)
+    cut = [(full.kl[part], slots[part]) for part in (slice(0, 4), slice(4, None))]
 
     class Second(Processes):
         def joined(self, part, error=None):
@@ -99,7 +99,7 @@ def test_weights_are_those_of_all_parts_of_a_batch():
             return cut
 
     actual = slot_distillation(student[4:], teacher[4:], slots[4:], processes=Second(1, 2))
-    assert torch.equal(actual.weights, whole.weights[4:])
+    assert torch.equal(actual.weights, full.weights[4:])
 
 
 @pytest.mark.slow

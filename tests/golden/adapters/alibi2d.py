@@ -74,20 +74,20 @@ def _attention(case):
     )
     spec = {"name": "alibi2d", **_options(case, slopes)}
     weights = {name: case.param(name) for name in case.params - {"m"}}
-    own = {"slope": case.param("m").flatten()} if slopes == "learned" else {}
+    encoding_params = {"slope": case.param("m").flatten()} if slopes == "learned" else {}
     fixed = vispe.create_encoding(spec, num_heads=heads)
     if slopes != "learned":  # fixed slopes come as a parameter too: ours must be the same
         weights_m = torch.tensor(fixed.head_slopes()).reshape(-1, 1, 1)
         case.agree("the slopes", weights_m, case.param("m"))
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(dim, heads, spec, qkv_bias=bias, qk_norm=norm, backend=backend)
-        layer.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in own.items()}})
+        layer.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in encoding_params.items()}})
         layer.double()
         yield backend, _run_layer(case, layer, layer.pos_enc, grid, lambda x, layer=layer: layer(x, grid))
-    yield "timm", _run_timm(case, spec, weights, own, grid, norm)
+    yield "timm", _run_timm(case, spec, weights, encoding_params, grid, norm)
 
 
-def _run_timm(case, spec, weights, own, grid, norm):
+def _run_timm(case, spec, weights, encoding_params, grid, norm):
     """The attention layer of a converted timm block, fed through the whole model's block."""
     dim, heads = case.config("dim"), case.config("num_heads")
     model = VisionTransformer(
@@ -106,7 +106,7 @@ def _run_timm(case, spec, weights, own, grid, norm):
     )
     vispe.convert(model, spec)
     attn = model.blocks[0].attn
-    attn.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in own.items()}})
+    attn.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in encoding_params.items()}})
     model.double()
     encoding = attn.pos_enc or model.pos_enc
     recorded = {}

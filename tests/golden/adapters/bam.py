@@ -17,10 +17,10 @@ def run(case):
         "loc_init": float(case.config("loc_init")),
         "eps": case.config("eps"),
     }
-    own = vispe.create_encoding(
+    learned = vispe.create_encoding(
         "bam", num_heads=heads, axes=1, train_loc=bool(case.config("train_loc")), **options
     )
-    start = {name: getattr(own, name) for name in NAMES}
+    start = {name: getattr(learned, name) for name in NAMES}
     start = {f"init.{n}": torch.zeros(heads) if v is None else v.flatten() for n, v in start.items()}
     result = {name: value for name, value in start.items() if name in case.output_names}
     if result:

@@ -31,8 +31,8 @@ def _by_hand(ends):
 
 
 def _outputs(case, result):
-    inter, intra, again = result.ids.long()
-    if not torch.equal(intra, again):
+    inter, intra, intra_copy = result.ids.long()
+    if not torch.equal(intra, intra_copy):
         raise ValueError("rows and columns of text differ")
     outputs = {"inter": inter, "intra": intra}
     if "key_bias" in case.output_names:

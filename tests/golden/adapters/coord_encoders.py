@@ -37,8 +37,8 @@ def _sine3d(case):
     points = case.input("points")
     yield "encode", {"pe": encoding.encode(points)}
     free = vispe.Positions(points.flip(-1).reshape(-1, points.shape[-2], 3))
-    whole = vispe.create_encoding({**encoding.config, "normalize": False})
-    yield "table", {"pe": whole.table(free).reshape(*points.shape[:-1], -1)}
+    unnormalized = vispe.create_encoding({**encoding.config, "normalize": False})
+    yield "table", {"pe": unnormalized.table(free).reshape(*points.shape[:-1], -1)}
 
 
 def _spder(case):

@@ -21,11 +21,11 @@ def run(case):
         raise ValueError("the logits are not those that the case says")
     net = [name for name in case.params if name.startswith("mlp2.")]
     matrix = next((name for name in GIVEN if name in case.inputs), None)
-    own = sorted(case.params - set(net)) if matrix is None else []
+    extra = sorted(case.params - set(net)) if matrix is None else []
     if kind == "alibi" and matrix is None:
         expected = vispe.create_encoding("alibi", num_heads=heads).head_slopes()
         case.agree("the slopes", torch.tensor(expected), case.param("slopes").flatten())
-        own = []
+        extra = []
     inner = "alibi" if matrix is not None else kind
     if matrix is None and "kerple" in kind:
         inner = {"name": "kerple", "kernel": "power" if "power" in kind else "log", "positive": "clamp"}
@@ -37,7 +37,7 @@ def run(case):
         for name in net:
             target = encoding.get_parameter(name)
             target.copy_(case.param(name).reshape(target.shape))
-        for name in own:  # parameters of the bias inside, by its own names
+        for name in extra:  # parameters of the bias inside, by its own names
             target = encoding.adapted.get_parameter(NAMES.get(name, name))
             target.copy_(case.param(name).reshape(target.shape))
     encoding.double()
@@ -52,7 +52,7 @@ def run(case):
     out = (logits + bias.dense(q=logits, k=eye, scale=1.0)).tril()
     case.backward(cotangent=out)
     actual = {"logits": out, "grad.logits": logits.grad}
-    for name in net + own:
+    for name in net + extra:
         held = (
             encoding.get_parameter(name)
             if name in net

@@ -57,8 +57,8 @@ def _run(case, backend, shape):
         raise ValueError("the case does not have the parameters of its options")
     with torch.no_grad():
         encoding.rel_embeddings.zero_()
-        for name, own in mine.items():
-            target = layer.get_parameter(own)
+        for name, parameter in mine.items():
+            target = layer.get_parameter(parameter)
             (target[line] if name == "rel_embeddings" else target).copy_(case.param(name))
     x, grid = case.input("x").double().requires_grad_(), vispe.Grid(shape)
     if x.shape != (case.config("B"), grid.tokens, dim):
@@ -72,8 +72,8 @@ def _run(case, backend, shape):
     result["relative_pos"] = encoding.buckets(positions[:, None] - positions)
     if case.backward(cotangent=y):
         result["grad.x"] = x.grad
-        for name, own in mine.items():
-            grad = layer.get_parameter(own).grad
+        for name, parameter in mine.items():
+            grad = layer.get_parameter(parameter).grad
             result[f"grad.{name}"] = grad[line] if name == "rel_embeddings" else grad
     return {name: value for name, value in result.items() if name in case.output_names}
 

@@ -96,13 +96,15 @@ def _attention(case):
         raise ValueError(f"unknown scale {case.config('scale')}")
     dim, heads, grid, spec = case.config("dim"), case.config("num_heads"), _grid(case), _spec(case)
     weights = {name: case.param(name) for name in case.params}
-    own = {f"pos_enc.{name}" if name.startswith("rpe_") else name: value for name, value in weights.items()}
+    renamed = {
+        f"pos_enc.{name}" if name.startswith("rpe_") else name: value for name, value in weights.items()
+    }
     backends = ("reference",) if "v" in spec["on"] else ("reference", "sdpa")
     for backend in backends:
         layer = vispe.Attention(
             dim, heads, spec, qkv_bias=case.config("qkv_bias", "qkv.bias" in case.params), backend=backend
         )
-        layer.load_state_dict(own)
+        layer.load_state_dict(renamed)
         yield backend, _run_layer(case, layer.double(), lambda x, layer=layer: layer(x, grid))
     for fused in (True, False):
         yield f"timm, fused={fused}", _run_timm(case, spec, weights, grid, fused)
@@ -123,8 +125,8 @@ def _run_timm(case, spec, weights, grid, fused):
         global_pool="",
     )
     vispe.convert(model, spec)
-    rest = {k: v for k, v in model.state_dict().items() if ".attn." not in k}
-    model.load_state_dict({**rest, **{f"blocks.0.attn.{k}": v for k, v in weights.items()}})
+    other_entries = {k: v for k, v in model.state_dict().items() if ".attn." not in k}
+    model.load_state_dict({**other_entries, **{f"blocks.0.attn.{k}": v for k, v in weights.items()}})
     model.double()
     attn = model.blocks[0].attn
     attn.fused_attn = fused

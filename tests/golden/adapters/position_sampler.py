@@ -73,5 +73,5 @@ def _offsets(case):
 def _longer(draws, count):
     """Return draws with further ones behind the last, where one side of a rectangle is shorter."""
     largest = draws.amax() if len(draws) else 0  # one token has no offsets
-    rest = torch.arange(1, count - len(draws) + 1) + largest
-    return torch.cat([draws, rest]).to(torch.float32)
+    longer = torch.arange(1, count - len(draws) + 1) + largest
+    return torch.cat([draws, longer]).to(torch.float32)

@@ -36,11 +36,11 @@ def removed(case):
     x, weights = leaf(case.input("x")), leaf(case.param("weights"))
     checked_sizes(case, x, weights)
     directions = round_directions(weights)
-    rest, last = remove_rounds(x, directions)
-    outputs = {"x": rest, "last_position": last, "directions": directions}
+    residual, last = remove_rounds(x, directions)
+    outputs = {"x": residual, "last_position": last, "directions": directions}
     outputs["projector"] = authors_projector(directions)
     if "cotangent" in case.inputs:
-        rest.backward(case.input("cotangent").double())
+        residual.backward(case.input("cotangent").double())
         outputs |= {
             "grad.x": x.grad,
             "grad.weights": torch.zeros_like(weights) if weights.grad is None else weights.grad,

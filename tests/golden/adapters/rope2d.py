@@ -120,10 +120,10 @@ def _attention(case, kind):
     grid = _grid(case, prefix)
     spec = {"name": f"rope_{kind}", "temperature": case.config("theta")}
     weights = {name: case.param(name) for name in case.params - {"freqs"}}
-    own = {"pos_enc.freqs": case.param("freqs")[:, 0]} if kind == "mixed" else {}
+    encoding_params = {"pos_enc.freqs": case.param("freqs")[:, 0]} if kind == "mixed" else {}
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(dim, heads, spec, qkv_bias=bias, backend=backend)
-        layer.load_state_dict({**weights, **own})
+        layer.load_state_dict({**weights, **encoding_params})
         layer.double()
         yield backend, _run_layer(case, layer, lambda x, layer=layer: layer(x, grid))
     model = VisionTransformer(
@@ -140,7 +140,7 @@ def _attention(case, kind):
     )
     vispe.convert(model, spec)
     attn = model.blocks[0].attn
-    attn.load_state_dict({**weights, **own})
+    attn.load_state_dict({**weights, **encoding_params})
     model.double()
     recorded = {}
     attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)

@@ -88,8 +88,8 @@ def run(case):
     ).double()
     for theirs in case.params - set(LOW if low else ()):
         with torch.no_grad():
-            own = encoding.get_parameter(NAMES[theirs])
-            own.copy_(_shared(case.param(theirs), own))
+            parameter = encoding.get_parameter(NAMES[theirs])
+            parameter.copy_(_shared(case.param(theirs), parameter))
     maps = [case.param(name).double().requires_grad_() for name in LOW] if low else []
     pos = vispe.Grid((length,)).positions()
     q, k, x = (case.input(name).double().requires_grad_() for name in "qkx")
@@ -104,8 +104,10 @@ def run(case):
         actual |= {"grad.q": q.grad, "grad.k": k.grad, "grad.x": x.grad}
         actual |= {f"grad.{name}": value.grad for name, value in zip(LOW, maps, strict=False)}
         for theirs in case.params - set(LOW if low else ()):
-            own, inputs = encoding.get_parameter(NAMES[theirs]), case.param(theirs)
-            actual[f"grad.{theirs}"] = own.grad.sum_to_size(_shared(inputs, own).shape).reshape(inputs.shape)
+            parameter, inputs = encoding.get_parameter(NAMES[theirs]), case.param(theirs)
+            actual[f"grad.{theirs}"] = parameter.grad.sum_to_size(_shared(inputs, parameter).shape).reshape(
+                inputs.shape
+            )
     yield "scan", {name: value for name, value in actual.items() if name in case.output_names}
     outs = [
         vispe.attention(*(t.transpose(1, 2) for t in (q, k, q)), transform=turn, is_causal=True, backend=b)
@@ -114,9 +116,9 @@ def run(case):
     case.agree("the outputs of the backends", *outs)
 
 
-def _shared(inputs, own):
+def _shared(inputs, parameter):
     """Return a parameter in the shape of ours, or one that broadcasts to it where heads or pairs share values."""
-    if inputs.numel() == own.numel():
-        return inputs.reshape(own.shape)
-    heads, pairs = own.shape
+    if inputs.numel() == parameter.numel():
+        return inputs.reshape(parameter.shape)
+    heads, pairs = parameter.shape
     return inputs.reshape({pairs: (1, pairs), heads: (heads, 1), 1: (1, 1)}[inputs.numel()])

@@ -32,8 +32,8 @@ def run(case):
         result = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
         result["scores"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2)
         if case.backward(cotangent=result["scores"]):
-            spread = torch.zeros_like(coeffs)
-            spread[..., 1 : count + 1] = encoding.odd.grad
-            spread[..., size - count :] = -encoding.odd.grad.flip(-1)
-            result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.coeffs": spread}
+            grad_coeffs = torch.zeros_like(coeffs)
+            grad_coeffs[..., 1 : count + 1] = encoding.odd.grad
+            grad_coeffs[..., size - count :] = -encoding.odd.grad.flip(-1)
+            result |= {"grad.q": q.grad, "grad.k": k.grad, "grad.coeffs": grad_coeffs}
         yield route, {name: value for name, value in result.items() if name in case.output_names}

@@ -21,11 +21,11 @@ def run(case):
     offset = case.config("offset", 0)
     if "pos" in case.inputs:
         positions = case.input("pos").double() + offset
-        whole = positions.max() + 1
+        seq_len = positions.max() + 1
     else:  # the last tokens of a sequence that is longer by the offset
         positions = torch.arange(length, dtype=torch.float64) + offset
-        whole = torch.tensor(float(length + offset), dtype=torch.float64)
-    routes = {"coordinates": vispe.Positions(positions[:, None], extent=whole.reshape(1, 1))}
+        seq_len = torch.tensor(float(length + offset), dtype=torch.float64)
+    routes = {"coordinates": vispe.Positions(positions[:, None], extent=seq_len.reshape(1, 1))}
     if "pos" not in case.inputs:
         keep = torch.arange(offset, length + offset)[None]
         routes["grid"] = vispe.Grid((length + offset,)).positions().gather(keep)

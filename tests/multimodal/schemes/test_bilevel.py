@@ -55,9 +55,9 @@ def test_decoding_is_the_prefill(padding):
     ends = torch.tensor([written] * 3) == END
     ids, counter = result.scheme.follow(result.next, ends)
     for row, prompt in enumerate(prompts):
-        whole = of_tokens([prompt + written], train_length=4)
-        assert torch.equal(ids[:, row], whole.ids[:, 0, len(prompt) :])
-        assert counter[row] == whole.next[0]
+        full = of_tokens([prompt + written], train_length=4)
+        assert torch.equal(ids[:, row], full.ids[:, 0, len(prompt) :])
+        assert counter[row] == full.next[0]
     # token by token, from nothing but the counter
     at = result.next
     for step in range(len(written)):
@@ -70,12 +70,12 @@ def test_decoding_is_the_prefill(padding):
 def test_attention_while_decoding_is_that_of_the_prefill():
     scheme, x = create_scheme("bilevel"), torch.randn(3, 1, 2, 12, 16, dtype=torch.float64)
     segments = [Text(3, boundary=True), Image(2, 2), Text(1)]
-    whole = scheme.coordinates(Stream.of([[*segments, Text(4)]]))
+    full = scheme.coordinates(Stream.of([[*segments, Text(4)]]))
     prompt = scheme.coordinates(Stream.of([segments]))
     ids = torch.cat([prompt.ids, prompt.decode(4)], 2)
     expected, actual = (
         attention(*x, transform=rotation(i, inverse_frequencies(16), scheme.allocation(8)), is_causal=True)
-        for i in (whole.ids, ids)
+        for i in (full.ids, ids)
     )
     assert torch.equal(actual, expected)
 
@@ -100,8 +100,8 @@ def test_boundaries_matter_to_this_scheme_alone():
     plain, marked = (Stream.of([[Text(3, boundary=b), Image(1, 2), Text(2)]]) for b in (False, True))
     for name in ("mrope", "rope1d", "v2pe"):
         assert torch.equal(*(create_scheme(name).coordinates(s).ids for s in (plain, marked)))
-    spread = Stream.of([[Text(1), Text(2), Text(3)]])
-    assert create_scheme("bilevel").coordinates(spread).ids[1, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    separate = Stream.of([[Text(1), Text(2), Text(3)]])
+    assert create_scheme("bilevel").coordinates(separate).ids[1, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @cases("rotate", ["inter", "intra", "both"])

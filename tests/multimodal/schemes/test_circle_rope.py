@@ -185,19 +185,19 @@ def test_float32_points_of_an_image_do_not_depend_on_the_other_images_of_the_bat
     sizes = [(3, 3), (4, 2), (1, 3), (4, 1), (3, 4), (5, 7), (2, 6), (7, 3)]
     together = scheme.coordinates(Stream.of([[Image(*size)] for size in sizes])).ids
     for row, size in enumerate(sizes):
-        alone = scheme.coordinates(Stream.of([[Image(*size)]])).ids[:, 0]
-        assert torch.equal(together[:, row, : alone.shape[1]], alone)
+        single = scheme.coordinates(Stream.of([[Image(*size)]])).ids[:, 0]
+        assert torch.equal(together[:, row, : single.shape[1]], single)
 
 
 def test_a_counter_in_float32_goes_on_and_restarts():
     """Packed samples and a continued row have the coordinates of each alone."""
     scheme = create_scheme("circlerope(blend=1,precision=float32)")
-    alone = [scheme.coordinates(Stream.of([row])) for row in (ROW, OTHER)]
+    single = [scheme.coordinates(Stream.of([row])) for row in (ROW, OTHER)]
     packed = scheme.coordinates(Stream.of([[ROW, OTHER]]))
-    assert torch.equal(packed.ids.float(), torch.cat([a.ids for a in alone], -1).float())
+    assert torch.equal(packed.ids.float(), torch.cat([a.ids for a in single], -1).float())
     head = scheme.coordinates(Stream.of([ROW[:2]]))
     tail = scheme.coordinates(Stream.of([ROW[2:]]), start=head.next)
-    assert torch.equal(torch.cat([head.ids, tail.ids], -1).float(), alone[0].ids.float())
+    assert torch.equal(torch.cat([head.ids, tail.ids], -1).float(), single[0].ids.float())
 
 
 def test_frames_are_circles_behind_each_other():
@@ -213,18 +213,18 @@ def test_frames_are_circles_behind_each_other():
 def test_padding_and_neighbours_do_not_matter(spec):
     """The same on either side, alone, in a batch with other sizes, packed, and in a second call."""
     scheme = create_scheme(spec)
-    alone = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
+    single = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
     for padding in ("left", "right"):
         stream = Stream.of([ROW, OTHER], padding, 70)
         for _ in range(2):
             result = scheme.coordinates(stream, padding=1)
             for row in range(2):
                 torch.testing.assert_close(
-                    result.ids[:, row, stream.mask[row]], alone[row], rtol=0, atol=1e-12
+                    result.ids[:, row, stream.mask[row]], single[row], rtol=0, atol=1e-12
                 )
             assert (result.ids.movedim(0, -1)[~stream.mask] == 1).all()
     packed = scheme.coordinates(Stream.of([[ROW, OTHER]])).ids[:, 0]
-    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(packed, torch.cat(single, 1), rtol=0, atol=1e-12)
 
 
 @cases("spec", ["circlerope", "circlerope(offset=1)", "ilrope(stride=1.5)", "omnirope(text_axes=time)"])

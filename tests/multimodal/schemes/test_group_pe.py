@@ -60,7 +60,7 @@ def test_one_start_for_each_group():
 
 def test_cached_keys_stay_valid_when_the_source_grows():
     stream, x = Stream.of([ARRIVAL]), torch.randn(3, 1, 2, 14, 8, dtype=torch.float64)
-    whole = attend(x, stream, phi=3)
+    full = attend(x, stream, phi=3)
     for parts in range(1, len(ARRIVAL)):
         n = sum(t.tokens for t in ARRIVAL[:parts])
         before = Stream.of([ARRIVAL[:parts]])
@@ -73,7 +73,7 @@ def test_cached_keys_stay_valid_when_the_source_grows():
         )
         assert torch.equal(cached, keys[..., :n, :])
         torch.testing.assert_close(
-            attend(x[..., :n, :], before, phi=3), whole[..., :n, :], rtol=1e-12, atol=1e-12
+            attend(x[..., :n, :], before, phi=3), full[..., :n, :], rtol=1e-12, atol=1e-12
         )
 
 
@@ -82,10 +82,10 @@ def test_the_source_does_not_depend_on_the_target():
     source = torch.tensor(
         [i for i, t in enumerate([t.group for t in ARRIVAL for _ in range(t.tokens)]) if t == 0]
     )
-    alone = attend(x[..., source, :], Stream.of([[Text(8)]]))
-    torch.testing.assert_close(attend(x, stream)[..., source, :], alone, rtol=1e-12, atol=1e-12)
+    single = attend(x[..., source, :], Stream.of([[Text(8)]]))
+    torch.testing.assert_close(attend(x, stream)[..., source, :], single, rtol=1e-12, atol=1e-12)
     causal = attend(x, stream, stream.attention_mask())[..., source, :]
-    assert not torch.allclose(causal, alone)
+    assert not torch.allclose(causal, single)
 
 
 def test_suffixes_do_not_see_each_other():
@@ -96,8 +96,8 @@ def test_suffixes_do_not_see_each_other():
     assert create_scheme("group_pe").coordinates(one).ids[0, 0].tolist() == [0, 1, 2, 3, 4, 5, 4, 5, 6]
     first, second = attend(x, one), attend(x[..., order, :], two)
     torch.testing.assert_close(first[..., order, :], second, rtol=1e-12, atol=1e-12)
-    alone = attend(x[..., :4, :], Stream.of([[Text(4)]]))
-    torch.testing.assert_close(first[..., :4, :], alone, rtol=1e-12, atol=1e-12)
+    single = attend(x[..., :4, :], Stream.of([[Text(4)]]))
+    torch.testing.assert_close(first[..., :4, :], single, rtol=1e-12, atol=1e-12)
 
 
 PAIRS = {"source_prompt": 3, "target_prompt": 2, "end": 1}

@@ -50,11 +50,11 @@ def compare(scheme, stream, rows, start=None, padding=0, **how):
     draws = None if actual.draws is None else actual.draws.tolist()
     tokens, following = oracle.walk(rule, rows, start, draws)
     assert scheme.axes == rule.axes
-    check(scheme.name, actual.ids, oracle.spread(tokens, stream.mask, rule.axes, padding))
+    check(scheme.name, actual.ids, oracle.padded(tokens, stream.mask, rule.axes, padding))
     check(scheme.name, actual.next, torch.tensor([float(f) for f in following], dtype=torch.float64))
     decoded = [[rule.text(f + i * rule.step) for i in range(3)] for f in following]
     every = torch.ones(len(rows), 3, dtype=torch.bool)
-    check(scheme.name, actual.decode(3), oracle.spread(decoded, every, rule.axes))
+    check(scheme.name, actual.decode(3), oracle.padded(decoded, every, rule.axes))
     lengths = [len(row) for row in tokens]
     expected = [[float(f - n * rule.step)] for f, n in zip(following, lengths, strict=True)]
     check(scheme.name, actual.delta(), torch.tensor(expected, dtype=torch.float64))

@@ -19,10 +19,13 @@ def walk(tokens, labels, ids, members, axes, weights, epsilon):
     """Return merged tokens and positions of one sample, found cluster by cluster."""
     out, positions, held = [], [], len(ids) // axes
     for cluster in range(max(labels) + 1):
-        own = [n for n, label in enumerate(labels) if label == cluster]
-        total = sum(weights[n] for n in own) + epsilon
-        out.append(sum(weights[n] * tokens[n] for n in own) / total)
-        picks = [own[len(own) - 1 - p % len(own)] for p in range(members // held)]
+        cluster_members = [n for n, label in enumerate(labels) if label == cluster]
+        total = sum(weights[n] for n in cluster_members) + epsilon
+        out.append(sum(weights[n] * tokens[n] for n in cluster_members) / total)
+        picks = [
+            cluster_members[len(cluster_members) - 1 - p % len(cluster_members)]
+            for p in range(members // held)
+        ]
         positions.append([ids[row, n] for row in range(len(ids)) for n in picks])
     return torch.stack(out), torch.tensor(positions, dtype=torch.float64).T
 

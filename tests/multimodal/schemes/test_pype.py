@@ -13,8 +13,8 @@ def rings(h, w, **options):
 
 
 def test_rings_by_hand():
-    whole, cost = rings(5, 6)
-    assert whole.tolist() == [
+    first, cost = rings(5, 6)
+    assert first.tolist() == [
         [0, 0, 0, 0, 0, 0],
         [0, 1, 1, 1, 1, 0],
         [0, 1, 2, 2, 1, 0],
@@ -22,8 +22,8 @@ def test_rings_by_hand():
         [0, 0, 0, 0, 0, 0],
     ]
     assert cost == 3
-    few, cost = rings(5, 6, rings=2)  # a second size of the middle
-    assert torch.equal(few, whole.clamp(max=1))
+    second, cost = rings(5, 6, rings=2)  # a second size of the middle
+    assert torch.equal(second, first.clamp(max=1))
     assert cost == 2
     one, cost = rings(5, 6, rings=1)
     assert (one.unique().tolist(), cost) == ([0], 1)

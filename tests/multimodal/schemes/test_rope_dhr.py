@@ -25,8 +25,8 @@ def canvas(image):
     """Return (row, column) of the thumbnail for each token of the whole image, at its position."""
     rows, cols = image.tiles
     tiles = image_ids(image)[0][: rows * cols] if image.thumbnail == "last" else image_ids(image)[0][1:]
-    whole = tiles.unflatten(0, (rows, cols)).unflatten(-1, (image.h, image.w)).transpose(1, 2)
-    return whole.reshape(rows * image.h, cols * image.w) // image.w, whole.reshape(
+    full = tiles.unflatten(0, (rows, cols)).unflatten(-1, (image.h, image.w)).transpose(1, 2)
+    return full.reshape(rows * image.h, cols * image.w) // image.w, full.reshape(
         rows * image.h, cols * image.w
     ) % image.w
 

@@ -25,8 +25,8 @@ def test_a_stride_of_all_tokens_counts_them(n):
     ids, coordinates = line(stream, stride=n)
     assert torch.equal(ids, torch.arange(len(ids)).double())
     assert coordinates.next.item() == len(ids)
-    alone = Stream.of([[Image(1, n)]])
-    assert torch.equal(line(alone, stride=n)[0], torch.arange(n).double())
+    single = Stream.of([[Image(1, n)]])
+    assert torch.equal(line(single, stride=n)[0], torch.arange(n).double())
 
 
 @cases("stride", [0.25, 1, 5, 16, 64, "1/3", 0.1, Fraction(7, 9)])
@@ -107,14 +107,14 @@ def test_strides_are_drawn_in_training_only():
     assert torch.equal(one.ids, two.ids)
     assert not torch.equal(one.ids, other.ids)
     assert one.draws is not None
-    drawn = one.draws.tolist()
-    assert len(set(drawn[1:6])) == 1
-    assert set(drawn) - {0.0} <= set(STRIDES)
-    assert len(set(drawn[8:])) > 2
-    assert drawn[0] == drawn[6] == 0
-    again = scheme.coordinates(stream, draws=one.draws)
-    assert torch.equal(again.ids, one.ids)
-    assert torch.equal(again.next, one.next)
+    draws = one.draws.tolist()
+    assert len(set(draws[1:6])) == 1
+    assert set(draws) - {0.0} <= set(STRIDES)
+    assert len(set(draws[8:])) > 2
+    assert draws[0] == draws[6] == 0
+    replayed = scheme.coordinates(stream, draws=one.draws)
+    assert torch.equal(replayed.ids, one.ids)
+    assert torch.equal(replayed.next, one.next)
     still = scheme.coordinates(stream, training=False, generator=torch.Generator().manual_seed(1))
     assert still.draws is None
     assert torch.equal(

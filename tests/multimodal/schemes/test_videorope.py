@@ -180,17 +180,17 @@ def test_seconds_between_frames():
 def test_padding_and_neighbours_do_not_matter(name):
     """The same on either side, alone, in a batch, packed, in a longer batch, and in a second call."""
     scheme = create_scheme(name)
-    alone = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
+    single = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
     for padding in ("left", "right"):
         for length in (None, 200):
             stream = Stream.of([ROW, OTHER], padding, length)
             for _ in range(2):
                 result = scheme.coordinates(stream, padding=-3)
                 for row in range(2):
-                    assert torch.equal(result.ids[:, row, stream.mask[row]], alone[row])
+                    assert torch.equal(result.ids[:, row, stream.mask[row]], single[row])
                 assert (result.ids.movedim(0, -1)[~stream.mask] == -3).all()
     packed = scheme.coordinates(Stream.of([[ROW, OTHER]])).ids[:, 0]
-    assert torch.equal(packed, torch.cat(alone, 1))
+    assert torch.equal(packed, torch.cat(single, 1))
 
 
 @cases("spec", ["videorope(scale=0.75)", "hope_vlm(scale=1.25,after=max)", "tad_rope"])
@@ -245,8 +245,8 @@ def test_hope_draws_one_scale_for_each_image_in_order():
     assert scales_of(actual) == expected.tolist()
     assert len(set(expected.tolist())) > 1
     more = Stream.of([[Text(1), *ROW, Text(9)], OTHER, ROW], "left")  # text and padding draw nothing
-    again = scheme.coordinates(more, training=True, generator=torch.Generator().manual_seed(3))
-    assert again.draws[more.blocks.visual].tolist() == expected.tolist()
+    replayed = scheme.coordinates(more, training=True, generator=torch.Generator().manual_seed(3))
+    assert replayed.draws[more.blocks.visual].tolist() == expected.tolist()
     for row, scale in ((0, expected[1]), (2, expected[5])):
         times = actual.ids[0, row, 20:56].reshape(3, 12)
         assert torch.equal(times, (6 + scale.double() * torch.arange(3))[:, None].expand(3, 12))
@@ -255,10 +255,10 @@ def test_hope_draws_one_scale_for_each_image_in_order():
 def test_hope_draws_from_the_generator_that_is_passed_and_from_no_other():
     scheme, stream = create_scheme("hope_vlm"), Stream.of([ROW, OTHER, ROW])
     generator, before = torch.Generator().manual_seed(0), torch.get_rng_state()
-    drawn = [scales_of(scheme.coordinates(stream, training=True, generator=generator)) for _ in range(30)]
+    scales = [scales_of(scheme.coordinates(stream, training=True, generator=generator)) for _ in range(30)]
     assert torch.equal(torch.get_rng_state(), before)
-    assert {s for d in drawn for s in d} == set(scheme.train_scales)
-    assert len({tuple(d) for d in drawn}) > 20
+    assert {s for d in scales for s in d} == set(scheme.train_scales)
+    assert len({tuple(d) for d in scales}) > 20
     scheme.coordinates(stream, training=True)
     assert not torch.equal(torch.get_rng_state(), before)
 
@@ -266,9 +266,9 @@ def test_hope_draws_from_the_generator_that_is_passed_and_from_no_other():
 def test_hope_repeats_what_was_drawn():
     scheme, stream = create_scheme("hope_vlm(train_scales=[0.5,1.5])"), Stream.of([ROW, OTHER, ROW])
     result = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(1))
-    again = scheme.coordinates(stream, training=True, draws=result.draws)
-    assert torch.equal(result.ids, again.ids)
-    assert torch.equal(result.next, again.next)
+    replayed = scheme.coordinates(stream, training=True, draws=result.draws)
+    assert torch.equal(result.ids, replayed.ids)
+    assert torch.equal(result.next, replayed.next)
     with pytest.raises(ShapeError, match="one value for each of 14 blocks, got \\(6,\\)"):
         scheme.coordinates(stream, draws=torch.ones(6))
 

@@ -28,11 +28,11 @@ LAYOUTS = ("paired", "elementwise")
 def axis_of_channel(channel, sections, layout):
     """Return the axis that a channel reads, from the definition."""
     pairs = sum(sections)
-    place, width = (channel % pairs, 1) if layout == "paired" else (channel, 2)
+    index, width = (channel % pairs, 1) if layout == "paired" else (channel, 2)
     for axis, section in enumerate(sections):
-        if place < width * section:
+        if index < width * section:
             return axis
-        place -= width * section
+        index -= width * section
     raise AssertionError(channel)
 
 
@@ -174,19 +174,19 @@ def test_shapes_of_processor_outputs():
 def random_batch(generator, merge):
     """Return types, grids and mask of random rows, as HunyuanVL's processor would write them."""
 
-    def drawn(least, most):
+    def randint(least, most):
         return int(torch.randint(least, most + 1, (), generator=generator))
 
     rows, grids = [], []
-    for _ in range(drawn(1, 3)):
-        row = [0] * drawn(1, 4)
-        for _ in range(drawn(0, 3)):
-            h, w = (merge * drawn(1, 4) + drawn(0, merge - 1) for _ in range(2))
+    for _ in range(randint(1, 3)):
+        row = [0] * randint(1, 4)
+        for _ in range(randint(0, 3)):
+            h, w = (merge * randint(1, 4) + randint(0, merge - 1) for _ in range(2))
             grids.append([1, h, w])
-            row += [1] * ((h // merge) * (w // merge + 1) + 2 * drawn(0, 1)) + [0] * drawn(1, 3)
+            row += [1] * ((h // merge) * (w // merge + 1) + 2 * randint(0, 1)) + [0] * randint(1, 3)
         rows.append(row)
-    longest = max(map(len, rows)) + drawn(0, 2)
-    left = bool(drawn(0, 1))
+    longest = max(map(len, rows)) + randint(0, 2)
+    left = bool(randint(0, 1))
     padded = [[0] * (longest - len(r)) + r if left else r + [0] * (longest - len(r)) for r in rows]
     ones = [[1] * len(r) for r in rows]
     mask = [[0] * (longest - len(o)) + o if left else o + [0] * (longest - len(o)) for o in ones]

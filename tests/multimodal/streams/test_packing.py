@@ -89,15 +89,15 @@ def test_a_packed_sample_has_the_coordinates_it_has_alone(name, data):
     stream = Stream.of(rows)
     packed = scheme.coordinates(stream)
     samples = [d for row in rows for d in oracle.documents_of(row) if d]
-    alone = scheme.coordinates(Stream.of(samples, "left"))
+    single = scheme.coordinates(Stream.of(samples, "left"))
     together = [p for p in pieces_of(packed.ids, stream.mask, rows) if p.shape[1]]
-    apart = pieces_of(alone.ids, alone.mask, samples)
+    apart = pieces_of(single.ids, single.mask, samples)
     for a, b in zip(together, apart, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9 if name == "circlerope" else 0)
     ends = [sum(bool(d) for r in rows[: i + 1] for d in oracle.documents_of(r)) - 1 for i in range(len(rows))]
     for row, end in enumerate(ends):
         if rows[row]:
-            torch.testing.assert_close(packed.next[row], alone.next[end], rtol=0, atol=1e-9)
+            torch.testing.assert_close(packed.next[row], single.next[end], rtol=0, atol=1e-9)
         else:
             assert packed.next[row] == 0
 
@@ -130,16 +130,16 @@ def test_attention_over_packed_rows_is_that_of_samples_alone(name):
     grads = torch.autograd.grad(packed, (q, k, v), cotangent)
     at = 0
     for sample in SAMPLES:
-        own = Stream.of([sample])
-        here = slice(at, at + own.shape[1])
-        at += own.shape[1]
-        rotated = rotation(scheme.coordinates(own).ids, frequencies, axis)
-        arguments = [x[:, :, here].detach().requires_grad_() for x in (q, k, v)]
-        expected = attend(*arguments, rotated, own.attention_mask())
-        torch.testing.assert_close(packed[:, :, here], expected, rtol=0, atol=1e-6)
-        alone = torch.autograd.grad(expected, arguments, cotangent[:, :, here])
-        for a, b in zip(grads, alone, strict=True):
-            torch.testing.assert_close(a[:, :, here], b, rtol=0, atol=1e-5)
+        sample_stream = Stream.of([sample])
+        span = slice(at, at + sample_stream.shape[1])
+        at += sample_stream.shape[1]
+        rotated = rotation(scheme.coordinates(sample_stream).ids, frequencies, axis)
+        arguments = [x[:, :, span].detach().requires_grad_() for x in (q, k, v)]
+        expected = attend(*arguments, rotated, sample_stream.attention_mask())
+        torch.testing.assert_close(packed[:, :, span], expected, rtol=0, atol=1e-6)
+        single = torch.autograd.grad(expected, arguments, cotangent[:, :, span])
+        for a, b in zip(grads, single, strict=True):
+            torch.testing.assert_close(a[:, :, span], b, rtol=0, atol=1e-5)
     assert at == n
 
 
@@ -154,18 +154,18 @@ def test_answers_that_share_a_start_do_not_move_each_other():
     for order in ((0, 1), (1, 0)):
         stream = Stream.of([[*question, *(answers[i] for i in order)]])
         positions = [torch.arange(11, 14), torch.arange(14, 19)]
-        moved = torch.cat([torch.arange(11), *(positions[i] for i in order)])
+        permutation = torch.cat([torch.arange(11), *(positions[i] for i in order)])
         rotated = rotation(scheme.coordinates(stream).ids, frequencies, axis)
         out = torch.empty_like(x[0])
-        out[:, :, moved] = attend(*x[:, :, :, moved], rotated, stream.attention_mask())
+        out[:, :, permutation] = attend(*x[:, :, :, permutation], rotated, stream.attention_mask())
         outs.append(out)
     torch.testing.assert_close(outs[0], outs[1])
     for i, positions in enumerate((slice(11, 14), slice(14, 19))):
-        alone = Stream.of([[*question, Text(answers[i].tokens)]])
-        here = torch.cat([torch.arange(11), torch.arange(positions.start, positions.stop)])
-        rotated = rotation(scheme.coordinates(alone).ids, frequencies, axis)
-        expected = attend(*x[:, :, :, here], rotated, alone.attention_mask())
-        torch.testing.assert_close(outs[0][:, :, here], expected)
+        single = Stream.of([[*question, Text(answers[i].tokens)]])
+        indices = torch.cat([torch.arange(11), torch.arange(positions.start, positions.stop)])
+        rotated = rotation(scheme.coordinates(single).ids, frequencies, axis)
+        expected = attend(*x[:, :, :, indices], rotated, single.attention_mask())
+        torch.testing.assert_close(outs[0][:, :, indices], expected)
 
 
 def test_what_follows_a_shared_run_starts_where_it_starts():
@@ -178,7 +178,7 @@ def test_a_start_moves_the_first_sample_of_a_row_alone():
     rows = [[[Text(2)], [Image(1, 2)]], [[Text(1), Image(2, 1)]]]
     scheme = create_scheme("mrope")
     plain = scheme.coordinates(Stream.of(rows))
-    moved = scheme.coordinates(Stream.of(rows), start=torch.tensor([100, 7]))
-    assert moved.ids[0].tolist() == [[100, 101, 0, 0], [7, 8, 8, 0]]
-    assert (moved.ids - plain.ids)[1].tolist() == [[100, 100, 0, 0], [7, 7, 7, 0]]
-    assert moved.next.tolist() == [2, 10]
+    shifted = scheme.coordinates(Stream.of(rows), start=torch.tensor([100, 7]))
+    assert shifted.ids[0].tolist() == [[100, 101, 0, 0], [7, 8, 8, 0]]
+    assert (shifted.ids - plain.ids)[1].tolist() == [[100, 100, 0, 0], [7, 7, 7, 0]]
+    assert shifted.next.tolist() == [2, 10]

@@ -20,11 +20,11 @@ def coordinates(name, *segments, **options):
 @cases("name", SCHEMES)
 def test_members_are_where_they_would_be_alone(name):
     result = coordinates(name, Text(3), Parallel(PICTURES), Text(2))
-    alone = [coordinates(name, Text(3), image) for image in PICTURES]
+    single = [coordinates(name, Text(3), image) for image in PICTURES]
     parts = result.ids[0:, 0].split([3, 15, 8, 3, 2], 1)
-    for part, one in zip(parts[1:4], alone, strict=True):
+    for part, one in zip(parts[1:4], single, strict=True):
         torch.testing.assert_close(part, one.ids[:, 0, 3:], rtol=0, atol=1e-9)
-    assert coordinates(name, Text(3), Parallel(PICTURES)).next == max(one.next for one in alone)
+    assert coordinates(name, Text(3), Parallel(PICTURES)).next == max(one.next for one in single)
     torch.testing.assert_close(
         result.ids[:, :, -1:], coordinates(name, Text(3), Parallel(PICTURES), Text(1)).decode(1)
     )
@@ -96,10 +96,10 @@ def test_permuted_members_permute_coordinates_and_masks():
     a = Stream.of([[Text(2), Parallel(members, see="all", align="end"), Text(2)]])
     b = Stream.of([[Text(2), Parallel([members[m] for m in order], see="all", align="end"), Text(2)]])
     parts = (2 + torch.arange(18)).split(sizes)
-    moved = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(20, 22)])
+    permuted = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(20, 22)])
     mrope = create_scheme("mrope")
-    assert torch.equal(mrope.coordinates(a).ids[..., moved], mrope.coordinates(b).ids)
-    assert torch.equal(a.attention_mask()[0, 0][moved][:, moved], b.attention_mask()[0, 0])
+    assert torch.equal(mrope.coordinates(a).ids[..., permuted], mrope.coordinates(b).ids)
+    assert torch.equal(a.attention_mask()[0, 0][permuted][:, permuted], b.attention_mask()[0, 0])
 
 
 def test_streams_by_hand_and_from_ids_agree():
@@ -124,8 +124,8 @@ def test_streams_by_hand_and_from_ids_agree():
 
 def test_decoding_goes_on_as_the_prompt_would():
     prompt = (Text(2), Parallel([Image(2, 5), Video(2, 2, 2)]), Text(1))
-    whole = coordinates("mrope_i", *prompt[:-1], Text(5))
-    assert torch.equal(coordinates("mrope_i", *prompt).decode(4), whole.ids[..., -4:])
+    full = coordinates("mrope_i", *prompt[:-1], Text(5))
+    assert torch.equal(coordinates("mrope_i", *prompt).decode(4), full.ids[..., -4:])
 
 
 def test_wrong_members_are_refused():

@@ -31,8 +31,8 @@ def test_text_has_the_coordinates_of_the_cells_that_it_names(name):
             assert torch.equal(result[:, 15 + k], result[:, 2 + 4 * row + column])
         others = torch.tensor([*range(15), 18, 19])  # what comes before and after is where it would be
         assert torch.equal(result[:, others], counted[:, others])
-    here, there = (create_scheme(name).coordinates(Stream.of([row])) for row in (segments, plain))
-    assert torch.equal(here.next, there.next)
+    coupled, uncoupled = (create_scheme(name).coordinates(Stream.of([row])) for row in (segments, plain))
+    assert torch.equal(coupled.next, uncoupled.next)
 
 
 @cases("name", SCHEMES)
@@ -161,13 +161,13 @@ def test_digits_of_equal_significance_share_an_id(reverse_input, reverse_output)
 
     text = written(a, reverse_input) + "+" + written(b, reverse_input) + "=" + written(total, reverse_output)
     powers = {}
-    for token, place in zip(text, [*question.tolist(), *answer.tolist()], strict=True):
+    for token, position in zip(text, [*question.tolist(), *answer.tolist()], strict=True):
         if token == "=":
-            assert place == (start if reverse_output else start + 5)
+            assert position == (start if reverse_output else start + 5)
         elif token == "+":
-            assert place == start
+            assert position == start
         else:
-            powers[place - start - 1] = (*powers.get(place - start - 1, ()), token)
+            powers[position - start - 1] = (*powers.get(position - start - 1, ()), token)
     assert {p: sorted(d) for p, d in powers.items()} == {
         0: sorted("785"), 1: sorted("461"), 2: sorted("90"), 3: ["1"],
     }  # fmt: skip

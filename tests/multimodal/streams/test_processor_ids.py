@@ -177,9 +177,9 @@ def test_a_second_call_knows_nothing_of_the_first():
 
 def test_arguments_are_not_changed():
     arguments = {"types": types("tiit"), "images": grids([1, 2, 4]), "mask": torch.tensor([[1, 1, 1, 0]])}
-    retained = {k: v.clone() for k, v in arguments.items()}
+    copies = {k: v.clone() for k, v in arguments.items()}
     Stream.from_ids(**arguments, merge=2)
-    assert all(torch.equal(arguments[k], retained[k]) for k in arguments)
+    assert all(torch.equal(arguments[k], copies[k]) for k in arguments)
 
 
 WRONG = {

@@ -43,38 +43,38 @@ def test_a_step_is_the_same_from_wherever_one_starts(mixed):
         if mixed
         else RandomImages(SHAPES)
     )
-    whole = take(_batches(source).from_step(), 9)
+    full = take(_batches(source).from_step(), 9)
     for step in range(9):
-        again = take(_batches(source).from_step(step), 9 - step)
-        assert all(torch.equal(a, b) for a, b in zip(again, whole[step:], strict=True)), step
+        resumed = take(_batches(source).from_step(step), 9 - step)
+        assert all(torch.equal(a, b) for a, b in zip(resumed, full[step:], strict=True)), step
     shared = _batches(source)
     # one object, any order
-    assert all(torch.equal(shared.load(step), whole[step]) for step in (8, 0, 5, 5, 2))
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(whole, 2))
-    assert not torch.equal(_batches(source, seed=4).load(0), whole[0])
-    assert torch.equal(pickle.loads(pickle.dumps(shared)).load(7), whole[7])
+    assert all(torch.equal(shared.load(step), full[step]) for step in (8, 0, 5, 5, 2))
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(full, 2))
+    assert not torch.equal(_batches(source, seed=4).load(0), full[0])
+    assert torch.equal(pickle.loads(pickle.dumps(shared)).load(7), full[7])
 
 
 @pytest.mark.parametrize("world", [2, 3, 6])
 def test_ranks_share_the_rows_of_one_process(world):
-    whole = take(_batches().from_step(), 5)
+    full = take(_batches().from_step(), 5)
     ranks = [_batches(rank=rank, world_size=world) for rank in range(world)]
-    for step, batch in enumerate(whole):
+    for step, batch in enumerate(full):
         for rank, batches in enumerate(ranks):
-            own = batches.load(step)
-            assert torch.equal(own, batch[rank::world])
+            local = batches.load(step)
+            assert torch.equal(local, batch[rank::world])
             assert np.array_equal(batches.indices(step), _batches().indices(step))
     assert len({b.fingerprint() for b in (_batches(), *ranks)}) == 1
 
 
 @pytest.mark.parametrize("world", slow_except([1, 2], [2]))
 def test_workers_give_the_same_and_leave_random_numbers_alone(world):
-    alone = take(_batches(rank=world - 1, world_size=world).from_step(2), 7)
+    single_process = take(_batches(rank=world - 1, world_size=world).from_step(2), 7)
     before = torch.get_rng_state()
     working = _batches(rank=world - 1, world_size=world, num_workers=2)
     first = working.from_step(2)
     second = working.from_step(4)  # two at once do not disturb each other
-    for step, batch in enumerate(alone):
+    for step, batch in enumerate(single_process):
         assert torch.equal(next(first), batch)
         if step >= 2:
             assert torch.equal(next(second), batch)
@@ -135,9 +135,9 @@ def test_mixtures_are_exact_in_every_period_and_through_each_source():
         assert np.bincount(parts[p * period : (p + 1) * period]).tolist() == list(rows)
     assert not np.array_equal(parts[:period], parts[period : 2 * period])
     for part, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
-        own = numbers[parts == part] - first
-        for e in range(len(own) // size):
-            assert sorted(own[e * size : (e + 1) * size]) == list(range(size))
+        indices = numbers[parts == part] - first
+        for e in range(len(indices) // size):
+            assert sorted(indices[e * size : (e + 1) * size]) == list(range(size))
     assert len(batches) == 48
 
 
@@ -215,8 +215,8 @@ def test_real_images_from_folder_and_tar_are_the_same(tmp_path):
     with tarfile.open(tmp_path / "nuclei.tar", "w") as tar:
         for file in folder.files[:40]:
             tar.add(file, arcname=f"x/{file.name}")
-    few = FolderSource(folder.files[:40])
+    subset = FolderSource(folder.files[:40])
     packed = TarSource(tmp_path / "nuclei.tar")
-    one = Batches(few, 96, 8, resize="none", small="skip").load(2)
+    one = Batches(subset, 96, 8, resize="none", small="skip").load(2)
     two = next(Batches(packed, 96, 8, resize="none", small="skip", num_workers=1).from_step(2))
     assert torch.equal(one, two)

@@ -82,7 +82,7 @@ def test_normalize_and_channel_are_used(folder):
 
 
 def test_damaged_files_are_errors_or_left_out_with_one_warning(folder):
-    whole = FolderSource(folder)
+    folder_source = FolderSource(folder)
     data = (folder / "img10.png").read_bytes()
     (folder / "a_cut.png").write_bytes(data[: len(data) // 2])
     (folder / "empty.jpg").write_bytes(b"")
@@ -100,13 +100,13 @@ def test_damaged_files_are_errors_or_left_out_with_one_warning(folder):
     )
     assert [p.name for p in saved.damaged] == ["a_cut.png", "empty.jpg"]
     assert saved.describe()["damaged"] == 2
-    assert saved.fingerprint() == whole.fingerprint()
-    assert all(torch.equal(a, b) for a, b in zip(saved, whole, strict=True))
+    assert saved.fingerprint() == folder_source.fingerprint()
+    assert all(torch.equal(a, b) for a, b in zip(saved, folder_source, strict=True))
     (folder / "broken.tif").write_bytes((folder / "b" / "deep.er" / "stack.tif").read_bytes()[:40])
     with pytest.raises(InputError, match=r"broken.tif"):
         FolderSource(folder)
     with pytest.warns(UserWarning, match="3 damaged files"):
-        assert len(FolderSource(folder, skip_damaged=True)) == len(whole)
+        assert len(FolderSource(folder, skip_damaged=True)) == len(folder_source)
 
 
 def test_errors_of_folders(tmp_path):
@@ -130,41 +130,42 @@ def test_fingerprints_tell_contents_apart(folder):
     first = FolderSource(folder).fingerprint()
     assert first == FolderSource(str(folder)).fingerprint()
     assert len(first) == 64
-    moved = folder.rename(folder.parent / (folder.name + "_moved"))
-    assert FolderSource(moved).fingerprint() == first
-    actual = {first, FolderSource(moved, normalize="stack").fingerprint()}
-    actual.add(FolderSource(moved, recursive=False).fingerprint())
-    actual.add(FolderSource(moved, channel=0).fingerprint())
-    Image.fromarray(GREY).save(moved / "img10.png")
-    actual.add(FolderSource(moved).fingerprint())
-    (moved / "img10.png").rename(moved / "img11.png")
-    actual.add(FolderSource(moved).fingerprint())
+    renamed = folder.rename(folder.parent / (folder.name + "_moved"))
+    assert FolderSource(renamed).fingerprint() == first
+    actual = {first, FolderSource(renamed, normalize="stack").fingerprint()}
+    actual.add(FolderSource(renamed, recursive=False).fingerprint())
+    actual.add(FolderSource(renamed, channel=0).fingerprint())
+    Image.fromarray(GREY).save(renamed / "img10.png")
+    actual.add(FolderSource(renamed).fingerprint())
+    (renamed / "img10.png").rename(renamed / "img11.png")
+    actual.add(FolderSource(renamed).fingerprint())
     assert len(actual) == 6
 
 
 def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
-    few, more = SyntheticSource(4, seed=5, side=40), SyntheticSource(5, seed=5, side=40)
-    drawn = {i: synthetic_picture(i, 5, 40) for i in (0, 3, 4)}
+    first, second = SyntheticSource(4, seed=5, side=40), SyntheticSource(5, seed=5, side=40)
+    images = {i: synthetic_picture(i, 5, 40) for i in (0, 3, 4)}
     stored = SyntheticSource(5, seed=5, side=40, cache=tmp_path / "cache")
-    for i, image in drawn.items():
-        for source in (more, stored, more):  # drawn, into the folder, from memory
+    for i, image in images.items():
+        for source in (second, stored, second):  # drawn, into the folder, from memory
             assert torch.equal(source[i], image)
         assert image.shape == (3, 40, 40)
         assert 0 <= image.min() < image.max() <= 1
-        assert more.shape(i) == (40, 40)
-    assert torch.equal(few[3], drawn[3])
-    assert not torch.equal(SyntheticSource(1, seed=6, side=40)[0], drawn[0])
+        assert second.shape(i) == (40, 40)
+    assert torch.equal(first[3], images[3])
+    assert not torch.equal(SyntheticSource(1, seed=6, side=40)[0], images[0])
     prints = {
-        s.fingerprint() for s in (few, more, SyntheticSource(4, seed=6, side=40), SyntheticSource(4, 5, 41))
+        s.fingerprint()
+        for s in (first, second, SyntheticSource(4, seed=6, side=40), SyntheticSource(4, 5, 41))
     }
     assert len(prints) == 4
-    assert stored.fingerprint() == more.fingerprint()
+    assert stored.fingerprint() == second.fingerprint()
     assert len(list((tmp_path / "cache").iterdir())) == 3
     monkeypatch.setattr(formulas, "synthetic_picture", None)  # what is in the folder is not drawn again
     fresh = pickle.loads(pickle.dumps(stored))
-    assert all(torch.equal(fresh[i], image) for i, image in drawn.items())
+    assert all(torch.equal(fresh[i], image) for i, image in images.items())
     (tmp_path / "file").touch()
-    monkeypatch.setattr(formulas, "synthetic_picture", lambda *args: drawn[0])
+    monkeypatch.setattr(formulas, "synthetic_picture", lambda *args: images[0])
     with pytest.raises(InputError, match=r"cannot be written .*. Set another `cache`"):
         SyntheticSource(1, cache=tmp_path / "file")[0]
     wrong = (
@@ -180,11 +181,11 @@ def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
 def test_discs_that_find_no_room_are_fewer(monkeypatch):
     requested = []
 
-    def packing(drawn, *, radius, coverage, room=0.35):
+    def packing(sizes, *, radius, coverage, room=0.35):
         requested.append(coverage)
         if coverage > room:
             raise OptionError("no room")
-        return drawn, radius
+        return sizes, radius
 
     monkeypatch.setattr(formulas.textures, "disc_packing", packing)
     assert formulas._discs(7, 3.0, 0.4) == (7, 3.0)

@@ -103,8 +103,8 @@ def test_the_index_is_made_once_and_again_when_the_tar_changes(shards, tmp_path,
 
     with monkeypatch.context() as patch:
         patch.setattr(tar_index, "_scan", scan)
-        again = TarSource(file)
-        assert all(torch.equal(a, b) for a, b in zip(again, before, strict=True))
+        reopened = TarSource(file)
+        assert all(torch.equal(a, b) for a, b in zip(reopened, before, strict=True))
         with pytest.raises(AssertionError, match="scanned again"):
             TarSource(file, cache=tmp_path / "cache")
     stored = TarSource(file, cache=tmp_path / "cache")
@@ -200,8 +200,8 @@ def test_tars_that_cannot_be_read_at_random(tmp_path, shards):
     packed = _tar(tmp_path / "a.tar.gz", {"0.png": _png(_images(1)[0])}, "w:gz")
     with pytest.raises(InputError, match=r"a.tar.gz is not a tar file with random access"):
         TarSource(packed)
-    whole = (shards / "part-010.tar").read_bytes()
-    (tmp_path / "cut.tar").write_bytes(whole[:700])
+    data = (shards / "part-010.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(data[:700])
     with pytest.raises(InputError, match=r"cut.tar"):
         TarSource(tmp_path / "cut.tar")[0]
     (tmp_path / "afile").touch()

@@ -108,15 +108,15 @@ def test_numbers_of_every_image_are_what_they_are_called(report, samples):
     assert report.cosine.shape == report.cosine_blanked.shape == (5,)
     for k, image in enumerate(images):
         window = image[None, :, 4:52, 6:54]  # the middle 48 x 48 px of 56 x 61, the odd pixel right
-        own, new = biased(window)[0].double(), content(window)[0].double()
-        target = own.clone()
+        teacher_map, student_map = biased(window)[0].double(), content(window)[0].double()
+        target = teacher_map.clone()
         target[list(CHANNELS)] = 0
-        for actual, other in ((report.cosine, own), (report.cosine_blanked, target)):
-            expected = torch.cosine_similarity(new, other, dim=0).mean()
+        for actual, other in ((report.cosine, teacher_map), (report.cosine_blanked, target)):
+            expected = torch.cosine_similarity(student_map, other, dim=0).mean()
             assert actual[k] == pytest.approx(float(expected), abs=1e-9)
-        assert report.before.rank[k] == pytest.approx(effective_rank(own))
+        assert report.before.rank[k] == pytest.approx(effective_rank(teacher_map))
         assert report.blanked.rank[k] == pytest.approx(effective_rank(target))
-        assert report.after.rank[k] == pytest.approx(effective_rank(new))
+        assert report.after.rank[k] == pytest.approx(effective_rank(student_map))
 
 
 def test_blanking_alone_leaves_what_is_in_other_channels(report):
@@ -234,12 +234,12 @@ def test_segmentation_blames_position_for_what_corners_cost_beyond_content(sampl
     assert actual.others["known"].tolist() == [1.0] * 5
     assert actual.pooled == pytest.approx({"known": 1.0, "positional": actual.pooled["positional"]})
     assert (actual.own["positional"] <= 1).all()
-    again = score_masks({"positional": positional}, stacked, truths, 2, budget=30, seed=1)
+    repeated = score_masks({"positional": positional}, stacked, truths, 2, budget=30, seed=1)
     for key in ("own", "corner", "others"):  # the same scribbles whatever else is scored
-        assert getattr(again, key)["positional"].tolist() == getattr(actual, key)["positional"].tolist()
-    alone = score_masks({"known": known}, stacked[:1], truths[:1], 2)
-    assert alone.others == {}
-    assert alone.pooled == {}
+        assert getattr(repeated, key)["positional"].tolist() == getattr(actual, key)["positional"].tolist()
+    single = score_masks({"known": known}, stacked[:1], truths[:1], 2)
+    assert single.others == {}
+    assert single.pooled == {}
 
 
 def test_filters_see_the_images_as_they_were():

@@ -180,8 +180,8 @@ def test_a_finished_run_is_replaced_only_by_force(tmp_path):
         retrofit(config(tmp_path, seed=1), source=RandomImages())
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
     (tmp_path / "notes.txt").write_text("mine")
-    again = retrofit(config(tmp_path, seed=1, force=True), source=RandomImages())
-    assert again.card["config"]["seed"] == 1
+    replacement = retrofit(config(tmp_path, seed=1, force=True), source=RandomImages())
+    assert replacement.card["config"]["seed"] == 1
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [2, 4, 6, 7]
 

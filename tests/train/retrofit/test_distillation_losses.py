@@ -70,10 +70,10 @@ def test_blanked_channels_are_zero_and_others_stay():
 
 
 def test_poses_are_drawn_by_seed_and_step_from_the_seven_that_move():
-    drawn = [sample_pose(3, step) for step in range(700)]
-    assert drawn == [sample_pose(3, step) for step in range(700)]
-    assert drawn != [sample_pose(4, step) for step in range(700)]
-    counts = [drawn.count(pose) for pose in D4]
+    poses = [sample_pose(3, step) for step in range(700)]
+    assert poses == [sample_pose(3, step) for step in range(700)]
+    assert poses != [sample_pose(4, step) for step in range(700)]
+    counts = [poses.count(pose) for pose in D4]
     assert counts[0] == 0
     assert all(abs(count - 100) < 5 * math.sqrt(100 * 6 / 7) for count in counts[1:])
 
@@ -91,15 +91,15 @@ def test_every_part_is_what_it_says(models):
     for pose in D4[1:]:
         parts, maps, target = objective.parts(images, pose)
         reference, token = final_tokens(teacher.model, images)
-        own, own_token = final_tokens(student, images)
+        patches, class_token = final_tokens(student, images)
         reference = reference.clone()
         reference[:, [2, 5]] = 0
-        assert torch.equal(maps, own)
+        assert torch.equal(maps, patches)
         assert torch.equal(target, reference)
-        torch.testing.assert_close(parts["distill"], cosine_distance(own, reference))
-        torch.testing.assert_close(parts["class_token"], cosine_distance(own_token, token))
-        moved = final_tokens(student, pose.apply(images))[0]
-        torch.testing.assert_close(parts["d4"], cosine_distance(pose.undo(moved), own))
+        torch.testing.assert_close(parts["distill"], cosine_distance(patches, reference))
+        torch.testing.assert_close(parts["class_token"], cosine_distance(class_token, token))
+        rotated = final_tokens(student, pose.apply(images))[0]
+        torch.testing.assert_close(parts["d4"], cosine_distance(pose.undo(rotated), patches))
         assert parts["d4"].min() > 1e-4
         expected = 2 * parts["distill"] + 0.5 * parts["d4"] + 0.25 * parts["class_token"]
         torch.testing.assert_close(objective.total(parts), expected)

@@ -43,15 +43,15 @@ def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize("spec", slow_except([SHIFT, "rfs(reach=28)+rope_axial"], [SHIFT]))
 def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
     requested = {"student": Student(spec), "save_steps": 1}
-    whole = training(config(tmp_path / "whole", **requested))
-    whole.run()
+    uninterrupted = training(config(tmp_path / "whole", **requested))
+    uninterrupted.run()
     with pytest.raises(Stop):
         training(config(tmp_path / "parts", **requested)).run(stop)
-    rest = training(config(tmp_path / "parts", **requested))
-    rest.resume(RunFolder(tmp_path / "parts").load())
-    rest.run()
-    state = rest.student.state_dict()
-    for name, value in whole.student.state_dict().items():
+    resumed = training(config(tmp_path / "parts", **requested))
+    resumed.resume(RunFolder(tmp_path / "parts").load())
+    resumed.run()
+    state = resumed.student.state_dict()
+    for name, value in uninterrupted.student.state_dict().items():
         assert torch.equal(state[name], value), name
 
 

@@ -168,7 +168,7 @@ def train(arguments):
     """Go the way of timm's train.py: config file first, options over it, then its factories, an epoch, a checkpoint."""
     first = argparse.ArgumentParser(add_help=False)
     first.add_argument("-c", "--config")
-    known, rest = first.parse_known_args(arguments)
+    known, remaining = first.parse_known_args(arguments)
     parser = argparse.ArgumentParser()
     parser.add_argument("--data-dir")
     parser.add_argument("--output")
@@ -180,7 +180,7 @@ def train(arguments):
     parser.add_argument("--pretrained", action=argparse.BooleanOptionalAction)
     if known.config:
         parser.set_defaults(**yaml.safe_load(Path(known.config).read_text()))
-    args = parser.parse_args(rest)
+    args = parser.parse_args(remaining)
     for name in args.device_modules or ():
         importlib.import_module(name)
     model = timm.create_model(
@@ -245,11 +245,11 @@ def test_supervised_training_goes_the_way_of_stock_train_py(tmp_path):
     )
     assert "alibi2d" in vispe.describe(model)
     assert model.pos_embed is None
-    own = [p for name, p in model.named_parameters() if "pos_enc" in name]
-    assert own
-    assert {id(p) for p in own} <= {id(p) for g in optimizer.param_groups for p in g["params"]}
+    encoding_params = [p for name, p in model.named_parameters() if "pos_enc" in name]
+    assert encoding_params
+    assert {id(p) for p in encoding_params} <= {id(p) for g in optimizer.param_groups for p in g["params"]}
     assert hits >= 6  # of 8
-    again = timm.create_model(
+    second = timm.create_model(
         "vit_small_patch16_224",
         num_classes=2,
         img_size=32,
@@ -260,7 +260,7 @@ def test_supervised_training_goes_the_way_of_stock_train_py(tmp_path):
         checkpoint_path=str(next((tmp_path / "out").glob("last*"))),
     ).eval()
     image = torch.randn(1, 3, 32, 32)
-    torch.testing.assert_close(again(image), model(image))
+    torch.testing.assert_close(second(image), model(image))
 
 
 def stock_script():

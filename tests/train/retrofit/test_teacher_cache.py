@@ -59,9 +59,9 @@ def test_passes_go_through_all_windows_with_their_features(tmp_path):
     assert len(batches) == 7
     order = []
     for step, (crops, maps) in zip(range(21), batches.from_step(0), strict=False):
-        again = next(batches.from_step(step))
-        assert torch.equal(again[0], crops)
-        assert torch.equal(again[1], maps)
+        resumed = next(batches.from_step(step))
+        assert torch.equal(resumed[0], crops)
+        assert torch.equal(resumed[1], maps)
         for window, of in zip(crops, maps, strict=True):
             (i,) = (k for k in range(7) if torch.equal(images[k].float().div(255).sub(0.5).div(0.5), window))
             assert torch.equal(features[i].view(torch.bfloat16), of)
@@ -73,7 +73,7 @@ def test_passes_go_through_all_windows_with_their_features(tmp_path):
 
 def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["vispe.train.retrofit.teacher_cache"], "_EVERY", 1)
-    whole = make(tmp_path / "whole")
+    uninterrupted = make(tmp_path / "whole")
 
     def stop(ready, count):
         if ready == 6:
@@ -84,7 +84,7 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
     shown = []
     parts = make(tmp_path / "parts", on_crops=lambda *done: shown.append(done))
     assert shown == [(7, 7)]
-    for one, other in zip(whole.arrays(), parts.arrays(), strict=True):
+    for one, other in zip(uninterrupted.arrays(), parts.arrays(), strict=True):
         assert np.array_equal(one, other)
     before = (tmp_path / "parts" / "features.npy").stat().st_mtime_ns
     make(tmp_path / "parts")
@@ -104,7 +104,7 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     requested = config(
         tmp_path / "whole", stages=stages, augment=Augment(pose=True), loss=LossWeights(1, 0.1, centred=0.5)
     )
-    whole = retrofit(requested, source=RandomImages())
+    uninterrupted = retrofit(requested, source=RandomImages())
     lines = [json.loads(t) for t in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
     assert {"distill", "centred", "d4"} <= set(lines[-1])
     assert sorted(p.name for p in (tmp_path / "whole" / "crops").iterdir()) == ["32-9", "48-3"]
@@ -117,9 +117,9 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     parts = replace(requested, out=str(tmp_path / "parts"), target=shared)
     with pytest.raises(KeyboardInterrupt):
         retrofit(parts, source=RandomImages(), on_step=stop)
-    again = retrofit(parts, source=RandomImages())
-    state = again.student.state_dict()
-    for name, value in whole.student.state_dict().items():
+    resumed = retrofit(parts, source=RandomImages())
+    state = resumed.student.state_dict()
+    for name, value in uninterrupted.student.state_dict().items():
         assert torch.equal(value, state[name]), name
     # the teacher is not asked again for another student
     other = replace(parts, out=str(tmp_path / "other"), seed=requested.seed)

@@ -37,8 +37,8 @@ def by_hand(requested, source):
         batches = Batches(
             source, stage.img_size, stage.batch_size, seed=requested.seed + k * 1_000_003, mean=half, std=half
         )
-        for own in range(stage.steps):
-            parts, _, _ = objective.parts(batches.load(own), sample_pose(requested.seed, step))
+        for local_step in range(stage.steps):
+            parts, _, _ = objective.parts(batches.load(local_step), sample_pose(requested.seed, step))
             loss = sum(getattr(requested.loss, name) * value.mean() for name, value in parts.items())
             optimizer.zero_grad()
             loss.backward()
@@ -94,9 +94,9 @@ def test_what_is_frozen_stays_bit_for_bit(tmp_path, trainable, spec):
     before, teacher = weights_of(run), copy.deepcopy(run.objective.teacher.state_dict())
     run.run()
     changed = {n for n, value in weights_of(run).items() if not torch.equal(value, before[n])}
-    own = {n for n in before if "pos_enc" in n.split(".")}
+    encoding_names = {n for n in before if "pos_enc" in n.split(".")}
     low = {n for n in before if n.endswith((".0.up", ".0.down"))}
-    assert changed == own | low
+    assert changed == encoding_names | low
     assert bool(low) == (trainable == "lora")
     assert all(torch.equal(value, teacher[n]) for n, value in run.objective.teacher.state_dict().items())
     images = Batches(RandomImages(), 32, 2).load(0)
@@ -208,10 +208,10 @@ def test_channels_that_tell_position_are_detected():
     teacher = load_teacher(config("o").teacher)
     probe = Probe(noise=2, textures=2, masks=2)
     actual = probe_images(teacher, probe, 64, 5)
-    own = feature_maps(teacher.model, torch.device("cpu"))
+    teacher_maps = feature_maps(teacher.model, torch.device("cpu"))
 
     def positional(images):
-        maps = own(images)
+        maps = teacher_maps(images)
         h, w = maps.shape[2:]
         maps[:, 7] += 20 * torch.linspace(-1, 1, h)[:, None]
         maps[:, 19] += 20 * torch.linspace(-1, 1, w)

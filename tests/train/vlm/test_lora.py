@@ -59,10 +59,10 @@ def test_packed_samples_give_the_logits_of_each_alone(scheme):
         for at, row in enumerate(rows):
             end = 0
             for k in row:
-                alone = model(**samples[k].inputs).logits[0]
-                start, end = end, end + len(alone)
-                torch.testing.assert_close(actual[at, start:end], alone, atol=2e-5, rtol=1e-4)
-                expected = torch.full((len(alone),), IGNORED)
+                single = model(**samples[k].inputs).logits[0]
+                start, end = end, end + len(single)
+                torch.testing.assert_close(actual[at, start:end], single, atol=2e-5, rtol=1e-4)
+                expected = torch.full((len(single),), IGNORED)
                 expected[samples[k].answer] = samples[k].wanted
                 assert torch.equal(labels[at, start:end], expected)
             assert (labels[at, end:] == IGNORED).all()
@@ -78,16 +78,16 @@ def test_gradients_of_packed_samples_are_those_of_each_alone():
     for s in samples:
         logits = model(**s.inputs).logits[0, s.asking]
         (torch.nn.functional.cross_entropy(logits, s.wanted) / len(samples)).backward()
-    alone = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    assert packed.keys() == alone.keys()
-    for name, grad in alone.items():
+    single = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert packed.keys() == single.keys()
+    for name, grad in single.items():
         torch.testing.assert_close(packed[name], grad, atol=2e-5 * float(grad.abs().max()) + 1e-6, rtol=1e-3)
 
 
 def test_the_stock_scheme_packed_is_the_stock_model():
     stock, samples = make("qwen2_vl"), some(3)
     with torch.no_grad():
-        alone = [stock(**s.inputs, mm_token_type_ids=types(s)).logits[0, s.asking] for s in samples]
+        single = [stock(**s.inputs, mm_token_type_ids=types(s)).logits[0, s.asking] for s in samples]
         model = vispe.convert(make("qwen2_vl"), "mrope(after=side)")
         inputs = Packing(model, 400)(samples)
         labels = inputs.pop("labels")
@@ -95,7 +95,7 @@ def test_the_stock_scheme_packed_is_the_stock_model():
     order = Packing(model, 400).rows([s.inputs["input_ids"].shape[1] for s in samples])[0]
     requested = (labels[0, 1:] != IGNORED).nonzero()[:, 0]
     torch.testing.assert_close(
-        actual[0, requested], torch.cat([alone[k] for k in order]), atol=2e-5, rtol=1e-4
+        actual[0, requested], torch.cat([single[k] for k in order]), atol=2e-5, rtol=1e-4
     )
 
 
@@ -106,11 +106,11 @@ def types(sample):
 
 def test_what_is_drawn_depends_on_the_samples_alone():
     model, samples = vispe.convert(make("qwen2_vl"), "v2pe"), some()
-    first, again = (Packing(model, 80, training=True, seed=1) for _ in range(2))
+    first, second = (Packing(model, 80, training=True, seed=1) for _ in range(2))
     expected = first(samples)["position_ids"]
     torch.manual_seed(123)
-    again(samples[:2])
-    assert torch.equal(again(samples)["position_ids"], expected)
+    second(samples[:2])
+    assert torch.equal(second(samples)["position_ids"], expected)
     other = Packing(model, 80, training=True, seed=2)(samples)["position_ids"]
     assert not torch.equal(other, expected)
     assert torch.equal(Packing(model, 80)(samples)["position_ids"][0], expected[0])
@@ -120,9 +120,9 @@ def test_what_is_drawn_depends_on_the_samples_alone():
 def test_only_position_tells_the_answer(task):
     """All answers come up, and the patches of the colour asked for are where the answer says, and nowhere else."""
     generator = torch.Generator().manual_seed(0)
-    drawn = [draw(task, SIZES[task], WORDS, generator) for _ in range(64)]
-    assert {int(s.wanted) for s in drawn} == {WORDS.answer(task, k) for k in range(TASKS[task])}
-    for s in drawn:
+    samples = [draw(task, SIZES[task], WORDS, generator) for _ in range(64)]
+    assert {int(s.wanted) for s in samples} == {WORDS.answer(task, k) for k in range(TASKS[task])}
+    for s in samples:
         name = "pixel_values_videos" if task == "time" else "pixel_values"
         patches = s.inputs[name].view(-1, 3, 32).mean(2)
         colour = s.inputs["input_ids"][0, -2] - WORDS.first
@@ -169,10 +169,10 @@ def test_an_adapter_loads_on_a_stock_model_with_its_scheme(trained):
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(trained, tmp_path):
-    whole, _ = trained
+    uninterrupted, _ = trained
     finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2, steps=2), tmp_path, device="cpu")
     on = finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2), tmp_path, device="cpu")
-    expected = {n: p for n, p in whole.named_parameters() if p.requires_grad}
+    expected = {n: p for n, p in uninterrupted.named_parameters() if p.requires_grad}
     for name, p in on.named_parameters():
         if p.requires_grad:
             assert torch.equal(p, expected[name]), name

@@ -46,9 +46,9 @@ def test_prompts_are_read_as_the_processor_writes_them(processor, tmp_path):
     assert arranged.inputs["pixel_values"].shape == (3, 3, 12, 12)
     words = "w5 " + f"{ITEM.replace('{image}', '<image>')} " * 3 + "w6 w20 w7 <eos>"
     images = [Image.open(tmp_path / f"{k}.png") for k in range(3)]
-    whole = processor(text=[words], images=images, return_tensors="pt")
-    assert torch.equal(whole["input_ids"], arranged.inputs["input_ids"])
-    torch.testing.assert_close(whole["pixel_values"], arranged.inputs["pixel_values"])
+    encoded = processor(text=[words], images=images, return_tensors="pt")
+    assert torch.equal(encoded["input_ids"], arranged.inputs["input_ids"])
+    torch.testing.assert_close(encoded["pixel_values"], arranged.inputs["pixel_values"])
 
 
 def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):

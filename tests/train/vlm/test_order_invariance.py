@@ -47,7 +47,7 @@ def prompts(family, count, seed=0):
     return actual
 
 
-def spread(model, requested):
+def score_range(model, requested):
     scores = torch.stack([order_scores(model, prompt, ORDERS) for prompt in requested])
     return float((scores.amax(1) - scores.amin(1)).mean())
 
@@ -59,11 +59,11 @@ def test_the_order_decides_less_after_training(family):
     model = make(family)
     model.set_attn_implementation("eager")
     requested = prompts(family, 6)
-    before, weights = spread(model, requested), {n: v.clone() for n, v in model.state_dict().items()}
+    before, weights = score_range(model, requested), {n: v.clone() for n, v in model.state_dict().items()}
     losses = []
     recipe = OrderRecipe(steps=40, batch_size=4, lr=1e-2, rank=4)
     train_order_invariance(model, requested, recipe, lambda step, loss: losses.append(loss))
-    assert spread(model, requested) < 0.8 * before
+    assert score_range(model, requested) < 0.8 * before
     assert sum(losses[-5:]) < sum(losses[:5])
     changed = {n for n, v in model.state_dict().items() if not torch.equal(v, weights[n])}
     assert changed == {
@@ -100,10 +100,10 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
 
     with pytest.raises(Stopped):
         learnt(state=file, on_step=stop)
-    again = learnt(state=file, on_step=lambda step, _: steps.append(step))
+    resumed = learnt(state=file, on_step=lambda step, _: steps.append(step))
     assert steps == [1, 2, 3, 3, 4, 5]  # from the state after the second update
-    whole = learnt()
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    uninterrupted = learnt()
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
     with pytest.raises(InputError, match=r"state.pt belongs to another recipe or other prompts. Remove it"):
         learnt(state=file, recipe=replace(RECIPE, lr=1e-3))
     # other pixels with the same tokens
@@ -120,8 +120,8 @@ def test_processes_share_a_batch(monkeypatch):
     one = replace(RECIPE, steps=1)
     for processes in (Processes(), Processes(0, 2), Processes(1, 2)):
         learnt(recipe=one, processes=processes)
-    whole, first, second = (part for part in sums if len(part) > 1)
-    for a, b, c in zip(whole, first, second, strict=True):
+    full, first, second = (part for part in sums if len(part) > 1)
+    for a, b, c in zip(full, first, second, strict=True):
         torch.testing.assert_close(a, b + c)
     assert all(sum(float(g.abs().sum()) for g in part) > 0 for part in (first, second))
 

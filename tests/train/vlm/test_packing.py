@@ -75,9 +75,9 @@ def test_a_plain_call_gives_the_logits_of_each_sample_alone(family, attention):
         norms = any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
         for training in (False,) if norms else (False, True):
             model.train(training)
-            drawn = torch.get_rng_state()
+            rng_state = torch.get_rng_state()
             alone(model, samples[1])
-            if not torch.equal(drawn, torch.get_rng_state()):
+            if not torch.equal(rng_state, torch.get_rng_state()):
                 continue  # dropout or stochastic depth of a vision tower
             for sample, actual in each(packing, samples, model(**inputs).logits):
                 torch.testing.assert_close(actual, alone(model, sample), atol=2e-5, rtol=1e-5)

@@ -94,11 +94,11 @@ SIZES = [4, 2, 3, 1]
 def test_permuted_segments_leave_the_rest_unchanged(order):
     q, k, v = inputs(n=15)
     stream = Stream.of([[Text(2), Parallel([Text(n) for n in SIZES], "all", "end"), Text(3)]] * 2)
-    moved = Stream.of([[Text(2), Parallel([Text(SIZES[m]) for m in order], "all", "end"), Text(3)]] * 2)
+    permuted = Stream.of([[Text(2), Parallel([Text(SIZES[m]) for m in order], "all", "end"), Text(3)]] * 2)
     parts = (2 + torch.arange(10)).split(SIZES)
-    place = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(12, 15)])
+    index = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(12, 15)])
     y = pine(stream, q, k, v)
-    torch.testing.assert_close(pine(moved, q[:, :, place], k[:, :, place], v[:, :, place]), y[:, :, place])
+    torch.testing.assert_close(pine(permuted, q[:, :, index], k[:, :, index], v[:, :, index]), y[:, :, index])
     plain = attention(q, k, v, transform=rotation(line(15)), enable_gqa=True, is_causal=True)
     assert (y - plain).abs().max() > 0.1
 
@@ -117,8 +117,8 @@ def test_padded_rows_and_several_sets_are_those_of_each_alone():
     q, k, v = inputs(n=20)
     for padding, where in (("left", slice(13, 20)), ("right", slice(0, 7))):
         y = pine(Stream.of([one, two], padding), q, k, v)
-        alone = pine(Stream.of([one]), *(x[:1] for x in (q, k, v)))
-        torch.testing.assert_close(y[:1], alone)
+        single = pine(Stream.of([one]), *(x[:1] for x in (q, k, v)))
+        torch.testing.assert_close(y[:1], single)
         short = pine(Stream.of([two]), *(x[1:, :, where] for x in (q, k, v)))
         torch.testing.assert_close(y[1:, :, where], short)
 

@@ -62,9 +62,9 @@ def test_rounds_equal_loops_and_the_projector_their_product(seed):
     expected = slow_directions(weights)
     directions = round_directions(torch.from_numpy(weights))
     np.testing.assert_allclose(directions.numpy(), expected, atol=1e-8)
-    rest, last = remove_rounds(torch.from_numpy(x), directions)
+    residual, last = remove_rounds(torch.from_numpy(x), directions)
     want, want_last = slow_remove(x, expected)
-    np.testing.assert_allclose(rest.numpy(), want, atol=1e-7)
+    np.testing.assert_allclose(residual.numpy(), want, atol=1e-7)
     np.testing.assert_allclose(last.numpy(), want_last, atol=1e-7)
     product = np.eye(c)
     for basis in expected:

@@ -20,7 +20,7 @@ def axes(polar=False):
     return Figure(dpi=60).add_subplot(projection="polar" if polar else None)
 
 
-def drawn(ax):
+def render(ax):
     """Lay out all of a figure, so that what matplotlib rejects fails here; returns the axes."""
     ax.figure.canvas.draw()
     return ax
@@ -54,7 +54,7 @@ def error_bars(ax):
 
 def test_polar_shows_value_floor_and_effect_at_every_angle():
     actual = result(example_rows.angle_rows())
-    ax = drawn(record_figures.plot_polar(actual, axes(polar=True)))
+    ax = render(record_figures.plot_polar(actual, axes(polar=True)))
     angles = np.arange(0, 360, 15)
     value = np.where(angles == 0, 0, 0.5 + 0.001 * angles)
     floor = np.where(angles % 90 == 0, 0, 0.3)  # the largest of the floors
@@ -78,7 +78,7 @@ def test_polar_shows_value_floor_and_effect_at_every_angle():
 
 
 def test_polar_of_consistency_hangs_from_one():
-    ax = drawn(
+    ax = render(
         record_figures.plot_polar(
             result(example_rows.angle_rows(metric="miou")), axes(polar=True), metric="miou"
         )
@@ -99,7 +99,7 @@ def test_polar_of_accuracy_is_compared_with_the_pose_at_rest():
     ax = record_figures.plot_polar(
         result(rows), axes(polar=True), metric="accuracy", part="trained on all poses"
     )
-    _, bottom, height = bars(drawn(ax), "lost against 0°")
+    _, bottom, height = bars(render(ax), "lost against 0°")
     np.testing.assert_allclose(bottom + height, 0.9)
     assert "0.90 at 0°, 0.55 to 0.90" in words(ax)
     assert "mIoU against the truth by angle" in words(ax)
@@ -108,7 +108,7 @@ def test_polar_of_accuracy_is_compared_with_the_pose_at_rest():
 def test_polar_with_one_image_a_missing_number_and_few_angles():
     values = ((0, 0.0, 0.0), (30, NAN, NAN), (90, 0.4, 0.0), (350, 0.1, 0.3))
     rows = [row("angle", "error", value, 1, amount=(a,), blur=floor) for a, value, floor in values]
-    ax = drawn(record_figures.plot_polar(result(rows, 1), axes(polar=True)))
+    ax = render(record_figures.plot_polar(result(rows, 1), axes(polar=True)))
     assert len(line(ax, "1 image").get_xdata()) == 3
     assert error_bars(ax) == []
     theta, _, height = bars(ax, "effect")
@@ -116,7 +116,7 @@ def test_polar_with_one_image_a_missing_number_and_few_angles():
     np.testing.assert_allclose(height, [0, 0, 0.4, 0])  # below the floor there is no effect to draw
     widths = {round(p.get_width(), 9) for c in ax.containers for p in c.patches}
     assert widths == {round(0.92 * np.deg2rad(10), 9)}  # the gap between 350° and 0° counts too
-    every = drawn(
+    every = render(
         record_figures.plot_polar(result([row("angle", "error", NAN, 2, amount=(90,))], 2), axes(polar=True))
     )
     assert "only multiples of 90°, which are exact" in words(every)
@@ -134,7 +134,7 @@ def test_polar_needs_polar_axes_and_rows():
 
 
 def test_d4_shows_both_errors_side_by_side_and_the_controls():
-    ax = drawn(record_figures.plot_d4(result(example_rows.d4_rows()), axes()))
+    ax = render(record_figures.plot_d4(result(example_rows.d4_rows()), axes()))
     full, position = bars(ax, "image transformed: 0.70"), bars(ax, "position code alone: 0.20")
     np.testing.assert_allclose(full[2], 0.4 + 0.1 * np.arange(7))
     np.testing.assert_allclose(position[2], 0.1 + 0.05 * np.arange(7))
@@ -153,7 +153,7 @@ def test_d4_leaves_gaps_and_says_what_is_exact():
     rows = [
         r for r in example_rows.d4_rows(2) if r.part == "full" and r.transform not in ("rot180", "identity")
     ]
-    ax = drawn(record_figures.plot_d4(result([*rows, row("D4", "error", 1e-7, 2, "position code"),
+    ax = render(record_figures.plot_d4(result([*rows, row("D4", "error", 1e-7, 2, "position code"),
                                      row("hflip", "error", NAN, 2, "position code"),
                                      row("vflip", "error", 0.0, 2, "position code")], 2), axes()))  # fmt: skip
     heights = bars(ax, "image transformed")[2]
@@ -172,7 +172,7 @@ def test_d4_leaves_gaps_and_says_what_is_exact():
 
 
 def test_d4_of_labels():
-    ax = drawn(record_figures.plot_d4(result(example_rows.label_rows()), axes(), metric="miou"))
+    ax = render(record_figures.plot_d4(result(example_rows.label_rows()), axes(), metric="miou"))
     np.testing.assert_allclose(bars(ax, "labels: 0.90")[2], 0.9)
     np.testing.assert_allclose(bars(ax, "clusters of features: 0.80")[2], 0.8)
     assert ax.get_ylim() == (0, 1.05)
@@ -181,7 +181,7 @@ def test_d4_of_labels():
 
 
 def test_layers_share_an_axis_and_nothing_readable_is_zero():
-    ax = drawn(record_figures.plot_layers(result(example_rows.layer_rows()), axes()))
+    ax = render(record_figures.plot_layers(result(example_rows.layer_rows()), axes()))
     np.testing.assert_allclose(line(ax, "error, image transformed").get_ydata(), 0.1 * np.arange(1, 6))
     np.testing.assert_allclose(line(ax, "error, position code alone").get_ydata(), 0.05 * np.arange(5))
     r2 = line(ax, "R² of row and column")
@@ -191,7 +191,7 @@ def test_layers_share_an_axis_and_nothing_readable_is_zero():
     assert {"invariant", "mild", "strong", "mean of 6 images, shaded: 95 % interval"} <= set(words(ax))
     assert ax.get_ylim()[0] == 0
     rows = [r for r in example_rows.layer_rows(1) if r.metric == "error" and r.part != "layer 2"]
-    ax = drawn(record_figures.plot_layers(result(rows, 1), axes()))
+    ax = render(record_figures.plot_layers(result(rows, 1), axes()))
     assert list(line(ax, "error, image transformed").get_xdata()) == [0, 1, 3, 4]
     assert labels(ax) == ["error, image transformed", "error, position code alone"]
     assert "1 image" in words(ax)
@@ -200,7 +200,7 @@ def test_layers_share_an_axis_and_nothing_readable_is_zero():
 
 
 def test_translation_orders_shifts_and_marks_whole_patches():
-    ax = drawn(record_figures.plot_translation(result(example_rows.shift_rows(), patch=4), axes()))
+    ax = render(record_figures.plot_translation(result(example_rows.shift_rows(), patch=4), axes()))
     ticks = [t.get_text() for t in ax.get_xticklabels()]
     assert ticks == ["1", "2", "3", "4", "12"]
     (marked,) = [c for c in ax.containers if c.get_label() == "whole patches"]
@@ -212,28 +212,28 @@ def test_translation_orders_shifts_and_marks_whole_patches():
     assert [len(x.get_xdata()) for x in dots] == [7, 6]
     assert {"rolled around", "window moved", "whole patches"} == set(labels(ax))
     assert len(error_bars(ax)) == 13
-    bare = drawn(
+    bare = render(
         record_figures.plot_translation(result([row("roll", "error", NAN, 1, amount=(0, -3))], 1), axes())
     )
     assert [t.get_text() for t in bare.get_xticklabels()] == ["3"]
     assert bare.get_ylim()[0] == 0
-    again = record_figures.plot_translation(result(example_rows.shift_rows()), axes(), patch_size=3)
-    (marked,) = [c for c in again.containers if c.get_label() == "whole patches"]
+    second = record_figures.plot_translation(result(example_rows.shift_rows()), axes(), patch_size=3)
+    (marked,) = [c for c in second.containers if c.get_label() == "whole patches"]
     assert [round(p.get_x() + p.get_width() / 2) for p in marked.patches] == [2, 4]
 
 
 def test_quadrants_next_to_their_control():
-    ax = drawn(record_figures.plot_quadrants(result(example_rows.quadrant_rows()), axes()))
-    own, even = bars(ax, "in that corner")[2], bars(ax, "everywhere")[2]
-    np.testing.assert_allclose(own, [-0.2, -0.1, -0.2, -0.3, -0.4])
-    assert np.isnan(even[0])
-    np.testing.assert_allclose(even[1:], [-0.075, -0.025, 0.025, 0.075])
+    ax = render(record_figures.plot_quadrants(result(example_rows.quadrant_rows()), axes()))
+    corner, everywhere = bars(ax, "in that corner")[2], bars(ax, "everywhere")[2]
+    np.testing.assert_allclose(corner, [-0.2, -0.1, -0.2, -0.3, -0.4])
+    assert np.isnan(everywhere[0])
+    np.testing.assert_allclose(everywhere[1:], [-0.075, -0.025, 0.025, 0.075])
     assert [t.get_text() for t in ax.get_xticklabels()] == ["mean of four", *QUADRANTS]
     low, high = ax.get_ylim()
     assert low == -high
     one = [row("top right", "quadrant_gap", NAN, 1)]
     assert np.isnan(
-        bars(drawn(record_figures.plot_quadrants(result(one, 1), axes())), "in that corner")[2]
+        bars(render(record_figures.plot_quadrants(result(one, 1), axes())), "in that corner")[2]
     ).all()
 
 

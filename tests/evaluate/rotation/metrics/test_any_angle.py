@@ -184,9 +184,9 @@ def test_a_position_code_shows_above_the_floor_and_an_isotropic_one_less():
 
 def test_batches_and_sizes_do_not_change_numbers():
     images = [field((50, 50), k) for k in range(3)]
-    alone = angle_equivariance(raw_intensity, images, angles=(25, 180), patch_size=2 - 1)
+    single = angle_equivariance(raw_intensity, images, angles=(25, 180), patch_size=2 - 1)
     together = angle_equivariance(raw_intensity, images, angles=(25, 180), patch_size=1, batch_size=2)
-    for a, b in zip(alone, together, strict=True):
+    for a, b in zip(single, together, strict=True):
         np.testing.assert_allclose(a.values, b.values, rtol=1e-12, atol=0)
         np.testing.assert_allclose(a.floor, b.floor, rtol=1e-9, atol=0)
     with pytest.raises(

@@ -114,10 +114,10 @@ def test_phase_error_compares_the_labelled_pixels_only():
     rows = across_poses(bright, images, 2, truths, angles=(0, 90, 180), margin=4)
     for name in ("class 1", "class 2"):
         assert row(rows, "all poses", "phase_error", name).values.tolist() == [0, 0]
-        spread = row(
+        result = row(
             across_poses(bright, images, 2, angles=(0, 90), margin=4), "all poses", "phase_spread", name
         )
-        assert row(rows, "all poses", "phase_spread", name).values.tolist() == spread.values.tolist()
+        assert row(rows, "all poses", "phase_spread", name).values.tolist() == result.values.tolist()
 
 
 def test_classes_beyond_the_number_of_classes_are_refused_without_a_truth():
@@ -171,8 +171,8 @@ def test_phases_of_the_patch_grid():
                 back = np.roll(blocks(torch.roll(images[0], (dy, dx), (1, 2))), (-dy, -dx), (0, 1))
                 expected.append(mean_iou(blocks(images[0]), back, 2))
     assert row(every, "roll, all phases", "miou").values[0] == pytest.approx(np.mean(expected))
-    drawn = [phase_consistency(blocks, images, 2, 4, phases=3, seed=k)[0].values[0] for k in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
+    values = [phase_consistency(blocks, images, 2, 4, phases=3, seed=k)[0].values[0] for k in (0, 0, 1)]
+    assert values[0] == values[1] != values[2]
 
 
 def test_clusters_of_an_equivariant_map_stay_and_of_a_biased_one_move():
