@@ -265,14 +265,14 @@ def test_a_name_reaches_at_most_12_files(name, folder):
     """Count the files of vispe with a function that receives the name, once everything is imported."""
     weights = "random" if NAMES[name][2] else None
     load_evaluated_model(name, weights=weights, device="cpu")
-    root, bare, files = str(Path(vispe.__file__).parent), name.rpartition(":")[2], set()
+    root, path, files = str(Path(vispe.__file__).parent), name.rpartition(":")[2], set()
 
     def trace(frame, event, argument):
         code = frame.f_code
         if code.co_filename.startswith(root):
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             arguments = [frame.f_locals.get(v) for v in names]
-            if any(isinstance(a, str | Path) and bare in str(a) for a in arguments):
+            if any(isinstance(a, str | Path) and path in str(a) for a in arguments):
                 files.add(code.co_filename)
 
     before = sys.gettrace()

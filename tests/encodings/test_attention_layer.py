@@ -37,19 +37,19 @@ def test_attention(spec, qk_norm, fused):
     parts = [] if spec in (None, "none") else layer.pos_enc.parts()
     bias = sum(e.bias(pos, 0).dense() for e in parts) if parts else None
     expected = plain(layer, x, bias)
-    for where in (grid, pos):
-        torch.testing.assert_close(layer(x, where), expected, rtol=1e-5, atol=1e-5)
+    for positions in (grid, pos):
+        torch.testing.assert_close(layer(x, positions), expected, rtol=1e-5, atol=1e-5)
     out = layer(x, pos)
     out.backward(torch.randn_like(out))
     assert all(p.grad is not None for p in layer.parameters())
 
 
 def test_options():
-    bare = Attention(8, 2, qkv_bias=False, proj=False)
-    assert [n for n, _ in bare.named_parameters()] == ["qkv.weight"]
-    assert isinstance(bare.proj, nn.Identity)
-    apart = Attention(8, 2, fused_qkv=False)
-    assert {n.partition(".")[0] for n, _ in apart.named_parameters()} == {
+    minimal = Attention(8, 2, qkv_bias=False, proj=False)
+    assert [n for n, _ in minimal.named_parameters()] == ["qkv.weight"]
+    assert isinstance(minimal.proj, nn.Identity)
+    unfused = Attention(8, 2, fused_qkv=False)
+    assert {n.partition(".")[0] for n, _ in unfused.named_parameters()} == {
         "q_proj",
         "k_proj",
         "v_proj",
@@ -59,10 +59,10 @@ def test_options():
     encoding = create_encoding("alibi2d(layers=[1])", num_heads=2)
     layers = [Attention(8, 2, encoding, layer=i) for i in (0, 1)]
     layers[1].load_state_dict(layers[0].state_dict())
-    bare = Attention(8, 2)
-    bare.load_state_dict(dict(layers[0].state_dict()))
-    assert torch.equal(layers[0](x, (2, 3)), bare(x, (2, 3)))
-    assert not torch.allclose(layers[1](x, (2, 3)), bare(x, (2, 3)))
+    minimal = Attention(8, 2)
+    minimal.load_state_dict(dict(layers[0].state_dict()))
+    assert torch.equal(layers[0](x, (2, 3)), minimal(x, (2, 3)))
+    assert not torch.allclose(layers[1](x, (2, 3)), minimal(x, (2, 3)))
 
 
 def test_masks_and_backend():

@@ -303,8 +303,8 @@ def copies_are_equal_after_other_grids(spec, full):
         assert other.config == encoding.config
         assert not other.training
         assert torch.equal(run(other, positions(other, sizes[0]), layers=layers), small)
-        for mine, yours in zip(encoding.parameters(), other.parameters(), strict=True):
-            assert mine is not yours
+        for mine, theirs in zip(encoding.parameters(), other.parameters(), strict=True):
+            assert mine is not theirs
         if full:
             assert torch.equal(run(other, positions(other, sizes[-1]), layers=layers), large)
     assert {name for name, _ in encoding.named_buffers()} <= set(encoding.state_dict())  # all are saved
@@ -365,21 +365,23 @@ def prefix_tokens_are_untouched(spec, full):
     sizes = shapes(encoding)
     grids = [(shape, (5, 1, 1, 5)[k]) for k, shape in enumerate(sizes[: 4 if spec in PLAIN else 2])]
     for shape, prefix in itertools.product(sizes, (1, 5)) if full else grids:
-        pos, bare = positions(encoding, shape, prefix), positions(encoding, shape, 0)
+        pos, without_prefix = positions(encoding, shape, prefix), positions(encoding, shape, 0)
         for part in encoding.parts():
             if isinstance(part, Additive):
                 table = added(part, pos)
                 assert table.shape == (1, pos.tokens, DIM)
                 assert (table[:, :prefix] == 0).all()
-                torch.testing.assert_close(table[:, prefix:], added(part, bare), rtol=1e-6, atol=1e-6)
-            for bias, without in zip(biases(part, pos), biases(part, bare), strict=True):
+                torch.testing.assert_close(
+                    table[:, prefix:], added(part, without_prefix), rtol=1e-6, atol=1e-6
+                )
+            for bias, without in zip(biases(part, pos), biases(part, without_prefix), strict=True):
                 dense = bias.dense(**content(pos))
                 assert dense.shape == (1, dense.shape[1], pos.tokens, pos.tokens)
                 assert (dense[..., :prefix, :] == 0).all()
                 assert (dense[..., :prefix] == 0).all()
                 # gates are products of the tokens, which round differently for other numbers of tokens
                 tol = 1e-6 if part.reads_tokens else 0.0
-                expected = without.dense(**content(bare))
+                expected = without.dense(**content(without_prefix))
                 torch.testing.assert_close(dense[..., prefix:, prefix:], expected, rtol=tol, atol=tol)
             for transform in transforms(part, pos):
                 x = torch.randn(1, HEADS, pos.tokens, DIM // HEADS)

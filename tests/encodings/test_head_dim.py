@@ -61,9 +61,9 @@ def test_the_usual_width_is_not_part_of_the_configuration():
 def test_errors():
     with pytest.raises(OptionError, match="rope_axial has head_dim=16 but the model has head_dim=8"):
         vispe.Attention(32, 4, "rope_axial(head_dim=16)")
-    finished = vispe.create_encoding("rope_axial", dim=32, num_heads=4)
+    encoding = vispe.create_encoding("rope_axial", dim=32, num_heads=4)
     with pytest.raises(OptionError, match="rope_axial has head_dim=8 but the model has head_dim=16"):
-        vispe.Attention(32, 4, finished, head_dim=16)
+        vispe.Attention(32, 4, encoding, head_dim=16)
     with pytest.raises(OptionError, match="Choose another num_heads, or pass head_dim"):
         vispe.Attention(10, 4)
 

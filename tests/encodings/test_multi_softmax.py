@@ -70,8 +70,10 @@ def test_branches_add_up_with_their_gates(shape):
     leaves = [t.requires_grad_() for t in (q, k, v)] + list(encoding.parameters())
     out, target = attend(q, k, v, [encoding], pos, 0), expected(encoding, q, k, v, pos)
     torch.testing.assert_close(out, target)
-    for got, want in zip(*(torch.autograd.grad(o, leaves, cotangent) for o in (out, target)), strict=True):
-        torch.testing.assert_close(got, want)
+    for actual, expected_grad in zip(
+        *(torch.autograd.grad(o, leaves, cotangent) for o in (out, target)), strict=True
+    ):
+        torch.testing.assert_close(actual, expected_grad)
 
 
 @cases("fused", [True, False])
@@ -82,12 +84,12 @@ def test_a_converted_model_takes_branches(fused):
         block.attn.fused_attn = fused
         block.attn.attn_drop.register_forward_hook(lambda module, args, out: weights.append(out))
     image = torch.randn(2, 3, 64, 64)
-    recorded = []
+    calls = []
     block = model.blocks[0].attn
-    block.register_forward_pre_hook(lambda module, args, kwargs: recorded.append(args[0]), with_kwargs=True)
-    block.register_forward_hook(lambda module, args, out: recorded.append(out))
+    block.register_forward_pre_hook(lambda module, args, kwargs: calls.append(args[0]), with_kwargs=True)
+    block.register_forward_hook(lambda module, args, out: calls.append(out))
     model(image).sum().backward()
-    x, out = recorded
+    x, out = calls
     q, k, v = block.qkv(x).unflatten(-1, (3, block.num_heads, -1)).permute(2, 0, 3, 1, 4)
     q, k = block.q_norm(q), block.k_norm(k)
     (encoding,) = block.pos_enc.parts()
@@ -123,8 +125,10 @@ def test_what_branches_refuse():
 
     class Values(Both):
         def branches(self, pos, layer, x=None):
-            turn = torch.zeros(1, 1, pos.tokens, 2)
-            return [Branch(torch.ones(1, 1, 1, 1), PairRotation(turn.cos(), turn.sin(), "half", values=True))]
+            angles = torch.zeros(1, 1, pos.tokens, 2)
+            return [
+                Branch(torch.ones(1, 1, 1, 1), PairRotation(angles.cos(), angles.sin(), "half", values=True))
+            ]
 
     with pytest.raises(
         UnsupportedCombination, match="A branch of both transforms values, which all branches"

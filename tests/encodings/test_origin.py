@@ -36,8 +36,10 @@ def test_coordinates_are_followed_or_refused(spec, origin):
         except ShapeError:
             expected = forward(encoding, encoding.prepare(start.replace(coords=pos.coords)), x)
             same = forward(encoding, encoding.prepare(start), x)
-            alike = {"translation", "reflection"} <= set(encoding.parts()[0].invariant)
-            assert alike or not torch.equal(expected, same), "it does not read coordinates, and must refuse"
+            invariant = {"translation", "reflection"} <= set(encoding.parts()[0].invariant)
+            assert invariant or not torch.equal(expected, same), (
+                "it does not read coordinates, and must refuse"
+            )
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 

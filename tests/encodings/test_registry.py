@@ -310,9 +310,9 @@ def test_encodings_of_other_packages(install):
         ramp_two=registers,
         ramp_own="raise RuntimeError('of this package')",
     )
-    with pytest.warns(RuntimeWarning, match="cannot be loaded") as caught:
+    with pytest.warns(RuntimeWarning, match="cannot be loaded") as warnings:
         assert list_encodings("ramp*") == ["ramp", "ramp_two"]
-    messages = sorted(str(w.message) for w in caught)
+    messages = sorted(str(w.message) for w in warnings)
     assert len(messages) == 3
     assert (
         "'own' of ramp-encodings cannot be loaded from 'ramp_own', got RuntimeError: of this" in messages[2]

@@ -30,11 +30,11 @@ HOSTILE = {
 
 @cases("name", HOSTILE)
 def test_a_hostile_spec_is_refused_in_one_sentence(name):
-    begun = time.process_time()
-    with pytest.raises(OptionError) as caught:
+    start = time.process_time()
+    with pytest.raises(OptionError) as error:
         parse_text(HOSTILE[name])
-    assert time.process_time() - begun < 5  # the quadratic ones took minutes
-    assert "\n" not in str(caught.value)
+    assert time.process_time() - start < 5  # the quadratic ones took minutes
+    assert "\n" not in str(error.value)
 
 
 @cases("text", ["a(b=" + "-" * 2_000 + "1)", "+".join(["rope_axial"] * 2_000), "a(b=" + "9" * 4_300 + ")"])

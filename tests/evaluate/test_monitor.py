@@ -25,9 +25,9 @@ from vispe.evaluate.measure.audited_model import as_audited_model
 
 def vit(spec=None, **options):
     torch.manual_seed(0)
-    more = {} if spec is None else {"pos_embed": spec}
+    pos_embed_option = {} if spec is None else {"pos_embed": spec}
     return timm.create_model(
-        "vit_tiny_patch16_224", img_size=96, depth=2, num_classes=3, **more, **options
+        "vit_tiny_patch16_224", img_size=96, depth=2, num_classes=3, **pos_embed_option, **options
     ).eval()
 
 

@@ -120,47 +120,47 @@ def test_scaling_in_a_vit_is_attention_written_out(reader):
         torch.nn.functional.linear(y, w, b).unflatten(-1, (4, 8)).transpose(1, 2)
         for y, w, b in zip((scaled, scaled, x), attn.qkv.weight.chunk(3), attn.qkv.bias.chunk(3), strict=True)
     )
-    want = attn.proj(((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
-    plain, recorded = attn(x), []
+    expected = attn.proj(((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+    plain, calls = attn(x), []
     with scale_channel(model, 5, -0.5, layers=[1], reader=reader):
-        handle = attn.qkv.register_forward_hook(lambda m, a, out: recorded.append(out))
+        handle = attn.qkv.register_forward_hook(lambda m, a, out: calls.append(out))
         actual = attn(x)
         handle.remove()
-    assert torch.allclose(actual[:, 0], want[:, 0], atol=1e-5)
-    assert torch.allclose(actual[:, 1:], (plain if reader else want)[:, 1:], atol=1e-5)
+    assert torch.allclose(actual[:, 0], expected[:, 0], atol=1e-5)
+    assert torch.allclose(actual[:, 1:], (plain if reader else expected)[:, 1:], atol=1e-5)
     # values are those of the layer, bit by bit
-    assert torch.equal(recorded[-1][..., 64:], attn.qkv(x)[..., 64:])
+    assert torch.equal(calls[-1][..., 64:], attn.qkv(x)[..., 64:])
 
 
-def written_out(module, x, scaled, turn, change=lambda attn: attn):
+def written_out(module, x, scaled, rotary, change=lambda attn: attn):
     """Attention of the last token of a decoder's layer."""
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     q, k = (f(scaled).unflatten(-1, (-1, 8)).transpose(1, 2) for f in (module.q_proj, module.k_proj))
     v = module.v_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2).repeat_interleave(2, 1)
-    q, k = apply_rotary_pos_emb(q, k, *turn)
+    q, k = apply_rotary_pos_emb(q, k, *rotary)
     attn = (q[:, :, -1:] @ k.repeat_interleave(2, 1).mT / 8**0.5).softmax(-1)
     return module.o_proj((change(attn) @ v).transpose(1, 2).flatten(2))[:, 0]
 
 
 def layer_inputs(model, number, x):
-    recorded = []
+    calls = []
     module = model.model.layers[number].self_attn
-    handle = module.register_forward_pre_hook(lambda m, a, kw: recorded.append(kw), with_kwargs=True)
+    handle = module.register_forward_pre_hook(lambda m, a, kw: calls.append(kw), with_kwargs=True)
     model(x)
     handle.remove()
-    return module, recorded[0]["hidden_states"], recorded[0]["position_embeddings"]
+    return module, calls[0]["hidden_states"], calls[0]["position_embeddings"]
 
 
 @torch.no_grad()
 def test_scaling_in_a_decoder_is_the_last_query_with_all_keys_projected_again():
     model, x = decoder(), words()
-    module, hidden, turn = layer_inputs(model, 2, x)
-    plain = module(hidden_states=hidden, position_embeddings=turn, attention_mask=None)[0]
+    module, hidden, rotary = layer_inputs(model, 2, x)
+    plain = module(hidden_states=hidden, position_embeddings=rotary, attention_mask=None)[0]
     scaled = hidden.clone()
     scaled[..., 7] *= 0.0
     with scale_channel(model, 7, 0.0, layers=[2]):
-        actual = module(hidden_states=hidden, position_embeddings=turn, attention_mask=None)[0]
+        actual = module(hidden_states=hidden, position_embeddings=rotary, attention_mask=None)[0]
         generated = model.generate(x, max_new_tokens=3, do_sample=False, use_cache=False)
         with pytest.raises(
             ShapeError, match=r"got a cache of 9 tokens\. Call the model with use_cache=False"
@@ -169,7 +169,7 @@ def test_scaling_in_a_decoder_is_the_last_query_with_all_keys_projected_again():
         with pytest.raises(ShapeError, match="Pad on the left"):
             model(x, attention_mask=torch.arange(9).expand(2, 9) < 8)
         logits = model(x).logits
-    assert torch.allclose(actual[:, -1], written_out(module, hidden, scaled, turn), atol=1e-5)
+    assert torch.allclose(actual[:, -1], written_out(module, hidden, scaled, rotary), atol=1e-5)
     assert torch.equal(actual[:, :-1], plain[:, :-1])
     assert torch.equal(generated[:, 9], logits[:, -1].argmax(-1))
 
@@ -205,17 +205,17 @@ def test_decoders_are_calibrated_in_the_last_half(kind, implementation):
 @torch.no_grad()
 def test_calibration_in_a_decoder_is_attention_written_out():
     model, x = decoder(), words()
-    module, hidden, turn = layer_inputs(model, 3, x)
+    module, hidden, rotary = layer_inputs(model, 3, x)
     change = lambda attn: calibrate(attn, WORDS, DUMMY[:2], 0.1).attention.float()  # noqa: E731
     with calibrated(model, WORDS, DUMMY[:2], temperature=0.1, layers=[3]):
-        actual = module(hidden_states=hidden, position_embeddings=turn, attention_mask=None)[0]
+        actual = module(hidden_states=hidden, position_embeddings=rotary, attention_mask=None)[0]
         # tokens that are added are of no item, with a cache and without one
         cached = model.generate(x, max_new_tokens=4, do_sample=False)
         assert torch.equal(cached, model.generate(x, max_new_tokens=4, do_sample=False, use_cache=False))
         # padding on the left is masked
         padded = torch.cat([torch.zeros(2, 2, dtype=torch.int64), x], 1)
         mask = (padded > 0).long()
-    assert torch.allclose(actual[:, -1], written_out(module, hidden, hidden, turn, change), atol=1e-5)
+    assert torch.allclose(actual[:, -1], written_out(module, hidden, hidden, rotary, change), atol=1e-5)
     with calibrated(model, torch.cat([torch.tensor([-1, -1]), WORDS]), DUMMY[:2], temperature=0.1):
         logits = model(padded, attention_mask=mask).logits[:, -1]
     with calibrated(model, WORDS, DUMMY[:2], temperature=0.1):
@@ -250,9 +250,9 @@ def test_calibration_in_a_vit_is_attention_written_out():
         slot_curve(weights[:, :, 0], ITEM).sum(-1).numpy(), abs=1e-6
     )
     weights[:, :, 0] = row.float()
-    want = attn.proj((weights @ v).transpose(1, 2).flatten(2))
+    expected = attn.proj((weights @ v).transpose(1, 2).flatten(2))
     with calibrated(model, ITEM, DUMMY, temperature=0.1):
-        assert torch.allclose(attn(x), want, atol=1e-5)
+        assert torch.allclose(attn(x), expected, atol=1e-5)
     assert attn.fused_attn
 
 

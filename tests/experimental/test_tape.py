@@ -28,7 +28,7 @@ def slow(block, x, state, causal=False, keep=None):
     def norm(layer, t):
         return t / (t.square().mean() + 1e-6).sqrt() * layer.weight
 
-    def turn(t, h, i):
+    def rotate(t, h, i):
         half = width // 2
         other = torch.cat([-t[half:], t[:half]])
         return t * state[0, h, i] + other * state[1, h, i]
@@ -42,7 +42,9 @@ def slow(block, x, state, causal=False, keep=None):
     for i in range(n):
         mixed = []
         for h in range(heads):
-            logits = torch.stack([turn(q[i, h], h, i) @ turn(k[j, h], h, j) * width**-0.5 for j in range(n)])
+            logits = torch.stack(
+                [rotate(q[i, h], h, i) @ rotate(k[j, h], h, j) * width**-0.5 for j in range(n)]
+            )
             for j in range(n):
                 if (causal and j > i) or (keep is not None and not keep[j]):
                     logits[j] = -torch.inf
@@ -135,8 +137,8 @@ def test_what_learns_from_the_start():
     for block in blocks:
         x, state = block(x, state)
     (x * torch.randn_like(x)).sum().backward()
-    still = {n for n, p in blocks[0].named_parameters() if p.grad is None or not p.grad.any()}
-    assert still == {"state_gate.weight", "state_down.weight"}  # they wait for W_up
+    untrained = {n for n, p in blocks[0].named_parameters() if p.grad is None or not p.grad.any()}
+    assert untrained == {"state_gate.weight", "state_down.weight"}  # they wait for W_up
 
 
 @cases("dtype", [torch.bfloat16, torch.float16])
@@ -146,8 +148,8 @@ def test_tables_stay_in_float32(dtype):
     expected = exact(x, state)
     actual = exact.to(dtype)(x.to(dtype), state)
     assert [t.dtype for t in actual] == [dtype, torch.float32]
-    for mine, yours in zip(actual, expected, strict=True):
-        assert (mine.double() - yours).norm() < 0.05 * yours.norm()
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert (mine.double() - theirs).norm() < 0.05 * theirs.norm()
 
 
 def test_errors():

@@ -170,18 +170,18 @@ def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
     assert dropped.on_grid
     assert not dropped.regular
     fields = ("coords", "spatial", "extent", "cell", "index", "grid")
-    elsewhere = [pos.replace(**{name: getattr(pos, name)}) for name in fields]
-    elsewhere += [
+    unaligned = [pos.replace(**{name: getattr(pos, name)}) for name in fields]
+    unaligned += [
         pos.with_spacing((2.0, 1.0)),
         dropped.with_spacing((2.0, 1.0)),
         Positions(pos.coords, pos.spatial, grid=pos.grid),
     ]
-    elsewhere += [
-        copy.deepcopy(elsewhere[0]),
-        elsewhere[0].replace(attrs={}),
-        elsewhere[0].gather(torch.tensor([[0]])),
+    unaligned += [
+        copy.deepcopy(unaligned[0]),
+        unaligned[0].replace(attrs={}),
+        unaligned[0].gather(torch.tensor([[0]])),
     ]
-    for other in elsewhere:
+    for other in unaligned:
         assert not other.on_grid
         assert not other.regular
     assert pos.on_grid
@@ -209,23 +209,23 @@ def test_what_is_remembered():
 
 
 def test_cache():
-    cache, like = PositionCache(size=2), torch.zeros(1)
+    cache, reference = PositionCache(size=2), torch.zeros(1)
     grids = [Grid((n, 2)) for n in (1, 2, 3)]
-    first = cache(grids[0], like)
-    assert cache(grids[0], like) is first
-    cache(grids[1], like)
-    assert cache(Grid((1, 2)), like) is first  # by value, and now the newest
-    cache(grids[2], like)
-    assert cache(grids[0], like) is first
-    second = cache(grids[1], like)
-    assert cache(grids[1], like) is second
-    assert cache(Grid((2, 2), prefix=1), like) is not second
+    first = cache(grids[0], reference)
+    assert cache(grids[0], reference) is first
+    cache(grids[1], reference)
+    assert cache(Grid((1, 2)), reference) is first  # by value, and now the newest
+    cache(grids[2], reference)
+    assert cache(grids[0], reference) is first
+    second = cache(grids[1], reference)
+    assert cache(grids[1], reference) is second
+    assert cache(Grid((2, 2), prefix=1), reference) is not second
     assert cache(grids[1], torch.zeros(1, device="meta")).coords.is_meta
     with torch.inference_mode():
-        assert not PositionCache()(grids[0], like).coords.is_inference()
+        assert not PositionCache()(grids[0], reference).coords.is_inference()
     for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
         assert other.size == 2
-        assert other(grids[1], like) is not second
+        assert other(grids[1], reference) is not second
 
 
 def test_cache_stays_out_of_compiled_graphs():
@@ -286,9 +286,9 @@ def test_origin_is_a_field_like_the_others():
     assert pickle.loads(pickle.dumps(grid)) == grid
     assert copy.deepcopy(grid) == grid
     assert len({grid, Grid((3, 4)), Grid((3, 4), origin="end")}) == 3
-    cache, like = PositionCache(), torch.zeros(1)
-    assert cache(grid, like) is not cache(Grid((3, 4)), like)
-    assert cache(grid, like) is cache(grid, like)
+    cache, reference = PositionCache(), torch.zeros(1)
+    assert cache(grid, reference) is not cache(Grid((3, 4)), reference)
+    assert cache(grid, reference) is cache(grid, reference)
     with pytest.raises(OptionError, match="origin must be one of start, end, centre, got 'middle'"):
         Grid((3, 4), origin="middle")
 

@@ -170,7 +170,7 @@ def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):
 )
 def test_grid_schedules(scale, schedule):
     freqs, result = on_grid(schedule, scale)
-    more = max(scale, 1.0)
+    factor = max(scale, 1.0)
     expected = []
     for i, w in enumerate(freqs.tolist()):
         turns = 16 * w / (2 * math.pi)
@@ -179,9 +179,9 @@ def test_grid_schedules(scale, schedule):
             "none": w,
             "rescale": w / scale,
             "align_corners": w * 15 / (16 * scale - 1),
-            "pi": w / more,
-            "ntk": w / more ** (i / 15),
-            "yarn": w * (1 - blend) + w / more * blend,
+            "pi": w / factor,
+            "ntk": w / factor ** (i / 15),
+            "yarn": w * (1 - blend) + w / factor * blend,
         }
         expected.append(rule[schedule])
     torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)

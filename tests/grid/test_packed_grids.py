@@ -10,7 +10,7 @@ from vispe.grid import packed_positions, pool_windows
 GRIDS = torch.tensor([[1, 4, 6], [3, 2, 2], [2, 6, 4]])
 
 
-def counted(grids, kh, kw):
+def pooled_counts(grids, kh, kw):
     """Return (frame, row, column) of every patch, by loops over windows."""
     return [
         (f, y, x)
@@ -26,7 +26,7 @@ def counted(grids, kh, kw):
 @cases("merge", [1, 2, (2, 1), (1, 2)])
 def test_positions_are_counted(merge):
     kh, kw = (merge, merge) if isinstance(merge, int) else merge
-    expected = torch.tensor(counted(GRIDS.tolist(), kh, kw)).float()
+    expected = torch.tensor(pooled_counts(GRIDS.tolist(), kh, kw)).float()
     pos = packed_positions(GRIDS, merge)
     assert torch.equal(pos.coords[0], expected)
     assert torch.equal(packed_positions(GRIDS, merge, frames=False).coords[0], expected[:, 1:])

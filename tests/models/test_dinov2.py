@@ -76,9 +76,9 @@ def run(student, micrographs, tmp_path_factory):
     patch.setattr(dinov2, "QUICK", TINY)
     out = tmp_path_factory.mktemp("out")
 
-    def call(*more, students=(student,)):
+    def call(*args, students=(student,)):
         words = ["--students", *map(str, students), "--microscopy", str(micrographs), "--out", str(out)]
-        patch.setattr(sys, "argv", ["dinov2.py", *words, *more])
+        patch.setattr(sys, "argv", ["dinov2.py", *words, *args])
         dinov2.main()
         return json.loads((out / "first.json").read_text())
 
@@ -98,13 +98,13 @@ def test_every_question_has_a_row_at_every_size(report):
     assert [row for row in rows if row[0] == "turned"] == [("turned", None, size) for size in (32, 48)]
     sets = [(r["set"], r["homogeneous"]) for r in report["rows"] if r["question"] == "scribbles"]
     assert sets == [("bright", True), ("dark", True), ("layers", False)]
-    shown = {size: targets.look(report["rows"], "micrographs", size) for size in (32, 48)}
+    values = {size: targets.look(report["rows"], "micrographs", size) for size in (32, 48)}
     # 'layers' shows position, one frame is small
-    assert [shown[size]["pictures"] for size in (32, 48)] == [
+    assert [values[size]["pictures"] for size in (32, 48)] == [
         4,
         3,
     ]
-    assert shown[48]["grids"] == [[6, 6]]
+    assert values[48]["grids"] == [[6, 6]]
     for kind in probe_images.PLACELESS:
         r2 = targets.look(report["rows"], kind, 32)["r2"]
         assert r2.keys() == {"before", "blanked", "after", "filters"}
@@ -149,9 +149,9 @@ def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, m
     requested = []
     looked_at = dinov2.metrics.looked_at
 
-    def spy(pair, kind, size, *more):
+    def spy(pair, kind, size, *args):
         requested.append((kind, size))
-        return looked_at(pair, kind, size, *more)
+        return looked_at(pair, kind, size, *args)
 
     monkeypatch.setattr(dinov2.metrics, "looked_at", spy)
     second = call("--pool", str(micrographs), "--quick")

@@ -28,7 +28,7 @@ def small(monkeypatch):
     monkeypatch.setattr(Trainer, "validate", lambda *_: {})
 
 
-def run(out, steps, *more):
+def run(out, steps, *args):
     words = [
         "--out",
         str(out),
@@ -43,7 +43,7 @@ def run(out, steps, *more):
         "--seed",
         "3",
     ]
-    train.main([*words, "--steps", str(steps), *more])
+    train.main([*words, "--steps", str(steps), *args])
     return load_file(out / "weights.safetensors")
 
 
@@ -105,11 +105,11 @@ def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted)
     target = taught.coarse.target(images)
     assert target.shape == (2, 64, 4, 4)  # one token of 16 px for each of the trunk
     # written out: the trunk's tokens through the head, without the mean over the batch, cosine by cosine
-    recorded = []
-    hook = taught.model.trunk.register_forward_hook(lambda *call: recorded.append(call[-1]))
+    calls = []
+    hook = taught.model.trunk.register_forward_hook(lambda *call: calls.append(call[-1]))
     maps = taught.model(images)
     hook.remove()
-    tokens = torch.einsum("bdhw,cd->bchw", recorded[0], taught.coarse.head.weight)
+    tokens = torch.einsum("bdhw,cd->bchw", calls[0], taught.coarse.head.weight)
     tokens = tokens + taught.coarse.head.bias[:, None, None]
     a, b = (t - t.mean((0, 2, 3), keepdim=True) for t in (tokens, target))
     expected = 1 - ((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))).mean()
@@ -127,16 +127,16 @@ def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted)
 
 @pytest.mark.slow
 def test_a_run_with_a_coarse_teacher_goes_on_and_keeps_no_head(tmp_path, retrofitted):
-    more = ("--coarse-teacher", str(retrofitted), "--block", "3")
-    uninterrupted = run(tmp_path / "whole", 4, *more)
-    run(tmp_path / "parts", 4, *more, "--stop", "2")
-    parts = run(tmp_path / "parts", 4, *more)
+    args = ("--coarse-teacher", str(retrofitted), "--block", "3")
+    uninterrupted = run(tmp_path / "whole", 4, *args)
+    run(tmp_path / "parts", 4, *args, "--stop", "2")
+    parts = run(tmp_path / "parts", 4, *args)
     assert all(torch.equal(uninterrupted[k], parts[k]) for k in uninterrupted)
     assert set(uninterrupted) == set(run(tmp_path / "plain", 2))
     card = json.loads((tmp_path / "whole/card.json").read_text())
     assert card["coarse_teacher"] == hashlib.sha256(b"weights").hexdigest()
     with pytest.raises(OptionError, match=r"state.pt was trained without a coarse teacher"):
-        run(tmp_path / "plain", 4, *more)
+        run(tmp_path / "plain", 4, *args)
     with pytest.raises(OptionError, match="block=3 has no effect without a coarse teacher"):
         Trainer(Recipe(block=3), list(PICTURES.numpy()), tmp_path)
 

@@ -82,7 +82,7 @@ def run(tmp_path_factory, micrographs):
         patch.setattr(measure, key, value)
     folder = tmp_path_factory.mktemp("proof")
 
-    def call(*more):
+    def call(*args):
         options = [
             "--runs",
             str(folder / "runs"),
@@ -91,7 +91,7 @@ def run(tmp_path_factory, micrographs):
             "--micrographs",
             str(micrographs),
         ]
-        patch.setattr(sys, "argv", ["small_retrofit.py", *options, *more])
+        patch.setattr(sys, "argv", ["small_retrofit.py", *options, *args])
         proof.main()
         return json.loads((folder / "out" / "proof.json").read_text())
 
@@ -104,9 +104,9 @@ def test_every_row_is_there_once_and_nothing_is_done_twice(run, capsys, monkeypa
     call, folder = run
     report = call("--seeds", "3", "4")
     assert "no --pool was given" in capsys.readouterr().out
-    got = [(r["data"], r["student"], r["seed"]) for r in report["rows"]]
+    keys = [(r["data"], r["student"], r["seed"]) for r in report["rows"]]
     expected = [("own", s, 3) for s in ("teacher", *NAMES)] + [("small table", "teacher", 3)]
-    assert got == expected + [("own", s, 4) for s in ("teacher", *NAMES)]
+    assert keys == expected + [("own", s, 4) for s in ("teacher", *NAMES)]
     assert "/somewhere" not in json.dumps(report)
     assert str(folder) not in json.dumps(report)
 
@@ -118,7 +118,7 @@ def test_every_row_is_there_once_and_nothing_is_done_twice(run, capsys, monkeypa
     report["rows"] = [r for r in report["rows"] if (r["student"], r["seed"]) != ("alibi2d", 4)]
     (folder / "out" / "proof.json").write_text(json.dumps(report))
     second = call("--seeds", "3", "4")
-    assert sorted((r["data"], r["student"], r["seed"]) for r in second["rows"]) == sorted(got)
+    assert sorted((r["data"], r["student"], r["seed"]) for r in second["rows"]) == sorted(keys)
     with pytest.raises(AssertionError, match="trained again"):
         call("--seeds", "5")
 
@@ -159,9 +159,9 @@ def test_likeness_is_to_the_teacher_without_its_channels(run, micrographs):
     assert result["centred cosine"] == pytest.approx(1, abs=1e-6)
     assert result["rank"] == pytest.approx(1)
     assert 0 < result["cosine of constant"] < 0.999
-    less = measure.likeness(teacher, teacher, [3, 7], micrographs)["micrographs"]
-    assert less["cosine"] < 0.999
-    assert less["rank blanked"] != less["rank teacher"] == less["rank student"]
+    similarity = measure.likeness(teacher, teacher, [3, 7], micrographs)["micrographs"]
+    assert similarity["cosine"] < 0.999
+    assert similarity["rank blanked"] != similarity["rank teacher"] == similarity["rank student"]
 
 
 def test_the_average_over_shifts_knows_no_position(run):

@@ -104,8 +104,8 @@ class MRoPE(Rule):
         ]
         corner = 0 if self.spatial_reset else c
         tokens = [(c + a, corner + b, corner + d) for a, b, d in local]
-        counted = [max(p[1:]) if self.after == "side" else max(p) for p in local]
-        return tokens, c + max(counted) + 1
+        distances = [max(p[1:]) if self.after == "side" else max(p) for p in local]
+        return tokens, c + max(distances) + 1
 
 
 class TMRoPEInterleaved(MRoPE):
@@ -179,9 +179,9 @@ class Circle(Rule):
         v = [normal[(i + 1) % 3] * u[(i + 2) % 3] - normal[(i + 2) % 3] * u[(i + 1) % 3] for i in range(3)]
         points = []
         for k, ((y, x), a) in enumerate(zip(flat, toward, strict=True)):
-            turn = alpha * a + (1 - alpha) * 2 * math.pi * k / len(flat)
-            along = (1 - blend) * radius * math.cos(turn) + blend * x
-            up = (1 - blend) * radius * math.sin(turn) + blend * y
+            angle = alpha * a + (1 - alpha) * 2 * math.pi * k / len(flat)
+            along = (1 - blend) * radius * math.cos(angle) + blend * x
+            up = (1 - blend) * radius * math.sin(angle) + blend * y
             points.append([along * u[i] + up * v[i] for i in (2, 1, 0)])  # time is z, rows y, columns x
         if self.offset is not None:
             lift = abs(min(map(min, points))) + float(self.offset)
@@ -200,8 +200,8 @@ class VRoPE(Rule):
         tokens = []
         for f, y, x in cells(t, h, w):
             at = c + f * gap
-            ways = [(y, x), (y, w - 1 - x), (h - 1 - y, x), (h - 1 - y, w - 1 - x)]
-            tokens.append(tuple(at + a + b for a, b in ways))
+            reflections = [(y, x), (y, w - 1 - x), (h - 1 - y, x), (h - 1 - y, w - 1 - x)]
+            tokens.append(tuple(at + a + b for a, b in reflections))
         return tokens, max(map(max, tokens)) + 1
 
 
@@ -424,15 +424,15 @@ def visible(rows, mask):
     """Return which keys each query may attend to, (b, 1, s, s), found by asking for each pair."""
     out = torch.zeros(mask.shape[0], 1, mask.shape[1], mask.shape[1], dtype=torch.bool)
     for number, row in enumerate(rows):
-        about = []  # for each token its sample, and its shared run
+        owners = []  # for each token its sample, and its shared run
         for document, segments in enumerate(documents_of(row)):
             for index, segment in enumerate(segments):
                 run = (document, index) if isinstance(segment, Text) and segment.shared else None
-                about += [(document, run)] * length_of(segment)
+                owners += [(document, run)] * length_of(segment)
         positions = [s for s, valid in enumerate(mask[number].tolist()) if valid]
-        for i, (document, run) in enumerate(about):
+        for i, (document, run) in enumerate(owners):
             for j in range(i + 1):
-                other, hidden = about[j]
+                other, hidden = owners[j]
                 if other == document and hidden in (None, run):
                     out[number, 0, positions[i], positions[j]] = True
     return out

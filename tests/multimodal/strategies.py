@@ -74,12 +74,14 @@ def masks(draw, rows):
     longest = max(lengths) + draw(st.integers(0, 3))
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
     for row, n in enumerate(lengths):
-        how = draw(st.sampled_from(["left", "right", "inside"]))
-        if how == "inside":
+        layout = draw(st.sampled_from(["left", "right", "inside"]))
+        if layout == "inside":
             order = torch.randperm(longest, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
             mask[row, order[:n]] = True
         else:
-            mask[row] = torch.arange(longest) >= longest - n if how == "left" else torch.arange(longest) < n
+            mask[row] = (
+                torch.arange(longest) >= longest - n if layout == "left" else torch.arange(longest) < n
+            )
     return mask
 
 
@@ -100,8 +102,8 @@ def ids_of(rows, mask, merge=1, as_tensors=True):
                 if kind:
                     (images if kind == 1 else films).append(s)
         positions = mask[number].nonzero()[:, 0]
-        for position, about in zip(positions.tolist(), kinds, strict=True):
-            for field, value in zip((types, documents, groups, ends), about, strict=True):
+        for position, kind_of_token in zip(positions.tolist(), kinds, strict=True):
+            for field, value in zip((types, documents, groups, ends), kind_of_token, strict=True):
                 field[number, position] = value
     arguments = {"types": types, "mask": mask, "documents": documents, "groups": groups, "boundaries": ends}
     if not as_tensors:

@@ -34,14 +34,13 @@ def test_yarn_on_time_alone(spec, dim, base, scale, length):
             changed += share > 0
         else:
             assert torch.equal(result[pair], plain[pair])
-    has_few_pairs = (
-        spec == "mrope" and dim == 128
-    )  # time has the highest frequencies, which YaRN leaves alone
+    # time has the highest frequencies, which YaRN does not change
+    has_few_pairs = spec == "mrope" and dim == 128
     assert bool(changed) != has_few_pairs
     ids = create_scheme(spec).coordinates(Stream.of(ROWS)).ids
     before, after = (angles(ids, rates, axis) for rates in (plain, result))
-    still = axis != allocation.T
-    assert torch.equal(before[..., still], after[..., still])
+    spatial = axis != allocation.T
+    assert torch.equal(before[..., spatial], after[..., spatial])
     assert torch.equal(before, after) == has_few_pairs
 
 
@@ -86,8 +85,8 @@ def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
     b, s = coordinates.mask.shape
     q, k = (torch.randn(b, 2, s, 14, generator=generator, dtype=torch.float64) for _ in "qk")
     cotangent = torch.randn(b, 2, s, s, generator=generator, dtype=torch.float64)
-    turn = encoding.transform(positions, 0)
-    actual = turn.query(q) @ turn.key(k).mT
+    rotary = encoding.transform(positions, 0)
+    actual = rotary.query(q) @ rotary.key(k).mT
     (slope,) = torch.autograd.grad(actual, encoding.log_freq, cotangent)
     log_freq = encoding.log_freq.detach().clone().requires_grad_()
     coords = torch.where(coordinates.mask, coordinates.ids, 0.0)
@@ -95,8 +94,8 @@ def test_grape_turns_streams_by_the_coordinates_of_a_scheme(spec, shared):
     for pair in range(7):
         rate = (log_freq[..., pair] / 16).exp()
         at = coords[pair % 3]
-        apart = (at[:, :, None] - at[:, None, :])[:, None]  # query minus key
-        angle = apart * (rate if shared else rate[:, None, None])
+        offsets = (at[:, :, None] - at[:, None, :])[:, None]  # query minus key
+        angle = offsets * (rate if shared else rate[:, None, None])
         x, y = (t[..., pair, None] for t in (q, k))
         u, v = (t[..., pair + 7, None] for t in (q, k))
         # real part of (x + i u) (y - i v) exp(-i angle)
@@ -140,13 +139,15 @@ def test_gated_slopes_of_grape_on_the_coordinates_of_a_stream(spec):
         for head, slope in enumerate((2**-4, 2**-8)):
             unit = [t[head] / t[head].norm() for t in (encoding.u.detach(), encoding.v.detach())]
             for i in range(s):
-                recorded = [j for j in range(s) if stream.attention_mask()[row, 0, i, j]]
-                if not recorded:
+                keys = [j for j in range(s) if stream.attention_mask()[row, 0, i, j]]
+                if not keys:
                     continue
                 logits = []
-                for j in recorded:
-                    away = math.dist(coordinates.ids[:, row, i].tolist(), coordinates.ids[:, row, j].tolist())
+                for j in keys:
+                    distance = math.dist(
+                        coordinates.ids[:, row, i].tolist(), coordinates.ids[:, row, j].tolist()
+                    )
                     gate = soft(k[row, head, j] @ unit[0] / 6**0.5) + soft(q[row, head, i] @ unit[1] / 6**0.5)
-                    logits.append(q[row, head, i] @ k[row, head, j] / 6**0.5 - slope * gate * away)
-                expected = torch.stack(logits).softmax(0) @ v[row, head, recorded]
+                    logits.append(q[row, head, i] @ k[row, head, j] / 6**0.5 - slope * gate * distance)
+                expected = torch.stack(logits).softmax(0) @ v[row, head, keys]
                 torch.testing.assert_close(actual[row, head, i], expected, rtol=0, atol=1e-9)

@@ -78,12 +78,12 @@ def test_text_is_exact_in_all_layers():
 def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
     """A stack of attention layers with a cache of rotated keys, against one pass without a cache."""
     prompt = [Text(3), Image(5, 6), Text(2), Video(3, 2, 5), Text(2)]
-    tokens, more = sum(oracle.length_of(s) for s in prompt), 3
-    full = layers.coordinates(Stream.of([[*prompt, Text(more)]]))
+    tokens, decoded = sum(oracle.length_of(s) for s in prompt), 3
+    full = layers.coordinates(Stream.of([[*prompt, Text(decoded)]]))
     first = layers.coordinates(Stream.of([prompt]))
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(4, 3, 16, 16, generator=generator, dtype=torch.float64) / 4
-    x = torch.randn(1, tokens + more, 16, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, tokens + decoded, 16, generator=generator, dtype=torch.float64)
 
     def project(h, w):
         return [(h @ m)[:, None] for m in w]
@@ -91,18 +91,18 @@ def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
     expected = x
     for layer, w in enumerate(weights):
         scheme, at = layers.scheme(layer), full[layers.of_layer[layer]]
-        turn = rotation(at.ids, FREQUENCIES, scheme.allocation(8))
-        expected = expected + attention(*project(expected, w), transform=turn, is_causal=True)[:, 0]
+        rotary = rotation(at.ids, FREQUENCIES, scheme.allocation(8))
+        expected = expected + attention(*project(expected, w), transform=rotary, is_causal=True)[:, 0]
     cache = [None] * 4
     pieces = []
-    for begin, end in [(0, tokens), *((tokens + i, tokens + i + 1) for i in range(more))]:
+    for begin, end in [(0, tokens), *((tokens + i, tokens + i + 1) for i in range(decoded))]:
         h = x[:, begin:end]
         for layer, w in enumerate(weights):
             scheme, at = layers.scheme(layer), first[layers.of_layer[layer]]
-            ids = at.ids if begin == 0 else at.decode(more)[..., begin - tokens : end - tokens]
-            turn = rotation(ids, FREQUENCIES, scheme.allocation(8))
+            ids = at.ids if begin == 0 else at.decode(decoded)[..., begin - tokens : end - tokens]
+            rotary = rotation(ids, FREQUENCIES, scheme.allocation(8))
             q, k, v = project(h, w)
-            q, k = turn.query(q), turn.key(k)
+            q, k = rotary.query(q), rotary.key(k)
             if cache[layer] is not None:
                 k, v = (torch.cat(pair, 2) for pair in zip(cache[layer], (k, v), strict=True))
             cache[layer] = (k, v)

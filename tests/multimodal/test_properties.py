@@ -18,7 +18,7 @@ from vispe.multimodal.schemes.mrope import MRoPE, RoPE1D
 ROOT = Path(__file__).parents[2]
 
 
-recorded = cache(properties)
+cached_properties = cache(properties)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +39,7 @@ def generator():
 
 @pytest.fixture(scope="module")
 def actual(generator):
-    return {spec: recorded(spec) for spec in generator.specs()}
+    return {spec: cached_properties(spec) for spec in generator.specs()}
 
 
 def test_the_page_says_what_is_found(generator, actual, monkeypatch):
@@ -88,7 +88,7 @@ def test_schemes_know_whether_they_keep_text(actual, name):
     ],
 )
 def test_costs(spec, image, video, tiles):
-    p = recorded(spec)
+    p = cached_properties(spec)
     assert (p.image, p.video, p.tiles_cost) == (image, video, tiles)
     at = {"t": 1, "h": 24, "w": 36, "max": max, "min": min, "ceil": math.ceil, "__builtins__": {}}
     spelled = image.replace("h w", "h * w")
@@ -104,32 +104,33 @@ def test_positions_of_known_schemes():
     assert reset.follows_text == (True, False, False)
     assert reset.image_gap == (5, 36)  # text at 40, columns up to 35
     assert old.video_gap == (-89, 3)  # text at 11, the last frame at 100
-    vrope = recorded("vrope")
+    vrope = cached_properties("vrope")
     assert (vrope.image_gap, vrope.mirrored, vrope.level, vrope.axes) == ((1, 1), True, True, 4)
     assert not qwen.mirrored
     assert not qwen.level
-    shared = recorded("mousi(share=all)")
+    shared = cached_properties("mousi(share=all)")
     assert (shared.distinct_image, shared.distinct_tiles, shared.distinct_video, shared.level) == (
         False,
         False,
         False,
         True,
     )
-    dhr = recorded("rope_dhr")
+    dhr = cached_properties("rope_dhr")
     assert (dhr.distinct_image, dhr.distinct_tiles) == (True, False)
 
 
 def test_what_options_change():
-    assert not recorded("mrope(text_axes=time)").text_exact
-    assert not recorded("mhrope(sections=[1,2,2])").text_exact  # three of eight key heads do not turn
+    assert not cached_properties("mrope(text_axes=time)").text_exact
+    # three of eight key heads are not rotated
+    assert not cached_properties("mhrope(sections=[1,2,2])").text_exact
     assert is_text_exact(create_scheme("mhrope"), pairs=16, kv_heads=3)
     assert not is_text_exact(create_scheme("mhrope", sections=(1, 1, 1)), pairs=16, kv_heads=4)
     assert not is_text_exact(create_scheme("mrope", text_axes="time"), pairs=8, kv_heads=2)
-    assert recorded("mrope(tokens_per_second=2.0)").timed
-    assert not recorded("mrope").timed
-    assert not recorded("v2pe").whole
-    assert recorded("v2pe").random
-    assert not recorded("v2pe(train_strides=null)").random
+    assert cached_properties("mrope(tokens_per_second=2.0)").timed
+    assert not cached_properties("mrope").timed
+    assert not cached_properties("v2pe").whole
+    assert cached_properties("v2pe").random
+    assert not cached_properties("v2pe(train_strides=null)").random
     assert properties({"name": "mrope", "stride": 0.5}).scheme == "mrope(stride=0.5)"
 
 

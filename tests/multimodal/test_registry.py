@@ -155,7 +155,7 @@ def test_every_option_has_an_effect():
     rows.append([Text(1), Image(1, 2)])
     grouped = Stream.of([[Text(3), Text(2, group=1)]])
 
-    def recorded(scheme, stream):
+    def record(scheme, stream):
         result = scheme.coordinates(stream, training=True, generator=torch.Generator().manual_seed(1))
         fixed = scheme.coordinates(stream)
         return [result.ids, result.next, fixed.ids, fixed.next, scheme.allocation(12, 4)]
@@ -171,7 +171,7 @@ def test_every_option_has_an_effect():
     for name in NAMES:
         plain = create_scheme(name)
         stream = grouped if name == "group_pe" else Stream.of(rows)
-        before = recorded(plain, stream)
+        before = record(plain, stream)
         for option in plain.options():
             value = others[option]
             if option == "after":
@@ -184,7 +184,7 @@ def test_every_option_has_an_effect():
                 value = {"sections": (4, 4, 4), "layout": "elementwise"}.get(option, value)
             if (name, option) in always:
                 continue
-            pairs = zip(before, recorded(create_scheme(name, **{option: value}), stream), strict=True)
+            pairs = zip(before, record(create_scheme(name, **{option: value}), stream), strict=True)
             assert any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs), (name, option)
 
 

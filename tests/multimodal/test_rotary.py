@@ -151,8 +151,8 @@ def test_positions_survive_models_of_low_precision(dtype):
     wide = tables(ids, frequencies, allocation.single(32))
     assert torch.equal(cos, wide[0].to(dtype))
     assert torch.equal(sin, wide[1].to(dtype))
-    apart = (torch.cat([cos, sin], -1)[0].diff(dim=0) != 0).any(-1)
-    assert bool(apart.all())
+    distinct = (torch.cat([cos, sin], -1)[0].diff(dim=0) != 0).any(-1)
+    assert bool(distinct.all())
 
 
 def test_a_shift_of_all_positions_does_not_change_attention():
@@ -181,14 +181,14 @@ def test_rotation_in_float64_and_in_both_layouts(spec):
     half = rotation(ids, frequencies, axis)
     actual, keys = half.query(q), half.key(k)
     per_head = axis if axis.ndim == 2 else axis.expand(kv_heads, pairs)
-    turn = angles(ids, frequencies, axis).double()
+    angle_table = angles(ids, frequencies, axis).double()
     expected, wanted_keys = torch.empty_like(q), torch.empty_like(k)
     for head in range(kv_heads * group):
         for pair in range(pairs):
             key_head = head // group
             number = int(per_head[key_head, pair])
             at = torch.zeros(b, s) if number < 0 else ids[number] * frequencies[pair].double()
-            mine = turn[..., pair] if axis.ndim == 1 else turn[:, key_head, :, pair]
+            mine = angle_table[..., pair] if axis.ndim == 1 else angle_table[:, key_head, :, pair]
             torch.testing.assert_close(mine, at.double(), rtol=2.0**-23, atol=0)
             cos, sin = mine.cos().float().double(), mine.sin().float().double()
             for arguments, out, h in ((q, expected, head), (k, wanted_keys, key_head)):
@@ -216,8 +216,8 @@ def test_gradients(layout):
     ids = scheme.coordinates(Stream.of(ROWS[1:])).ids
     frequencies = (10000 ** (-torch.arange(8) / 8)).float()
     rotated = rotation(ids, frequencies, scheme.allocation(8), layout=layout)
-    back = rotation(-ids, frequencies, scheme.allocation(8), layout=layout)
-    for apply, undo, heads in ((rotated.query, back.query, 4), (rotated.key, back.key, 2)):
+    inverse = rotation(-ids, frequencies, scheme.allocation(8), layout=layout)
+    for apply, undo, heads in ((rotated.query, inverse.query, 4), (rotated.key, inverse.key, 2)):
         x = torch.randn(1, heads, ids.shape[2], 16, dtype=torch.float64, requires_grad=True)
         cotangent = torch.randn_like(x)
         (result,) = torch.autograd.grad(apply(x), x, cotangent)

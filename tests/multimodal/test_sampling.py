@@ -58,8 +58,8 @@ def test_decoding_goes_on_behind_the_last_position():
 
 def test_evaluation_seeds_and_errors():
     before = create_scheme("mrope").coordinates(STREAM)
-    still, _ = sampled(before, create_encoding("gaps").eval())
-    assert still is before
+    evaluated, _ = sampled(before, create_encoding("gaps").eval())
+    assert evaluated is before
     sampler = create_encoding("rfs(reach=64)")
     set_progress(sampler, 0.5, seed=7)
     one, two = (sampled(before, sampler)[0].ids for _ in range(2))

@@ -92,8 +92,8 @@ def slots(out: str) -> None:
 
     processes = Processes.started()
     mine = slice(0, 4) if processes.main else slice(4, None)
-    student, teacher, where = (part[mine] for part in batch(7))
-    actual = slot_distillation(student.requires_grad_(), teacher, where, processes=processes)
+    student, teacher, slots_of_part = (part[mine] for part in batch(7))
+    actual = slot_distillation(student.requires_grad_(), teacher, slots_of_part, processes=processes)
     actual.loss.backward()
     stored = {"loss": actual.loss.detach(), "weights": actual.weights, "gradient": student.grad}
     torch.save(stored, Path(out).with_suffix(f".{processes.rank}.pt"))

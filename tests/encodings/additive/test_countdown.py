@@ -100,8 +100,8 @@ def test_border(shape):
     assert not actual[0].any()
     assert not actual[:, 4 * axes * k :].any()
     for row, cell in zip(actual[1:], np.ndindex(*shape), strict=True):
-        away = [d for c, n in zip(cell, shape, strict=True) for d in (c, n - 1 - c)]
-        expected = [w for d in away for w in waves(d / 2, 50, k, 0)]
+        border_distances = [d for c, n in zip(cell, shape, strict=True) for d in (c, n - 1 - c)]
+        expected = [w for d in border_distances for w in waves(d / 2, 50, k, 0)]
         np.testing.assert_allclose(row[: len(expected)], expected, atol=1e-6)
 
 
@@ -132,8 +132,8 @@ def test_ranks():
             encoding.table(prepared.gather(keep)), table.gather(1, keep[..., None].expand(-1, -1, 8))
         )
     # without ranks the cells of a grid are read row by row
-    bare = encoding.table(pos)
-    torch.testing.assert_close(bare[0, 1:], encoding.table(Grid((4,)).positions())[0])
+    without_ranks = encoding.table(pos)
+    torch.testing.assert_close(without_ranks[0, 1:], encoding.table(Grid((4,)).positions())[0])
 
 
 @cases(

@@ -110,9 +110,9 @@ def test_class_vector_and_prefix():
     plain.load_state_dict({k: v for k, v in encoding.state_dict().items() if k != "vector"})
     for prefix in (0, 1, 5):
         pos = Grid((3, 4), prefix=prefix).positions()
-        table, bare = encoding.table(pos), plain.table(pos)
-        assert torch.equal(table[:, min(prefix, 1) :], bare[:, min(prefix, 1) :])
-        assert (bare[:, :prefix] == 0).all()
+        table, without_prefix = encoding.table(pos), plain.table(pos)
+        assert torch.equal(table[:, min(prefix, 1) :], without_prefix[:, min(prefix, 1) :])
+        assert (without_prefix[:, :prefix] == 0).all()
         if prefix:
             assert torch.equal(table[0, 0], encoding.vector[0])
             keep = torch.tensor(

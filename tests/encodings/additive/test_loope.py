@@ -125,12 +125,12 @@ def test_rescaled_positions_keep_their_range():
         for token, position in enumerate(curve_order((6, 8)).ravel()):
             expected = code((int(position) + math.tanh(0.3)) * scale, 8)
             assert table[0, token].tolist() == pytest.approx(expected, abs=1e-6)
-    still = loope(context="none", rescale=True)
+    static = loope(context="none", rescale=True)
     plain = loope(context="none")
     pos = Grid((3, 4)).positions()
-    assert torch.equal(still.table(pos), plain.table(pos))
+    assert torch.equal(static.table(pos), plain.table(pos))
     other_positions = Grid((3, 5)).positions()
-    assert not torch.equal(still.table(other_positions), plain.table(other_positions))
+    assert not torch.equal(static.table(other_positions), plain.table(other_positions))
 
 
 def test_an_order_that_is_learned():

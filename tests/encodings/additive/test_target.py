@@ -15,11 +15,11 @@ FACTS = {"dim": DIM, "grid": GRID.shape}
 
 def orders():
     """Return orders of a grid of 3 x 4 with a prefix token."""
-    behind = torch.cat([torch.tensor([0]), 1 + quadtree(3, 4)])
+    order = torch.cat([torch.tensor([0]), 1 + quadtree(3, 4)])
     return {
         "raster": torch.arange(13),
         "fractal": fractal(13, 1),
-        "quadtree": behind,
+        "quadtree": order,
         "random": shuffled(13, 1),
     }
 

@@ -106,10 +106,10 @@ def check_routes(encoding, grid):
 def check_turned(encoding, degrees=37.0, mirrored=True):
     """An image that is rotated about any point, and mirrored, keeps its bias."""
     angle = math.radians(degrees)
-    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    turn = turn.double() @ torch.diag(torch.tensor([1.0, -1.0 if mirrored else 1.0])).double()
+    matrix = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    matrix = matrix.double() @ torch.diag(torch.tensor([1.0, -1.0 if mirrored else 1.0])).double()
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
-    before, after = (encoding.bias(Positions(c), 0).dense() for c in (coords, coords @ turn.T + 3))
+    before, after = (encoding.bias(Positions(c), 0).dense() for c in (coords, coords @ matrix.T + 3))
     torch.testing.assert_close(before, after, rtol=1e-6, atol=1e-6)
 
 

@@ -42,9 +42,9 @@ def test_values(slopes, metric, wrap, normalize):
 
 
 def test_defaults_and_preset():
-    bare = create_encoding("alibi3d", num_heads=4)
-    assert (bare.slopes, bare.wrap, bare.normalize) == ("geometric", False, "none")
-    small, large = dense(bare, Grid((2, 3, 2))), dense(bare, Grid((4, 5, 3)))
+    default = create_encoding("alibi3d", num_heads=4)
+    assert (default.slopes, default.wrap, default.normalize) == ("geometric", False, "none")
+    small, large = dense(default, Grid((2, 3, 2))), dense(default, Grid((4, 5, 3)))
     cells = torch.arange(60).reshape(4, 5, 3)[:2, :3, :2].flatten()
     assert torch.equal(large[:, cells][:, :, cells], small)
     flat = create_encoding("alibi2d.dinosaw", num_heads=4)

@@ -33,15 +33,15 @@ def tensors(count, batch=2):
 def nearer(encoding, pos, i, j):
     """Return the keys that count for a pair: no farther from i than j is; none if the pair does not count."""
 
-    def away(a, b):
+    def distance(a, b):
         gap = pos.coords[0, a].double() - pos.coords[0, b].double()
         if encoding.causal and gap[0] < 0:
             return math.inf
         return float(gap.norm()) if pos.spatial[0, a] and pos.spatial[0, b] else math.inf
 
-    if away(i, j) == math.inf:
+    if distance(i, j) == math.inf:
         return []
-    return [m for m in range(pos.tokens) if away(i, m) <= away(i, j) + 1e-4]
+    return [m for m in range(pos.tokens) if distance(i, m) <= distance(i, j) + 1e-4]
 
 
 def slow_cope(encoding, pos, q, k):
@@ -121,14 +121,14 @@ def test_turns_and_moves(name):
     encoding, (q, k, x) = build(name), tensors(9)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
     angle = torch.tensor(37.0, dtype=torch.float64).deg2rad()
-    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
-    still = dense(name, encoding, Positions(coords), q, k, x)
-    torch.testing.assert_close(dense(name, encoding, Positions(coords @ turn + 3), q, k, x), still)
+    matrix = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    reference = dense(name, encoding, Positions(coords), q, k, x)
+    torch.testing.assert_close(dense(name, encoding, Positions(coords @ matrix + 3), q, k, x), reference)
     mirrored = coords * torch.tensor([1.0, -1.0], dtype=torch.float64)
-    torch.testing.assert_close(dense(name, encoding, Positions(mirrored), q, k, x), still)
+    torch.testing.assert_close(dense(name, encoding, Positions(mirrored), q, k, x), reference)
     # on a grid keys at equal distances have no order among them
     order = torch.arange(9).reshape(3, 3).rot90().flatten()
-    still = dense(name, encoding, Grid((3, 3), spacing=(0.7, 0.7)).positions(), q, k, x)
+    reference = dense(name, encoding, Grid((3, 3), spacing=(0.7, 0.7)).positions(), q, k, x)
     rotated = dense(
         name,
         encoding,
@@ -137,7 +137,7 @@ def test_turns_and_moves(name):
         k[:, :, order],
         x[:, order],
     )
-    torch.testing.assert_close(rotated, still[..., order, :][..., order])
+    torch.testing.assert_close(rotated, reference[..., order, :][..., order])
 
 
 @cases("name", ["cope", "tra"])

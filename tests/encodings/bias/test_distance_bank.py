@@ -25,17 +25,17 @@ def slow(encoding, pos, x, step=(1.0, 1.0, 1.0)):
     n, reach, out = pos.tokens, encoding.max_dist, []
     for i in range(n):
         for j in range(n):
-            apart = (pos.coords[0, i] - pos.coords[0, j]) * torch.tensor(step[: pos.axes])
+            offset = (pos.coords[0, i] - pos.coords[0, j]) * torch.tensor(step[: pos.axes])
             entry = None
             if pos.spatial[0, i] and pos.spatial[0, j]:
                 if encoding.over == "offset":
-                    steps = [round(float(a)) for a in apart]
+                    steps = [round(float(a)) for a in offset]
                     if all(abs(s) < reach for s in steps):
                         table = encoding.distance_bank.unflatten(1, (2 * reach - 1,) * pos.axes)
                         entry = table[(slice(None), *(s + reach - 1 for s in steps))]
-                elif not (encoding.causal and apart[0] < 0):
-                    away = round(float(apart.double().norm()))
-                    entry = encoding.distance_bank[:, away] if away < reach else None
+                elif not (encoding.causal and offset[0] < 0):
+                    distance = round(float(offset.double().norm()))
+                    entry = encoding.distance_bank[:, distance] if distance < reach else None
             out.append(gates.new_zeros(2, 3) if entry is None else gates[:, i] @ entry)
     return torch.stack(out, -1).unflatten(-1, (n, n))
 
@@ -72,9 +72,9 @@ def test_turned_samples():
     encoding, x = build(), tokens(9)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
     angle = torch.tensor(37.0, dtype=torch.float64).deg2rad()
-    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    matrix = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
     dense = encoding.bias(Positions(coords), 0, x).dense()
-    torch.testing.assert_close(encoding.bias(Positions(coords @ turn + 3), 0, x).dense(), dense)
+    torch.testing.assert_close(encoding.bias(Positions(coords @ matrix + 3), 0, x).dense(), dense)
     mirrored = coords * torch.tensor([1.0, -1.0], dtype=torch.float64)
     torch.testing.assert_close(encoding.bias(Positions(mirrored), 0, x).dense(), dense)
 

@@ -96,12 +96,12 @@ def test_the_bias_of_one_block_has_its_extent():
     encoding = build(causal=True, max_dist=[2, 5], depth=2)
     pos, x = Grid((6,)).positions(), torch.randn(1, 6, DIM, dtype=torch.float64)
     near, far = (encoding.bias(pos, layer, x).dense() for layer in (0, 1))
-    apart = torch.arange(6)[:, None] - torch.arange(6)
+    offsets = torch.arange(6)[:, None] - torch.arange(6)
     for dense, extent in ((near, 2), (far, 5)):
-        inside = (apart >= 0) & (apart < extent)
+        inside = (offsets >= 0) & (offsets < extent)
         assert (dense[..., inside] != 0).all()
         assert (dense[..., ~inside] == 0).all()
-    shared = (apart >= 0) & (apart < 2)
+    shared = (offsets >= 0) & (offsets < 2)
     assert torch.equal(near[..., shared], far[..., shared])
 
 

@@ -100,8 +100,8 @@ def test_lines(mode):
                 middle = gates[..., lo : hi + 1].sum(-1) - (gates[..., i] + gates[..., j]) / 2
                 value = middle
             elif mode == "separate":
-                back, ahead = gates.split(3, 1)
-                value = (back if i > j else ahead)[..., lo + 1 : hi + 1].sum(-1)
+                backward_gates, forward_gates = gates.split(3, 1)
+                value = (backward_gates if i > j else forward_gates)[..., lo + 1 : hi + 1].sum(-1)
             else:
                 value = gates[..., lo + 1 : hi + 1].sum(-1) * (1 if i >= j else -1)
             expected[..., i + 2, j + 2] = value
@@ -125,9 +125,9 @@ def test_turns_and_flips(turns, flip):
     dense = encoding.bias(Grid((3, 4)).positions(), 0, x).dense()
     rotated = encoding.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
     torch.testing.assert_close(rotated, dense[..., order, :][..., order])
-    apart = build("cable", shared=False)
-    dense = apart.bias(Grid((3, 4)).positions(), 0, x).dense()
-    rotated = apart.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
+    separate = build("cable", shared=False)
+    dense = separate.bias(Grid((3, 4)).positions(), 0, x).dense()
+    rotated = separate.bias(Grid(tuple(image.shape)).positions(), 0, x[:, order]).dense()
     assert torch.allclose(rotated, dense[..., order, :][..., order]) == (turns == 2)
 
 

@@ -109,7 +109,7 @@ def test_it_starts_as_a_convolution(axes, heads, side):
     shape = (5, 4, 5)[:axes]
     pos = Grid(shape).positions()
     x = torch.randn(1, heads, pos.tokens, 4)
-    recorded = maps(encoding, pos, x, x)[0]
+    attn = maps(encoding, pos, x, x)[0]
     centre = torch.tensor([2, 1, 2][:axes])
     query = int((pos.cells()[0] == centre).all(-1).nonzero())
     assert side**axes <= heads < (side + 1) ** axes
@@ -117,7 +117,7 @@ def test_it_starts_as_a_convolution(axes, heads, side):
     for h in range(side**axes):
         # with an even side the centre of the kernel lies between cells: four are equal
         reach = 0.5 * (1 - side % 2)
-        middle = (recorded[h, query][:, None] * pos.coords[0]).sum(0) - centre
+        middle = (attn[h, query][:, None] * pos.coords[0]).sum(0) - centre
         offsets.add(tuple((2 * middle).round().int().tolist()))
         assert abs(middle).max() <= (side - 1) / 2 + reach
     assert len(offsets) == side**axes
@@ -145,13 +145,13 @@ def test_dropped_tokens():
 
 def test_fused_and_unfused_timm_agree_and_hooks_see_the_weights():
     model = timm.create_model("test_vit", pos_embed="gpsa", img_size=64).double()
-    x, recorded = torch.randn(2, 3, 64, 64, dtype=torch.float64), []
+    x, captured = torch.randn(2, 3, 64, 64, dtype=torch.float64), []
     result = []
     for fused in (True, False):
         for block in model.blocks:
             block.attn.fused_attn = fused
             if not fused:
-                block.attn.attn_drop.register_forward_hook(lambda module, args, out: recorded.append(out))
+                block.attn.attn_drop.register_forward_hook(lambda module, args, out: captured.append(out))
         out = model(x)
         cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).double()
         named = [(n, p) for n, p in model.named_parameters() if "pos_proj.bias" not in n]
@@ -162,8 +162,8 @@ def test_fused_and_unfused_timm_agree_and_hooks_see_the_weights():
         assert all((g != 0).any() for (n, _), g in zip(named, grads, strict=True) if n in learning)
         result.append((out, *grads))
     torch.testing.assert_close(*result)
-    assert len(recorded) == len(model.blocks)
-    for weights in recorded:
+    assert len(captured) == len(model.blocks)
+    for weights in captured:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 

@@ -86,8 +86,8 @@ def test_a_line_is_a_line_in_the_plane():
         plane.raw.copy_(line.raw.expand(2))
     q, k, _ = content(4, 6)
     positions = torch.randn(2, 4, 1, dtype=torch.float64)
-    still = torch.zeros_like(q)
-    wide = [torch.cat([x, still], -1) for x in (q, k)]  # nothing in the channels of the second axis
+    zeros = torch.zeros_like(q)
+    wide = [torch.cat([x, zeros], -1) for x in (q, k)]  # nothing in the channels of the second axis
     result = plane.bias(Positions(torch.cat([positions, positions * 3], -1)), 0).dense(
         q=wide[0], k=wide[1], scale=1.0
     )

@@ -33,14 +33,16 @@ def by_angles(groups, shape, spacing=(1, 1), power=1):
         for i, slope in enumerate(slopes):
             rows = []
             for y, x in positions:
-                recorded = [
+                seen_angles = [
                     (math.degrees(math.atan2(y - b, a - x)), math.dist((y, x), (b, a))) for b, a in positions
                 ]
-                turn = [abs((at - middles[i % len(middles)] + 180) % 360 - 180) for at, _ in recorded]
+                angle_to_middle = [
+                    abs((at - middles[i % len(middles)] + 180) % 360 - 180) for at, _ in seen_angles
+                ]
                 rows.append(
                     [
                         slope * d**power if d == 0 or t <= width + 1e-6 else math.inf
-                        for t, (_, d) in zip(turn, recorded, strict=True)
+                        for t, (_, d) in zip(angle_to_middle, seen_angles, strict=True)
                     ]
                 )
             heads.append(rows)

@@ -86,23 +86,24 @@ def test_radial_form_is_blind_to_rotation_about_any_point(degrees):
     x = torch.randn(2, 9, 12, dtype=torch.float64)
     coords, centre = torch.rand(1, 9, 2, dtype=torch.float64) * 20, torch.randn(2, dtype=torch.float64)
     angle = math.radians(degrees)
-    turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-    turn = torch.tensor(turn, dtype=torch.float64)
-    transformed = (coords - centre) @ turn.T * torch.tensor([1.0, -1.0]) + 3
+    matrix = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    matrix = torch.tensor(matrix, dtype=torch.float64)
+    transformed = (coords - centre) @ matrix.T * torch.tensor([1.0, -1.0]) + 3
     for spec, same in ((RI, True), ("pape", False)):
         encoding = build(spec)
-        still, rotated = (encoding.bias(Positions(c), 0, x).dense() for c in (coords, transformed))
-        assert torch.allclose(still, rotated, rtol=1e-9, atol=1e-9) == same
+        base, rotated = (encoding.bias(Positions(c), 0, x).dense() for c in (coords, transformed))
+        assert torch.allclose(base, rotated, rtol=1e-9, atol=1e-9) == same
         shifted = encoding.bias(Positions(coords + 5), 0, x).dense()
-        torch.testing.assert_close(still, shifted, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(base, shifted, rtol=1e-9, atol=1e-9)
 
 
 def test_radial_form_on_three_axes_is_blind_to_rotation():
     x, coords = torch.randn(1, 7, 12, dtype=torch.float64), torch.randn(1, 7, 3, dtype=torch.float64)
-    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
+    matrix = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
     encoding = build(RI, axes=3)
     torch.testing.assert_close(
-        encoding.bias(Positions(coords), 0, x).dense(), encoding.bias(Positions(coords @ turn), 0, x).dense()
+        encoding.bias(Positions(coords), 0, x).dense(),
+        encoding.bias(Positions(coords @ matrix), 0, x).dense(),
     )
 
 

@@ -59,10 +59,10 @@ def test_content_reaches_the_values_only(backend):
 
 def test_prefix_tokens_change_nothing_between_patches():
     encoding = create_encoding("positional_attention(pos_dim=8)", num_heads=2)
-    dense, bare = (encoding.bias(Grid((3, 4), n).positions(), 0).dense() for n in (5, 0))
+    dense, without_prefix = (encoding.bias(Grid((3, 4), n).positions(), 0).dense() for n in (5, 0))
     assert not dense[:, :, :5].any()
     assert not dense[..., :5].any()
-    torch.testing.assert_close(dense[..., 5:, 5:], bare)
+    torch.testing.assert_close(dense[..., 5:, 5:], without_prefix)
 
 
 def test_gradients():

@@ -97,8 +97,8 @@ def test_equals_timm_after_loading_its_entries(mode, prefix, pretrained):
 @cases("pretrained", [(0, 0), (2, 5)])
 def test_equals_swin_v2(pretrained):
     stock = WindowAttention(12, (3, 4), num_heads=3, pretrained_window_size=pretrained)
-    recorded = {}
-    stock.softmax.register_forward_pre_hook(lambda module, args: recorded.update(logits=args[0]))
+    entries = {}
+    stock.softmax.register_forward_pre_hook(lambda module, args: entries.update(logits=args[0]))
     torch.nn.init.zeros_(stock.qkv.weight)  # cosine attention of equal vectors: logits are the bias alone
     stock(torch.randn(1, 12, 12))
     options = {"pretrained": list(pretrained)} if pretrained[0] else {}
@@ -108,7 +108,7 @@ def test_equals_swin_v2(pretrained):
     encoding.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     encoding.load_state_dict({k.removeprefix("attn.pos_enc."): v for k, v in state.items()})
     result = encoding.bias(Grid((3, 4)).positions(), 0).dense()
-    torch.testing.assert_close(result, recorded["logits"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, entries["logits"], rtol=1e-5, atol=1e-5)
 
 
 def test_centring_changes_nothing_without_prefix_tokens():

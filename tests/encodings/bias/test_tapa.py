@@ -14,15 +14,15 @@ from vispe.errors import BackendUnavailable, OptionError, ShapeError
 def slow(q, k, coords, spatial, theta=0.5, alpha=0.1, spacing=1.0):
     """Return the logits (b, h, n, n), pair by pair."""
     b, heads, n, width = q.shape
-    out, cut = torch.zeros(b, heads, n, n, dtype=torch.float64), round(theta * width)
+    out, split = torch.zeros(b, heads, n, n, dtype=torch.float64), round(theta * width)
     for s in range(b):
         coord_list = (coords[s % len(coords)] * torch.tensor(spacing)).tolist()
         for h in range(heads):
             for i in range(n):
                 for j in range(n):
                     x, y = q[s, h, i], k[s, h, j]
-                    amplitude = (x[:cut] * y[:cut]).sum() / math.sqrt(theta * width)
-                    phase = (x[cut:] * y[cut:]).sum() / math.sqrt((1 - theta) * width)
+                    amplitude = (x[:split] * y[:split]).sum() / math.sqrt(theta * width)
+                    phase = (x[split:] * y[split:]).sum() / math.sqrt((1 - theta) * width)
                     d = math.dist(coord_list[i], coord_list[j])
                     reach = d**alpha if d else 0.0
                     positioned = spatial[s % len(coords), i] and spatial[s % len(coords), j]
@@ -62,8 +62,8 @@ def test_logits_and_backends(grid, options):
 def test_moving_the_image_changes_nothing():
     encoding, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(5)
     positions = torch.randn(2, 5, 2, dtype=torch.float64) * 3
-    turn = torch.tensor(37 * math.pi / 180, dtype=torch.float64)
-    matrix = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()]).reshape(2, 2)
+    angle = torch.tensor(37 * math.pi / 180, dtype=torch.float64)
+    matrix = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
     transformed = positions @ matrix.T * torch.tensor([1.0, -1.0]) + torch.tensor([3.0, -7.0])
     first, second = (encoding.bias(Positions(p), 0).dense(q=q, k=k) for p in (positions, transformed))
     torch.testing.assert_close(first, second)

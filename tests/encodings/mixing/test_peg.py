@@ -79,14 +79,14 @@ def test_values_and_gradients(padding, symmetric, shape, k):
 
 def test_modules_of_timm_and_their_names():
     x = torch.randn(2, 15, 8)
-    twins = timm.models.twins.PosConv(8, 8)
+    twins_layer = timm.models.twins.PosConv(8, 8)
     encoding = create_encoding("peg", dim=8, after=[1, 3])
-    state = {f"stem.pos_block.1.{k}": v for k, v in twins.state_dict().items()}
+    state = {f"stem.pos_block.1.{k}": v for k, v in twins_layer.state_dict().items()}
     state |= {f"stem.peg.0.proj.{k}": v for k, v in encoding.proj[0].state_dict().items()}
     encoding.rename_checkpoint_keys(state, "stem.", "stem.pos_enc.")
     assert set(state) == {f"stem.pos_enc.{k}" for k in encoding.state_dict()}
     encoding.load_state_dict({k.removeprefix("stem.pos_enc."): v for k, v in state.items()})
-    torch.testing.assert_close(encoding.mix(x, Grid((3, 5)).positions(), 3), twins(x, (3, 5)))
+    torch.testing.assert_close(encoding.mix(x, Grid((3, 5)).positions(), 3), twins_layer(x, (3, 5)))
     coat = timm.models.coat.ConvPosEnc(8, 5)
     encoding = create_encoding("peg", dim=8, kernel_size=5)
     encoding.proj[0].load_state_dict(coat.proj.state_dict())

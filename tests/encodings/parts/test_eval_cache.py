@@ -104,9 +104,9 @@ def test_copies_share_nothing() -> None:
     encoding, pos = build("liere"), GRID.positions()
     with torch.no_grad():
         first = read(encoding, pos)
-        for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-            assert twin._eval_cache.entry is None
-            assert torch.equal(read(twin, pos), first)
+        for copied in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+            assert copied._eval_cache.entry is None
+            assert torch.equal(read(copied, pos), first)
 
 
 def test_ensembles_under_vmap() -> None:

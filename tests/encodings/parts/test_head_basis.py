@@ -100,8 +100,8 @@ def test_scores_depend_on_offsets_and_at_offset_0_not_on_the_basis(key):
     coords = torch.randn(1, 5, 2, dtype=torch.float64) * 4
     q, k = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
 
-    def scores(where):
-        transform = encoding.transform(Positions(where), 0)
+    def scores(coords):
+        transform = encoding.transform(Positions(coords), 0)
         return transform.query(q) @ transform.key(k).mT
 
     torch.testing.assert_close(scores(coords + 3.5), scores(coords))

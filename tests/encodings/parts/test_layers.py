@@ -71,9 +71,9 @@ def test_forward_is_in_float32_or_better(name, dtype):
 @cases("spec", SPECS)
 def test_no_weight_is_held_by_a_layer_of_torch(spec):
     """Tools that replace, wrap or re-initialise layers by their class must not meet the weights of an encoding."""
-    held = {type(m) for m in build(spec).modules() if any(True for _ in m.parameters(recurse=False))}
+    layer_types = {type(m) for m in build(spec).modules() if any(True for _ in m.parameters(recurse=False))}
     allowed = {nn.ParameterList, nn.ParameterDict}
-    assert not {c for c in held - allowed if c.__module__.startswith("torch.")}
+    assert not {c for c in layer_types - allowed if c.__module__.startswith("torch.")}
 
 
 @cases("spec", PARAMETERS)

@@ -89,9 +89,9 @@ def test_the_end_is_that_of_no_reveal_to_the_bit(spec, form):
     part = encoding.table(pos, image)
     assert not torch.equal(part, expected)
     assert torch.equal(part, encoding.table(grid(spec).positions(), image))
-    for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-        assert twin.progress == 0.4
-        assert torch.equal(twin.table(pos, image), part)
+    for copied in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert copied.progress == 0.4
+        assert torch.equal(copied.table(pos, image), part)
     assert encoding.state_dict().keys() == plain.state_dict().keys()
     set_progress(plain, 0.4)
     assert torch.equal(plain.table(pos, image), expected)
@@ -131,9 +131,9 @@ def test_interleaved_and_repeated_bands():
     points = built("sincos3d_points(mlp=false,features=8)", "linear")
     points.progress = 0.35
     weights = torch.tensor([0, 0, 0.4, 1]).repeat_interleave(2).repeat(3)
-    where = grid("3d").positions()
-    full = built("sincos3d_points(mlp=false,features=8)", "none").table(where)
-    torch.testing.assert_close(points.table(where), full * weights)
+    points_pos = grid("3d").positions()
+    full = built("sincos3d_points(mlp=false,features=8)", "none").table(points_pos)
+    torch.testing.assert_close(points.table(points_pos), full * weights)
 
 
 def test_fourier_features_open_by_the_length_of_their_waves():
@@ -181,13 +181,13 @@ def test_what_reads_a_table_is_not_stale():
     ).eval()
     pos = Grid((3, 4)).positions()
     with torch.no_grad():
-        recorded = []
+        biases = []
         for progress in (0.0, 0.5, 1.0, 0.5):
             set_progress(encoding, progress)
-            recorded.append(encoding.bias(pos, 0).dense())
-    assert torch.equal(recorded[1], recorded[3])
-    assert not torch.equal(recorded[0], recorded[1])
-    assert not torch.equal(recorded[1], recorded[2])
+            biases.append(encoding.bias(pos, 0).dense())
+    assert torch.equal(biases[1], biases[3])
+    assert not torch.equal(biases[0], biases[1])
+    assert not torch.equal(biases[1], biases[2])
 
 
 @pytest.mark.slow

@@ -215,14 +215,14 @@ def test_shift_is_invisible_to_distances():
     for name in ("rope_axial", "alibi2d(wrap=false,normalize=none)", "rope_mixed"):
         both = create_encoding(f"shift(reach=40)+{name}", dim=32, num_heads=2, grid=(3, 4))
         pos = both.prepare(Grid((3, 4), prefix=1).positions())
-        still = Grid((3, 4), prefix=1).positions()
+        grid_pos = Grid((3, 4), prefix=1).positions()
         for one in both.parts()[1:]:
-            outs = [vispe.encodings.attention_layer.attend(q, q, q, (one,), p, 0) for p in (pos, still)]
+            outs = [vispe.encodings.attention_layer.attend(q, q, q, (one,), p, 0) for p in (pos, grid_pos)]
             a, b = (o[:, :, 1:] for o in outs)
             if name == "alibi2d(wrap=false,normalize=none)":
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
             else:  # prefix tokens stand at 0, so only scores between patches agree
-                rotated = [one.transform(p, 0) for p in (pos, still)]
+                rotated = [one.transform(p, 0) for p in (pos, grid_pos)]
                 a, b = (t.query(q)[:, :, 1:] @ t.key(q)[:, :, 1:].mT for t in rotated)
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
@@ -240,8 +240,8 @@ def test_gaps_of_rfs_are_nearly_exponential_and_have_the_stated_mean():
     gaps = torch.cat([sampler.draw(50, generator, torch.device("cpu")).diff() for _ in range(400)])
     assert math.isclose(float(gaps.mean()), 10 / 51, rel_tol=0.02)
     assert math.isclose(float(gaps.std() / gaps.mean()), 50 / 51, rel_tol=0.04)
-    apart = create_encoding("rfs(reach=10,min_gap=0.5)")
-    assert float(apart.draw(50, generator, torch.device("cpu")).diff().min()) >= 0.1 - 1e-9
+    with_gap = create_encoding("rfs(reach=10,min_gap=0.5)")
+    assert float(with_gap.draw(50, generator, torch.device("cpu")).diff().min()) >= 0.1 - 1e-9
 
 
 def test_kept_spacing_makes_neighbours_one_apart_on_the_training_grid():
@@ -434,8 +434,8 @@ def test_alibi_with_drawn_distances():
         line = steps[:, 1:, 1:].diagonal(j, 1, 2)
         torch.testing.assert_close(line, line[:, :1].expand_as(line))
     right, left = steps[0, 1, 1:], steps[0, 1:, 1]
-    for side, less in ((right, 0.0), (left, 0.5)):
-        distances = side[1:] + less
+    for side, offset in ((right, 0.0), (left, 0.5)):
+        distances = side[1:] + offset
         torch.testing.assert_close(distances, distances.round())
         assert bool((distances.diff() > 0).all())
         assert distances[0] >= 1
@@ -443,8 +443,8 @@ def test_alibi_with_drawn_distances():
     assert not dense[:, 0].any()
     assert encoding.prepare(pos) is pos
     encoding.eval()
-    still = encoding.prepare(Grid((9,)).positions())
-    evaluated = -encoding.bias(still, 0).dense()[0] / torch.tensor(encoding.head_slopes())[:, None, None]
+    plain_pos = encoding.prepare(Grid((9,)).positions())
+    evaluated = -encoding.bias(plain_pos, 0).dense()[0] / torch.tensor(encoding.head_slopes())[:, None, None]
     torch.testing.assert_close(evaluated[0, 0], torch.tensor([0.0, 5, 11, 16, 22, 27, 33, 38, 44]))
     with pytest.raises(
         ShapeError, match=r"randomized_offsets=50\) cannot assign distinct distances to 59 offsets"

@@ -74,12 +74,12 @@ def test_rotations_are_the_exponentials_of_the_definition(name, options, shape):
     pos = Grid(shape, prefix=2).positions()
     free = pos.replace(coords=pos.coords.clone().requires_grad_())  # the general path, token by token
     x = torch.randn(3, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
-    for where in (pos, free):
-        turn = encoding.transform(where, 0)
-        actual = turn.query(x)
+    for p in (pos, free):
+        transform = encoding.transform(p, 0)
+        actual = transform.query(x)
         torch.testing.assert_close(actual, torch.einsum("nhij,bhnj->bhni", expected, x), rtol=1e-5, atol=1e-6)
-        assert torch.equal(actual, turn.key(x))
-        assert turn.value(x) is x
+        assert torch.equal(actual, transform.key(x))
+        assert transform.value(x) is x
     blocks = encoding.rotations(pos)
     torch.testing.assert_close(
         blocks @ blocks.mT, torch.eye(encoding.width).double().expand_as(blocks), rtol=0, atol=1e-9
@@ -173,10 +173,10 @@ def test_scores_depend_on_offsets_only(name, form, h, w, down, right):
     q, k = torch.randn(2, 1, HEADS, h * w, DIM // HEADS, dtype=torch.float64)
     scores = []
     for shift in (torch.zeros(2), torch.tensor([down, right])):
-        turn = encoding.transform(Positions(coords + shift), 0)
-        scores.append(turn.query(q) @ turn.key(k).mT)
+        transform = encoding.transform(Positions(coords + shift), 0)
+        scores.append(transform.query(q) @ transform.key(k).mT)
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(turn.query(q).norm(dim=-1), q.norm(dim=-1))
+    torch.testing.assert_close(transform.query(q).norm(dim=-1), q.norm(dim=-1))
 
 
 @BOTH
@@ -191,10 +191,10 @@ def test_dropped_tokens_keep_their_rotation(name, form):
     take = keep[:, None, :, None].expand(-1, HEADS, -1, x.shape[-1])
     torch.testing.assert_close(subset.query(x.gather(2, take)), full.gather(2, take))
     encoding.eval()
-    still = encoding.prepare(Grid((3, 4), prefix=2).positions())
-    full = encoding.transform(still, 0).query(x)
+    prepared = encoding.prepare(Grid((3, 4), prefix=2).positions())
+    full = encoding.transform(prepared, 0).query(x)
     torch.testing.assert_close(
-        encoding.transform(still.gather(keep), 0).query(x.gather(2, take)),
+        encoding.transform(prepared.gather(keep), 0).query(x.gather(2, take)),
         full.gather(2, take),
         rtol=1e-6,
         atol=1e-6,
@@ -241,9 +241,9 @@ def test_gradients_on_the_grid_are_those_of_every_token(name):
     x = torch.randn(2, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
     weight = torch.randn_like(x)
     grads = []
-    for where in (pos, free):
+    for positions in (pos, free):
         encoding.zero_grad()
-        (encoding.transform(where, 0).query(x) * weight).sum().backward()
+        (encoding.transform(positions, 0).query(x) * weight).sum().backward()
         grads.append([p.grad.clone() for p in encoding.parameters()])
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
@@ -254,8 +254,8 @@ def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
     for shape in ((4, 6), (2, 3, 5)):
         encoding = build(name, axes=len(shape), block=2, jitter=1.0, jitter_offset=0.3, normalize="none")
         pos = Grid(shape, prefix=1).positions()
-        still = encoding.eval().coordinates(encoding.prepare(pos))
-        assert torch.equal(still, pos.coords)
+        without_jitter = encoding.eval().coordinates(encoding.prepare(pos))
+        assert torch.equal(without_jitter, pos.coords)
         noise, offset = torch.randn(1, pos.tokens, len(shape)), torch.randn(len(shape))
         arguments = encoding.prepare(pos, draws={"comrope_jitter": noise, "comrope_offset": offset})
         jitter = (0.5 * noise).clamp(-0.5, 0.5)

@@ -144,8 +144,8 @@ def test_fields_start_as_rope_and_then_learn_all(spec):
     optimiser = torch.optim.SGD(encoding.parameters(), lr=0.1)
     for _ in range(2):
         optimiser.zero_grad()
-        turn = encoding.transform(pos, 0, x)
-        (turn.query(q) @ turn.key(k).mT).backward(torch.randn(2, 2, 13, 13))
+        transform = encoding.transform(pos, 0, x)
+        (transform.query(q) @ transform.key(k).mT).backward(torch.randn(2, 2, 13, 13))
         optimiser.step()
     assert all((p.grad != 0).all() for p in encoding.parameters())
 
@@ -156,7 +156,7 @@ def test_fields_take_offsets_and_dropped_tokens(spec):
     coords, x = torch.randn(7, 2, dtype=torch.float64), torch.randn(2, 7, DIM, dtype=torch.float64)
     q, k = torch.randn(2, 2, HEADS, 7, 6, dtype=torch.float64)
     turns = [encoding.transform(Positions(coords + s), 0, x) for s in (0.0, torch.tensor([3.7, -20.1]))]
-    torch.testing.assert_close(*(turn.query(q) @ turn.key(k).mT for turn in turns))
+    torch.testing.assert_close(*(transform.query(q) @ transform.key(k).mT for transform in turns))
     pos = Grid((2, 3), prefix=1).positions()
     full = encoding.transform(pos, 0, x)
     keep = torch.tensor([[0, 6, 3], [0, 1, 5]])
@@ -174,14 +174,14 @@ def test_backends_and_half_precision(spec):
     pos = Grid((8,), prefix=1).positions()
     x = torch.randn(2, 9, DIM)
     q, k, v = torch.randn(3, 2, HEADS, 9, 6)
-    turn = encoding.transform(pos, 0, x)
-    outs = [attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    transform = encoding.transform(pos, 0, x)
+    outs = [attention(q, k, v, transform=transform, backend=b) for b in ("reference", "sdpa")]
     torch.testing.assert_close(*outs)
     with torch.autocast("cpu", torch.bfloat16):  # angles are not rounded
-        torch.testing.assert_close(encoding.transform(pos, 0, x).cos, turn.cos)
+        torch.testing.assert_close(encoding.transform(pos, 0, x).cos, transform.cos)
     low = encoding.bfloat16().transform(pos, 0, x.bfloat16())
     assert low.cos.dtype == torch.float32
-    torch.testing.assert_close(low.cos, turn.cos, rtol=0, atol=0.2)
+    torch.testing.assert_close(low.cos, transform.cos, rtol=0, atol=0.2)
 
 
 def test_a_scan_does_not_see_later_tokens():
@@ -197,9 +197,9 @@ def test_a_scan_does_not_see_later_tokens():
 
 def test_heads_of_another_width():
     encoding = create_encoding("selective_rope", dim=DIM, num_heads=HEADS, head_dim=8)
-    turn = encoding.transform(Grid((2, 3)).positions(), 0, torch.randn(2, 6, DIM))
-    assert turn.query(torch.randn(2, HEADS, 6, 8)).shape == (2, HEADS, 6, 8)
-    assert turn.cos.shape == (2, HEADS, 6, 4)
+    transform = encoding.transform(Grid((2, 3)).positions(), 0, torch.randn(2, 6, DIM))
+    assert transform.query(torch.randn(2, HEADS, 6, 8)).shape == (2, HEADS, 6, 8)
+    assert transform.cos.shape == (2, HEADS, 6, 4)
 
 
 @cases("spec", ["selective_rope", "carope"])

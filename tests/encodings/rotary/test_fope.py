@@ -50,8 +50,8 @@ def test_formula_and_gradients(shape, prefix, options):
     grid = Grid(shape, prefix=prefix)
     pos = Positions(grid.positions().coords.double(), grid.positions().spatial)
     x = torch.randn(2, 2, grid.tokens, 16, dtype=torch.float64, requires_grad=True)
-    turn = encoding.transform(pos, 0)
-    assert torch.equal(turn.query(x)[:, :, :prefix], x[:, :, :prefix])
+    transform = encoding.transform(pos, 0)
+    assert torch.equal(transform.query(x)[:, :, :prefix], x[:, :, :prefix])
     expected = torch.zeros_like(x)
     first, second = (
         (slice(0, 8), slice(8, 16)) if encoding.layout == "half" else (slice(0, 16, 2), slice(1, 16, 2))
@@ -63,7 +63,7 @@ def test_formula_and_gradients(shape, prefix, options):
     expected[:, :, :prefix] = x[:, :, :prefix]
     leaves, cotangent = [x, encoding.cos_coef, encoding.sin_coef], torch.randn_like(x)
     for side in ("query", "key"):
-        actual = getattr(turn, side)(x)
+        actual = getattr(transform, side)(x)
         grads = [torch.autograd.grad(y, leaves, cotangent, retain_graph=True) for y in (actual, expected)]
         torch.testing.assert_close((actual, grads[0]), (expected, grads[1]))
 
@@ -87,18 +87,18 @@ def test_backends_spacing_and_dropped_tokens():
     pos = Grid((3, 4), prefix=1).positions()
     q, k, v = torch.randn(3, 2, 2, 13, 16)
     with torch.no_grad():
-        turn = encoding.transform(pos, 0)
-        outs = [attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+        transform = encoding.transform(pos, 0)
+        outs = [attention(q, k, v, transform=transform, backend=b) for b in ("reference", "sdpa")]
         torch.testing.assert_close(*outs)
         plain = create_encoding("fope", dim=32, num_heads=2).eval()
         plain.load_state_dict(dict(encoding.state_dict()))
         spaced = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
-        torch.testing.assert_close(spaced.query(q), turn.query(q))
+        torch.testing.assert_close(spaced.query(q), transform.query(q))
         keep = torch.tensor([[0, 12, 7], [0, 3, 4]])
         gathered = torch.stack([q[i][:, keep[i]] for i in range(2)])
         subset = encoding.transform(pos.gather(keep), 0).query(gathered)
         for i in range(2):
-            torch.testing.assert_close(subset[i], turn.query(q)[i][:, keep[i]])
+            torch.testing.assert_close(subset[i], transform.query(q)[i][:, keep[i]])
 
 
 def test_a_whole_model():

@@ -79,9 +79,9 @@ def test_logits_depend_on_offsets_only_and_norms_stay(spec):
         point = coords[0, 5]
         for h in range(3):
             blocks = [rank2_rotation(a[h, i], b[h, i], point[i]) for i in range(2)]
-            want = q[:, h, 5] @ torch.block_diag(*blocks).t()
+            output = q[:, h, 5] @ torch.block_diag(*blocks).t()
             result = encoding.transform(Positions(coords), 0).query(q)[:, h, 5]
-            torch.testing.assert_close(result, want)
+            torch.testing.assert_close(result, output)
 
 
 @cases("gates", ["none", "key", "query", "query_key"])
@@ -108,9 +108,11 @@ def test_gated_alibi(gates, shape, l2_norm):
     assert (result[..., :2, :] == 0).all()
     assert (result[..., :2] == 0).all()
     v = torch.randn(2, 3, grid.tokens, 8)
-    want = ((q @ k.transpose(-1, -2)) * 8**-0.5 + result).softmax(-1) @ v
+    output = ((q @ k.transpose(-1, -2)) * 8**-0.5 + result).softmax(-1) @ v
     for backend in ("reference", "sdpa"):
-        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            attention(q, k, v, bias=bias, backend=backend), output, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_gates_start_with_unit_scale():
@@ -150,8 +152,8 @@ def test_paths_by_hand():
         total = torch.zeros(())
         for step in range(j + 1, t + 1):
             row = p[b, step, h] / p[b, step, h].square().mean().sqrt()
-            turn = torch.polar(torch.ones(2), -step * torch.tensor([1.0, 0.1]))
-            z = torch.complex(row[:2], row[2:]) * turn
+            phase = torch.polar(torch.ones(2), -step * torch.tensor([1.0, 0.1]))
+            z = torch.complex(row[:2], row[2:]) * phase
             total = total + slopes[h] * F.logsigmoid(p[b, t, h] @ torch.cat([z.real, z.imag]) / 4)
         torch.testing.assert_close(result[b, h, t + 1, j + 1], total, rtol=1e-4, atol=1e-5)
     layer = Attention(24, 3, "grape_path")

@@ -18,15 +18,15 @@ from vispe.errors import OptionError, ShapeError
 def pose(seed=0, views=2, batch=1):
     """Return random rigid motions (batch, views, 4, 4)."""
     generator = torch.Generator().manual_seed(seed)
-    turn, _ = torch.linalg.qr(torch.randn(batch, views, 3, 3, dtype=torch.float64, generator=generator))
-    turn = turn * torch.linalg.det(turn)[..., None, None]
+    matrix, _ = torch.linalg.qr(torch.randn(batch, views, 3, 3, dtype=torch.float64, generator=generator))
+    matrix = matrix * torch.linalg.det(matrix)[..., None, None]
     out = torch.eye(4, dtype=torch.float64).repeat(batch, views, 1, 1)
-    out[..., :3, :3] = turn
+    out[..., :3, :3] = matrix
     out[..., :3, 3] = torch.randn(batch, views, 3, dtype=torch.float64, generator=generator)
     return out
 
 
-def second_degree(turn):
+def second_degree(matrix):
     """Return how R S R^T acts on the five numbers of a symmetric S without trace, by solving for them."""
     half, third = 0.5**0.5, 6**-0.5
     s = torch.zeros(5, 3, 3, dtype=torch.float64)
@@ -35,7 +35,7 @@ def second_degree(turn):
     s[3] = torch.diag(torch.tensor([-third, -third, 2 * third], dtype=torch.float64))
     s[4] = torch.diag(torch.tensor([half, -half, 0], dtype=torch.float64))
     columns = [
-        torch.linalg.lstsq(s.flatten(1).t(), (turn @ m @ turn.t()).flatten()[:, None]).solution for m in s
+        torch.linalg.lstsq(s.flatten(1).t(), (matrix @ m @ matrix.t()).flatten()[:, None]).solution for m in s
     ]
     return torch.cat(columns, 1)
 
@@ -50,8 +50,8 @@ def representation(encoding, coords, extrinsic):
         rho[:3, 3] *= encoding.scale.item()
         blocks += [rho] * (sizes["se3"] // 4)
     if "so3" in sizes:
-        turn = extrinsic[:3, :3].t()
-        both = [turn] if encoding.so3_degree == 1 else [turn, second_degree(turn)]
+        matrix = extrinsic[:3, :3].t()
+        both = [matrix] if encoding.so3_degree == 1 else [matrix, second_degree(matrix)]
         blocks += both * (sizes["so3"] // sum(len(b) for b in both))
     if "so2" in sizes:
         count = sizes["so2"] // 2 // encoding.axes
@@ -114,12 +114,12 @@ def test_attention_is_that_of_the_definition(options, head, shape, posed, prefix
             vt = torch.einsum("nij,nj->ni", rho, v[b, h]) if encoding.values else v[b, h]
             out = (qt @ kt.t() * head**-0.5).softmax(-1) @ vt
             expected[b, h] = torch.einsum("nij,nj->ni", inverse, out) if encoding.values else out
-    turn = encoding.transform(pos, 0)
+    transform = encoding.transform(pos, 0)
     for backend in ("reference", "sdpa"):
-        actual = vispe.attention(q, k, v, transform=turn, backend=backend)
+        actual = vispe.attention(q, k, v, transform=transform, backend=backend)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     if prefix:
-        for act in (turn.query, turn.key, turn.value, turn.output):
+        for act in (transform.query, transform.key, transform.value, transform.output):
             assert torch.equal(act(q)[:, :, :prefix], q[:, :, :prefix])
 
 
@@ -174,13 +174,13 @@ def test_dropped_tokens_keep_their_frame(options):
     attrs = {"extrinsic": pose(views=3, batch=2).float()} if len(options) else {}
     pos = encoding.prepare(Grid((3, 4), prefix=1).positions().replace(attrs=attrs))
     x = torch.randn(2, 2, 13, 16)
-    turn = encoding.transform(pos, 0)
+    transform = encoding.transform(pos, 0)
     keep = torch.stack([torch.cat([torch.arange(1), 1 + torch.randperm(12)[:5]]) for _ in range(2)])
     take = keep[:, None, :, None].expand(-1, 2, -1, 16)
     subset = encoding.transform(pos.gather(keep), 0)
     for act in ("query", "key", "value", "output"):
         torch.testing.assert_close(
-            getattr(subset, act)(x.gather(2, take)), getattr(turn, act)(x).gather(2, take)
+            getattr(subset, act)(x.gather(2, take)), getattr(transform, act)(x).gather(2, take)
         )
 
 
@@ -198,8 +198,8 @@ def test_gradients(options):
         if options:
             del encoding.scale
             encoding.scale = scale
-        turn = encoding.transform(pos.replace(coords=coords), 0)
-        return vispe.attention(q, k, v, transform=turn, backend="reference") * scale
+        transform = encoding.transform(pos.replace(coords=coords), 0)
+        return vispe.attention(q, k, v, transform=transform, backend="reference") * scale
 
     assert torch.autograd.gradcheck(out, (q, k, v, coords, scale), fast_mode=True)
 

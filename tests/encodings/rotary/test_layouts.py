@@ -46,8 +46,8 @@ def test_the_rotation_equals_that_of_transformers(layout, module):
     (q, k), angles = tables()
     wide = torch.cat([angles[0]] * 2, -1) if layout == "half" else angles[0].repeat_interleave(2, -1)
     expected = apply(q, k, wide.cos(), wide.sin())
-    turn = PairRotation(angles.cos(), angles.sin(), layout)
-    torch.testing.assert_close((turn.query(q), turn.key(k)), expected)
+    transform = PairRotation(angles.cos(), angles.sin(), layout)
+    torch.testing.assert_close((transform.query(q), transform.key(k)), expected)
 
 
 @pytest.mark.skipif(not hasattr(torch.nn, "RotaryEmbedding"), reason="torch has no nn.RotaryEmbedding")

@@ -55,12 +55,12 @@ def test_rotations_are_the_exponentials_of_the_definition(options, shape):
                     total[b, a] -= position[axis] * u / encoding.scale_factor
             expected[n + 2, h, j * s : j * s + s, j * s : j * s + s] = torch.linalg.matrix_exp(total)
     x = torch.randn(3, HEADS, pos.tokens, head, dtype=torch.float64)
-    turn = encoding.transform(pos, 0)
-    actual = turn.query(x)
+    transform = encoding.transform(pos, 0)
+    actual = transform.query(x)
     torch.testing.assert_close(actual, torch.einsum("nhij,bhnj->bhni", expected, x), rtol=1e-5, atol=1e-5)
-    assert torch.equal(actual, turn.key(x))
+    assert torch.equal(actual, transform.key(x))
     assert torch.equal(actual[:, :, :2], x[:, :, :2])
-    assert turn.value(x) is x
+    assert transform.value(x) is x
     torch.testing.assert_close(actual.norm(dim=-1), x.norm(dim=-1))
 
 
@@ -109,8 +109,8 @@ def test_planar_and_fixed_generators_see_offsets_only(h, w, down, right):
         q, k = torch.randn(2, 1, HEADS, h * w, 12, dtype=torch.float64)
         scores = []
         for shift in (0.0, torch.tensor([down, right])):
-            turn = encoding.transform(Positions(coords + shift), 0)
-            scores.append(turn.query(q) @ turn.key(k).mT)
+            transform = encoding.transform(Positions(coords + shift), 0)
+            scores.append(transform.query(q) @ transform.key(k).mT)
         torch.testing.assert_close(*scores, rtol=1e-8, atol=1e-8)
 
 

@@ -50,8 +50,8 @@ def test_scores_and_gradients(shape, prefix, options, counts):
     encoding = build(**options).double()
     grid = Grid(shape, prefix=prefix)
     q, k = (torch.randn(2, 2, grid.tokens, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = encoding.transform(Positions(grid.positions().coords.double(), grid.positions().spatial), 0)
-    actual, expected = turn.query(q) @ turn.key(k).mT, slow(encoding, grid, counts, q, k)
+    transform = encoding.transform(Positions(grid.positions().coords.double(), grid.positions().spatial), 0)
+    actual, expected = transform.query(q) @ transform.key(k).mT, slow(encoding, grid, counts, q, k)
     leaves, cotangent = [q, k, encoding.bias], torch.randn_like(expected)
     sides = [torch.autograd.grad(side, leaves, cotangent) for side in (actual, expected)]
     torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
@@ -82,17 +82,17 @@ def test_scores_depend_on_offsets_only():
     coords = torch.randn(6, 2, dtype=torch.float64)
     q, k = torch.randn(2, 1, 2, 6, 14, dtype=torch.float64)
     turns = [encoding.transform(Positions(coords + shift), 0) for shift in (0.0, torch.tensor([3.7, -20.1]))]
-    torch.testing.assert_close(*(turn.query(q) @ turn.key(k).mT for turn in turns))
+    torch.testing.assert_close(*(transform.query(q) @ transform.key(k).mT for transform in turns))
 
 
 def test_backends_and_precision():
     encoding = build(rotated=0.5)
     pos = Grid((3, 4), prefix=1).positions()
     q, k, v = torch.randn(3, 2, 2, 13, 8)
-    turn = encoding.transform(pos, 0)
-    outs = [attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    transform = encoding.transform(pos, 0)
+    outs = [attention(q, k, v, transform=transform, backend=b) for b in ("reference", "sdpa")]
     torch.testing.assert_close(*outs)
-    scores = (turn.query(q) @ turn.key(k).mT * 8**-0.5).softmax(-1) @ v
+    scores = (transform.query(q) @ transform.key(k).mT * 8**-0.5).softmax(-1) @ v
     torch.testing.assert_close(outs[0], scores)
     small = attention(q.half(), k.half(), v.half(), transform=encoding.half().transform(pos, 0))
     torch.testing.assert_close(small.float(), outs[0], rtol=0.02, atol=0.02)

@@ -37,12 +37,12 @@ def intrinsics(views, batch=1, skew=0.0):
 def matrix_of(token_row, token_column, pose, camera, size, channels, base):
     """Return rho (channels, channels), written entry by entry: its inverse acts on keys, its transpose on queries."""
     out = torch.zeros(channels, channels, dtype=torch.float64)
-    lifted = torch.eye(4, dtype=torch.float64)
+    padded = torch.eye(4, dtype=torch.float64)
     if camera is not None:
         height, width = size
-        lifted[0, :3] = torch.stack([camera[0, 0] / width, camera[0, 1] / width, camera[0, 2] / width - 0.5])
-        lifted[1, 1:3] = torch.stack([camera[1, 1] / height, camera[1, 2] / height - 0.5])
-    projection = lifted @ pose
+        padded[0, :3] = torch.stack([camera[0, 0] / width, camera[0, 1] / width, camera[0, 2] / width - 0.5])
+        padded[1, 1:3] = torch.stack([camera[1, 1] / height, camera[1, 2] / height - 0.5])
+    projection = padded @ pose
     for group in range(channels // 8):
         out[4 * group : 4 * group + 4, 4 * group : 4 * group + 4] = projection
     pairs = channels // 8

@@ -30,8 +30,8 @@ def test_formula_and_gradients():
     for shape in ((3, 5), (4,), (2, 1, 3)):
         pos = Grid(shape, prefix=1).positions()
         q, k = (torch.randn(2, 3, pos.tokens, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-        turn = encoding.transform(pos, 0)
-        actual = turn.query(q), turn.key(k)
+        transform = encoding.transform(pos, 0)
+        actual = transform.query(q), transform.key(k)
         expected = slow(q, encoding.q_up, encoding.q_down), slow(k, encoding.k_up, encoding.k_down)
         leaves = [q, k, *encoding.parameters()]
         cotangents = torch.randn_like(q), torch.randn_like(k)
@@ -41,15 +41,15 @@ def test_formula_and_gradients():
 
 def test_starts_as_the_identity_and_then_learns_all():
     encoding = create_encoding("psc", dim=24, num_heads=3)
-    turn = encoding.transform(Grid((2, 3)).positions(), 0)
+    transform = encoding.transform(Grid((2, 3)).positions(), 0)
     q, k = torch.randn(2, 2, 3, 6, 8)
-    assert torch.equal(turn.query(q), q)
-    assert torch.equal(turn.key(k), k)
+    assert torch.equal(transform.query(q), q)
+    assert torch.equal(transform.key(k), k)
     optimiser = torch.optim.SGD(encoding.parameters(), lr=0.1)
     for _ in range(2):
         optimiser.zero_grad()
-        turn = encoding.transform(Grid((2, 3)).positions(), 0)
-        (turn.query(q) @ turn.key(k).mT).backward(torch.randn(2, 3, 6, 6))
+        transform = encoding.transform(Grid((2, 3)).positions(), 0)
+        (transform.query(q) @ transform.key(k).mT).backward(torch.randn(2, 3, 6, 6))
         optimiser.step()
     assert all((p.grad != 0).all() for p in encoding.parameters())  # of V from the second step on
 

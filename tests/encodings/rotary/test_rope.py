@@ -31,8 +31,8 @@ def build(spec, dim=32, heads=2, **options):
 
 def angles(encoding, pos, layer=0):
     """Return the angles (b, h, n, pairs) modulo a turn, from the tables."""
-    turn = encoding.transform(pos, layer)
-    return torch.atan2(turn.sin, turn.cos)
+    transform = encoding.transform(pos, layer)
+    return torch.atan2(transform.sin, transform.cos)
 
 
 def same_angles(actual, expected, atol=1e-5):
@@ -232,12 +232,12 @@ def test_scores_depend_on_offsets_only(spec, h, w, prefix, dy, dx):
         coords=base_pos.coords.double(), extent=base_pos.extent.double(), cell=base_pos.cell.double()
     )
     step = torch.tensor([dy, dx]).double() * base_pos.spatial[..., None]
-    away = base_pos.replace(coords=base_pos.coords + step)
+    shifted = base_pos.replace(coords=base_pos.coords + step)
     q, k = torch.randn(2, 1, 2, base_pos.tokens, 16, dtype=torch.float64)
     scores = []
-    for pos in (base_pos, away):
-        turn = encoding.transform(pos, 0)
-        scores.append((turn.query(q) @ turn.key(k).transpose(-1, -2))[..., prefix:, prefix:])
+    for pos in (base_pos, shifted):
+        transform = encoding.transform(pos, 0)
+        scores.append((transform.query(q) @ transform.key(k).transpose(-1, -2))[..., prefix:, prefix:])
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-9, atol=1e-9)
 
 
@@ -246,11 +246,11 @@ def test_scores_depend_on_offsets_only(spec, h, w, prefix, dy, dx):
 def test_norms_are_stored(spec, h, w, prefix):
     pos = Grid((h, w), prefix=prefix).positions()
     x = torch.randn(2, 2, pos.tokens, 16)
-    turn = build(spec).transform(pos, 0)
-    for rotated in (turn.query(x), turn.key(x)):
+    transform = build(spec).transform(pos, 0)
+    for rotated in (transform.query(x), transform.key(x)):
         torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=1e-5)
         assert torch.equal(rotated[:, :, :prefix], x[:, :, :prefix])
-    assert turn.value(x) is x
+    assert transform.value(x) is x
 
 
 @quick
@@ -322,10 +322,10 @@ def test_gradients(name):
     def scores(q, coords, *freqs):
         pos = Positions(coords, cells.spatial, cells.extent.double(), cell=cells.cell.double())
         if freqs:
-            turn = torch.func.functional_call(_Call(encoding), {"encoding.freqs": freqs[0]}, (pos,))
+            transform = torch.func.functional_call(_Call(encoding), {"encoding.freqs": freqs[0]}, (pos,))
         else:
-            turn = encoding.transform(pos, 0)
-        return (turn.query(q) @ turn.key(k).transpose(-1, -2) * cotangent).sum()
+            transform = encoding.transform(pos, 0)
+        return (transform.query(q) @ transform.key(k).transpose(-1, -2) * cotangent).sum()
 
     freqs = [p.detach().clone().requires_grad_() for p in encoding.parameters()]
     inputs = (q.requires_grad_(), cells.coords.double().requires_grad_(), *freqs)
@@ -520,12 +520,12 @@ def test_ssmax_learns_a_factor_for_each_head(name):
     def logits(e, q):
         return e.transform(pos, 0).query(q) @ e.transform(pos, 0).key(k).transpose(-1, -2)
 
-    bare = logits(plain, q).detach() * math.log(30) / math.log(15)
+    expected = logits(plain, q).detach() * math.log(30) / math.log(15)
     result = logits(encoding, q)
-    torch.testing.assert_close(result, bare * encoding.sharpness[:, None, None], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(result, expected * encoding.sharpness[:, None, None], rtol=1e-6, atol=1e-6)
     weights = cotangent @ k.transpose(-1, -2)
     (grad,) = torch.autograd.grad((result * weights).sum(), [encoding.sharpness])
-    torch.testing.assert_close(grad, (bare * weights).sum((0, 2, 3)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(grad, (expected * weights).sum((0, 2, 3)), rtol=1e-6, atol=1e-6)
     encoding.reset_parameters()
     assert torch.equal(encoding.sharpness, torch.ones(2, dtype=torch.float64))
 
@@ -561,15 +561,15 @@ def test_half_precision_rotates_with_exact_angles():
 
 
 def test_pairs_read_as_complex_numbers_or_not_are_the_same():
-    turn = build("rope_axial(rotated=0.75)", dim=32).transform(Grid((3, 4)).positions(), 0)
+    transform = build("rope_axial(rotated=0.75)", dim=32).transform(Grid((3, 4)).positions(), 0)
     wide = torch.randn(2, 2, 12, 17)
     odd = wide[..., 1:]  # starts at an odd position in memory, with odd strides
-    for out in (turn.query(odd), turn.key(odd)):
-        torch.testing.assert_close(out, turn.query(odd.contiguous()), rtol=1e-6, atol=1e-6)
+    for out in (transform.query(odd), transform.key(odd)):
+        torch.testing.assert_close(out, transform.query(odd.contiguous()), rtol=1e-6, atol=1e-6)
     x = odd.contiguous().requires_grad_()
-    (gradient,) = torch.autograd.grad(turn.query(x), x, torch.ones_like(x))
-    back = type(turn)(turn.cos, -turn.sin, turn.layout)
-    torch.testing.assert_close(gradient, back.query(torch.ones_like(x)))
+    (gradient,) = torch.autograd.grad(transform.query(x), x, torch.ones_like(x))
+    inverse = type(transform)(transform.cos, -transform.sin, transform.layout)
+    torch.testing.assert_close(gradient, inverse.query(torch.ones_like(x)))
 
 
 def vit(**options):

@@ -20,8 +20,8 @@ def build(spec="rope_field", dim=32, heads=2, **options):
 
 
 def angles(encoding, pos):
-    turn = encoding.transform(pos, 0)
-    return torch.atan2(turn.sin, turn.cos)
+    transform = encoding.transform(pos, 0)
+    return torch.atan2(transform.sin, transform.cos)
 
 
 def same_angles(actual, expected, atol=2e-5):
@@ -29,23 +29,23 @@ def same_angles(actual, expected, atol=2e-5):
     assert off.abs().max() < atol
 
 
-def golden(pairs, low, high, still=0):
+def golden(pairs, low, high, unrotated=0):
     """Return (x, y) of each pair as the definition of Golden Gate RoPE has them."""
     rows = []
     for f in range(pairs):
-        step = (f - still) / max(pairs - still - 1, 1)
-        size = 0.0 if f < still else low * (high / low) ** step
-        turn = f * math.pi / ((1 + math.sqrt(5)) / 2)
-        rows.append((size * math.cos(turn), size * math.sin(turn)))
+        step = (f - unrotated) / max(pairs - unrotated - 1, 1)
+        size = 0.0 if f < unrotated else low * (high / low) ** step
+        angle = f * math.pi / ((1 + math.sqrt(5)) / 2)
+        rows.append((size * math.cos(angle), size * math.sin(angle)))
     return rows
 
 
 def spiral(counts, low, high):
     rows = []
     for g, count in enumerate(counts):
-        turn = math.pi * g / len(counts)
+        angle = math.pi * g / len(counts)
         sizes = [high * (low / high) ** (j / count) for j in range(count)]
-        rows += [(size * math.cos(turn), size * math.sin(turn)) for size in sizes]
+        rows += [(size * math.cos(angle), size * math.sin(angle)) for size in sizes]
     return rows
 
 
@@ -74,7 +74,7 @@ def test_angles_are_those_of_the_definitions(shape, prefix):
         (build(), golden(8, 0.2, 20), None),
         (
             build("rope_field.golden_gate(min_freq=1,max_freq=7,unrotated=0.4)"),
-            golden(8, 1, 7, still=3),
+            golden(8, 1, 7, unrotated=3),
             None,
         ),
         (build("rope_field(normalize_coords=max)"), golden(8, 0.2, 20), max(shape)),
@@ -135,10 +135,10 @@ def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_stored(spec):
     encoding = build(spec)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 8
     pos = Positions(coords, extent=torch.tensor([[9.0, 9.0]]).double())
-    away = pos.replace(coords=coords + torch.tensor([3.7, -11.2]).double())
+    shifted = pos.replace(coords=coords + torch.tensor([3.7, -11.2]).double())
     q, k = torch.randn(2, 1, 2, 9, 16, dtype=torch.float64)
     scores = [
-        t.query(q) @ t.key(k).transpose(-1, -2) for t in (encoding.transform(p, 0) for p in (pos, away))
+        t.query(q) @ t.key(k).transpose(-1, -2) for t in (encoding.transform(p, 0) for p in (pos, shifted))
     ]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-9, atol=1e-9)
     rotated = encoding.transform(pos, 0).query(q)

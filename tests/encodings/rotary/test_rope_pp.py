@@ -22,9 +22,9 @@ def slow(encoding, grid, q, k):
     half = encoding.layout == "half"
     z, w = (torch.complex(*(t.chunk(2, -1) if half else (t[..., 0::2], t[..., 1::2]))) for t in (q, k))
     scores = q.new_zeros(*q.shape[:3], q.shape[2])
-    recorded = 0
+    imaginary_heads = 0
     for h, imaginary in enumerate(IMAGINARY[encoding.mode]):
-        other_axis = grid.axes - 1 - recorded % grid.axes
+        other_axis = grid.axes - 1 - imaginary_heads % grid.axes
         for i, j in itertools.product(range(len(cells)), repeat=2):
             for c, (axis, power) in enumerate(axis_of):
                 query_coord, key_coord = (0 if cell is None else cell[axis] for cell in (cells[i], cells[j]))
@@ -36,7 +36,7 @@ def slow(encoding, grid, q, k):
                     and (encoding.rotated_pairs == "all" or axis == other_axis)
                 )
                 scores[:, h, i, j] += product.imag if rotated else product.real
-        recorded += imaginary
+        imaginary_heads += imaginary
     return scores
 
 
@@ -55,16 +55,16 @@ def test_scores_and_gradients(shape, prefix, options):
     encoding = create_encoding("rope_pp", dim=18, num_heads=3, **options)
     grid = Grid(shape, prefix=prefix)
     q, k = (torch.randn(2, 3, grid.tokens, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = encoding.transform(Positions(grid.positions().coords.double(), grid.positions().spatial), 0)
-    actual, expected = turn.query(q) @ turn.key(k).mT, slow(encoding, grid, q, k)
+    transform = encoding.transform(Positions(grid.positions().coords.double(), grid.positions().spatial), 0)
+    actual, expected = transform.query(q) @ transform.key(k).mT, slow(encoding, grid, q, k)
     cotangent = torch.randn_like(expected)
     sides = [torch.autograd.grad(side, [q, k], cotangent) for side in (actual, expected)]
     torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
 
 
 def scores(encoding, coords, q, k):
-    turn = encoding.transform(Positions(coords), 0)
-    return turn.query(q) @ turn.key(k).mT
+    transform = encoding.transform(Positions(coords), 0)
+    return transform.query(q) @ transform.key(k).mT
 
 
 def test_imaginary_scores_are_odd_and_know_offsets_only():
@@ -101,17 +101,17 @@ def test_backends_spacing_and_dropped_tokens():
     encoding = create_encoding("rope_pp", dim=16, num_heads=2, spacing=[2.0, 0.5])
     pos = Grid((3, 4), prefix=1).positions()
     q, k, v = torch.randn(3, 2, 2, 13, 8)
-    turn = encoding.transform(pos, 0)
-    outs = [attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    transform = encoding.transform(pos, 0)
+    outs = [attention(q, k, v, transform=transform, backend=b) for b in ("reference", "sdpa")]
     torch.testing.assert_close(*outs)
     plain = create_encoding("rope_pp", dim=16, num_heads=2)
     spaced = plain.transform(Grid((3, 4), prefix=1, spacing=(2.0, 0.5)).positions(), 0)
-    torch.testing.assert_close(spaced.query(q), turn.query(q))
+    torch.testing.assert_close(spaced.query(q), transform.query(q))
     keep = torch.tensor([[0, 12, 7], [0, 3, 4]])
     subset = encoding.transform(pos.gather(keep), 0)
     for i in range(2):
-        torch.testing.assert_close(subset.query(q[:, :, keep[i]])[i], turn.query(q)[i][:, keep[i]])
-        torch.testing.assert_close(subset.key(k[:, :, keep[i]])[i], turn.key(k)[i][:, keep[i]])
+        torch.testing.assert_close(subset.query(q[:, :, keep[i]])[i], transform.query(q)[i][:, keep[i]])
+        torch.testing.assert_close(subset.key(k[:, :, keep[i]])[i], transform.key(k)[i][:, keep[i]])
 
 
 def test_a_whole_model():

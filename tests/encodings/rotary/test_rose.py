@@ -128,9 +128,9 @@ def test_scale_of_the_starts():
     }.items():
         encoding = create_encoding("rose", dim=8, num_heads=1, spacing_scale=start)
         torch.testing.assert_close(encoding.scaled_coords(grid)[0, 3], torch.tensor(factors))
-    still = create_encoding("rose", dim=8, num_heads=1, spacing_scale="rope")
+    rope = create_encoding("rose", dim=8, num_heads=1, spacing_scale="rope")
     x = torch.randn(1, 1, 4, 8)
-    assert torch.equal(still.transform(grid, 0).query(x), x)
+    assert torch.equal(rope.transform(grid, 0).query(x), x)
 
 
 def test_axes_without_spacing_have_position_0():

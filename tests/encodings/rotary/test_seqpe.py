@@ -61,7 +61,7 @@ def test_encoder_against_torch_layers(axes, last):
     for p in encoder.parameters():
         torch.nn.init.normal_(p, std=0.5)
     cells = torch.randint(100, (6, axes))
-    want = []
+    encoded = []
     for cell in cells.tolist():
         text = "".join(f"{c:02d}" for c in cell)
         x = torch.stack(
@@ -86,8 +86,8 @@ def test_encoder_against_torch_layers(axes, last):
             y = block.layernorm_2(x) @ block.mlp.c_fc.weight + block.mlp.c_fc.bias
             x = x + F.gelu(y, approximate="tanh") @ block.mlp.c_proj.weight + block.mlp.c_proj.bias
         x = encoder.layernorm(x) if last else x
-        want.append(encoder.out_proj(x[-1]) / 2)
-    torch.testing.assert_close(encoder(cells), torch.stack(want), rtol=1e-4, atol=1e-5)
+        encoded.append(encoder.out_proj(x[-1]) / 2)
+    torch.testing.assert_close(encoder(cells), torch.stack(encoded), rtol=1e-4, atol=1e-5)
 
 
 @cases("mode", ["attn_mul", "attn_add", "attn_scalar"])
@@ -154,10 +154,10 @@ def test_dropped_tokens():
 def test_scalar_bias_leaves_prefix_tokens_out():
     encoding = build("seqpe(mode=attn_scalar)")
     with_prefix = encoding.bias(Grid((3, 4), prefix=2).positions(), 0).dense()
-    bare = encoding.bias(Grid((3, 4)).positions(), 0).dense()
+    without_prefix = encoding.bias(Grid((3, 4)).positions(), 0).dense()
     assert (with_prefix[..., :2] == 0).all()
     assert (with_prefix[:, :, :2] == 0).all()
-    torch.testing.assert_close(with_prefix[..., 2:, 2:], bare, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(with_prefix[..., 2:, 2:], without_prefix, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients():
@@ -238,8 +238,8 @@ def test_contrastive_loss_by_hand():
         for b in range(3):
             for part in range(heads or 1):
                 width = 8 // (heads or 1)
-                cut = slice(part * width, (part + 1) * width)
-                logits = 0.5 * cand[4 * b : 4 * b + 4, cut] @ pivot[b, cut]
+                channels = slice(part * width, (part + 1) * width)
+                logits = 0.5 * cand[4 * b : 4 * b + 4, channels] @ pivot[b, channels]
                 terms.append(logits.logsumexp(0) - logits[labels[b]])
         result = contrastive_loss(pivot, cand, labels, heads=heads, logit_scale=0.5)
         torch.testing.assert_close(result, torch.stack(terms).mean())
@@ -258,10 +258,10 @@ def test_transfer_loss_by_hand(metric, beta):
 
     a, b = logs(main[index]), logs(student)
     divergence = (a.exp() * (a - b)).mean() + (b.exp() * (b - a)).mean()
-    want = ((a - b) ** 2).mean() if metric == "mse" else divergence
+    loss = ((a - b) ** 2).mean() if metric == "mse" else divergence
     result = transfer_loss(main, index, student, samples=2, beta=beta, metric=metric)
-    torch.testing.assert_close(result, want)
-    full = torch.autograd.grad(want, (main, student), retain_graph=True)
+    torch.testing.assert_close(result, loss)
+    full = torch.autograd.grad(loss, (main, student), retain_graph=True)
     mine = torch.autograd.grad(result, (main, student), allow_unused=True)
     torch.testing.assert_close(mine[1], beta * full[1])
     if beta == 1:

@@ -43,11 +43,11 @@ def slow(encoding, coords):
 def test_rotations_are_the_exponentials_of_the_definition(shape, options):
     encoding = build(**options)
     pos = Grid(shape, prefix=2).positions()
-    turn, x = encoding.transform(pos, 0), torch.randn(2, 2, pos.tokens, 8, dtype=torch.float64)
-    actual, width = turn.query(x), encoding.odd.shape[1] * encoding.width
+    transform, x = encoding.transform(pos, 0), torch.randn(2, 2, pos.tokens, 8, dtype=torch.float64)
+    actual, width = transform.query(x), encoding.odd.shape[1] * encoding.width
     assert torch.equal(actual[:, :, :2], x[:, :, :2])
     assert torch.equal(actual[..., width:], x[..., width:])
-    assert torch.equal(actual, turn.key(x))
+    assert torch.equal(actual, transform.key(x))
     coords = pos.coords[0] * torch.tensor(options.get("spacing", 1.0))
     for i in range(2, pos.tokens):
         matrices = slow(encoding, coords[i])
@@ -64,9 +64,9 @@ def test_scores_depend_on_offsets_and_norms_are_stored(seed, block):
     q, k = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
     scores = []
     for shift in (torch.zeros(2), torch.randn(2) * 10):
-        turn = encoding.transform(Positions(positions + shift), 0)
-        torch.testing.assert_close(turn.query(q).norm(dim=-1), q.norm(dim=-1))
-        scores.append(turn.query(q) @ turn.key(k).mT)
+        transform = encoding.transform(Positions(positions + shift), 0)
+        torch.testing.assert_close(transform.query(q).norm(dim=-1), q.norm(dim=-1))
+        scores.append(transform.query(q) @ transform.key(k).mT)
     torch.testing.assert_close(*scores)
 
 
@@ -96,8 +96,8 @@ def test_starts_and_learns_from_the_identity():
     encoding, pos = build(std=0), Grid((3, 3)).positions()
     x = torch.randn(1, 2, 9, 8, dtype=torch.float64)
     torch.testing.assert_close(encoding.transform(pos, 0).query(x), x)
-    turn = encoding.transform(pos, 0)
-    scores = turn.query(x) @ turn.key(torch.randn_like(x)).mT
+    transform = encoding.transform(pos, 0)
+    scores = transform.query(x) @ transform.key(torch.randn_like(x)).mT
     (scores * torch.randn_like(scores)).sum().backward()
     assert encoding.odd.grad.all()
     assert create_encoding("string", dim=96, num_heads=2).odd.shape == (2, 3, 2, 7)

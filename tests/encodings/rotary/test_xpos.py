@@ -22,10 +22,10 @@ def slow(encoding, positions, q, k):
     z, w = (torch.complex(*(t.chunk(2, -1) if half else (t[..., 0::2], t[..., 1::2]))) for t in (q, k))
     scores = q.new_zeros(*q.shape[:3], q.shape[2])
     for i, j, c in itertools.product(range(len(positions)), range(len(positions)), range(pairs)):
-        apart = positions[i] - positions[j]
+        offset = positions[i] - positions[j]
         zeta = (2 * c + 0.4 * 2 * pairs) / (1.4 * 2 * pairs)
-        turn = torch.polar(zeta ** (apart / encoding.scale_base), apart * encoding.base ** (-c / pairs))
-        scores[:, :, i, j] += (z[:, :, i, c] * w[:, :, j, c].conj() * turn).real
+        factor = torch.polar(zeta ** (offset / encoding.scale_base), offset * encoding.base ** (-c / pairs))
+        scores[:, :, i, j] += (z[:, :, i, c] * w[:, :, j, c].conj() * factor).real
     return scores
 
 
@@ -35,8 +35,8 @@ def test_scores_and_gradients(n, options):
     encoding = build(**options)
     positions = torch.randn(n, dtype=torch.float64) * 9
     q, k = (torch.randn(2, 2, n, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = encoding.transform(Positions(positions[:, None]), 0)
-    actual, expected = turn.query(q) @ turn.key(k).mT, slow(encoding, positions, q, k)
+    transform = encoding.transform(Positions(positions[:, None]), 0)
+    actual, expected = transform.query(q) @ transform.key(k).mT, slow(encoding, positions, q, k)
     cotangent = torch.randn_like(expected)
     sides = [torch.autograd.grad(side, [q, k], cotangent) for side in (actual, expected)]
     torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
@@ -60,9 +60,9 @@ def test_scale_is_one_in_the_middle_of_the_whole_sequence():
 
 
 def test_backends_under_a_causal_mask():
-    turn = build(scale_base=8.0).transform(Grid((9,), prefix=1).positions(), 0)
+    transform = build(scale_base=8.0).transform(Grid((9,), prefix=1).positions(), 0)
     q, k, v = torch.randn(3, 2, 2, 10, 8)
-    outs = [attention(q, k, v, transform=turn, is_causal=True, backend=b) for b in ("reference", "sdpa")]
+    outs = [attention(q, k, v, transform=transform, is_causal=True, backend=b) for b in ("reference", "sdpa")]
     torch.testing.assert_close(*outs)
     layer = vispe.Attention(16, 2, "xpos(causal=true)")
     mask = torch.ones(6, 6, dtype=torch.bool).tril()

@@ -44,11 +44,11 @@ def test_numbers_are_those_of_health():
     assert sum(actual.details["classes"].values()) == pytest.approx(1)
     assert list(actual.details["strongest"]) == ["class", "register 1", "patch"]
     one = AttentionSink().summarize(accumulated(model, IMAGES[:1]), AuditedModel(VisionModel(model), ""))
-    lone = head_health(model, IMAGES[:1])
+    single = head_health(model, IMAGES[:1])
     assert [len(one.details["reach"]), len(one.details["reach"][0])] == [2, 2]
     for i in (0, 1):
-        assert one.details["reach"][i] == lone.reach[1, i].tolist()
-        assert one.details["sink_mass"][i] == pytest.approx(lone.sink_mass[i].tolist())
+        assert one.details["reach"][i] == single.reach[1, i].tolist()
+        assert one.details["sink_mass"][i] == pytest.approx(single.sink_mass[i].tolist())
 
 
 def test_a_planted_sink_turns_the_number_and_says_where_it_is():
@@ -62,11 +62,11 @@ def test_a_planted_sink_turns_the_number_and_says_where_it_is():
         inside = []
         record_attention(model, torch.stack(IMAGES[:1]), inside.append)
         x = inside[[*model.blocks].index(block)].x[0]
-        way = x[0] - x[1:].mean(0)
+        direction = x[0] - x[1:].mean(0)
         with torch.no_grad():
             block.attn.qkv.weight[:64] = 0
             block.attn.qkv.bias[:32] = 4.0
-            block.attn.qkv.weight[32:64] = way / way.norm()
+            block.attn.qkv.weight[32:64] = direction / direction.norm()
     assert audit(audited, IMAGES, [AttentionSink()]).findings[0].verdict == "yes"
     actual = AttentionSink().summarize(accumulated(model, IMAGES), audited)
     assert actual.details["strongest"]["class"] == 1

@@ -40,12 +40,12 @@ def test_masked_pairs_do_not_turn_and_come_back_bit_exact(spec):
     with unrotated(model, torch.zeros(8, dtype=torch.bool)):
         assert torch.equal(model(IMAGE), before)
     with unrotated(model, torch.ones(2, 2, 8, dtype=torch.bool)):
-        still = model(IMAGE)
+        expected = model(IMAGE)
     assert torch.equal(model(IMAGE), before)
-    assert not torch.allclose(still, before, atol=1e-3)
+    assert not torch.allclose(expected, before, atol=1e-3)
     assert all(torch.equal(value, acc[name]) for name, value in model.state_dict().items())
     if "scale" not in spec:  # without any rotation it is a model without an encoding
-        torch.testing.assert_close(still, vispe.convert(model, "none")(IMAGE))
+        torch.testing.assert_close(expected, vispe.convert(model, "none")(IMAGE))
 
 
 @torch.no_grad()

@@ -306,7 +306,7 @@ def test_sums_of_a_layer_are_made_once(monkeypatch):
 def plant(model, x, layer, head, token, strength):
     """Make a head attend to one token, whose input is distinguished from the others by a direction."""
     inside = captured(model, x)[layer].x
-    way = inside[:, token].mean(0) - inside.mean((0, 1))
+    direction = inside[:, token].mean(0) - inside.mean((0, 1))
     attn = model.blocks[layer].attn
     d, width = attn.head_dim, attn.qkv.weight.shape[1]
     with torch.no_grad():
@@ -314,7 +314,7 @@ def plant(model, x, layer, head, token, strength):
             attn.qkv.weight[part + head * d : part + (head + 1) * d] = 0
             attn.qkv.bias[part + head * d : part + (head + 1) * d] = 0
         attn.qkv.bias[head * d] = d**0.5
-        attn.qkv.weight[width + head * d] = strength * way / way.norm() ** 2
+        attn.qkv.weight[width + head * d] = strength * direction / direction.norm() ** 2
 
 
 def test_planted_sinks_are_detected_with_their_kind():
@@ -357,9 +357,9 @@ def test_channels_that_tell_position():
     biased = small("learn")
     biased.pos_embed.data *= 200
     assert head_health(biased, x).position_r2[0].mean() > 0.8
-    lone = head_health(biased, x[:1])
-    assert np.isnan(lone.position_r2).all()
-    assert "One image" in lone.notes[0]
+    single = head_health(biased, x[:1])
+    assert np.isnan(single.position_r2).all()
+    assert "One image" in single.notes[0]
 
 
 def test_classes_follow_their_order():
@@ -385,7 +385,7 @@ def test_new_heads_leave_all_others_bit_equal(spec, init):
     for layer, head in HEADS:
         silent.blocks[layer].attn.proj.weight.data[:, head * 8 : head * 8 + 8] = 0
     others = outputs(silent, x)
-    done = reinit_heads(model, HEADS, init=init, generator=torch.Generator().manual_seed(3))
+    handle = reinit_heads(model, HEADS, init=init, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         assert torch.equal(model(x), silent(x))
     for layer, (mine, expected) in enumerate(zip(outputs(model, x), others, strict=True)):
@@ -399,35 +399,35 @@ def test_new_heads_leave_all_others_bit_equal(spec, init):
     assert float(fresh.abs().max()) <= (math.sqrt(3) * std if init == "uniform" else math.inf)
     assert not model.blocks[0].attn.qkv.bias.unflatten(0, (3, 3, 8))[:, 1].any()
     per_head = 3 * 8 * 24 + 3 * 8 + 24 * 8
-    assert done.trained == 3 * per_head
+    assert handle.trained == 3 * per_head
 
 
 def test_training_moves_new_heads_and_nothing_else():
     model, x = small("alibi2d(slopes=learned)"), images(4)
     acc = {n: p.detach().clone() for n, p in model.named_parameters()}
-    done = reinit_heads(model, HEADS)
+    handle = reinit_heads(model, HEADS)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(done.parameters(), lr=1e-2, weight_decay=0.3)
-    done.guard(optimizer)
+    optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2, weight_decay=0.3)
+    handle.guard(optimizer)
     first = None
     for _ in range(4):
         optimizer.zero_grad()
         (model(x) * torch.randn(4, 24, generator=torch.Generator().manual_seed(0))).sum().backward()
         if first is None:
-            first = {n: p.grad.clone() for n, (p, _) in done.free.items()}
-        nn.utils.clip_grad_norm_(done.parameters(), 1.0)
+            first = {n: p.grad.clone() for n, (p, _) in handle.free.items()}
+        nn.utils.clip_grad_norm_(handle.parameters(), 1.0)
         optimizer.step()
     assert not first["blocks.0.attn.qkv.weight"].any()  # behind an output of zero
     assert first["blocks.0.attn.proj.weight"][:, 8:16].any()
     for name, p in model.named_parameters():
-        if name not in done.free:
+        if name not in handle.free:
             assert torch.equal(p, acc[name])
             assert not p.requires_grad
             continue
-        mask = done.free[name][1]
+        mask = handle.free[name][1]
         assert torch.equal(p[~mask], acc[name][~mask])
         assert (p[mask] != start[name][mask]).all()
-    done.release()
+    handle.release()
     assert all(p.requires_grad for p in model.parameters())
     assert not any(p._backward_hooks for p in model.parameters())
     assert not optimizer._optimizer_step_post_hooks
@@ -435,10 +435,10 @@ def test_training_moves_new_heads_and_nothing_else():
 
 def test_without_the_guard_weight_decay_moves_frozen_entries():
     model = small()
-    done = reinit_heads(model, [(0, 0)])
+    handle = reinit_heads(model, [(0, 0)])
     weight = model.blocks[0].attn.proj.weight
     before = weight.detach().clone()
-    optimizer = torch.optim.AdamW(done.parameters(), lr=1e-2, weight_decay=0.3)
+    optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2, weight_decay=0.3)
     model(images()).sum().backward()
     optimizer.step()
     assert not torch.equal(weight[:, 8:], before[:, 8:])
@@ -479,23 +479,23 @@ def test_new_heads_add_nothing_in_every_kind_of_layer(build, spec, size):
         out = getattr(same[layer][1], "proj", None) or same[layer][1].out_proj
         width = out.in_features // same[layer][1].num_heads
         out.weight.data[:, head * width : (head + 1) * width] = 0
-    done = reinit_heads(model, {(0, head), (last, head)})
+    handle = reinit_heads(model, {(0, head), (last, head)})
     with torch.no_grad():
         assert torch.equal(model(x), silent(x))
     for name, p in model.named_parameters():
-        mask = done.free[name][1] if name in done.free else torch.zeros_like(p, dtype=torch.bool)
+        mask = handle.free[name][1] if name in handle.free else torch.zeros_like(p, dtype=torch.bool)
         assert torch.equal(p[~mask], acc[name][~mask])
-    optimizer = torch.optim.AdamW(done.parameters(), lr=1e-2, weight_decay=0.3)
-    done.guard(optimizer)
+    optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2, weight_decay=0.3)
+    handle.guard(optimizer)
     for _ in range(2):
         optimizer.zero_grad()
         model(x).square().sum().backward()
-        for p, mask in done.free.values():
+        for p, mask in handle.free.values():
             assert not p.grad[~mask].any()
         optimizer.step()
     changed = 0
     for name, p in model.named_parameters():
-        mask = done.free[name][1] if name in done.free else torch.zeros_like(p, dtype=torch.bool)
+        mask = handle.free[name][1] if name in handle.free else torch.zeros_like(p, dtype=torch.bool)
         assert torch.equal(p[~mask], acc[name][~mask])
         changed += int((p != acc[name]).sum())
     assert changed > 0
@@ -512,17 +512,17 @@ def test_new_heads_in_open_clip_and_eva():
         "output_dim": 4,
     }
     tower = open_clip.transformer.VisionTransformer(**size)
-    done = reinit_heads(tower, [(0, 1)])
+    handle = reinit_heads(tower, [(0, 1)])
     attn = tower.transformer.resblocks[0].attn
-    assert set(done.free) == {
+    assert set(handle.free) == {
         f"transformer.resblocks.0.attn.{n}" for n in ("in_proj_weight", "in_proj_bias", "out_proj.weight")
     }
     assert not attn.out_proj.weight[:, 8:].any()
     assert attn.out_proj.weight[:, :8].all()
     eva = timm.create_model("vit_small_patch16_dinov3", img_size=32, depth=1)
-    done = reinit_heads(eva, [(0, 5)])
+    handle = reinit_heads(eva, [(0, 5)])
     assert not eva.blocks[0].attn.proj.weight[:, 320:].any()
-    done.release()
+    handle.release()
 
 
 def test_heads_that_cannot_be_replaced():

@@ -150,8 +150,8 @@ def test_bands_of_a_head_that_uses_its_fastest_pairs():
 def test_rho_of_a_constant_rotated_pair_falls_with_the_cosine():
     n = 6
     rows = torch.arange(n, dtype=torch.float64).repeat_interleave(n)[:, None] * 0.3
-    turn = PairRotation(rows.cos()[None, None], rows.sin()[None, None], "half")
-    x = turn.query(torch.ones(1, 1, n * n, 2, dtype=torch.float64))[0]
+    rotary = PairRotation(rows.cos()[None, None], rows.sin()[None, None], "half")
+    x = rotary.query(torch.ones(1, 1, n * n, 2, dtype=torch.float64))[0]
     table = pair_tables(x, x, Grid((n, n)), "half")[0, 0]
     count = n - abs(torch.arange(1 - n, n))
     expected = 2 * torch.cos(0.3 * torch.arange(1 - n, n).double())

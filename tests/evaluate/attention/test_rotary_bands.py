@@ -64,8 +64,8 @@ def test_bands_are_the_pairs_of_the_layout(layout, pair):
     keys = torch.randn(2, 30, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.equal(pairs_of(keys, layout)[:, 1], keys[..., pair])
     assert float(band_ranks(keys, layout)[1, 1]) == pytest.approx(naive_rank(keys[1][:, pair], 2))
-    way = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    keys[..., pair] = torch.randn(2, 30, 1, dtype=torch.float64) * way
+    direction = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    keys[..., pair] = torch.randn(2, 30, 1, dtype=torch.float64) * direction
     ranks = band_ranks(keys, layout)
     assert ranks[:, 1].tolist() == pytest.approx([1, 1])
     assert float(ranks[:, [0, 2, 3]].min()) > 1.5
@@ -86,9 +86,9 @@ def test_queries_and_keys_are_those_after_the_rotation(spec):
         model, torch.stack(samples(1)), lambda captured: actual.append((captured, rotated(captured)))
     )
     for captured, (q, k, rotation) in actual:
-        whole_q, whole_k, _ = captured.call.transformed()
-        assert torch.equal(q, whole_q[0, :, 3:])
-        assert torch.equal(k, whole_k[0, :, 3:])
+        rotated_q, rotated_k, _ = captured.call.transformed()
+        assert torch.equal(q, rotated_q[0, :, 3:])
+        assert torch.equal(k, rotated_k[0, :, 3:])
         assert rotation.layout in ("half", "interleaved")
 
 

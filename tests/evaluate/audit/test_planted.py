@@ -95,8 +95,8 @@ def test_a_descriptor_that_weighs_the_upper_rows(samples):
 )
 def test_an_answerer_that_prefers_the_first_image(samples, prefers_first, expected):
     def answers(images, question, words):
-        liked = images[0] if prefers_first else torch.stack(list(images)).mean(0)
-        redness = 200 * float((liked[0] - liked[2]).mean())
+        image = images[0] if prefers_first else torch.stack(list(images)).mean(0)
+        redness = 200 * float((image[0] - image[2]).mean())
         return torch.tensor([redness, 0.0])
 
     rows, _ = yes(bag, samples, only=["behaviour", "read_or_used"], answers=answers)

@@ -258,11 +258,11 @@ def test_shuffled_patches_are_the_same_patches_elsewhere():
     image = torch.randn(3, 8, 13)
     mixed = shuffled(image, 4, torch.Generator().manual_seed(3))
 
-    def cut(x):
+    def to_patches(x):
         patches = x[:, :8, :12].unfold(1, 4, 4).unfold(2, 4, 4).permute(1, 2, 0, 3, 4).reshape(6, -1)
         return sorted(map(tuple, patches.tolist()))
 
-    assert cut(mixed) == cut(image)
+    assert to_patches(mixed) == to_patches(image)
     assert not torch.equal(mixed, image)
     assert torch.equal(mixed[:, :, 12:], image[:, :, 12:])
 
@@ -281,26 +281,26 @@ def test_a_verdict_needs_an_interval_beyond_the_limit(values, control, verdict):
 
 
 def test_without_any_control_nothing_is_decided():
-    judged = judge(0.1, Outcome(0.9, [0.9] * 6), {})
-    assert judged.verdict == "not decided"
-    assert judged.margin is None
-    assert judged.interval == pytest.approx((0.9, 0.9))
+    verdict = judge(0.1, Outcome(0.9, [0.9] * 6), {})
+    assert verdict.verdict == "not decided"
+    assert verdict.margin is None
+    assert verdict.interval == pytest.approx((0.9, 0.9))
 
 
 def test_controls_of_the_same_images_are_compared_in_pairs():
     noise = np.random.default_rng(0).normal(size=30) * 3
     finding, control = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)
-    judged = judge(0.1, finding, {"random": control})
-    assert judged.verdict == "yes"
-    assert judged.margin == pytest.approx((1.0, 1.0))
-    assert judged.interval[1] - judged.interval[0] > 1
+    verdict = judge(0.1, finding, {"random": control})
+    assert verdict.verdict == "yes"
+    assert verdict.margin == pytest.approx((1.0, 1.0))
+    assert verdict.interval[1] - verdict.interval[0] > 1
 
 
 def test_two_models_are_compared_in_pairs(audited, images, whole):
-    twin = audit(audited.reinitialized(3), images, REQUESTED, controls=("none",))
-    pair = Comparison(whole, twin)
+    other_audit = audit(audited.reinitialized(3), images, REQUESTED, controls=("none",))
+    pair = Comparison(whole, other_audit)
     actual = pair.to_dict()["differences"]["layers"]
-    mean = twin.findings[1].value - whole.findings[1].value
+    mean = other_audit.findings[1].value - whole.findings[1].value
     assert actual["difference"] == pytest.approx(mean)
     assert actual["interval"][0] < mean < actual["interval"][1]
     with pytest.raises(ShapeError, match="same images"):
@@ -332,9 +332,9 @@ def test_a_control_that_refuses_is_named_and_the_audit_goes_on(audited, images):
 
 
 def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):
-    twin = audited.reinitialized(1)
-    twin.unchanged = ("head.weight",)
-    monkeypatch.setattr(audited, "reinitialized", lambda seed: twin)
+    reinitialized = audited.reinitialized(1)
+    reinitialized.unchanged = ("head.weight",)
+    monkeypatch.setattr(audited, "reinitialized", lambda seed: reinitialized)
     actual = audit(audited, images[:1], (Slope(),), controls=("random",))
     assert "1 parameter, such as head.weight" in actual.notes[0]
 

@@ -16,7 +16,7 @@ def has_colour(image, question):
     return float(((image[channel] > 0.85) & (image[others].amax(0) < 0.1)).any())
 
 
-def knows(images, question, answers):
+def answers_both(images, question, answers):
     actual = max(has_colour(p, question) for p in images)
     return torch.tensor([actual, 1 - actual]) * 4
 
@@ -42,7 +42,7 @@ def run(answers):
     return measure.summarize(acc, audited)
 
 
-@pytest.mark.parametrize("answers", [knows, always])
+@pytest.mark.parametrize("answers", [answers_both, always])
 def test_who_sees_a_set_has_no_spread(answers):
     actual = run(answers)
     assert actual.value < 1e-9

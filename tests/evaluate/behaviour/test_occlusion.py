@@ -53,16 +53,16 @@ def test_the_part_alone_is_changed_and_nothing_of_it_stays(filling, part):
     image = torch.arange(3.0 * 16 * 24).reshape(3, 16, 24)
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
     changed = occlude(image, part, filling, noise)
-    gone = torch.zeros(16, 24, dtype=torch.bool)
-    gone[slice(*part[0]), slice(*part[1])] = True
-    assert torch.equal(changed[:, ~gone], image[:, ~gone])
-    inside = changed[0][gone]
+    hidden = torch.zeros(16, 24, dtype=torch.bool)
+    hidden[slice(*part[0]), slice(*part[1])] = True
+    assert torch.equal(changed[:, ~hidden], image[:, ~hidden])
+    inside = changed[0][hidden]
     if filling == "mirror":
-        assert set(inside.tolist()) <= set(image[0][~gone].tolist())
+        assert set(inside.tolist()) <= set(image[0][~hidden].tolist())
     if filling == "mean":
         assert torch.equal(inside, image[0].mean().expand_as(inside))
     if filling == "noise":
-        assert torch.allclose(inside, image[0].mean() + image[0].std() * noise[0][gone])
+        assert torch.allclose(inside, image[0].mean() + image[0].std() * noise[0][hidden])
 
 
 def test_excess_is_the_formula_in_a_loop():

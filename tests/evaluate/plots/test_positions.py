@@ -197,9 +197,9 @@ def test_streams_as_text(text: str, expected: list[Segment]):
     ],
 )
 def test_text_that_is_no_stream(text, message):
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError) as error:
         parse_segments(text)
-    assert message in str(caught.value)
+    assert message in str(error.value)
 
 
 def test_the_command(capsys, tmp_path):

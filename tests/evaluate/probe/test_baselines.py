@@ -86,8 +86,8 @@ def test_averages_bring_features_back_exactly(size, shifts):
 def test_the_published_form_mixes_the_features_of_four_positions():
     f, image = Table(), noise(1, 20, 20)[0]
     actual = transform_averages(f, image, PATCH, 1)["published_average"]
-    ways = (image, image.flip(-1), image.flip(-2), torch.rot90(image, 1, (-2, -1)))
-    torch.testing.assert_close(actual, sum(f(way[None])[0] for way in ways) / 4)
+    transformed = (image, image.flip(-1), image.flip(-2), torch.rot90(image, 1, (-2, -1)))
+    torch.testing.assert_close(actual, sum(f(image_pose[None])[0] for image_pose in transformed) / 4)
     content = f.content(image[None])[0]
     mixed = (content + content.flip(-1) + content.flip(-2) + torch.rot90(content, 1, (-2, -1))) / 4
     torch.testing.assert_close(actual, mixed + f.table((5, 5)))  # the table stays as it is
@@ -195,7 +195,7 @@ def test_rows_are_scored_on_the_same_patches_and_equal_the_remedies_by_hand():
     for i, one in enumerate(feats):
         draws = trials.draw((9, 7), generator)
         features = torch.from_numpy(one).permute(2, 0, 1)
-        remedied = [
+        corrected = [
             features,
             blank_channels(features, [2, 5], axis=0),
             svd_debias(features[None], noise_map, k=4)[0],
@@ -203,8 +203,8 @@ def test_rows_are_scored_on_the_same_patches_and_equal_the_remedies_by_hand():
         # fitted on the images of the other half; 10 channels have 4 planes, of which 1 is the default
         fit = Rasa(1, standardize=True, alpha=ALPHA), Rasa(4)
         for rasa in fit[::-1]:
-            remedied.append(rasa.fit(feats[1 - i % 2 :: 2]).transform(features[None])[0])
-        for row, value in zip(table.rows, remedied, strict=True):
+            corrected.append(rasa.fit(feats[1 - i % 2 :: 2]).transform(features[None])[0])
+        for row, value in zip(table.rows, corrected, strict=True):
             r2, control = trials.scores(value.permute(1, 2, 0), draws)
             np.testing.assert_allclose(row.r2[:, i], r2)
             np.testing.assert_allclose(row.shuffled[:, i], control)

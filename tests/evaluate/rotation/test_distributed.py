@@ -98,9 +98,9 @@ def separate(tmp_path_factory):
         )
         for rank in (0, 1)
     ]
-    said = [process.communicate(timeout=300) for process in started]
-    assert [p.returncode for p in started] == [0, 0], said
-    return out, said
+    outputs = [process.communicate(timeout=300) for process in started]
+    assert [p.returncode for p in started] == [0, 0], outputs
+    return out, outputs
 
 
 @pytest.fixture(scope="module")
@@ -147,12 +147,12 @@ def test_an_error_of_one_process_reaches_all(separate):
 
 @pytest.mark.slow
 def test_the_command_speaks_once(separate):
-    out, said = separate
+    out, outputs = separate
     assert [(out / f"code{rank}").read_text() for rank in (0, 1)] == ["2 0", "2 0"]
-    report = json.loads(said[0][0])
+    report = json.loads(outputs[0][0])
     assert report["images"] == ["texture 0, random field"]
     assert report["verdict"].startswith("features under rotation and reflection: invariant")
-    assert said[1][0] == ""
+    assert outputs[1][0] == ""
 
 
 def test_shares_are_consecutive_and_cover_everything():

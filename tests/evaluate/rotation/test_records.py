@@ -175,10 +175,10 @@ def test_the_error_is_made_of_correlation_spread_and_mean(correlation, spread, m
 
 def test_parts_that_cancel_leave_less_than_one_of_them():
     rotated, kernel = torch.randn(2, 4, 6, 6, dtype=torch.float64)
-    still = torch.randn(4, 6, 6, dtype=torch.float64)
+    base = torch.randn(4, 6, 6, dtype=torch.float64)
     # what the kernel changes undoes what the code changed
-    total = still + rotated - 0.8 * rotated + 0.1 * kernel
-    assert error(still, total) < error(still, still + rotated)
+    total = base + rotated - 0.8 * rotated + 0.1 * kernel
+    assert error(base, total) < error(base, base + rotated)
 
 
 def test_notes_say_what_exceeds_the_scale():

@@ -79,16 +79,16 @@ def test_scores_count_right_answers():
 
 
 def test_samplers_follow_the_training(monkeypatch):
-    said = []
-    monkeypatch.setattr(Shift, "on_progress", lambda self, progress, seed: said.append((progress, seed)))
+    messages = []
+    monkeypatch.setattr(Shift, "on_progress", lambda self, progress, seed: messages.append((progress, seed)))
     train(
         "shift(reach=9,curriculum=[0,5])+sincos2d",
         3,
         ExtrapolationRecipe(shape=(3, 3), steps=4, batch_size=2),
     )
-    assert [progress for progress, _ in said] == [0, 0.25, 0.5, 0.75, 1]
-    assert len({seed for _, seed in said}) == 5
-    assert said[-1][1] is None
+    assert [progress for progress, _ in messages] == [0, 0.25, 0.5, 0.75, 1]
+    assert len({seed for _, seed in messages}) == 5
+    assert messages[-1][1] is None
 
 
 def test_the_recipe_sets_the_size_of_the_model():

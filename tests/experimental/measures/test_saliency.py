@@ -104,9 +104,9 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     scale, bias = width**-0.5, torch.zeros(1, dtype=torch.float64)
     rotated_q, rotated_k = q, k
     if layout:
-        turn = encoding.transform(pos, 0)
-        assert turn.layout == layout
-        rotated_q, rotated_k = turn.query(q), turn.key(k)
+        transform = encoding.transform(pos, 0)
+        assert transform.layout == layout
+        rotated_q, rotated_k = transform.query(q), transform.key(k)
     else:
         bias = encoding.bias(pos, 0).dense().double()
     product = rotated_q @ rotated_k.mT
@@ -133,7 +133,7 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     if layout:
         twice = [
             torch.cat([t, t], -1) if layout == "half" else t.repeat_interleave(2, -1)
-            for t in (turn.cos, turn.sin)
+            for t in (transform.cos, transform.sin)
         ]
         parts = [through_rotation(x, *twice, r, layout=layout, eps=0.0) for x, r in ((q, of_q), (k, of_k))]
         # the class token is not rotated and keeps all
@@ -267,9 +267,9 @@ def test_the_measure_keeps_numbers_and_one_pair_of_maps():
     assert "random" in finding.control
     for name, shape in (("content", (4, 4)), ("position", (4, 4)), ("offsets", (7, 7))):
         assert np.shape(details[f"{name} of the first image"]) == shape
-    refused = ask(vit("peg", dtype=torch.float32), images)
-    assert not refused.findings
-    assert "no rule for peg" in str(refused.refused)
+    result = ask(vit("peg", dtype=torch.float32), images)
+    assert not result.findings
+    assert "no rule for peg" in str(result.refused)
 
 
 @pytest.mark.slow

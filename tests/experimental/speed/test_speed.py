@@ -42,18 +42,18 @@ PLAN = BenchmarkPlan(
 def program(*words, folder):
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder)}
     command = [sys.executable, "-m", "tests.attention.triton.interpreter", *words]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process
 
 
 @pytest.mark.slow
 def test_the_dry_run_enters_every_path(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     out = tmp_path / "attention.json"
-    done = program(
+    process = program(
         "eval/bench/attention.py", "--dry-run", "--device", "cpu", "--out", str(out), folder=tmp_path
     )
     state = json.loads(out.read_text())
@@ -67,7 +67,7 @@ def test_the_dry_run_enters_every_path(tmp_path):
     assert set(rows) == expected
     for mode in ("forward", "frozen", "slopes", "table"):
         assert rows[mode, "vispe"]["error"] < 6e-4
-        assert f"{rows[mode, 'vispe']['ms']:.4g}" in done.stdout
+        assert f"{rows[mode, 'vispe']['ms']:.4g}" in process.stdout
     for mode in STRUCTURED:
         assert rows[mode, "vispe"]["error"] < 6e-4
         assert rows[mode, "sdpa, dense bias built"]["error"] < 6e-4
@@ -148,11 +148,11 @@ def test_every_row_of_the_table_of_tiles_is_there_once():
 
 
 def test_a_run_on_a_cpu_is_saved_and_goes_on(tmp_path):
-    path, said = tmp_path / "a.json", []
-    first = Bench(PLAN, "cpu", path, minutes=0, say=said.append)
+    path, messages = tmp_path / "a.json", []
+    first = Bench(PLAN, "cpu", path, minutes=0, say=messages.append)
     assert first.check() is None
     assert first.run() == len(first.tasks())
-    bench = Bench(PLAN, "cpu", path, say=said.append)
+    bench = Bench(PLAN, "cpu", path, say=messages.append)
     assert bench.check()
     assert bench.run() == 0
     rows = json.loads(path.read_text())["rows"]
@@ -163,11 +163,11 @@ def test_a_run_on_a_cpu_is_saved_and_goes_on(tmp_path):
     }
     assert all(r["error"] < 2e-6 for r in rows if r["exact"])
     assert all(r["error"] < 2e-2 for r in rows)
-    lines = len(said)
-    resumed = Bench(PLAN, "cpu", path, say=said.append)
+    lines = len(messages)
+    resumed = Bench(PLAN, "cpu", path, say=messages.append)
     assert resumed.check()
     assert resumed.run() == 0
-    assert len(said) == lines
+    assert len(messages) == lines
     assert json.loads(path.read_text())["rows"] == rows
 
 
@@ -277,11 +277,11 @@ def test_memory_and_events_on_a_gpu():
     assert row["reps"] == 50
 
 
-def entry(case, mode, contender, ms, **more):
+def entry(case, mode, contender, ms, **fields):
     return {
         "case": str(case), "mode": mode, "contender": contender, "ms": ms, "tokens": case.tokens, "batch": case.batch,
         "heads": case.heads, "width": case.width, "dtype": case.dtype, "exact": True, "error": 1e-3, "cold_s": 1.0,
-        "spread_ms": [ms, ms], "tflops": 1.0, **more,
+        "spread_ms": [ms, ms], "tflops": 1.0, **fields,
     }  # fmt: skip
 
 

@@ -11,9 +11,9 @@ def slow(cells, grid):
     (xr, yr), (xg, yg), (xb, yb) = cells
     g, b = ((xr - xg) ** 2 + (yr - yg) ** 2) ** 0.5, ((xr - xb) ** 2 + (yr - yb) ** 2) ** 0.5
     ag, ab = abs((yr + yg) * (xg - xr)) / 2, abs((yr + yb) * (xb - xr)) / 2
-    turn = (xg - xr) * (yb - yr) - (yg - yr) * (xb - xr)
+    cross_product = (xg - xr) * (yb - yr) - (yg - yr) * (xb - xr)
     out = xr + xg + xb > grid - 1 and yr + yg + yb > grid - 1
-    return [int(v) for v in (g > b, b > g, turn > 0, ag > ab, ab > ag, out)]
+    return [int(v) for v in (g > b, b > g, cross_product > 0, ag > ab, ab > ag, out)]
 
 
 @pytest.mark.parametrize("grid", [14, 5])

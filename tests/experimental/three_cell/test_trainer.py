@@ -102,8 +102,10 @@ def test_a_killed_training_goes_on_bit_by_bit(tmp_path, spec, last):
     assert steps == list(range(10 * (last == 9), 12))
     assert torch.equal(weights(model), weights(uninterrupted))
     assert resumed_run.scores == run.scores
-    done, third = train(spec, 0, TINY, checkpoint=file, on_step=kill_at(11))  # nothing is left to do
-    assert torch.equal(weights(done), weights(uninterrupted))
+    finished_model, third = train(
+        spec, 0, TINY, checkpoint=file, on_step=kill_at(11)
+    )  # nothing is left to do
+    assert torch.equal(weights(finished_model), weights(uninterrupted))
     assert third.scores == run.scores
     assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
 
@@ -142,10 +144,10 @@ def test_a_table_grows_run_by_run_and_is_not_made_twice(tmp_path):
     assert read_rows(file, TINY) == [first]
     rows.close()
     requested.clear()
-    more = list(
+    new_rows = list(
         run_missing(["none", "learned"], [0, 1], TINY, file=file, on_step=lambda *a: requested.append(a[:2]))
     )
-    assert [(r["encoding"], r["seed"]) for r in more] == [("learned", 0), ("none", 1), ("learned", 1)]
+    assert [(r["encoding"], r["seed"]) for r in new_rows] == [("learned", 0), ("none", 1), ("learned", 1)]
     assert ("none", 0) not in requested
     assert list(run_missing(["none"], [1, 0], TINY, file=file)) == []
     assert [p.name for p in tmp_path.iterdir()] == ["table.json"]

@@ -25,8 +25,8 @@ def test_statements_are_true_and_turn_with_the_image():
         red = (image[0] > 0.8) & (image[2] < 0.2)
         blue = (image[2] > 0.8) & (image[0] < 0.2)
         centres = [torch.nonzero(mask).double().mean(0) for mask in (red, blue)]
-        about, than = (0, 1) if first.startswith("the red") else (1, 0)
-        gap = centres[about] - centres[than]
+        subject, reference = (0, 1) if first.startswith("the red") else (1, 0)
+        gap = centres[subject] - centres[reference]
         word = first.split(" is ")[1].split(" the ")[0]
         assert {"left of": gap[1] < 0, "right of": gap[1] > 0, "above": gap[0] < 0, "below": gap[0] > 0}[word]
         rotated = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -49,8 +49,8 @@ def test_the_loss_is_that_of_a_loop():
     scores = torch.randn(5, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for one, loss in zip(scores, pair_contrastive_loss(scores), strict=True):
         p, q = one.softmax(0), one.softmax(1)
-        want = -sum(math.log(float(t[k, k])) for t in (p, q) for k in (0, 1)) / 4
-        assert float(loss) == pytest.approx(want)
+        expected = -sum(math.log(float(t[k, k])) for t in (p, q) for k in (0, 1)) / 4
+        assert float(loss) == pytest.approx(expected)
     assert matching_accuracy(torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])) == 0.5
     with pytest.raises(ShapeError, match=r"scores must have the shape \(b, 2, 2\)"):
         pair_contrastive_loss(torch.zeros(2, 2))
@@ -69,8 +69,8 @@ class Small(nn.Module):
         cells = nn.functional.adaptive_avg_pool2d(pairs.images.flatten(0, 1) - 0.5, 8)
         features = cells.flatten(1) if self.positions else cells.mean((2, 3))
         words = torch.zeros(2 * len(pairs.statements), 6, len(LEXICON))
-        for row, said in enumerate(s for pair in pairs.statements for s in pair):
-            known = [w for w in said.split() if w in LEXICON]
+        for row, statement in enumerate(s for pair in pairs.statements for s in pair):
+            known = [w for w in statement.split() if w in LEXICON]
             for position, word in enumerate(known):
                 words[row, position, LEXICON.index(word)] = 1
         images = self.of_image(features).unflatten(0, (-1, 2))

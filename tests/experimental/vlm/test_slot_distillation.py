@@ -91,12 +91,12 @@ def test_a_batch_of_anchors_has_their_weight_alone():
 def test_weights_are_those_of_all_parts_of_a_batch():
     student, teacher, slots = batch(7)
     full = slot_distillation(student, teacher, slots)
-    cut = [(full.kl[part], slots[part]) for part in (slice(0, 4), slice(4, None))]
+    halves = [(full.kl[part], slots[part]) for part in (slice(0, 4), slice(4, None))]
 
     class Second(Processes):
         def joined(self, part, error=None):
-            assert torch.equal(part[0], cut[1][0])
-            return cut
+            assert torch.equal(part[0], halves[1][0])
+            return halves
 
     actual = slot_distillation(student[4:], teacher[4:], slots[4:], processes=Second(1, 2))
     assert torch.equal(actual.weights, full.weights[4:])

@@ -13,8 +13,8 @@ def norm_of(text, eps=None):
     norm = name and (getattr(nn, name[0], None) or getattr(timm.layers, name[0], None))
     if not norm:
         raise ValueError(f"unknown norm {text!r}")
-    stated = re.search(r"\beps\W*(\d[\d.]*(?:e[-+]?\d+)?)", str(text))
-    eps = float(stated[1]) if stated else eps
+    match = re.search(r"\beps\W*(\d[\d.]*(?:e[-+]?\d+)?)", str(text))
+    eps = float(match[1]) if match else eps
     return norm if eps is None else functools.partial(norm, eps=eps)
 
 

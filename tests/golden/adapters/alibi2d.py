@@ -109,10 +109,10 @@ def _run_timm(case, spec, weights, encoding_params, grid, norm):
     attn.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in encoding_params.items()}})
     model.double()
     encoding = attn.pos_enc or model.pos_enc
-    recorded = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
+    captured = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True)
     model(torch.zeros(2, 3, *grid.shape).double())  # what the model hands to its attention
-    return _run_layer(case, attn, encoding, grid, lambda x: attn(x, attn_mask=recorded["attn_mask"]))
+    return _run_layer(case, attn, encoding, grid, lambda x: attn(x, attn_mask=captured["attn_mask"]))
 
 
 def _run_layer(case, layer, encoding, grid, forward):

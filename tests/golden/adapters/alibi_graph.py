@@ -25,8 +25,11 @@ def run(case):
     # tokens in another order, and back
     order = torch.stack([torch.randperm(n) for _ in range(samples)])
     rotated = encoding.prepare(row.replace(attrs={"distance": lengths})).gather(order)
-    dense, back = encoding.bias(rotated, 0).dense(), order.argsort(1)
-    yield "gathered", {"bias": torch.stack([d[:, i][:, :, i] for d, i in zip(dense, back, strict=True)])}
+    dense, inverse_order = encoding.bias(rotated, 0).dense(), order.argsort(1)
+    yield (
+        "gathered",
+        {"bias": torch.stack([d[:, i][:, :, i] for d, i in zip(dense, inverse_order, strict=True)])},
+    )
 
 
 def _paths(adjacency):

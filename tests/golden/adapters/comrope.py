@@ -120,10 +120,10 @@ def _run(case, layer, encoding, projections, forward, reference=True):
     positions = case.input("positions").float().requires_grad_()
     pos = vispe.Positions(positions)
     y = forward(x, pos)
-    back = case.backward(cotangent=y)
-    turn = encoding.transform(pos, 0)
+    has_grad = case.backward(cotangent=y)
+    transform = encoding.transform(pos, 0)
     q, k = (p(x).unflatten(-1, (heads, width)).transpose(1, 2) for p in projections)
-    q, k = turn.query(q) * case.config("q_scale"), turn.key(k)
+    q, k = transform.query(q) * case.config("q_scale"), transform.key(k)
     eye = torch.eye(x.shape[1], dtype=x.dtype).expand(*k.shape[:2], -1, -1)
     result = {
         "y": y,
@@ -131,13 +131,13 @@ def _run(case, layer, encoding, projections, forward, reference=True):
         "grad.x": x.grad,
         "grad.positions": positions.grad,
     }
-    if back and hasattr(encoding, "theta"):
+    if has_grad and hasattr(encoding, "theta"):
         result["grad.multiplier"] = encoding.theta.grad[None, :, :, None, None]
     if reference:
         result["q_rot"], result["k_rot"] = q, k
         result["exponent_matrix"] = encoding.generators()
         result["rotation_blocks"] = encoding.rotations(pos).transpose(1, 2)
-        if back:
+        if has_grad:
             result["grad.freqs"] = skew_matrix(encoding.skew.grad, encoding.width)
         for name in ("q_proj", "k_proj", "v_proj", "proj"):
             for kind, p in layer.get_submodule(name).named_parameters():

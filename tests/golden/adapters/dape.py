@@ -53,11 +53,11 @@ def run(case):
     case.backward(cotangent=out)
     actual = {"logits": out, "grad.logits": logits.grad}
     for name in net + extra:
-        held = (
+        grads = (
             encoding.get_parameter(name)
             if name in net
             else encoding.adapted.get_parameter(NAMES.get(name, name))
         )
-        grad = held.grad
+        grad = grads.grad
         actual[f"grad.{name}"] = None if grad is None else grad.reshape(case.param(name).shape)
     yield "dense", {name: value for name, value in actual.items() if name in case.output_names}

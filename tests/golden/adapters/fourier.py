@@ -79,14 +79,14 @@ def _random(case):
         grad = encoding.frequency.grad
         return {} if grad is None else {"grad.B": grad.t() if rotated else grad}
 
-    more = {}
+    extra_outputs = {}
     if "pe_none" in case.output_names:
         plain = vispe.create_encoding("fourier", dim=axes, axes=axes, basis="none")
-        more = {"pe_none": plain.encode(case.input("positions"))}
-    yield from _routes(case, encoding, lambda x: x, grads, more)
+        extra_outputs = {"pe_none": plain.encode(case.input("positions"))}
+    yield from _routes(case, encoding, lambda x: x, grads, extra_outputs)
 
 
-def _routes(case, encoding, flat, grads, more=()):
+def _routes(case, encoding, flat, grads, extra_outputs=()):
     """Positions given to `encode`, and as free coordinates to `table`."""
     exact = "cotangent" in case.inputs
     encoding = encoding.double() if exact else encoding
@@ -101,5 +101,5 @@ def _routes(case, encoding, flat, grads, more=()):
         pe = pe.reshape(case.outputs["pe"].shape)
         encoding.zero_grad()
         case.backward(cotangent=pe)
-        result = {"pe": pe, "grad.positions": inputs.grad, **grads(), **dict(more)}
+        result = {"pe": pe, "grad.positions": inputs.grad, **grads(), **dict(extra_outputs)}
         yield route, {name: value for name, value in result.items() if name in case.output_names}

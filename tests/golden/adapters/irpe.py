@@ -130,10 +130,10 @@ def _run_timm(case, spec, weights, grid, fused):
     model.double()
     attn = model.blocks[0].attn
     attn.fused_attn = fused
-    recorded = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
+    captured = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True)
     model(torch.zeros(2, 3, *grid.shape).double())  # what the model hands to its attention
-    return _run_layer(case, attn, lambda x: attn(x, attn_mask=recorded["attn_mask"]))
+    return _run_layer(case, attn, lambda x: attn(x, attn_mask=captured["attn_mask"]))
 
 
 def _run_layer(case, layer, forward):

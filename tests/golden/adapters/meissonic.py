@@ -28,6 +28,6 @@ def run(case):
         yield "ids", _outputs(case, video.transform(vispe.Positions(case.input("ids").float()), 0))
 
 
-def _outputs(case, turn):
-    tables = {name: getattr(turn, name)[0, 0].repeat_interleave(2, -1) for name in ("cos", "sin")}
-    return tables | rotated(case, turn)
+def _outputs(case, transform):
+    tables = {name: getattr(transform, name)[0, 0].repeat_interleave(2, -1) for name in ("cos", "sin")}
+    return tables | rotated(case, transform)

@@ -78,8 +78,8 @@ def outputs(case, result, delta):
     frequencies = inverse_frequencies(case.config("head_dim"), case.config("rope_theta"))
     axis = result.scheme.allocation(len(frequencies), kv_heads)
     ids = result.ids.float()  # the references have no other
-    turn = rotation(ids, frequencies, axis)
-    rotated = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+    rotary = rotation(ids, frequencies, axis)
+    rotated = {"q_rot": rotary.query(q), "k_rot": rotary.key(k)}
     case.backward(**{f"cotangent.{name}": y for name, y in rotated.items()})
     cos, sin = (t.tile(2) for t in tables(ids, frequencies, axis))
     requested = {

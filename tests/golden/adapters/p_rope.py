@@ -26,7 +26,7 @@ def run(case):
     column = torch.stack([torch.zeros_like(positions), positions], -1)
     options["split"] = None
     wide = vispe.create_encoding("rope_axial.p_rope", dim=2 * width * heads, num_heads=heads, **options)
-    turn = wide.transform(vispe.Positions(column), 0)
+    transform = wide.transform(vispe.Positions(column), 0)
     pairs = width // 2
-    turn = PairRotation(turn.cos[..., :pairs], turn.sin[..., :pairs], "half")
-    yield "2D", rotated(case, turn)
+    transform = PairRotation(transform.cos[..., :pairs], transform.sin[..., :pairs], "half")
+    yield "2D", rotated(case, transform)

@@ -27,10 +27,10 @@ def run(case):
     encoding.double()
     pos = vispe.Grid(shape).positions()
     case.agree("the positions", pos.coords[0], coords)
-    for route, where in (("grid", pos), ("free coordinates", vispe.Positions(coords.double()[None]))):
+    for route, positions in (("grid", pos), ("free coordinates", vispe.Positions(coords.double()[None]))):
         for leaf in (x, q, k, *encoding.parameters()):
             leaf.grad = None
-        bias = encoding.bias(where, 0, x)
+        bias = encoding.bias(positions, 0, x)
         scale = width**-0.5
         # the reference scales the bias together with the product of queries and keys
         scores = q @ k.mT + bias.dense() / scale

@@ -50,8 +50,8 @@ def _vit(case):
     images = range(len(case.config("image_sizes")))
     weights, pegs = {}, {}
     for name in case.params:
-        whose, _, suffix = name.partition(".")
-        (weights if whose == "vit" else pegs)[suffix] = case.param(name)
+        prefix, _, suffix = name.partition(".")
+        (weights if prefix == "vit" else pegs)[suffix] = case.param(name)
     named = {int(name.partition(".")[0]) for name in pegs}
     if named == set(after) and named != set(range(len(after))):  # numbered by block, not in order
         order = {str(layer): str(i) for i, layer in enumerate(after)}

@@ -30,8 +30,8 @@ def _sinusoid(case, pos):
     rotary = vispe.create_encoding(
         "rope_axial", dim=dim, num_heads=1, temperature=case.config("max_time"), split=(dim // 2,)
     )
-    turn = rotary.transform(pos, 0)
-    return {"table": torch.cat([turn.sin[0, 0], turn.cos[0, 0]], -1)}
+    transform = rotary.transform(pos, 0)
+    return {"table": torch.cat([transform.sin[0, 0], transform.cos[0, 0]], -1)}
 
 
 def _rotary(case, pos):

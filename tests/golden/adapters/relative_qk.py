@@ -64,9 +64,9 @@ def _run(case, backend, axis):
         raise ValueError(f"{x.shape[0]} samples, not {case.config('B')}")
     grid = vispe.Grid(shape)
     y = layer(x, grid)
-    back = case.backward(cotangent=y)
+    has_grad = case.backward(cotangent=y)
     result = {"y": y, "weights": _weights(layer, x, grid)}
-    if back:
+    if has_grad:
         result["grad.x"] = x.grad
         for name, parameter in mine.items():
             grad = layer.get_parameter(parameter).grad

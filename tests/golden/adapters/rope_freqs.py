@@ -17,8 +17,8 @@ def run(case):
     yield "float32", ROUTES[case.config("method")](case)
 
 
-def _ignore(case, *but):
-    for key in MADE.keys() - set(but):
+def _ignore(case, *names):
+    for key in MADE.keys() - set(names):
         case.ignore(key, MADE[key])
 
 

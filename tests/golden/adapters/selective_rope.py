@@ -47,8 +47,8 @@ def run(case):
         raise ValueError(f"the rank is {rank}")
     gate = any(name.startswith("phase_gate_proj.") for name in case.params)
     drift = "phi_bias" in case.params
-    has = {"use_gate": gate, "use_bias": drift, "use_phi_bias": drift}
-    if any(case.config(key, expected) != expected for key, expected in has.items()):
+    flags = {"use_gate": gate, "use_bias": drift, "use_phi_bias": drift}
+    if any(case.config(key, expected) != expected for key, expected in flags.items()):
         raise ValueError("the options are not those of the parameters")
     skip = "phi_conv1d.weight" not in case.params
     if case.config("skip_conv", skip) != skip:
@@ -96,8 +96,10 @@ def run(case):
     if q.shape != (case.config("B"), length, heads, width):
         raise ValueError(f"q is {tuple(q.shape)}")
     inputs = {"gate_proj.weight": maps[1] @ maps[0], "gate_proj.bias": maps[2]} if low else {}
-    turn = functional_call(_Transform(encoding), {f"encoding.{k}": v for k, v in inputs.items()}, (pos, x))
-    rotated = turn.query(q.transpose(1, 2)), turn.key(k.transpose(1, 2))
+    transform = functional_call(
+        _Transform(encoding), {f"encoding.{k}": v for k, v in inputs.items()}, (pos, x)
+    )
+    rotated = transform.query(q.transpose(1, 2)), transform.key(k.transpose(1, 2))
     actual = {"q_rot": rotated[0].transpose(1, 2), "k_rot": rotated[1].transpose(1, 2)}
     actual["scores"] = rotated[0] @ rotated[1].mT
     if case.backward(cotangent=actual["scores"]):
@@ -110,7 +112,9 @@ def run(case):
             )
     yield "scan", {name: value for name, value in actual.items() if name in case.output_names}
     outs = [
-        vispe.attention(*(t.transpose(1, 2) for t in (q, k, q)), transform=turn, is_causal=True, backend=b)
+        vispe.attention(
+            *(t.transpose(1, 2) for t in (q, k, q)), transform=transform, is_causal=True, backend=b
+        )
         for b in ("reference", "sdpa")
     ]
     case.agree("the outputs of the backends", *outs)

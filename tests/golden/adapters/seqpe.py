@@ -132,10 +132,10 @@ def _attention(case):
     _load(attn, weights)
     _load(encoding, {name.removeprefix("pos_enc."): value for name, value in encoding_params.items()})
     model.double()
-    recorded = {}
-    attn.register_forward_pre_hook(lambda module, args, kwargs: recorded.update(kwargs), with_kwargs=True)
+    captured = {}
+    attn.register_forward_pre_hook(lambda module, args, kwargs: captured.update(kwargs), with_kwargs=True)
     model(torch.zeros(1, 3, 1, n).double())
-    context = recorded["attn_mask"]
+    context = captured["attn_mask"]
 
     def forward(x, pos):
         mine = type(context)(pos, context.encodings, context.mask, context.is_causal)

@@ -28,8 +28,8 @@ def run(case):
     for route, pos in routes.items():
         encoding.zero_grad()
         q, k = (case.input(name).double().requires_grad_() for name in "qk")
-        turn = encoding.transform(pos, 0)
-        result = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        transform = encoding.transform(pos, 0)
+        result = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
         result["scores"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2)
         if case.backward(cotangent=result["scores"]):
             grad_coeffs = torch.zeros_like(coeffs)

@@ -33,8 +33,8 @@ def run(case):
         q, k = (case.input(name).double().requires_grad_() for name in "qk")
         if q.shape != (case.config("B"), heads, length, width):
             raise ValueError(f"q is {tuple(q.shape)}")
-        turn = encoding.transform(pos, 0)
-        actual = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        transform = encoding.transform(pos, 0)
+        actual = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
         actual["scores"] = actual["q_rot"] @ actual["k_rot"].mT
         if case.backward(cotangent=actual["scores"]):
             actual |= {"grad.q": q.grad, "grad.k": k.grad}
@@ -42,5 +42,5 @@ def run(case):
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     expected = (actual["scores"] * width**-0.5).masked_fill(~mask, float("-inf")).softmax(-1) @ q
     for backend in ("reference", "sdpa"):
-        out = vispe.attention(q, k, q, transform=turn, is_causal=True, backend=backend)
+        out = vispe.attention(q, k, q, transform=transform, is_causal=True, backend=backend)
         case.agree(f"the output of {backend}", out, expected)

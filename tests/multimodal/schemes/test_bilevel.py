@@ -109,9 +109,9 @@ def test_what_turns(rotate):
     """With 'inter' the order inside a segment turns nothing; with 'intra' all segments are rotated equally."""
     scheme = create_scheme("bilevel", rotate=rotate)
     ids = of_tokens([SENTENCES]).ids
-    turn = rotation(ids, inverse_frequencies(16), scheme.allocation(8))
+    rotary = rotation(ids, inverse_frequencies(16), scheme.allocation(8))
     one = torch.ones(1, 1, 9, 16, dtype=torch.float64)
-    q = turn.query(one)[0, 0]
+    q = rotary.query(one)[0, 0]
     same = torch.isclose(q[:, None], q).all(-1)
     inter, intra = ids[0, 0], ids[1, 0]
     of_inter, of_intra = inter[:, None] == inter, intra[:, None] == intra

@@ -115,9 +115,9 @@ def test_a_radius_that_grows_with_the_grid():
 
 @cases("offset", [0, 2.5])
 def test_images_lifted_above_the_counter(offset):
-    low, lifted = points("circlerope", 4, 7), points(f"circlerope(offset={offset})", 4, 7)
-    torch.testing.assert_close(lifted - low, (-low.min() + offset).expand(3, 28))
-    assert lifted.min().item() == pytest.approx(offset)
+    low, offset_points = points("circlerope", 4, 7), points(f"circlerope(offset={offset})", 4, 7)
+    torch.testing.assert_close(offset_points - low, (-low.min() + offset).expand(3, 28))
+    assert offset_points.min().item() == pytest.approx(offset)
     assert -10 * math.sqrt(2 / 3) <= low.min() < -7
 
 
@@ -260,19 +260,19 @@ def test_gradients_of_rotated_queries_and_keys(spec, heads):
     scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
     actual = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     freqs, axis = inverse_frequencies(32, 1e4), scheme.allocation(16)
-    turn = rotation(actual.ids, freqs, axis)
+    rotary = rotation(actual.ids, freqs, axis)
     angle = torch.stack([actual.ids[a] * freqs[pair].double() for pair, a in enumerate(axis.tolist())], -1)
-    for method, h in zip((turn.query, turn.key), heads, strict=True):
+    for method, h in zip((rotary.query, rotary.key), heads, strict=True):
         x, cotangent = (torch.randn(2, h, actual.mask.shape[1], 32, generator=generator) for _ in range(2))
         x.requires_grad_()
         y = method(x)
         (grad,) = torch.autograd.grad(y, x, cotangent)
-        for got, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
+        for tensor, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
             a, b = value.double().chunk(2, -1)
             unit = torch.polar(torch.ones_like(angle), sign * angle)[:, None]
             expected = torch.complex(a, b) * unit
             torch.testing.assert_close(
-                got.double(), torch.cat([expected.real, expected.imag], -1), rtol=0, atol=2e-5
+                tensor.double(), torch.cat([expected.real, expected.imag], -1), rtol=0, atol=2e-5
             )
 
 

@@ -17,15 +17,15 @@ ARRIVAL = [Text(3), Text(2, group=1), Text(4), Text(1, group=1), Text(1), Text(3
 def attend(x, stream, mask=None, **options):
     """Return attention of x (3, 1, h, n, 8) over a stream of one row."""
     scheme = create_scheme("group_pe", **options)
-    turn = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))
-    return attention(*x, transform=turn, attn_mask=group_mask(stream) if mask is None else mask)
+    rotary = rotation(scheme.coordinates(stream).ids, inverse_frequencies(8), scheme.allocation(4))
+    return attention(*x, transform=rotary, attn_mask=group_mask(stream) if mask is None else mask)
 
 
 @cases("phi", [0, 7, 2.5, 0.1])
 def test_groups_count_for_themselves(phi):
     coordinates = create_scheme("group_pe", phi=phi).coordinates(Stream.of([ARRIVAL]))
-    want = [0, 1, 2, phi, phi + 1, 3, 4, 5, 6, phi + 2, 7, phi + 3, phi + 4, phi + 5]
-    assert coordinates.ids[0, 0].tolist() == want
+    expected = [0, 1, 2, phi, phi + 1, 3, 4, 5, 6, phi + 2, 7, phi + 3, phi + 4, phi + 5]
+    assert coordinates.ids[0, 0].tolist() == expected
     assert coordinates.decode(2)[0, 0].tolist() == [phi + 6, phi + 7]
 
 
@@ -109,7 +109,7 @@ def test_wait_k_against_a_walk_over_tokens(wait, padding):
     source, target = [[2, 3, 1], [4], [1, 1]], [[1, 2], [3, 3, 1], [2]]
     pairs = streamed(source, target, **PAIRS, length=22, padding=padding)
     mask = pairs.attention_mask(wait)
-    want = torch.zeros_like(mask)
+    expected = torch.zeros_like(mask)
     for n, (s, t) in enumerate(zip(source, target, strict=True)):
         read, written = (
             [0] * prompt + [i + 1 for i, c in enumerate(words) for _ in range(c)] + [len(words) + 1]
@@ -122,8 +122,8 @@ def test_wait_k_against_a_walk_over_tokens(wait, padding):
             comes = tokens[q + 1][1] if kind == TARGET and q + 1 < len(tokens) else word
             for k, (other, key_word) in enumerate(tokens[: q + 1]):
                 known = key_word <= comes + wait - 1 if kind == TARGET else True
-                want[n, 0, shift + q, shift + k] = known if other == SOURCE else kind == TARGET
-    assert torch.equal(mask, want)
+                expected[n, 0, shift + q, shift + k] = known if other == SOURCE else kind == TARGET
+    assert torch.equal(mask, expected)
 
 
 @cases("padding", ["left", "right"])

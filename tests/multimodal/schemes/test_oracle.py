@@ -42,11 +42,11 @@ def check(name, actual, expected):
         assert torch.equal(actual, expected), (actual - expected).abs().max()
 
 
-def compare(scheme, stream, rows, start=None, padding=0, **how):
+def compare(scheme, stream, rows, start=None, padding=0, **kwargs):
     """Check coordinates, what comes next, and the tokens that are decoded."""
     rule = oracle.rule_for(scheme)
     at = None if start is None else torch.tensor(start, dtype=torch.float64)
-    actual = scheme.coordinates(stream, start=at, padding=padding, **how)
+    actual = scheme.coordinates(stream, start=at, padding=padding, **kwargs)
     draws = None if actual.draws is None else actual.draws.tolist()
     tokens, following = oracle.walk(rule, rows, start, draws)
     assert scheme.axes == rule.axes
@@ -142,8 +142,8 @@ def test_frames_apart(data):
         clock.append(float("nan") if film.seconds is None else film.seconds)
         for _ in range(film.t):
             segments += [Text(data.draw(st.integers(1, 3))), type(film)(1, film.h, film.w, film.seconds)]
-    described = ids_of([segments], Stream.of([segments]).mask, 2)
-    described |= {"videos": torch.tensor(grids), "seconds": clock, "separate_frames": True}
-    stream = Stream.from_ids(**described)
+    arguments = ids_of([segments], Stream.of([segments]).mask, 2)
+    arguments |= {"videos": torch.tensor(grids), "seconds": clock, "separate_frames": True}
+    stream = Stream.from_ids(**arguments)
     for name in NAMES:
         compare(create_scheme({"name": name, **data.draw(OPTIONS[name])}), stream, [segments])

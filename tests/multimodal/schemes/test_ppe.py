@@ -17,14 +17,14 @@ MIXED = [[Text(4), Image(3, 4), Text(2), Video(2, 2, 3), Text(1)], [Text(3), Ima
 
 def walk(tokens, labels, ids, members, axes, weights, epsilon):
     """Return merged tokens and positions of one sample, found cluster by cluster."""
-    out, positions, held = [], [], len(ids) // axes
+    out, positions, count = [], [], len(ids) // axes
     for cluster in range(max(labels) + 1):
         cluster_members = [n for n, label in enumerate(labels) if label == cluster]
         total = sum(weights[n] for n in cluster_members) + epsilon
         out.append(sum(weights[n] * tokens[n] for n in cluster_members) / total)
         picks = [
             cluster_members[len(cluster_members) - 1 - p % len(cluster_members)]
-            for p in range(members // held)
+            for p in range(members // count)
         ]
         positions.append([ids[row, n] for row in range(len(ids)) for n in picks])
     return torch.stack(out), torch.tensor(positions, dtype=torch.float64).T
@@ -72,8 +72,8 @@ def test_merging_in_stages_keeps_positions_and_means():
     second = merge_tokens(
         first.tokens, torch.arange(6)[None] // 3, first.ids, members=4, weights=first.weight
     )
-    want = tokens.unflatten(1, (2, 6)).mean(2)
-    torch.testing.assert_close(second.tokens, want, rtol=1e-12, atol=1e-12)
+    expected = tokens.unflatten(1, (2, 6)).mean(2)
+    torch.testing.assert_close(second.tokens, expected, rtol=1e-12, atol=1e-12)
     assert second.weight.tolist() == [[6, 6]]
     # for each position that was stored, the last cluster of the stage before and the one before it
     for axis in range(3):
@@ -151,13 +151,15 @@ def test_what_is_not_merged_is_as_by_mrope(k, options):
     stream, freqs = Stream.of(MIXED, padding="left"), inverse_frequencies(32, 1e6)
     for in_turn, name in ((False, "mrope"), (True, "mrope_i")):
         plain = create_scheme(name, **options)
-        want = plain.coordinates(stream)
+        expected = plain.coordinates(stream)
         for bands in ("chunked", "interleaved"):
             scheme = create_scheme("ppe", k=k, bands=bands, axes_in_turn=in_turn, **options)
             result = scheme.coordinates(stream)
-            assert torch.equal(result.ids, want.ids.repeat_interleave(k, 0))
-            assert torch.equal(result.decode(3), want.decode(3).repeat_interleave(k, 0))
-            rotated = [angles(c.ids, freqs, s.allocation(16)) for c, s in ((result, scheme), (want, plain))]
+            assert torch.equal(result.ids, expected.ids.repeat_interleave(k, 0))
+            assert torch.equal(result.decode(3), expected.decode(3).repeat_interleave(k, 0))
+            rotated = [
+                angles(c.ids, freqs, s.allocation(16)) for c, s in ((result, scheme), (expected, plain))
+            ]
             assert torch.equal(*rotated)
 
 
@@ -176,8 +178,8 @@ def test_clusters_of_one_token_change_nothing(k):
 
 def test_bands_of_members():
     scheme = create_scheme("ppe", k=2, sections=(4, 6, 6))
-    want = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
-    assert scheme.allocation(16).tolist() == want
+    expected = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
+    assert scheme.allocation(16).tolist() == expected
     uneven = create_scheme("ppe", k=4, sections=(4, 6, 6)).allocation(16)
     assert uneven.tolist() == [0, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9, 10, 10, 11]
     turns = create_scheme("ppe", k=2, sections=(4, 6, 6), bands="interleaved").allocation(16)
@@ -200,10 +202,10 @@ def test_a_sequence_is_merged_and_goes_on():
     assert merged.ids[:, 0, 3].tolist() == [2, 2, 3, 3, 3, 2]  # tokens (1, 1) and (1, 0)
     assert merged.ids[:, 0, 4].tolist() == [5] * 6
     assert merged.decode(1)[..., 0].tolist() == [[6, 5]] * 6
-    turn = rotation(merged.ids, inverse_frequencies(16), scheme.allocation(8))
+    rotary = rotation(merged.ids, inverse_frequencies(16), scheme.allocation(8))
     q = torch.randn(2, 1, 5, 16)
-    recorded = merged.mask[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
-    assert attention(q, q, q, transform=turn, attn_mask=recorded).shape == q.shape
+    causal_mask = merged.mask[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert attention(q, q, q, transform=rotary, attn_mask=causal_mask).shape == q.shape
     with pytest.raises(
         InputError, match=r"needs unmerged tokens, got merged ones. Use merge_tokens to merge them again"
     ):
@@ -221,9 +223,12 @@ def test_the_reference_is_the_same_where_k_divides_sections(k, sections):
         torch.randn(1, 2, 5, 2 * pairs),
     )
     scheme = create_scheme("ppe", k=k, sections=sections)
-    turn, theirs = rotation(ids, freqs, scheme.allocation(pairs)), reference_rotation(ids, freqs, sections, k)
-    assert torch.equal(turn.query(q), theirs.query(q))
-    assert torch.equal(attention(q, q, q, transform=turn), attention(q, q, q, transform=theirs))
+    rotary, theirs = (
+        rotation(ids, freqs, scheme.allocation(pairs)),
+        reference_rotation(ids, freqs, sections, k),
+    )
+    assert torch.equal(rotary.query(q), theirs.query(q))
+    assert torch.equal(attention(q, q, q, transform=rotary), attention(q, q, q, transform=theirs))
     assert reference_sections(sections, k) == tuple(s // k for s in sections for _ in range(k))
 
 

@@ -109,9 +109,9 @@ def test_without_tiles_everything_stands_in_line():
     stream = Stream.of(
         [[Text(2), Image(3, 4), Text(1), Video(2, 2, 3)], [Image(2, 2), Text(4)]], padding="left"
     )
-    result, want = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
-    assert torch.equal(result.ids, want.ids)
-    assert torch.equal(result.next, want.next)
+    result, expected = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
+    assert torch.equal(result.ids, expected.ids)
+    assert torch.equal(result.next, expected.next)
 
 
 def test_media_ids_are_those_of_images():

@@ -35,9 +35,9 @@ def test_steps_are_equal_and_add_up(n, stride):
     tiles = 3
     ids, coordinates = line(Stream.of([[Text(4), Image(1, n, (1, tiles)), Text(2)]]), stride=stride)
     exact = Fraction(str(stride))
-    want = [3 + exact * j / n for j in range(tiles * n + 1)]
+    expected = [3 + exact * j / n for j in range(tiles * n + 1)]
     torch.testing.assert_close(
-        ids[3:-2], torch.tensor([float(p) for p in want], dtype=torch.float64), rtol=1e-15, atol=0
+        ids[3:-2], torch.tensor([float(p) for p in expected], dtype=torch.float64), rtol=1e-15, atol=0
     )
     assert bool((ids.diff() > 0).all())
     end = -((-exact * tiles) // 1)  # rounded up
@@ -64,9 +64,9 @@ def test_an_image_may_span_the_stride_as_a_whole():
 
 
 def test_frames_are_equally_whether_text_stands_between_them_or_not():
-    together, apart = Stream.of([[Video(3, 2, 2)]]), Stream.of([[Video(1, 2, 2)] * 3])
+    together, separate = Stream.of([[Video(3, 2, 2)]]), Stream.of([[Video(1, 2, 2)] * 3])
     for per in ("tile", "picture"):
-        assert torch.equal(line(together, stride=2, per=per)[0], line(apart, stride=2, per=per)[0])
+        assert torch.equal(line(together, stride=2, per=per)[0], line(separate, stride=2, per=per)[0])
 
 
 def test_rounding_of_products_does_not_move_the_end():
@@ -87,11 +87,11 @@ def test_angles_keep_fractions_in_bfloat16_models():
     coordinates = create_scheme("v2pe", stride=64).coordinates(stream)
     fine = coordinates.ids[0, 0, 2000:2256]
     assert (len(fine.float().unique()), len(fine.bfloat16().unique())) == (256, 8)
-    turn = rotation(coordinates.ids, inverse_frequencies(16, 1e6), torch.zeros(8, dtype=torch.long))
-    assert turn.cos.dtype == torch.float32
+    rotary = rotation(coordinates.ids, inverse_frequencies(16, 1e6), torch.zeros(8, dtype=torch.long))
+    assert rotary.cos.dtype == torch.float32
     q = torch.randn(1, 1, 2257, 16).bfloat16()
     wide = rotation(coordinates.ids.float(), inverse_frequencies(16, 1e6), torch.zeros(8, dtype=torch.long))
-    assert torch.equal(turn.query(q), wide.query(q.float()).bfloat16())
+    assert torch.equal(rotary.query(q), wide.query(q.float()).bfloat16())
 
 
 def test_strides_are_drawn_in_training_only():
@@ -115,10 +115,10 @@ def test_strides_are_drawn_in_training_only():
     replayed = scheme.coordinates(stream, draws=one.draws)
     assert torch.equal(replayed.ids, one.ids)
     assert torch.equal(replayed.next, one.next)
-    still = scheme.coordinates(stream, training=False, generator=torch.Generator().manual_seed(1))
-    assert still.draws is None
+    evaluated = scheme.coordinates(stream, training=False, generator=torch.Generator().manual_seed(1))
+    assert evaluated.draws is None
     assert torch.equal(
-        still.ids, create_scheme("v2pe", train_strides=None).coordinates(stream, training=True).ids
+        evaluated.ids, create_scheme("v2pe", train_strides=None).coordinates(stream, training=True).ids
     )
 
 

@@ -16,8 +16,8 @@ OTHER = [Video(2, 2, 7, seconds=0.5), Text(1), Image(1, 1), Text(2)]
 DIAGONAL = ("videorope", "hope_vlm")
 
 
-def ids(scheme, *rows, **how):
-    return create_scheme(scheme).coordinates(Stream.of(rows), **how).ids
+def ids(scheme, *rows, **kwargs):
+    return create_scheme(scheme).coordinates(Stream.of(rows), **kwargs).ids
 
 
 def rows_of(result, axis, row=0):
@@ -65,8 +65,8 @@ def test_tokens_of_tad_rope_by_hand():
 def test_time_has_the_lowest_frequencies(sections, axes):
     pairs = sum(sections)
     assert "".join("thw"[a] for a in create_scheme("videorope", sections=sections).allocation(pairs)) == axes
-    still = create_scheme("hope_vlm", sections=sections).allocation(pairs)
-    assert "".join({ZERO: "t", 1: "h", 2: "w"}[int(a)] for a in still) == axes
+    allocation = create_scheme("hope_vlm", sections=sections).allocation(pairs)
+    assert "".join({ZERO: "t", 1: "h", 2: "w"}[int(a)] for a in allocation) == axes
 
 
 @cases(
@@ -81,8 +81,8 @@ def test_time_has_the_lowest_frequencies(sections, axes):
 def test_the_layout_of_the_package_is_one_pair_alongside(sections, axes):
     options = {"sections": sections, "layout": "package"}
     assert "".join("thw"[a] for a in create_scheme("videorope", **options).allocation(len(axes))) == axes
-    still = create_scheme("hope_vlm", **options).allocation(len(axes))
-    assert (still == ZERO).tolist() == [a == "t" for a in axes]
+    allocation = create_scheme("hope_vlm", **options).allocation(len(axes))
+    assert (allocation == ZERO).tolist() == [a == "t" for a in axes]
 
 
 def test_shares_of_axes_by_default():
@@ -244,9 +244,9 @@ def test_hope_draws_one_scale_for_each_image_in_order():
     expected = torch.tensor(scheme.train_scales)[torch.randint(5, (6,), generator=generator)]
     assert scales_of(actual) == expected.tolist()
     assert len(set(expected.tolist())) > 1
-    more = Stream.of([[Text(1), *ROW, Text(9)], OTHER, ROW], "left")  # text and padding draw nothing
-    replayed = scheme.coordinates(more, training=True, generator=torch.Generator().manual_seed(3))
-    assert replayed.draws[more.blocks.visual].tolist() == expected.tolist()
+    with_text = Stream.of([[Text(1), *ROW, Text(9)], OTHER, ROW], "left")  # text and padding draw nothing
+    replayed = scheme.coordinates(with_text, training=True, generator=torch.Generator().manual_seed(3))
+    assert replayed.draws[with_text.blocks.visual].tolist() == expected.tolist()
     for row, scale in ((0, expected[1]), (2, expected[5])):
         times = actual.ids[0, row, 20:56].reshape(3, 12)
         assert torch.equal(times, (6 + scale.double() * torch.arange(3))[:, None].expand(3, 12))
@@ -298,19 +298,19 @@ def test_gradients_of_rotated_queries_and_keys(spec, heads, layout):
     scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
     actual = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
     freqs, axis = inverse_frequencies(16, 1e4), scheme.allocation(8)
-    turn = rotation(actual.ids, freqs, axis, layout=layout)
+    rotary = rotation(actual.ids, freqs, axis, layout=layout)
     angle = torch.zeros(*actual.mask.shape, 8, dtype=torch.float64)
     for pair, a in enumerate(axis.tolist()):
         if a != ZERO:
             angle[..., pair] = actual.ids[a] * freqs[pair].double()
-    for method, h in zip((turn.query, turn.key), heads, strict=True):
+    for method, h in zip((rotary.query, rotary.key), heads, strict=True):
         x, cotangent = (torch.randn(2, h, actual.mask.shape[1], 16, generator=generator) for _ in range(2))
         x.requires_grad_()
         y = method(x)
         (grad,) = torch.autograd.grad(y, x, cotangent)
-        for got, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
+        for tensor, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
             expected = rotated(value.double(), sign * angle[:, None], layout)
-            torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-5)
+            torch.testing.assert_close(tensor.double(), expected, rtol=0, atol=2e-5)
 
 
 def rotated(x, angle, layout):
@@ -332,8 +332,8 @@ def test_scores_depend_on_distances_only():
     scores = []
     for start in (0, 1000):
         result = scheme.coordinates(Stream.of([ROW]), start=torch.tensor([start]))
-        turn = rotation(result.ids, freqs, axis)
-        scores.append(turn.query(q) @ turn.key(k).mT)
+        rotary = rotation(result.ids, freqs, axis)
+        scores.append(rotary.query(q) @ rotary.key(k).mT)
     torch.testing.assert_close(*scores, rtol=0, atol=math.sqrt(32) * 2e-3)  # tables are in float32
 
 

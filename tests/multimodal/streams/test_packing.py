@@ -91,8 +91,8 @@ def test_a_packed_sample_has_the_coordinates_it_has_alone(name, data):
     samples = [d for row in rows for d in oracle.documents_of(row) if d]
     single = scheme.coordinates(Stream.of(samples, "left"))
     together = [p for p in pieces_of(packed.ids, stream.mask, rows) if p.shape[1]]
-    apart = pieces_of(single.ids, single.mask, samples)
-    for a, b in zip(together, apart, strict=True):
+    pieces = pieces_of(single.ids, single.mask, samples)
+    for a, b in zip(together, pieces, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9 if name == "circlerope" else 0)
     ends = [sum(bool(d) for r in rows[: i + 1] for d in oracle.documents_of(r)) - 1 for i in range(len(rows))]
     for row, end in enumerate(ends):

@@ -24,13 +24,13 @@ def test_text_has_the_coordinates_of_the_cells_that_it_names(name):
     segments = [Text(2), Image(3, 4), Text(1), Text(3, cells=cells, of=0), Text(2)]
     plain = [*segments[:3], Text(3), Text(2)]
     for padding, shift in (("left", 5), ("right", 0)):
-        result, counted = (
+        result, rope1d = (
             ids_of(name, row, [Text(25)], padding=padding)[:, 0, shift:] for row in (segments, plain)
         )
         for k, (row, column) in enumerate(cells):
             assert torch.equal(result[:, 15 + k], result[:, 2 + 4 * row + column])
         others = torch.tensor([*range(15), 18, 19])  # what comes before and after is where it would be
-        assert torch.equal(result[:, others], counted[:, others])
+        assert torch.equal(result[:, others], rope1d[:, others])
     coupled, uncoupled = (create_scheme(name).coordinates(Stream.of([row])) for row in (segments, plain))
     assert torch.equal(coupled.next, uncoupled.next)
 
@@ -40,9 +40,9 @@ def test_logits_between_coupled_tokens_and_their_cells_are_those_of_offset_0(nam
     """With rotations, whatever the scheme, the product of a coupled token with its cell is not turned."""
     segments = [Text(5), Image(3, 4), Text(3, cells=[(0, 1), (2, 3), (1, 0)]), Text(1)]
     scheme = create_scheme(name)
-    turn = rotation(ids_of(name, segments), inverse_frequencies(32), scheme.allocation(16, 2))
+    rotary = rotation(ids_of(name, segments), inverse_frequencies(32), scheme.allocation(16, 2))
     q, k = torch.randn(2, 1, 2, 21, 32, dtype=torch.float64)
-    rotated, plain = turn.query(q) @ turn.key(k).mT, q @ k.mT
+    rotated, plain = rotary.query(q) @ rotary.key(k).mT, q @ k.mT
     for token, cell in ((17, 5 + 1), (18, 5 + 11), (19, 5 + 4)):
         torch.testing.assert_close(rotated[..., token, cell], plain[..., token, cell], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(rotated[..., cell, token], plain[..., cell, token], rtol=1e-6, atol=1e-6)

@@ -136,8 +136,8 @@ def test_frames_apart():
 def test_dtypes_do_not_matter_and_results_are_int64(dtype):
     mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
     arguments = (types("tiivvt").to(dtype), grids([1, 2, 4]).to(dtype), grids([2, 2, 2]).to(dtype))
-    more = {"documents": torch.zeros(1, 6, dtype=dtype), "groups": torch.zeros(1, 6, dtype=dtype)}
-    result = Stream.from_ids(*arguments, mask=mask.to(dtype), merge=2, **more)
+    extra = {"documents": torch.zeros(1, 6, dtype=dtype), "groups": torch.zeros(1, 6, dtype=dtype)}
+    result = Stream.from_ids(*arguments, mask=mask.to(dtype), merge=2, **extra)
     same(result, Stream.of([[Text(1), Image(1, 2), Video(2, 1, 1)]], length=6))
     assert {getattr(result.blocks, f).dtype for f in FIELDS[:-1]} == {torch.int64}
     assert result.blocks.seconds.dtype == torch.float64

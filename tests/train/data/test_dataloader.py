@@ -94,10 +94,10 @@ def test_rows_do_not_depend_on_the_number_of_threads():
 
 def test_an_error_in_a_worker_is_one_sentence():
     batches = _batches(RandomImages(SHAPES, damaged=range(7)), num_workers=1)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         next(batches.from_step(0))
     number = batches.indices(0)[0]
-    assert str(caught.value) == f"image {number} is truncated; copy it again."
+    assert str(error.value) == f"image {number} is truncated; copy it again."
     with pytest.raises(InputError, match="is truncated"):
         next(_batches(RandomImages(SHAPES, damaged=range(7))).from_step(0))
 
@@ -148,10 +148,16 @@ def test_a_concat_is_gone_through_like_one_source():
 
 
 def test_descriptions_and_fingerprints():
-    described = json.loads(json.dumps(_batches().describe()))
-    assert described["augment"] == {"pose": True, "roll": 4, "brightness": 0.2, "contrast": 0.3, "noise": 0.1}
-    assert described["source"]["kind"] == "pictures"
-    assert (described["img_size"], described["batch_size"], described["pictures"]) == ([12, 8], 6, 7)
+    description = json.loads(json.dumps(_batches().describe()))
+    assert description["augment"] == {
+        "pose": True,
+        "roll": 4,
+        "brightness": 0.2,
+        "contrast": 0.3,
+        "noise": 0.1,
+    }
+    assert description["source"]["kind"] == "pictures"
+    assert (description["img_size"], description["batch_size"], description["pictures"]) == ([12, 8], 6, 7)
     base = {"img_size": 12, "batch_size": 6}
     changes = ({}, {"img_size": (12, 16)}, {"batch_size": 4}, {"seed": 1}, {"resize": 30}, {"crop": "centre"},
                {"small": "error"}, {"augment": Augment(pose=True)}, {"mean": (0, 0, 0)},

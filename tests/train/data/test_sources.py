@@ -35,12 +35,12 @@ def test_every_kind_of_image_in_natural_order(folder):
     ]
     actual = list(source)
     assert len(actual) == len(source) == len(expected)
-    for i, (image, want) in enumerate(zip(actual, expected, strict=True)):
-        want = want.permute(2, 0, 1) if want.ndim == 3 else want.expand(3, -1, -1)
-        torch.testing.assert_close(image, want, rtol=0, atol=2e-7)
+    for i, (image, target) in enumerate(zip(actual, expected, strict=True)):
+        target = target.permute(2, 0, 1) if target.ndim == 3 else target.expand(3, -1, -1)
+        torch.testing.assert_close(image, target, rtol=0, atol=2e-7)
         assert image.dtype == torch.float32
         assert torch.equal(source[i - len(source)], image)
-        assert source.shape(i) == tuple(want.shape[1:])
+        assert source.shape(i) == tuple(target.shape[1:])
     with pytest.raises(IndexError, match="image index must be below 9, got 9"):
         source[9]
     backwards = [source[i] for i in reversed(range(len(source)))]  # pages of two stacks in another order
@@ -64,8 +64,8 @@ def test_normalize_and_channel_are_used(folder):
     torch.testing.assert_close(by_type[0], torch.from_numpy(DEEP / np.float32(65535)))
     wide = FolderSource(folder / "img10.png", normalize="stack")[0]
     torch.testing.assert_close(wide.permute(1, 2, 0), stretched(COLOUR), rtol=0, atol=2e-7)
-    red = FolderSource(folder / "img10.png", channel=0)[0]
-    assert torch.equal(red, plain(COLOUR[..., 0]).expand(3, -1, -1))
+    red_channel = FolderSource(folder / "img10.png", channel=0)[0]
+    assert torch.equal(red_channel, plain(COLOUR[..., 0]).expand(3, -1, -1))
     tifffile.imwrite(
         folder / "five.tif",
         np.zeros((5, 4, 4), np.uint8) + np.uint8(3),
@@ -92,11 +92,11 @@ def test_damaged_files_are_errors_or_left_out_with_one_warning(folder):
         InputError, match=r"a_cut.png is truncated .* or skip such files with skip_damaged=true"
     ):
         source[bad]
-    with pytest.warns(UserWarning, match="2 damaged files are skipped: ") as caught:
+    with pytest.warns(UserWarning, match="2 damaged files are skipped: ") as warning:
         saved = FolderSource(folder, skip_damaged=True)
-    assert len(caught) == 1
+    assert len(warning) == 1
     assert all(
-        name in str(caught[0].message) for name in ("a_cut.png", "empty.jpg", "is truncated or damaged")
+        name in str(warning[0].message) for name in ("a_cut.png", "empty.jpg", "is truncated or damaged")
     )
     assert [p.name for p in saved.damaged] == ["a_cut.png", "empty.jpg"]
     assert saved.describe()["damaged"] == 2
@@ -220,8 +220,8 @@ def test_concat_and_mixture_find_their_images():
         assert torch.equal(source[-1], parts[2][2])
         assert source.name(2) == "synthetic image 0 of seed 1"
         assert source.shape(5) == (16, 16)
-        described = json.loads(json.dumps(source.describe()))
-        assert [p["seed"] for p in described["parts"]] == [2, 1, 3]
+        description = json.loads(json.dumps(source.describe()))
+        assert [p["seed"] for p in description["parts"]] == [2, 1, 3]
         with pytest.raises(IndexError):
             source[6]
     mixture = Mixture(parts, [1, 2, 0.5])
@@ -305,9 +305,9 @@ def test_recipes_that_cannot_be(entries, text, monkeypatch):
     ],
 )
 def test_values_of_another_type_are_refused_with_their_key(entry, text):
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError) as error:
         from_config([{"synthetic": 1}, entry])
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)
 
 
 def test_importing_is_light_and_nothing_is_warned(folder):

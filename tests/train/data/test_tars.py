@@ -87,8 +87,8 @@ def test_random_access_equals_reading_in_order(shards, tmp_path):
     assert source.name(4) == f"page 1 of {shards / 'part-010.tar'}: 010.tif"
     assert all(torch.equal(a, b) for a, b in zip(source, expected, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(pickle.loads(pickle.dumps(source)), expected, strict=True))
-    described = json.loads(json.dumps(source.describe()))
-    assert (described["kind"], described["count"], described["files"]) == ("tar", 9, 7)
+    description = json.loads(json.dumps(source.describe()))
+    assert (description["kind"], description["count"], description["files"]) == ("tar", 9, 7)
 
 
 def test_the_index_is_made_once_and_again_when_the_tar_changes(shards, tmp_path, monkeypatch):
@@ -151,14 +151,14 @@ def test_damaged_images_are_errors_or_left_out_with_one_warning(shards):
     tar = _tar(shards / "bad.tar", files)
     source = TarSource(tar)
     assert len(source) == 4
-    with pytest.raises(InputError, match=r"bad.tar: 1.png is truncated .*skip_damaged=true") as caught:
+    with pytest.raises(InputError, match=r"bad.tar: 1.png is truncated .*skip_damaged=true") as error:
         source[1]
-    assert "vispe-" not in str(caught.value)
+    assert "vispe-" not in str(error.value)
     with pytest.warns(
         UserWarning, match="2 damaged files are skipped: .*1.png, .*2.jpg; the first: .*1.png"
-    ) as caught:
+    ) as warning:
         stored = TarSource(tar, skip_damaged=True)
-    assert len(caught) == 1
+    assert len(warning) == 1
     assert [stored.name(i).rpartition(" ")[2] for i in range(len(stored))] == ["0.png", "3.png"]
     with pytest.warns(UserWarning, match="2 damaged files"):  # from the index
         assert TarSource(tar, skip_damaged=True).damaged == stored.damaged

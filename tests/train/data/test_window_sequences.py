@@ -64,9 +64,9 @@ def test_tiny_images_are_enlarged_left_out_or_refused():
     batches = Batches(source, 12, 5, **PLAIN)
     with pytest.warns(
         UserWarning, match=r"too small for img_size=\(12, 12\) with resize=cover are enlarged, such as: "
-    ) as caught:
+    ) as warning:
         actual = take(batches.from_step(0), 3)
-    assert len(caught) == 1
+    assert len(warning) == 1
     position = batches.indices(0).tolist().index(1)
     assert torch.allclose(actual[0][position], source[1].expand(-1, 12, 12))
     stored = Batches(source, 12, 4, small="skip", **PLAIN)
@@ -94,9 +94,9 @@ def test_tiny_images_are_enlarged_left_out_or_refused():
 
 def test_workers_tell_of_enlarged_images_once():
     batches = Batches(RandomImages([(3, 3)] * 3), 6, 2, num_workers=1)
-    with pytest.warns(UserWarning, match="are enlarged") as caught:
+    with pytest.warns(UserWarning, match="are enlarged") as warning:
         take(batches.from_step(0), 4)
-    assert len(caught) == 1
+    assert len(warning) == 1
 
 
 def test_what_small_means_for_rotated_images():

@@ -328,8 +328,8 @@ def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
     words += ["--masks", str(finished / "masks"), "--classes", "matrix,pore", "-o", str(tmp_path / "r")]
     words += ["--noise", "2", "--textures", "1", "--budget", "20", "--no-rotation"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "decodable position after (held-out R²)" in said
+    output = capsys.readouterr().out
+    assert "decodable position after (held-out R²)" in output
     actual = json.loads((tmp_path / "r" / "report.json").read_text())
     assert actual["settings"]["size"] == 40
     assert actual["channels"] == [3]

@@ -84,8 +84,8 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_bits(whole, tmp_path):
         str(tmp_path / "out"),
         *positions,
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, f"{positions}: {done.stderr[-3000:]}"
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, f"{positions}: {process.stderr[-3000:]}"
     same_run(tmp_path / "out", whole[1])
 
 
@@ -202,8 +202,8 @@ def test_another_config_is_refused_and_its_keys_are_named(tmp_path):
             retrofit(config(tmp_path, **changes), source=RandomImages())
     with pytest.raises(InputError, match=r"data.fingerprint was '[0-9a-f]+' and is '[0-9a-f]+'"):
         retrofit(config(tmp_path), source=RandomImages(seed=1))
-    done = retrofit(config(tmp_path, logging_steps=1, save_steps=5), source=RandomImages())
-    assert done.card["updates"] == 7, "what does not change the result may change"
+    run = retrofit(config(tmp_path, logging_steps=1, save_steps=5), source=RandomImages())
+    assert run.card["updates"] == 7, "what does not change the result may change"
 
 
 def test_files_of_something_else_are_left_alone(tmp_path):

@@ -23,21 +23,21 @@ def stop(number, total, line):
 
 
 def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
-    run, said = training(config(tmp_path, student=Student(SHIFT))), []
+    run, messages = training(config(tmp_path, student=Student(SHIFT))), []
     plain = Encoding.on_progress
 
     def on_progress(self, progress, seed):
-        said.append((self.name, progress, seed))
+        messages.append((self.name, progress, seed))
         plain(self, progress, seed)
 
     for encoding in {type(m) for m in run.student.modules() if isinstance(m, Encoding)}:
         monkeypatch.setattr(encoding, "on_progress", on_progress)
     run.run()
     run.finished()
-    shift = [(progress, seed) for name, progress, seed in said if name == "shift"]
+    shift = [(progress, seed) for name, progress, seed in messages if name == "shift"]
     seeds = [Processes().seed(0, step, POSITIONS) for step in range(7)]
     assert shift == [*((step / 7, seed) for step, seed in enumerate(seeds)), (1.0, None)]
-    assert {progress for name, progress, _ in said if name == "sincos2d"} == {p for p, _ in shift}
+    assert {progress for name, progress, _ in messages if name == "sincos2d"} == {p for p, _ in shift}
 
 
 @pytest.mark.parametrize("spec", slow_except([SHIFT, "rfs(reach=28)+rope_axial"], [SHIFT]))

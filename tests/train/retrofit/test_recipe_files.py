@@ -297,8 +297,8 @@ def test_stock_train_py_runs_from_the_recipe(tmp_path):
     # a switch cannot be taken back behind a file
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     command[3] = str(tmp_path / "recipe.yaml")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr[-3000:]
     state = torch.load(next((tmp_path / "out" / "tiny").glob("last*")), weights_only=False)["state_dict"]
     assert any("pos_enc" in name for name in state)
     assert "pos_embed" not in state

@@ -39,9 +39,9 @@ def make(folder, count=7, on_crops=None, teacher=None, **identity):
 
 
 def test_files_hold_the_first_rows_and_what_the_teacher_says_of_them(tmp_path):
-    shown = []
-    crops = make(tmp_path / "cache", on_crops=lambda *done: shown.append(done))
-    assert shown == [(3, 7), (6, 7), (7, 7)]
+    calls = []
+    crops = make(tmp_path / "cache", on_crops=lambda *progress: calls.append(progress))
+    assert calls == [(3, 7), (6, 7), (7, 7)]
     images, features = crops.arrays()
     rows = torch.cat([windows().load(step) for step in range(3)])[:7]
     eight = torch.from_numpy(images.copy())
@@ -81,9 +81,9 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "parts", on_crops=stop)
-    shown = []
-    parts = make(tmp_path / "parts", on_crops=lambda *done: shown.append(done))
-    assert shown == [(7, 7)]
+    calls = []
+    parts = make(tmp_path / "parts", on_crops=lambda *progress: calls.append(progress))
+    assert calls == [(7, 7)]
     for one, other in zip(uninterrupted.arrays(), parts.arrays(), strict=True):
         assert np.array_equal(one, other)
     before = (tmp_path / "parts" / "features.npy").stat().st_mtime_ns
@@ -198,14 +198,14 @@ def test_stored_features_are_means_over_the_views_of_their_batch(tmp_path):
 def test_a_symmetrised_target_is_reproducible_and_differs_from_a_plain_one(tmp_path, crops):
     stages = [Stage(32, steps=4, batch_size=4, lr=1e-3, crops=crops)]
     target = Target([3], poses=3, positions=2)
-    done = [
+    caches = [
         retrofit(config(tmp_path / name, stages=stages, target=target), source=RandomImages())
         for name in ("a", "b")
     ]
-    pairs = zip(*(run.student.state_dict().values() for run in done), strict=True)
+    pairs = zip(*(run.student.state_dict().values() for run in caches), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
     plain = retrofit(config(tmp_path / "c", stages=stages, target=Target([3])), source=RandomImages())
-    changed = zip(plain.student.parameters(), done[0].student.parameters(), strict=True)
+    changed = zip(plain.student.parameters(), caches[0].student.parameters(), strict=True)
     assert any(not torch.equal(*pair) for pair in changed)
     if crops:
         stored = str(tmp_path / "a" / "crops")
@@ -225,11 +225,11 @@ def test_a_debiased_model_as_teacher(tmp_path):
     )
     stages = [Stage(48, steps=1, batch_size=2)]
     teacher, target = Teacher(str(folder)), Target()
-    done = retrofit(
+    run = retrofit(
         config(tmp_path / "out", teacher=teacher, stages=stages, target=target), source=RandomImages()
     )
-    assert done.card["debiased"] == "poses"
-    assert done.card["config"]["teacher"]["name"] == "test_vit"
+    assert run.card["debiased"] == "poses"
+    assert run.card["config"]["teacher"]["name"] == "test_vit"
     assert type(load_teacher(teacher).model).__name__ == "DebiasedModel"
     student, base, _ = load_student(tmp_path / "out")
     assert type(base.model).__name__ == "VisionTransformer"

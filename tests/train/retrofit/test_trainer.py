@@ -103,11 +103,11 @@ def test_what_is_frozen_stays_bit_for_bit(tmp_path, trainable, spec):
     actual = feature_maps(run.student.eval(), torch.device("cpu"))(images)
     merged = feature_maps(merge_lora(run.student), torch.device("cpu"))(images)
     torch.testing.assert_close(merged, actual, **TIGHT)
-    finished = run.finished()
+    result = run.finished()
     plain = load_teacher(run.config.teacher).model.state_dict()
-    assert {n for n in finished.state_dict() if "pos_enc" not in n} <= set(plain)
+    assert {n for n in result.state_dict() if "pos_enc" not in n} <= set(plain)
     if trainable == "encoding":
-        assert all(torch.equal(value, plain[n]) for n, value in finished.state_dict().items() if n in plain)
+        assert all(torch.equal(value, plain[n]) for n, value in result.state_dict().items() if n in plain)
 
 
 def test_the_average_follows_the_weights(tmp_path):
@@ -127,8 +127,8 @@ def test_the_average_follows_the_weights(tmp_path):
     assert steps == list(range(1, 8))
     for name, p in run.student.named_parameters():
         torch.testing.assert_close(p, dict(plain.student.named_parameters())[name], **TIGHT)
-    finished = run.finished()
-    for name, p in finished.named_parameters():
+    result = run.finished()
+    for name, p in result.named_parameters():
         torch.testing.assert_close(p.double(), expected[name], rtol=1e-5, atol=1e-6)
 
 

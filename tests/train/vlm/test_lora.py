@@ -245,7 +245,7 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     make("llava").save_pretrained(tmp_path / "start")
     llava_processor().save_pretrained(tmp_path / "start")
-    where = {"model": tmp_path / "start", "data": tmp_path / "prompts.jsonl", "out": tmp_path / "out"}
+    paths = {"model": tmp_path / "start", "data": tmp_path / "prompts.jsonl", "out": tmp_path / "out"}
     requested = [
         "--config",
         "vlm_lora_scheme.yaml",
@@ -257,7 +257,7 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
         "2",
     ]
     requested += ["--max-length", "64", "--device", "cpu"]
-    requested += [w for k, v in where.items() for w in (f"--{k}", str(v))]
+    requested += [w for k, v in paths.items() for w in (f"--{k}", str(v))]
     assert main(requested) == 0
     assert "accuracy on" in capsys.readouterr().out
     card = json.loads((tmp_path / "out" / "card.json").read_text())
@@ -269,4 +269,4 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     with pytest.raises(InputError, match="data must be a file with one prompt per line"):
         fine_tune(LoraTask(model="m", data="none.jsonl", out=str(tmp_path / "new")))
     with pytest.raises(InputError, match="has no processor that transformers can load"):
-        fine_tune(LoraTask(model=str(tmp_path / "none"), data=str(where["data"]), out=str(tmp_path / "new")))
+        fine_tune(LoraTask(model=str(tmp_path / "none"), data=str(paths["data"]), out=str(tmp_path / "new")))

@@ -115,12 +115,12 @@ def test_padded_rows_and_several_sets_are_those_of_each_alone():
            Parallel([Text(1), Text(3), Text(2)], "all", "end"), Text(2)]  # fmt: skip
     two = [Parallel([Text(2), Text(1), Text(2)], "all", "end"), Text(2)]
     q, k, v = inputs(n=20)
-    for padding, where in (("left", slice(13, 20)), ("right", slice(0, 7))):
+    for padding, valid in (("left", slice(13, 20)), ("right", slice(0, 7))):
         y = pine(Stream.of([one, two], padding), q, k, v)
         single = pine(Stream.of([one]), *(x[:1] for x in (q, k, v)))
         torch.testing.assert_close(y[:1], single)
-        short = pine(Stream.of([two]), *(x[1:, :, where] for x in (q, k, v)))
-        torch.testing.assert_close(y[1:, :, where], short)
+        short = pine(Stream.of([two]), *(x[1:, :, valid] for x in (q, k, v)))
+        torch.testing.assert_close(y[1:, :, valid], short)
 
 
 def test_equal_segments_keep_the_order_of_the_input():

@@ -40,8 +40,8 @@ def test_the_fit_of_a_round_is_the_minimum_of_the_loss(seed, alpha, activation):
     x, t = maps.movedim(1, -1).flatten(0, 2), grid_coords(maps.shape[2:]).repeat(len(maps), 1)
     for weights in projection.weights:
 
-        def loss(flat, x=x, like=weights):
-            w = torch.from_numpy(flat).reshape(like.shape)
+        def loss(flat, x=x, weights_like=weights):
+            w = torch.from_numpy(flat).reshape(weights_like.shape)
             return float(rasa_loss(x, w, t, activation) + alpha * w.square().sum() / 2)
 
         fitted = loss(weights.flatten().numpy())
@@ -74,9 +74,9 @@ def test_features_linear_in_position_lose_it_in_one_round_and_keep_their_content
 def test_removing_twice_changes_nothing_and_every_round_lowers_r2(order, standardize):
     maps = positional()
     rasa = Rasa(3, order, standardize=standardize).fit(maps)
-    once = rasa.transform(maps)
+    first = rasa.transform(maps)
     # fitted from zero, rounds are orthogonal, so that even their product is idempotent
-    torch.testing.assert_close(rasa.transform(once), once, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rasa.transform(first), first, atol=1e-6, rtol=0)
     p = rasa.projection_
     flat = p.directions.flatten(0, 1)
     torch.testing.assert_close(flat @ flat.mT, torch.eye(6).double(), atol=1e-6, rtol=0)
@@ -110,7 +110,7 @@ def test_no_rounds_is_the_identity():
 def test_all_formats_agree_and_keep_their_type(standardize):
     maps = positional(b=2)
     rasa = Rasa(2, standardize=standardize).fit(maps)
-    want = rasa.projection_.matrix
+    matrix = rasa.projection_.matrix
     images = [one.movedim(0, -1) for one in maps]
     tokens, coords = torch.cat([i.flatten(0, 1) for i in images]), grid_coords((8, 7))
     for features, targets in (
@@ -122,7 +122,7 @@ def test_all_formats_agree_and_keep_their_type(standardize):
         (maps, coords),
     ):
         refitted = Rasa(2, standardize=standardize).fit(features, targets)
-        torch.testing.assert_close(refitted.projection_.matrix, want)
+        torch.testing.assert_close(refitted.projection_.matrix, matrix)
     out = rasa.transform(maps)
     linear = rasa.projection_.as_linear()
     assert (linear.bias is not None) == standardize

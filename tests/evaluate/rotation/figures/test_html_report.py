@@ -147,8 +147,8 @@ def test_remedy_and_verdict_of_labels():
     assert "Replace it" not in text
     assert "replace it by an isotropic one" in text
     text = html(rows=[*example_rows.label_rows(), *example_rows.pose_rows()])
-    said = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
-    assert f'<p class="verdict plain">{said}; accuracy: 50.0 points' in text
+    sentence = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
+    assert f'<p class="verdict plain">{sentence}; accuracy: 50.0 points' in text
     assert '<p class="verdict plain">0 rows measured</p>' in html()
 
 

@@ -212,11 +212,11 @@ def test_translation_orders_shifts_and_marks_whole_patches():
     assert [len(x.get_xdata()) for x in dots] == [7, 6]
     assert {"rolled around", "window moved", "whole patches"} == set(labels(ax))
     assert len(error_bars(ax)) == 13
-    bare = render(
+    without_patch = render(
         record_figures.plot_translation(result([row("roll", "error", NAN, 1, amount=(0, -3))], 1), axes())
     )
-    assert [t.get_text() for t in bare.get_xticklabels()] == ["3"]
-    assert bare.get_ylim()[0] == 0
+    assert [t.get_text() for t in without_patch.get_xticklabels()] == ["3"]
+    assert without_patch.get_ylim()[0] == 0
     second = record_figures.plot_translation(result(example_rows.shift_rows()), axes(), patch_size=3)
     (marked,) = [c for c in second.containers if c.get_label() == "whole patches"]
     assert [round(p.get_x() + p.get_width() / 2) for p in marked.patches] == [2, 4]
@@ -238,9 +238,9 @@ def test_quadrants_next_to_their_control():
 
 
 def test_the_fingerprint_in_plain_words():
-    for snr, said in ((0.9, "no pattern"), (2.0, "a faint pattern"), (80.0, "a clear pattern"),
+    for snr, sentence in ((0.9, "no pattern"), (2.0, "a faint pattern"), (80.0, "a clear pattern"),
                       (float("inf"), "do not depend on the image"), (NAN, "cannot be judged")):  # fmt: skip
-        assert said in fingerprint_words(example_rows.print_(snr))
+        assert sentence in fingerprint_words(example_rows.print_(snr))
     figure = record_figures.plot_fingerprint(example_rows.print_(notes=("Only 7 images.",)))
     figure.canvas.draw()
     actual = words(figure)
@@ -255,21 +255,21 @@ def test_the_fingerprint_in_plain_words():
 
 
 def poses(shape=(4, 6)):
-    still = np.zeros((*shape, 3))
-    return {"identity": still, **{g: still + 0.1 * k for k, g in enumerate(POSES)}}
+    labels = np.zeros((*shape, 3))
+    return {"identity": labels, **{g: labels + 0.1 * k for k, g in enumerate(POSES)}}
 
 
 def test_poses_are_shown_with_their_differences_on_one_scale():
     image = np.full((8, 12, 3), 0.5)
     figure = record_figures.plot_poses(report(picture=image, poses=poses()))
     figure.canvas.draw()
-    shown = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.images}
-    assert set(shown) >= {"the image", "its features", *POSES}
-    np.testing.assert_array_equal(shown["vflip"].images[0].get_array(), poses()["vflip"])
-    off = [ax for title, ax in shown.items() if title.startswith("off by")]
+    panel = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.images}
+    assert set(panel) >= {"the image", "its features", *POSES}
+    np.testing.assert_array_equal(panel["vflip"].images[0].get_array(), poses()["vflip"])
+    off = [ax for title, ax in panel.items() if title.startswith("off by")]
     assert len(off) == 7
     np.testing.assert_allclose([ax.images[0].get_clim() for ax in off], [(0, 0.6)] * 7)
-    np.testing.assert_allclose(shown["off by 0.30"].images[0].get_array(), 0.3)
+    np.testing.assert_allclose(panel["off by 0.30"].images[0].get_array(), 0.3)
     exact = record_figures.plot_poses(report(poses={"identity": image, "rot90": image + 1e-9}))
     assert [ax.images[0].get_clim() for ax in exact.axes if ax.get_title(loc="left").startswith("off")] == [
         (0, 0.1)
@@ -279,21 +279,21 @@ def test_poses_are_shown_with_their_differences_on_one_scale():
 
 
 def test_labels_in_every_pose_and_names_that_look_like_markup():
-    still = np.tile(np.array([[0, 1, 2, 2]]), (4, 1))
-    other = still.copy()
+    labels = np.tile(np.array([[0, 1, 2, 2]]), (4, 1))
+    other = labels.copy()
     other[:, 0] = 23  # a quarter of the pixels, and a class beyond the palette
     names = ("$\\frac", "_hidden")
-    figure = record_figures.plot_label_poses(report(labels={"identity": still, "rot90": other}, names=names))
+    figure = record_figures.plot_label_poses(report(labels={"identity": labels, "rot90": other}, names=names))
     figure.canvas.draw()
     actual = words(figure)
     assert {"its labels", "rot90", "25.0 % changed", *names, "class 3", "class 23"} <= set(actual)
-    (shown,) = [ax for ax in figure.axes if ax.get_title(loc="left") == "its labels"]
-    colours = np.asarray(shown.images[0].get_array())
+    (panel,) = [ax for ax in figure.axes if ax.get_title(loc="left") == "its labels"]
+    colours = np.asarray(panel.images[0].get_array())
     np.testing.assert_array_equal(colours[:, 0], 1)  # no data is white
     np.testing.assert_allclose(colours[0, 1] * 255, (0x00, 0x72, 0xB2))
     (changed,) = [ax for ax in figure.axes if ax.get_title(loc="left").endswith("changed")]
     different = np.ptp(np.asarray(changed.images[0].get_array()), axis=-1) > 0.5
-    np.testing.assert_array_equal(different, still != other)
+    np.testing.assert_array_equal(different, labels != other)
 
 
 def test_models_are_sorted_and_split():
@@ -324,8 +324,8 @@ def test_models_are_sorted_and_split():
 def test_rows_of_a_file_are_those_that_were_written():
     rows = [*example_rows.angle_rows(3), row("D4", "error", NAN, 3, "full", True)]
     for source in (result(rows, 3), result(rows, 3).to_dict(), result(rows, 3).to_dict()["rows"], rows):
-        back = measurements(source)
-        for a, b in zip(back, rows, strict=True):
+        loaded = measurements(source)
+        for a, b in zip(loaded, rows, strict=True):
             assert (a.transform, a.metric, a.part, a.control, set(a.floors)) == (
                 b.transform, b.metric, b.part, b.control, set(b.floors))  # fmt: skip
             np.testing.assert_array_equal(a.values, b.values)

@@ -180,8 +180,8 @@ def test_measures_against_their_definitions():
 
 def test_cka_is_the_same_by_tokens_and_by_channels_and_ignores_rotations_of_features():
     a = noise((3, 3), 0, 20)
-    turn = torch.linalg.qr(noise((20, 20), 1, 1)[0])[0]
-    b = (turn @ a.flatten(1)).reshape(a.shape)
+    orthogonal = torch.linalg.qr(noise((20, 20), 1, 1)[0])[0]
+    b = (orthogonal @ a.flatten(1)).reshape(a.shape)
     assert cka(a, b) == pytest.approx(1)
     assert subspace(a, b) == pytest.approx(1)
     assert error(a, b) > 0.5
@@ -324,13 +324,13 @@ def test_an_image_tower_of_open_clip():
 def test_a_random_twin_has_fresh_weights_and_leaves_the_model_alone():
     model = vit("learn", False)
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    twin, stored = reinitialized_copy(model, seed=1)
+    reinitialized, stored = reinitialized_copy(model, seed=1)
     assert stored == ()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    weights = twin.state_dict()
+    weights = reinitialized.state_dict()
     for name in ("pos_embed", "cls_token", "patch_embed.proj.weight", "blocks.2.attn.qkv.weight"):
         assert not torch.equal(weights[name], before[name]), name
     second, _ = reinitialized_copy(model, seed=1)
     assert all(torch.equal(v, weights[k]) for k, v in second.state_dict().items())
-    assert equivariance(VisionModel(twin), [noise((42, 42))], measures=["error"])[0].values[0] > 0.5
+    assert equivariance(VisionModel(reinitialized), [noise((42, 42))], measures=["error"])[0].values[0] > 0.5
     reinitialized_copy(vit("alibi2d(slopes=learned)", False))

@@ -121,20 +121,20 @@ def test_scores_that_do_not_move_do_not_change():
     assert argmax_consistency(brightness, images, batch_size=2)[0].values.tolist() == [1, 1]
     (actual,) = argmax_consistency(corner, images, rolls=range(3))
     for k, x in enumerate(images):
-        still = bool(x[0, 0, 0] >= x[0, -1, -1])
+        constant = bool(x[0, 0, 0] >= x[0, -1, -1])
         same = [
-            bool(y[0, 0, 0] >= y[0, -1, -1]) == still
+            bool(y[0, 0, 0] >= y[0, -1, -1]) == constant
             for a in range(3)
             for b in range(3)
             if a or b
             for y in [torch.roll(x, (a, b), (1, 2))]
         ]
         assert actual.values[k] == pytest.approx(np.mean(same))
-    first, fraction, turn = score_changes(brightness, images, batch_size=2, seed=3)
+    first, fraction, rotation_rate = score_changes(brightness, images, batch_size=2, seed=3)
     assert first.transform == "shift by whole pixels"
     assert first.values.max() < 1e-28
     assert fraction.values.max() < 1e-3
-    assert turn.values.max() < 1e-2
+    assert rotation_rate.values.max() < 1e-2
     for actual in score_changes(corner, images):
         assert actual.values.min() > 1e-4
     second = score_changes(corner, images, seed=5)

@@ -70,8 +70,8 @@ def test_consistency_is_one_for_intensity_and_known_for_a_leaning_threshold():
     rows = consistency(leaning, images, 2)
     for g in D4[1:]:
         for k, image in enumerate(images):
-            back = g.undo(leaning(g.apply(image)))
-            assert row(rows, g.name, "miou").values[k] == mean_iou(leaning(image), back, 2)
+            restored = g.undo(leaning(g.apply(image)))
+            assert row(rows, g.name, "miou").values[k] == mean_iou(leaning(image), restored, 2)
     assert row(rows, "vflip", "miou").values.tolist() == [1, 1]  # which the lean does not see
     assert row(rows, "hflip", "miou").values.max() < 0.8
     mean = np.mean([row(rows, g.name, "ari").values for g in D4[1:]], axis=0)
@@ -168,8 +168,8 @@ def test_phases_of_the_patch_grid():
     for dy in range(4):
         for dx in range(4):
             if (dy, dx) != (0, 0):
-                back = np.roll(blocks(torch.roll(images[0], (dy, dx), (1, 2))), (-dy, -dx), (0, 1))
-                expected.append(mean_iou(blocks(images[0]), back, 2))
+                restored = np.roll(blocks(torch.roll(images[0], (dy, dx), (1, 2))), (-dy, -dx), (0, 1))
+                expected.append(mean_iou(blocks(images[0]), restored, 2))
     assert row(every, "roll, all phases", "miou").values[0] == pytest.approx(np.mean(expected))
     values = [phase_consistency(blocks, images, 2, 4, phases=3, seed=k)[0].values[0] for k in (0, 0, 1)]
     assert values[0] == values[1] != values[2]
