@@ -1,4 +1,4 @@
-"""`vispe.Attention` for people who write their own ViT."""
+"""`vispe.Attention`: options, masks, backends, and a small ViT."""
 
 import copy
 
@@ -14,7 +14,7 @@ from vispe.errors import BackendUnavailable, OptionError, ShapeError, Unsupporte
 
 
 def plain(module, x, bias):
-    """Return what the layer should compute, from its weights."""
+    """Return the output of the layer from its weights."""
     if module.qkv is not None:
         q, k, v = F.linear(x, module.qkv.weight, module.qkv.bias).chunk(3, -1)
     else:

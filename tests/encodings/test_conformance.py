@@ -1,4 +1,4 @@
-"""What every registered encoding must keep, in every preset and with every option."""
+"""Contract of every registered encoding, in every preset and with every option."""
 
 import copy
 import inspect
@@ -136,7 +136,7 @@ CHECKS: dict[str, Callable] = {}
 
 
 def check(function):
-    """Register a check of one encoding; `full` runs all of its sizes and not a few, fewer with presets and options."""
+    """Register a check of one encoding; `full` runs all sizes, otherwise a part, fewer with presets and options."""
     CHECKS[function.__name__] = function
     return function
 
@@ -166,7 +166,7 @@ def positions(encoding, shape, prefix=1, **arguments):
 
 
 def image(pos):
-    """Return an image (1, 3, 8 h, 8 w) for encodings that read it, the same for a grid at all times."""
+    """Return an image (1, 3, 8 h, 8 w) for encodings that read it, fixed for each grid."""
     if pos.grid is None or pos.axes != 2:
         return None
     h, w = (8 * n for n in pos.grid.shape)
@@ -176,7 +176,7 @@ def image(pos):
 
 
 def run(encoding, pos, seed=0, dtype=torch.float32, layers=(0, 2)):
-    """Return what a small model with the encoding gives: tokens plus table, then attention in some blocks."""
+    """Return the output of a small model with the encoding: tokens plus table, then attention in some blocks."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(2, pos.tokens, DIM, generator=generator).to(dtype)
     return forward(encoding, pos, x, layers)
@@ -198,7 +198,7 @@ def forward(encoding, pos, x, layers=(0, 2)):
 
 
 def content(pos, keep=None):
-    """Return what biases may read: q and k of each token, the same for a patch whatever stands in front."""
+    """Return q and k of each token, which biases may read; those of patches do not depend on prefix tokens."""
     x = torch.randn(2, HEADS, 128, DIM // HEADS, generator=torch.Generator().manual_seed(3))
     x = x[..., -pos.tokens :, :].to(pos.coords.device)
     q, k = (t[None] for t in x) if keep is None else (t[:, keep].transpose(0, 1) for t in x)
@@ -206,13 +206,13 @@ def content(pos, keep=None):
 
 
 def tokens(pos):
-    """Return tokens (1, n, DIM) that encodings with gates may read, the same for a patch as in `content`."""
+    """Return tokens (1, n, DIM) that encodings with gates may read; as in `content`, independent of prefix tokens."""
     x = torch.randn(1, 128, DIM, generator=torch.Generator().manual_seed(4))
     return x[:, -pos.tokens :].to(pos.coords.device)
 
 
 def added(part, pos, x=None):
-    """Return what an additive encoding adds, (1 or b, n, DIM)."""
+    """Return the table of an additive encoding, (1 or b, n, DIM)."""
     if not part.reads_tokens:
         return part.table(pos, image(pos))
     x = tokens(pos) if x is None else x
@@ -242,7 +242,7 @@ def transforms(part, pos):
 
 
 def tensors_of(encoding, pos, layers=range(DEPTH)):
-    """Return all that the encoding alone makes: tables, and dense biases of some blocks."""
+    """Return all tensors of the encoding: tables, and dense biases of some blocks."""
     tensors = [added(e, pos) for e in encoding.parts() if isinstance(e, Additive)]
     for part, layer in itertools.product(encoding.parts(), layers):
         tensors += [bias.dense(**content(pos)) for bias in biases(part, pos, layer)]
@@ -283,7 +283,7 @@ def config_and_spec_rebuild_it(spec, full):
 
 @check
 def copies_are_equal_after_other_grids(spec, full):
-    """Copies, pickles and checkpoints; a larger grid in between; no global random state is read or changed."""
+    """Copies, pickles and checkpoints, also after a larger grid; the global random state is unused and unchanged."""
     encoding = build(spec).eval()
     sizes, layers = shapes(encoding), (0, 2) if full else (2,)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
@@ -487,7 +487,7 @@ COSTLY = (
 
 
 def checks_of(name, full):
-    """Return the cases of an encoding: every check with every preset and option; without `full`, most of them."""
+    """Return the cases of an encoding: every check with every preset and option; a part without `full`."""
     specs = SUMS if name == "sums" else [s for s in SPECS if re.split(r"[.(]", s)[0] == name]
     rows = []
     for k, spec in enumerate(specs):
@@ -527,7 +527,7 @@ def test_every_spec_is_checked_and_exclusions_exist():
 
 
 @cases("name", list_encodings())
-def test_docstrings_say_what_users_ask(name):
+def test_docstrings_have_the_sections_that_users_need(name):
     cls = encoding_class(name)
     text = inspect.getdoc(cls)
     for line in ("Shapes:", "New resolution:", "Cost:", "Invariant to:", "Differs from the reference:"):
@@ -560,7 +560,7 @@ def test_axes(name):
 
 
 @cases("name", list_encodings())
-def test_every_class_is_of_a_kind(name):
+def test_every_class_has_a_kind(name):
     cls = encoding_class(name)
     assert issubclass(cls, Encoding)
     assert [k for k, base in KINDS.items() if issubclass(cls, base)] == list(encoding_info(name).kinds)

@@ -1,4 +1,4 @@
-"""Each encoding against its definition, and what its docstring says about the reference."""
+"""Each encoding against its definition and the reference named in its docstring."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What encodings say of themselves: invariances, measured on attention logits, and lists by such facts."""
+"""Documented facts of encodings: invariances, measured on attention logits, and lists by facts."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ PROMISED = {
 
 
 def build(name, axes):
-    """Return an encoding for grids of so many axes, with parameters that are nowhere at a special value."""
+    """Return an encoding for grids with this number of axes, with random parameters."""
     facts = {"dim": DIM, "num_heads": HEADS, "depth": 4, "grid": SHAPES[axes]}
     name = PROMISED.get(name, name)
     encoding = create_encoding(name, **facts)
@@ -55,7 +55,7 @@ def test_parameters_belong_to_a_layer(name):
 
 
 def logits(encoding, pos, content):
-    """Return the logits of all softmaxes of two blocks, side by side."""
+    """Return the concatenated logits of all softmaxes of two blocks."""
     x, q, k = content
     result = []
     for layer in (0, 2):
@@ -67,7 +67,7 @@ def logits(encoding, pos, content):
 
 
 def invariances(encoding, axes):
-    """Return what leaves the logits between patches as they are, where each patch keeps its content."""
+    """Return the transforms of the grid under which the logits between patches are invariant, for fixed content."""
     shape = SHAPES[axes]
     pos = encoding.prepare(Grid(shape, reference=shape).positions())
     n = pos.tokens
@@ -105,7 +105,7 @@ def invariances(encoding, axes):
 
 
 def invariant_to_motion(encoding, pos, content, frame=None):
-    """Whether tokens at any coordinates keep their logits when all are moved, and rotated by one matrix if given."""
+    """Return whether logits are invariant to a translation of all coordinates, and to the rotation `frame`."""
     generator = torch.Generator().manual_seed(9)
     points = 5 * torch.rand((1, 10, pos.axes), generator=generator, dtype=torch.float64)
     both = (points, (points if frame is None else points @ frame.T) + 3)
@@ -119,7 +119,7 @@ def invariant_to_motion(encoding, pos, content, frame=None):
 
 
 @cases("name", NAMES)
-def test_invariances_are_those_that_are_measured(name):
+def test_documented_invariances_equal_measured_ones(name):
     claimed = set(encoding_info(name).invariant)
     accepted = create_encoding(PROMISED.get(name, name), dim=DIM, num_heads=HEADS, depth=4, grid=(6, 6)).ndim
     for axes in encoding_class(name.partition(".")[0]).ndim:
@@ -135,7 +135,7 @@ def test_invariances_are_those_that_are_measured(name):
         assert result == expected or axes != 2
 
 
-def test_facts_are_of_the_words_of_the_field():
+def test_facts_use_the_vocabulary_of_their_field():
     for name in list_encodings():
         cls = encoding_class(name)
         assert set(cls.encodes) <= set(INFORMATION), name
@@ -166,8 +166,8 @@ def test_lists_by_facts():
 
 
 @cases("name", INSIDE)
-def test_who_reads_tokens(name):
-    """It needs them, or does not look at them."""
+def test_encodings_that_read_tokens(name):
+    """An encoding either requires tokens or ignores them."""
     ndim = encoding_class(name).ndim
     axes = 2 if 2 in ndim else ndim[0]
     encoding, pos = build(name, axes), Grid(SHAPES[axes]).positions()

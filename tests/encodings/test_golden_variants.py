@@ -1,4 +1,4 @@
-"""Golden cases of kinds that the public vectors do not show, made here by slow oracles in plain tensors."""
+"""Golden cases of kinds that are missing from the public vectors, computed by slow oracles in plain tensors."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def test_irpe_ratios_may_be_whole_numbers(passes, ratio):
     passes("irpe", rule, EXACT, in__x_int=offsets, in__x_float=offsets.float(), **arrays)
 
 
-def test_irpe_bias_gives_its_input_no_gradient(passes):
+def test_irpe_bias_has_no_gradient_of_its_input(passes):
     config = {"height": 1, "width": 3, "skip": 0, "method": "euc", "mode": "bias", "transposed": True}
     config |= {"shared_head": False, "num_heads": 2, "head_dim": 4, "ratio": 2.0, "rpe_on": "q", "seed": 0}
     table, cotangent = torch.randn(2, 9), torch.randn(1, 2, 3, 3)
@@ -60,8 +60,8 @@ def test_irpe_bias_gives_its_input_no_gradient(passes):
 
 
 @pytest.mark.parametrize("listed", ["circles", "coordinates", "nothing"])
-def test_gta_of_camera_poses_alone(passes, listed):
-    """Without so2 channels coordinates may be missing, or come with rotations that no channel uses."""
+def test_gta_of_camera_poses_only(passes, listed):
+    """Without so2 channels, coordinates may be missing or unused."""
     b, h, n, views, width = 1, 2, 6, 3, 8
     pose = torch.eye(4, dtype=torch.float64).repeat(b, views, 1, 1)
     pose[..., :3, :3] = torch.linalg.qr(torch.randn(b, views, 3, 3, dtype=torch.float64))[0]
@@ -205,7 +205,7 @@ def test_comrope_gradients_of_all_projections(passes):
 
 @pytest.mark.parametrize("method", ["yarn", "longrope"])
 def test_tables_of_far_positions_agree_to_the_last_digits(passes, method):
-    """Frequencies that differ in their last bit turn far positions by visibly other angles."""
+    """Frequencies that differ in the last bit rotate far positions by visibly different angles."""
     dim, base, scale, trained = 32, 10000, 3, 2048
     power = torch.pow(float(base), torch.arange(0, dim, 2).float() / dim)
     pos = torch.tensor([0, 1, 100, 6143])

@@ -1,4 +1,4 @@
-"""What docstrings claim about shifts, turns and new grids, on grids that hypothesis chooses."""
+"""Claims of docstrings on shifts, rotations and new grids, on grids drawn by hypothesis."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_alibi2d_has_the_symmetries_of_the_square(n, prefix, spacing, metric, wr
 @given(
     h=sides, w=sides, prefix=prefixes, dy=spacings, dx=spacings, metric=metrics, wrap=flags, normalize=rules
 )
-def test_a_turn_of_any_grid_exchanges_its_axes(h, w, prefix, dy, dx, metric, wrap, normalize):
+def test_a_rotation_of_any_grid_exchanges_its_axes(h, w, prefix, dy, dx, metric, wrap, normalize):
     encoding = alibi2d(metric, wrap, "max" if normalize == "reference" else normalize)
     dense, rotated = (
         matrix(encoding, Grid((h, w), prefix, (dy, dx))),
@@ -78,7 +78,7 @@ def test_a_turn_of_any_grid_exchanges_its_axes(h, w, prefix, dy, dx, metric, wra
     h=sides, w=sides, prefix=prefixes, dy=spacings, dx=spacings, metric=metrics, normalize=rules,
     down=st.integers(0, 8), right=st.integers(0, 8),
 )  # fmt: skip
-def test_wrapped_alibi2d_does_not_see_cyclic_shifts(h, w, prefix, dy, dx, metric, normalize, down, right):
+def test_wrapped_alibi2d_is_invariant_to_cyclic_shifts(h, w, prefix, dy, dx, metric, normalize, down, right):
     dense = matrix(alibi2d(metric, True, normalize), Grid((h, w), prefix, (dy, dx)))
     order = tokens_of(torch.arange(h * w).reshape(h, w).roll((down, right), (0, 1)), prefix)
     same(dense[:, order][:, :, order], dense)
@@ -108,7 +108,7 @@ def test_alibi2d_is_symmetric_with_a_zero_diagonal(h, w, prefix, dy, dx, metric,
 
 
 @given(h=sides, w=sides, prefix=prefixes, more=st.integers(1, 5))
-def test_local_alibi2d_costs_the_same_on_every_grid(h, w, prefix, more):
+def test_local_alibi2d_is_equal_on_every_grid(h, w, prefix, more):
     encoding = create_encoding("alibi2d.local", num_heads=2)
     small = encoding.bias(Grid((h, w), prefix).positions(), 0).dense()
     large = encoding.bias(Grid((h + more, w + more), prefix).positions(), 0).dense()
@@ -127,7 +127,7 @@ def test_alibi_is_unchanged_by_reversal_and_shift(n, prefix):
 
 
 @given(h=sides, w=sides, prefix=prefixes, more=st.integers(1, 9), dy=spacings, dx=spacings)
-def test_sincos2d_at_a_coordinate_does_not_see_the_grid(h, w, prefix, more, dy, dx):
+def test_sincos2d_at_a_coordinate_does_not_depend_on_the_grid(h, w, prefix, more, dy, dx):
     encoding = create_encoding("sincos2d", dim=16)
     small = encoding.table(Grid((h, w), prefix, (dy, dx)).positions())[0, prefix:].reshape(h, w, 16)
     large = encoding.table(Grid((h + more, w + more), prefix, (dy, dx)).positions())[0, prefix:]

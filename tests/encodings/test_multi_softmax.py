@@ -1,4 +1,4 @@
-"""Encodings that take several softmaxes, and calibrations in front of a rotation."""
+"""Encodings with several softmaxes, and calibrations before a rotation."""
 
 import pytest
 import timm
@@ -55,7 +55,7 @@ def _registered(monkeypatch):
 
 
 def expected(encoding, q, k, v, pos):
-    """Return what the definition says, from weights."""
+    """Return the output by the definition, from the weights."""
     share = encoding.gate.sigmoid()[:, None, None]
     content = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
     coord_sum = pos.coords.sum(-1).to(q)
@@ -77,7 +77,7 @@ def test_branches_add_up_with_their_gates(shape):
 
 
 @cases("fused", [True, False])
-def test_a_converted_model_takes_branches(fused):
+def test_a_converted_model_supports_branches(fused):
     model = timm.create_model("test_vit", img_size=64, pos_embed="both", num_classes=5).eval()
     weights = []
     for block in model.blocks:
@@ -110,7 +110,7 @@ def test_branches_through_the_layer_of_vispe():
     torch.testing.assert_close(layer(x, pos), layer.proj(target), rtol=1e-4, atol=1e-5)
 
 
-def test_what_branches_refuse():
+def test_branches_reject_unsupported_options():
     both, pos = Both(num_heads=3), Grid((2, 3)).positions()
     with pytest.raises(
         UnsupportedCombination, match="both uses several softmaxes, which cannot be combined with alibi2d"

@@ -1,4 +1,4 @@
-"""Specs in every form, names and presets, errors that help, and encodings of other packages."""
+"""Specs in every form, names and presets, error messages, and encodings of other packages."""
 
 import sys
 import textwrap
@@ -70,7 +70,7 @@ def test_sums_in_every_form():
     assert parse_spec(built) == expected
 
 
-def test_finished_members_of_a_list_stay_themselves():
+def test_instances_in_a_list_are_not_copied():
     learned = create_encoding("alibi2d(slopes=learned)", num_heads=4)
     built = create_encoding([learned, "sincos2d"], dim=8, num_heads=4)
     assert built.parts()[0] is learned
@@ -217,7 +217,7 @@ def test_lists(registry, monkeypatch):
         list_encodings(kind="biass")
 
 
-def test_names_are_sorted_as_people_count(registry):
+def test_names_are_in_natural_order(registry):
     for i in (10, 9, 1):
         register(type(f"T{i}", (Encoding,), {"name": f"t{i}_x"}))
     assert list_encodings("t*_x") == ["t1_x", "t9_x", "t10_x"]
@@ -275,7 +275,7 @@ PLUGIN = """
 
 @pytest.fixture
 def install(registry, tmp_path, monkeypatch):
-    """Return a function that puts a distribution with entry points and modules on the path."""
+    """Return a function that adds a distribution with entry points and modules to the path."""
 
     def put(points, **modules):
         info = tmp_path / "ramp_encodings-1.0.dist-info"
@@ -339,7 +339,7 @@ def test_encodings_of_other_packages(install):
         ),
     ],
 )
-def test_packages_that_do_wrong(install, point, name, message):
+def test_invalid_packages(install, point, name, message):
     install([point], ramp_one=PLUGIN.format(name=name))
     with pytest.raises(OptionError, match=message):
         list_encodings()

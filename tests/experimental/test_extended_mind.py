@@ -34,7 +34,7 @@ def test_memories_query_by_query(mode, topk, threshold):
                 torch.testing.assert_close(y[b, h, i], expected)
 
 
-def test_memories_with_alibi_and_where_they_are():
+def test_memories_with_alibi_and_their_positions():
     q, k, v = inputs(n=5, kv_heads=4)
     bank = k[:1, :, :3].clone()
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
@@ -75,7 +75,7 @@ def test_gradients_with_memories():
     assert torch.autograd.gradcheck(run, (q, k, v, bank), fast_mode=True)
 
 
-def test_wrong_memories_are_refused():
+def test_wrong_memories_raise():
     q, k, v = inputs(n=5)
     call, bank = Call(q, k, v, enable_gqa=True), torch.ones(1, 4, 3, 8)
     with pytest.raises(ShapeError, match="batch size"):

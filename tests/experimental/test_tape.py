@@ -1,4 +1,4 @@
-"""TapeBlock against its definition, token by token, and the tables it starts with."""
+"""TapeBlock against its definition, token by token, and its initial tables."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from vispe.experimental.tape import TapeBlock, tape_state
 
 
 def build(**options):
-    """Return a block in which nothing is 0."""
+    """Return a block without zero parameters."""
     block = TapeBlock(**{"dim": 12, "num_heads": 2, "hidden": 10, "position_size": 3, **options}).double()
     with torch.no_grad():
         for name, parameter in block.named_parameters():
@@ -106,7 +106,7 @@ def test_new_blocks_have_the_rotation_of_axial_rope(shape):
     torch.testing.assert_close(out, y + block.mlp_down(F.silu(block.mlp_gate(h)) * block.mlp_up(h)))
 
 
-def test_positions_of_the_start():
+def test_initial_state():
     grid, full = {"num_heads": 2, "head_dim": 8}, tape_state((3, 4), num_heads=2, head_dim=8, shift=2.0)
     far = tape_state((5, 6), **grid).unflatten(3, (5, 6))[:, :, :, 2:, 2:].flatten(3, 4)
     torch.testing.assert_close(full, far)
@@ -131,7 +131,7 @@ def test_gradients():
     assert torch.autograd.gradcheck(out, [t.requires_grad_() for t in leaves], fast_mode=True)
 
 
-def test_what_learns_from_the_start():
+def test_parameters_with_initial_gradients():
     blocks = [TapeBlock(dim=8, num_heads=2) for _ in range(2)]
     x, state = torch.randn(2, 5, 8), tape_state((5,), num_heads=2, head_dim=4)
     for block in blocks:
@@ -142,7 +142,7 @@ def test_what_learns_from_the_start():
 
 
 @cases("dtype", [torch.bfloat16, torch.float16])
-def test_tables_stay_in_float32(dtype):
+def test_tables_are_in_float32(dtype):
     exact, state = build(), tape_state((2, 3), num_heads=2, head_dim=6)
     x = torch.randn(2, 6, 12, dtype=torch.float64)
     expected = exact(x, state)

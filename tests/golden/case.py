@@ -1,4 +1,4 @@
-"""One golden case: arrays and configuration of an .npz file, and what an adapter has read of them."""
+"""One golden case: arrays and configuration of an .npz file, with a record of the entries read by an adapter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MISSING = object()
 
 
 class Case:
-    """The contents of a golden file; keeps track of what was read."""
+    """The contents of a golden file; records which entries were read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.stem
@@ -61,7 +61,7 @@ class Case:
         return torch.from_numpy(self._param[name].copy())
 
     def backward(self, **outputs: torch.Tensor) -> bool:
-        """Send the cotangents of a case back, each named alongside its output; False if the case has none of them.
+        """Backpropagate the cotangents of a case, each with its output; return False if the case has none of them.
 
         A case without cotangents has no gradients to compare.
         """
@@ -74,7 +74,7 @@ class Case:
         return bool(arguments)
 
     def close(self, actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-        """Return where values agree within the tolerance of the file, with nothing stricter added."""
+        """Return where values agree within the tolerance of the file."""
         rtol, atol = (float(self.meta.get("tolerance", {}).get(name, 0.0)) for name in ("rtol", "atol"))
         actual, expected = actual.astype(np.float64), expected.astype(np.float64)
         same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
@@ -112,6 +112,6 @@ class Case:
         self._read.add(f"config.{key}")
 
     def unread(self) -> list[str]:
-        """Return what no adapter has read."""
+        """Return the entries that no adapter has read."""
         arrays = [f"in.{n}" for n in self._in] + [f"param.{n}" for n in self._param]
         return sorted({*arrays, *(f"config.{k}" for k in self.settings)} - self._read)

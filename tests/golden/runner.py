@@ -18,7 +18,7 @@ NO_ADAPTER = "there is no adapter; write tests/golden/adapters/{}.py"
 
 @dataclass
 class Result:
-    """What became of one case."""
+    """Result of one case."""
 
     case: str
     status: str  # PASS or FAIL
@@ -35,7 +35,7 @@ class Result:
 
 
 def run_case(path: Path) -> Result:
-    """Run one file."""
+    """Run the case of one file."""
     try:
         case = Case(path)
     except Exception as error:
@@ -73,7 +73,7 @@ def _compare(case: Case, adapter: Any, rtol: float) -> Result:
 
 
 def _difference(case: Case, name: str, value: Any) -> tuple[float, str]:
-    """Return the largest error relative to the largest expected magnitude, and what is wrong if anything."""
+    """Return the largest error relative to the largest expected magnitude, and the error message, or None."""
     actual = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     expected = case.outputs[name]
     if actual.shape != expected.shape:

@@ -1,4 +1,4 @@
-"""Grids, positions, what they remember, and how they follow dropped tokens."""
+"""Grids, positions, their cached values, and dropped tokens."""
 
 import copy
 import dataclasses
@@ -76,7 +76,7 @@ def test_positions_of_a_grid(shape, prefix):
     assert Grid(shape, prefix=prefix).positions("meta").coords.is_meta
 
 
-def test_cells_do_not_depend_on_moved_coordinates():
+def test_cells_do_not_depend_on_shifted_coordinates():
     pos = Grid((3, 4), prefix=1).positions()
     shifted = pos.replace(coords=pos.coords + 0.7)
     assert torch.equal(shifted.cells(), pos.cells())
@@ -150,7 +150,7 @@ def test_positions_errors(make, message):
         make(torch.zeros(2, 6, 2))
 
 
-def test_spaced_positions_are_stored():
+def test_spaced_positions_are_cached():
     pos = Grid((2, 3), prefix=1, spacing=(1.0, 2.0)).positions()
     wide = pos.with_spacing((3.0, 1.0))
     assert wide is pos.with_spacing([3, 1])
@@ -160,7 +160,7 @@ def test_spaced_positions_are_stored():
         pos.with_spacing((1.0,))
 
 
-def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
+def test_aligned_does_not_read_tensors():
     pos = Grid((3, 4), prefix=1).positions()
     meta = Grid((3, 4), prefix=1).positions("meta")
     for same in (pos, meta, pos.replace(attrs={"x": 1}), copy.deepcopy(pos), pickle.loads(pickle.dumps(pos))):
@@ -187,7 +187,7 @@ def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
     assert pos.on_grid
 
 
-def test_what_is_remembered():
+def test_cached_values():
     pos = Grid((2, 3)).positions()
     calls = []
 
@@ -228,7 +228,7 @@ def test_cache():
         assert other(grids[1], reference) is not second
 
 
-def test_cache_stays_out_of_compiled_graphs():
+def test_cache_is_not_used_in_compiled_graphs():
     cache = PositionCache()
     compiled = torch.compile(
         lambda x: x + cache(Grid((2, 3)), x).coords.sum(), fullgraph=True, backend="eager"
@@ -278,7 +278,7 @@ def test_origin(shape):
         torch.testing.assert_close(wide.coords, pos.coords / pos.cell * 3)
 
 
-def test_origin_is_a_field_like_the_others():
+def test_origin_is_part_of_the_cache_key():
     grid = Grid((3, 4), origin="centre")
     assert grid != Grid((3, 4))
     assert Grid((3, 4)) == Grid((3, 4), origin="start")
@@ -294,7 +294,7 @@ def test_origin_is_a_field_like_the_others():
 
 
 @pytest.mark.slow
-def test_an_export_leaves_no_fake_tensors_in_cached_values():
+def test_an_export_caches_no_fake_tensors():
     from vispe.attention import DistanceBias, RadialBias, TableBias, attention
 
     weight = torch.nn.Parameter(torch.ones(2, 1))

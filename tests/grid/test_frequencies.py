@@ -1,4 +1,4 @@
-"""Frequency schedules against their formulas in plain Python, and the numbers that were published."""
+"""Frequency schedules against their formulas in plain Python, and published numbers."""
 
 import math
 
@@ -35,7 +35,7 @@ def bounds(fast, slow, dim, base, length):
 
 @quick
 @given(dim=dims, base=bases, scale=scales, length=lengths)
-def test_rules_are_their_formulas(dim, base, scale, length):
+def test_rules_equal_their_formulas(dim, base, scale, length):
     plain = rates(dim, base)
     exact = {"dtype": torch.float64}
     close = {"rtol": 1e-9, "atol": 0.0}
@@ -70,7 +70,7 @@ def test_giraffe(dim, base, scale, power, truncate):
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
 
 
-def test_giraffe_of_the_paper_takes_the_position_out_of_eleven_pairs():
+def test_giraffe_of_the_paper_stops_eleven_pairs():
     assert (fr.giraffe(64, 10000, truncate=256) == 0).sum() == 11
 
 
@@ -106,7 +106,7 @@ def test_longrope():
     assert fr.longrope_mscale("1.3", 4, 16) == fr.longrope_mscale(1.3, 4, 16) == 1.3
 
 
-def test_ms_poe_p_rope_and_the_rest():
+def test_ms_poe_p_rope_and_others():
     torch.testing.assert_close(fr.ms_poe_ratios(3), torch.tensor([1.2, 1.4, 1.6]))
     torch.testing.assert_close(fr.ms_poe_ratios(3, reach=True), torch.tensor([1.2, 1.5, 1.8]))
     torch.testing.assert_close(fr.ms_poe_ratios(1, reach=True), torch.tensor([1.2]))

@@ -1,4 +1,4 @@
-"""`Positions.joined` and `Grid.offset`: coordinates, attributes, subsets, and what each encoding does with them."""
+"""`Positions.joined` and `Grid.offset`: coordinates, attributes, subsets, and support by each encoding."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_grids_without_offset_are_concentric():
     ]
 
 
-def test_samples_with_their_own_coordinates():
+def test_samples_with_separate_coordinates():
     many = Positions(torch.rand(3, 4, 2), cell=torch.full((1, 2), 2.0))
     pos = Positions.joined([Grid((2, 2)), many])
     assert pos.coords.shape == (3, 8, 2)
@@ -77,7 +77,7 @@ def test_offset_of_a_grid():
 
 
 @cases("name", NAMES)
-def test_every_encoding_follows_the_offset_or_refuses_it(name):
+def test_every_encoding_follows_the_offset_or_raises(name):
     """Equal coordinates with and without a grid give equal results, as for other origins."""
     encoding = build(name).eval()
     axes = 2 if 2 in encoding.ndim else max(encoding.ndim)
@@ -97,7 +97,7 @@ def test_every_encoding_follows_the_offset_or_refuses_it(name):
 
 
 @cases("name", NAMES)
-def test_every_encoding_reads_joined_grids_or_names_them(name):
+def test_every_encoding_reads_joined_grids_or_raises(name):
     encoding = build(name).eval().double()
     axes = 2 if 2 in encoding.ndim else max(encoding.ndim)
     fine, coarse = grids(axes)

@@ -1,4 +1,4 @@
-"""Coordinates of streams once more: token by token, in fractions and from the definitions alone, to test against."""
+"""Reference coordinates of streams: token by token, in fractions, from the definitions."""
 
 import math
 from fractions import Fraction
@@ -25,7 +25,7 @@ def parts_of(segment):
 
 
 def length_of(segment):
-    """Return how many tokens a segment has."""
+    """Return the number of tokens of a segment."""
     if isinstance(segment, Text):
         return segment.tokens
     return sum(t * h * w for t, h, w, _ in parts_of(segment))
@@ -37,7 +37,7 @@ def documents_of(row):
 
 
 class Rule:
-    """What a scheme does with one text token, and with one image."""
+    """Rule of a scheme for one text token, and for one image."""
 
     axes = 3
     step = 1
@@ -67,16 +67,16 @@ class Rule:
         """Start a sample (row, number)."""
 
     def first(self, group):
-        """Return where the counter of a group starts."""
+        """Return the initial counter of a group."""
         return 0
 
     def close(self, c):
-        """Return the counter after a token at a boundary that left it at `c`."""
+        """Return the counter after a boundary token with the counter `c`."""
         return c
 
 
 class Line(Rule):
-    """rope1d: one after the other."""
+    """rope1d: consecutive integers."""
 
     axes = 1
 
@@ -85,7 +85,7 @@ class Line(Rule):
 
 
 class MRoPE(Rule):
-    """mrope, mrope_i, mhrope: frames, rows and columns from the counter on."""
+    """mrope, mrope_i, mhrope: frames, rows and columns, starting at the counter."""
 
     scale = (1, 1, 1)
 
@@ -161,7 +161,7 @@ class Twice(Rule):
 
 
 class Circle(Rule):
-    """circlerope: points in space, with basis vectors made by a cross product; floats."""
+    """circlerope: points in space, with basis vectors from a cross product; floats."""
 
     def block(self, t, h, w, seconds, c, draw):
         mid = ((h - 1) / 2, (w - 1) / 2) if self.move_to_origin else (0.0, 0.0)
@@ -309,7 +309,7 @@ class Bilevel(Rule):
         return segment, index, index
 
     def next_segment(self, c):
-        """Return the counter where a segment begins that has nothing before it."""
+        """Return the counter at the start of a segment without predecessor."""
         return c if c % self.ROOM == 0 else (c // self.ROOM + 1) * self.ROOM
 
     def close(self, c):
@@ -367,13 +367,13 @@ RULES = {
 
 
 def walk(rule, rows, start=None, draws=None):
-    """Return the coordinates of every token of each row, and the counter of what follows each row.
+    """Return the coordinates of every token of each row, and the counter after each row.
 
     Args:
         rule: a `Rule`.
         rows: as `Stream.of` takes them.
-        start: counter that the first sample of each row goes on from.
-        draws: what was drawn for each block, text included, or None.
+        start: initial counter of the first sample of each row.
+        draws: random values of each block, including text, or None.
     """
     values = None if draws is None else iter(draws)
     tokens, following = [], []
@@ -405,7 +405,7 @@ def walk(rule, rows, start=None, draws=None):
 
 
 def rule_for(scheme):
-    """Return the `Rule` that says once more what a scheme does."""
+    """Return the reference `Rule` of a scheme."""
     return RULES[scheme.name](scheme.options())
 
 
@@ -421,7 +421,7 @@ def padded(tokens, mask, axes, padding=0):
 
 
 def visible(rows, mask):
-    """Return which keys each query may attend to, (b, 1, s, s), found by asking for each pair."""
+    """Return the attention mask (b, 1, s, s), computed pair by pair."""
     out = torch.zeros(mask.shape[0], 1, mask.shape[1], mask.shape[1], dtype=torch.bool)
     for number, row in enumerate(rows):
         owners = []  # for each token its sample, and its shared run

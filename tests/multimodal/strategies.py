@@ -50,7 +50,7 @@ def batches(draw, pieces=(*EVERY, shared), packed=True, largest=4):
 
 
 def joined(segments):
-    """Return segments with neighbouring texts of one group made one, as they look in token types."""
+    """Return segments with adjacent texts of one group merged, as token types describe them."""
     out = []
     for s in segments:
         before = out[-1] if out else None
@@ -63,7 +63,7 @@ def joined(segments):
 
 
 def is_packed(row):
-    """Whether a row is a list of samples."""
+    """Return whether a row is a list of samples."""
     return bool(row) and isinstance(row[0], list)
 
 
@@ -88,7 +88,7 @@ def masks(draw, rows):
 def ids_of(rows, mask, merge=1, as_tensors=True):
     """Return the arguments of `Stream.from_ids` that describe rows: types, grids in patch units, mask, samples.
 
-    Grids are tensors, which cannot say tiles; or lists of segments.
+    Grids are tensors, which cannot describe tiles, or lists of segments.
     """
     types, documents, groups, ends = (torch.zeros(mask.shape, dtype=torch.long) for _ in range(4))
     images, films = [], []
@@ -122,7 +122,7 @@ def ids_of(rows, mask, merge=1, as_tensors=True):
 
 @st.composite
 def mrope_options(draw):
-    """Return options that all schemes of the MRoPE family have."""
+    """Return common options of the MRoPE family."""
     return {
         "stride": draw(halves),
         "spatial_reset": draw(st.booleans()),

@@ -1,4 +1,4 @@
-"""Schemes layer by layer: each layer as its scheme alone, text exact, prompts and single tokens equally, refusals."""
+"""Schemes per layer: each layer equals its scheme, text is exact, prompts and single tokens agree, errors."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from vispe.multimodal.per_layer import PerLayerSchemes, alternating, pyramid
 FREQUENCIES = 10_000.0 ** (-torch.arange(8) / 8)
 
 
-def test_age_of_circle_rope():
+def test_alternating_layers_of_circle_rope():
     """Even layers circle, odd layers plain."""
     layers = alternating(["circlerope(radius=5.0)", "mrope_i"], 5)
     assert layers.of_layer == (0, 1, 0, 1, 0)
@@ -29,7 +29,7 @@ def test_age_of_circle_rope():
     assert not alternating(["mrope", "tad_rope"], 2).text_exact
 
 
-def test_the_middle_of_a_pyramid_grows():
+def test_the_centre_of_a_pyramid_grows():
     layers = pyramid(7, rings=3, every=2)
     assert layers.of_layer == (0, 0, 1, 1, 2, 2, 2)
     stream = Stream.of([[Text(2), Image(6, 7), Text(1)]])
@@ -45,8 +45,8 @@ def test_the_middle_of_a_pyramid_grows():
 
 @quick
 @given(data=st.data())
-def test_each_layer_is_its_scheme_alone(data):
-    """On random streams, packed or padded, from any counters on; what is decoded, too."""
+def test_each_layer_equals_its_scheme(data):
+    """On random streams, packed or padded, with any initial counters, including decoding."""
     rows = data.draw(batches((*EVERY, shared)))
     stream = Stream.of(rows, data.draw(st.sampled_from(["left", "right"])))
     layers = alternating(["circlerope", {"name": "mrope", "stride": 2.0}, "pype(rings=2)"], 4)
@@ -75,7 +75,7 @@ def test_text_is_exact_in_all_layers():
 
 
 @cases("layers", [alternating(["circlerope", "mrope"], 4), pyramid(4, 3, 1)], ids=["alternating", "pyramid"])
-def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
+def test_decoding_equals_a_longer_prompt(layers):
     """A stack of attention layers with a cache of rotated keys, against one pass without a cache."""
     prompt = [Text(3), Image(5, 6), Text(2), Video(3, 2, 5), Text(2)]
     tokens, decoded = sum(oracle.length_of(s) for s in prompt), 3
@@ -111,7 +111,7 @@ def test_single_tokens_after_a_prompt_are_those_of_a_longer_prompt(layers):
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-9)
 
 
-def test_going_on_from_counters():
+def test_continuing_from_counters():
     layers = alternating(["circlerope", "mrope"], 2)
     one, two = [Text(3), Image(4, 5)], [Text(2), Video(2, 3, 3), Text(1)]
     full = layers.coordinates(Stream.of([[*one, *two]]))
@@ -134,7 +134,7 @@ def test_draws_are_those_of_the_generator():
         assert not torch.equal(a.ids, c.ids)
 
 
-def test_what_is_refused():
+def test_errors():
     with pytest.raises(
         OptionError, match=r"of_layer needs the index of a scheme, 0 to 0.*\[0, 1\] for 1 sch"
     ):

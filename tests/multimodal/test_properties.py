@@ -1,4 +1,4 @@
-"""Properties of schemes are found from coordinates, and the page of the guide agrees with them."""
+"""Measured properties of schemes, and their agreement with the guide."""
 
 import importlib.util
 import math
@@ -42,7 +42,7 @@ def actual(generator):
     return {spec: cached_properties(spec) for spec in generator.specs()}
 
 
-def test_the_page_says_what_is_found(generator, actual, monkeypatch):
+def test_the_guide_agrees_with_measured_properties(generator, actual, monkeypatch):
     from tests.hosts.transformers.tiny import needs
 
     needs("5.24", "the tables of the pages have families of 5.24")
@@ -59,12 +59,12 @@ def test_the_page_says_what_is_found(generator, actual, monkeypatch):
         generator.updated("schemes.md", "# no marks")
 
 
-def test_every_scheme_decodes_where_its_text_ends(actual):
+def test_every_scheme_continues_its_text_when_decoding(actual):
     assert [spec for spec, p in actual.items() if not p.decode_safe] == []
 
 
 @cases("name", list_schemes())
-def test_schemes_know_whether_they_keep_text(actual, name):
+def test_is_text_exact_equals_the_measured_property(actual, name):
     assert actual[name].text_exact == scheme_class(name).text_exact
 
 
@@ -119,7 +119,7 @@ def test_positions_of_known_schemes():
     assert (dhr.distinct_image, dhr.distinct_tiles) == (True, False)
 
 
-def test_what_options_change():
+def test_effects_of_options():
     assert not cached_properties("mrope(text_axes=time)").text_exact
     # three of eight key heads are not rotated
     assert not cached_properties("mhrope(sections=[1,2,2])").text_exact
@@ -134,10 +134,10 @@ def test_what_options_change():
     assert properties({"name": "mrope", "stride": 0.5}).scheme == "mrope(stride=0.5)"
 
 
-def test_nothing_is_looked_up():
+def test_properties_are_measured():
     @dataclass(frozen=True)
     class Odd(RoPE1D):
-        """Claims to keep text; halves the steps of text, refuses tiles, and forgets a position when it decodes."""
+        """Scheme with a wrong claim: it halves the steps of text, rejects tiles, and skips a position when decoding."""
 
         name = "odd"
         step = 0.5
@@ -164,7 +164,7 @@ def test_nothing_is_looked_up():
     assert p.image == "1.25 to 61.2"
 
 
-def test_mirrors_are_looked_for_in_both_directions():
+def test_reflections_are_tested_in_both_directions():
     @dataclass(frozen=True)
     class Columns(MRoPE):
         """Rows count down from both sides, so only columns are mirrored by a change of axes."""

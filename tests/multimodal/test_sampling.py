@@ -1,4 +1,4 @@
-"""Samplers on token streams: text keeps one coordinate on all axes, decoding goes on behind the last position."""
+"""Samplers on token streams: text has equal coordinates on all axes, decoding continues after the last position."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ STREAM = Stream.of([[Text(3), Image(2, 3), Text(2)], [Image(3, 2), Text(1)]], pa
 
 @cases("scheme", list_schemes())
 @cases("sampler", ["randomized(reach=64)", "rfs(reach=64)", "gaps(rate=0.5)", "increments"])
-def test_order_and_equal_coordinates_are_stored(scheme, sampler):
+def test_order_and_equal_coordinates_are_preserved(scheme, sampler):
     before = create_scheme(scheme).coordinates(STREAM)
     if before.scheme.levels > 1:
         with pytest.raises(
@@ -43,7 +43,7 @@ def test_order_and_equal_coordinates_are_stored(scheme, sampler):
     assert torch.equal(after.ids[:, ~before.mask], before.ids[:, ~before.mask])
 
 
-def test_decoding_goes_on_behind_the_last_position():
+def test_decoding_continues_after_the_last_position():
     before = create_scheme("mrope").coordinates(STREAM)
     after, positions = sampled(before, create_encoding("rfs(reach=64)"))
     ahead = after.decode(3)

@@ -145,7 +145,7 @@ def test_shifted_gaussian_formula(divisor):
     assert torch.allclose(one, result[:1]) == (divisor != "batch")
 
 
-def test_shifted_gaussian_takes_given_centres():
+def test_shifted_gaussian_accepts_centres():
     encoding = create_encoding("shifted_gaussian(centres=[0.1,0.9])", dim=4)
     assert encoding.centre_points() == (0.1, 0.9)
     assert create_encoding(encoding.config).centre_points() == (0.1, 0.9)
@@ -169,7 +169,7 @@ def test_sincos3d_points_formula():
     assert create_encoding("sincos3d_points", dim=10).first.in_features == 384
 
 
-def test_a_layer_of_spder_behind_another_one():
+def test_stacked_layers_of_spder():
     spder = create_encoding("spder", dim=6, layers=2, hidden=5, project=False, omega=11.0)
     first, last = (
         create_encoding("spder", dim=d, axes=a, project=False, omega=11.0) for a, d in ((2, 5), (5, 6))

@@ -1,4 +1,4 @@
-"""Lengths that are left and orders that are given: closed forms, lengths per sample, dropped tokens, errors."""
+"""countdown and ranked: closed forms, lengths per sample, dropped tokens, errors."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_closed_form(mode, dim, offset):
     assert not actual[..., dim // 2 * 2 :].any()
 
 
-def test_the_length_of_a_grid_is_its_own_and_cells_count_row_by_row():
+def test_grid_length_is_the_number_of_cells_in_raster_order():
     encoding = create_encoding("countdown", dim=8)
     line = encoding.table(Grid((6,)).positions())
     torch.testing.assert_close(encoding.table(Grid((2, 3), prefix=1).positions())[:, 1:], line)
@@ -45,7 +45,7 @@ def test_the_length_of_a_grid_is_its_own_and_cells_count_row_by_row():
     torch.testing.assert_close(other[0, -6:], line[0])
 
 
-def test_dropped_tokens_keep_their_numbers():
+def test_dropped_tokens_do_not_change_numbers():
     encoding = create_encoding("countdown", dim=8)
     pos = Grid((2, 4), prefix=1).positions().replace(attrs={"length": torch.tensor([9, 20])})
     keep = torch.tensor([[0, 3, 8], [0, 1, 5]])

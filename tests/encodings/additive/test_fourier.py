@@ -75,7 +75,7 @@ def test_fixed_bases():
         assert create_encoding(f"fourier.{name}", dim=8).basis == basis
 
 
-def test_axes_are_told_apart():
+def test_axes_have_different_codes():
     for encoding in (fourier(dim=16), fourier(dim=16, basis="identity"), fourier(dim=16, basis="octaves")):
         a, b = encoding.encode(torch.tensor([[0.0, 0.3], [0.3, 0.0]], dtype=torch.float64))
         assert (a - b).abs().max() > 0.01
@@ -146,7 +146,7 @@ def test_products_depend_on_offsets_only(h, w, basis, normalize):
     torch.testing.assert_close(product[1:, 1:, 1:, 1:], product[:-1, :-1, :-1, :-1], rtol=0, atol=1e-4)
 
 
-def test_products_see_lengths_in_expectation():
+def test_expected_products_depend_on_distance():
     torch.manual_seed(0)
     encoding = fourier(dim=40000, scale=0.7)
     x = torch.tensor([[0.0, 0.0], [0.3, 0.0], [0.0, 0.3], [-0.18, 0.24]], dtype=torch.float64)

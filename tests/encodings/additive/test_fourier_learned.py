@@ -17,7 +17,7 @@ def lff(dim=12, dtype=torch.float64, **options):
 
 
 def slow(encoding, x):
-    """Return the code (d,) of one point's coordinates, as the paper's algorithm says it."""
+    """Return the code (d,) of one point's coordinates, following the algorithm of the paper."""
     groups = encoding.groups
     each = len(x) // groups
     out = []

@@ -63,7 +63,7 @@ def test_gradient_is_that_of_the_resampling():
     torch.testing.assert_close(encoding.weight.grad.reshape(3, 2, 4), target)
 
 
-def test_tokens_that_are_dropped_and_prefixes():
+def test_dropped_tokens_and_prefixes():
     encoding = create_encoding("learned_video", dim=6, grid=(3, 5), std=1.0)
     grid = Grid((2, 2, 3), prefix=1)
     full = encoding.table(grid.positions())

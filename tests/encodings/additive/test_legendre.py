@@ -118,7 +118,7 @@ def test_a_turned_square_mixes_zernike_functions_of_one_order_only():
 
 @cases("basis", BASES)
 @cases("shape", [(3, 4), (9, 2), (40, 40)])
-def test_every_grid_is_brought_to_the_same_domain(basis, shape):
+def test_every_grid_is_mapped_to_the_same_domain(basis, shape):
     encoding = built(basis, shape=(4, 5))
     coords = encoding.place(Grid(shape, prefix=2).positions())[0, 2:]
     reach = coords.square().sum(-1).sqrt() if basis == "zernike" else coords.abs()
@@ -182,7 +182,7 @@ def test_options(options, message):
 
 
 @cases("basis", BASES)
-def test_positions_outside_are_refused(basis):
+def test_positions_outside_the_domain_raise(basis):
     encoding = built(basis)
     with pytest.raises(
         ShapeError, match=r"legendre needs positions in .*, got one at 1\.\d* from the centre"

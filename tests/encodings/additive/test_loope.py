@@ -22,7 +22,7 @@ def loope(dim=8, grid=(3, 4), dtype=torch.float64, **options):
 
 
 def walk(x, y, ax, ay, bx, by):
-    """Yield cells cell by cell, as the curve is defined."""
+    """Yield the cells of the curve by its recursive definition."""
     w, h = abs(ax + ay), abs(bx + by)
     dax, day = (ax > 0) - (ax < 0), (ay > 0) - (ay < 0)
     dbx, dby = (bx > 0) - (bx < 0), (by > 0) - (by < 0)
@@ -133,7 +133,7 @@ def test_rescaled_positions_keep_their_range():
     assert not torch.equal(static.table(other_positions), plain.table(other_positions))
 
 
-def test_an_order_that_is_learned():
+def test_learned_order():
     encoding = loope(context="cells")
     pos = Grid((3, 4), prefix=1).positions()
     torch.testing.assert_close(encoding.table(pos).float(), loope(context="none").table(pos))
@@ -287,7 +287,7 @@ def test_options_are_checked(options, message):
         loope(**options)
 
 
-def test_what_it_needs():
+def test_missing_inputs_raise():
     encoding, pos = loope(), Grid((3, 4)).positions()
     for image, result in (
         (None, "none"),

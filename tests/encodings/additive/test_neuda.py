@@ -77,7 +77,7 @@ def test_gradients(axes):
     assert torch.autograd.gradcheck(run, (points, encoding.anchors), fast_mode=True)
 
 
-def test_far_anchors_get_no_gradient_and_near_ones_do():
+def test_only_near_anchors_get_gradients():
     encoding = built(1, levels=1, base=4, growth=1.0, dim=3, project=False)
     y = encoding.encode(torch.tensor([[-0.9], [-0.6]], dtype=torch.float64))
     y.backward(torch.randn_like(y))

@@ -51,7 +51,7 @@ def test_values(dim, split, counts):
 
 
 @given(shape=st.tuples(sides, sides, sides), more=st.tuples(sides, sides, sides), step=spacings)
-def test_the_value_at_a_coordinate_does_not_see_the_grid(shape, more, step):
+def test_the_value_at_a_coordinate_does_not_depend_on_the_grid(shape, more, step):
     encoding = create_encoding("sincos3d", dim=16)
     large = tuple(a + b for a, b in zip(shape, more, strict=True))
     grid = [Grid(s, 1, (step, 1.0, 2.0)) for s in (shape, large)]

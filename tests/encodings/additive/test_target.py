@@ -57,7 +57,7 @@ def test_without_an_order_it_is_that_of_the_grid():
 
 
 class Toy(torch.nn.Module):
-    """One causal layer over tokens as they stand, with the sum of both tables."""
+    """One causal layer over tokens in their stored order, with the sum of both tables."""
 
     def __init__(self, spec):
         super().__init__()
@@ -72,7 +72,7 @@ class Toy(torch.nn.Module):
 
 @cases("spec", ["sincos2d+target", "learned+target(of=learned)"])
 def test_tokens_with_their_order(spec):
-    """Outputs depend on tokens, positions and order alone, not on how the batch was stored; and on nothing later."""
+    """Outputs depend on tokens, positions and order only, not on how the batch is stored, nor on later tokens."""
     model, x = Toy(spec), torch.randn(2, 13, DIM)
     order = torch.stack([shuffled(13, 1), fractal(13, 1)])
     y = model(x.gather(1, order[..., None].expand(-1, -1, DIM)), reorder_positions(GRID.positions(), order))
@@ -107,7 +107,7 @@ def test_tokens_with_their_order(spec):
     assert (ahead[0, 6] - y[0, 6]).abs().max() > 1e-6
 
 
-def test_a_sampler_moves_tokens_before_they_are_put_in_order():
+def test_samplers_run_before_reordering():
     sampler = create_encoding("randomized(reach=100)", **FACTS).eval()
     sampled, order = sampler.prepare(GRID.positions()), fractal(13, 1)
     encoding, plain = create_encoding("target", **FACTS), create_encoding("sincos2d", **FACTS)
@@ -121,7 +121,7 @@ def test_a_sampler_moves_tokens_before_they_are_put_in_order():
         encoding.table(sampled.gather(torch.tensor([[0, 3, 5]])))
 
 
-def test_what_is_refused():
+def test_errors():
     with pytest.raises(OptionError, match=r"kind additive alone, got alibi2d. Use of=sincos2d"):
         create_encoding("target(of=alibi2d)", **FACTS, num_heads=2)
     with pytest.raises(OptionError, match=r"of needs a spec, got a finished sincos2d. Pass its config"):

@@ -1,4 +1,4 @@
-"""Checks of biases that offsets decide, against functions written for two tokens at a time."""
+"""Checks of biases that depend on offsets only, against functions of two tokens."""
 
 import math
 
@@ -38,7 +38,7 @@ def of_length(function):
 
 
 def check_values(encoding, function, grids=GRIDS, by_field=False):
-    """Compare the bias with its definition on grids, one after the other, on a table, and for free and retained tokens.
+    """Compare the bias with its definition on successive grids, as a table, and for free and gathered tokens.
 
     `by_field`: positions make the function of offsets, since it depends on the field they are in.
     """
@@ -90,7 +90,7 @@ def check_gradients(encoding, grid, dense=lambda bias: bias.dense()):
 
 
 def check_routes(encoding, grid):
-    """Compare attention and all its gradients of the definition, of SDPA, and of what is chosen."""
+    """Compare attention and its gradients of the reference, of SDPA, and of the default backend."""
     pos = grid.positions()
     inputs = [torch.randn(2, HEADS, pos.tokens, WIDTH, requires_grad=True) for _ in range(3)]
     learned = [p for p in encoding.parameters() if p.requires_grad]
@@ -104,7 +104,7 @@ def check_routes(encoding, grid):
 
 
 def check_turned(encoding, degrees=37.0, mirrored=True):
-    """An image that is rotated about any point, and mirrored, keeps its bias."""
+    """Check that rotating an image about any point, and mirroring it, does not change the bias."""
     angle = math.radians(degrees)
     matrix = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     matrix = matrix.double() @ torch.diag(torch.tensor([1.0, -1.0 if mirrored else 1.0])).double()
@@ -114,7 +114,7 @@ def check_turned(encoding, degrees=37.0, mirrored=True):
 
 
 def check_vit(spec):
-    """A whole model learns with the encoding, and takes another size of images."""
+    """Check that a model trains with the encoding, and accepts another image size."""
     torch.manual_seed(0)
     model = timm.create_model(
         "test_vit", pos_embed=spec, img_size=(48, 64), num_classes=3, depth=2, dynamic_img_size=True

@@ -24,7 +24,7 @@ def content(tokens, b=2, seed=1):
 
 
 def check_dropped_tokens(encoding, pos, **scale):
-    """Compare the bias between the tokens that remain, others in each of two samples, with that between all."""
+    """Compare the bias after dropping different tokens of two samples with the bias between all tokens."""
     keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
     q, k, _ = content(14)
     gathered = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]

@@ -83,7 +83,7 @@ def test_flips_and_exchanged_axes(shape, spacing, metric, wrap, normalize, order
     metric=metrics,
     normalize=rules,
 )
-def test_the_torus_does_not_see_cyclic_shifts(shape, shift, metric, normalize):
+def test_wrapped_bias_is_invariant_to_cyclic_shifts(shape, shift, metric, normalize):
     encoding = create_encoding("alibi3d", num_heads=2, metric=metric, wrap=True, normalize=normalize)
     full = dense(encoding, Grid(shape))
     order = torch.arange(full.shape[-1]).reshape(shape).roll(shift, (0, 1, 2)).flatten()

@@ -1,4 +1,4 @@
-"""alibi_graph: given lengths and the grid as a graph, pairs without a path, and dropped tokens."""
+"""alibi_graph: path lengths as input, the grid as a graph, pairs without a path, and dropped tokens."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_pairs_without_a_path(dtype):
     torch.testing.assert_close(mask[1], far[1])
 
 
-def test_infinite_lengths_are_no_paths():
+def test_infinite_lengths_mean_no_path():
     lengths = LENGTHS.float()[None]
     for unreachable in ("far", "mask"):
         encoding = offsets.create(f"alibi_graph(unreachable={unreachable})")

@@ -83,7 +83,7 @@ def test_a_shape_below_zero_acts_as_zero_and_learns():
     assert (encoding.shape.grad != 0).all()
 
 
-def test_what_is_fixed_is_stored_but_not_trained():
+def test_fixed_parameters_are_buffers():
     encoding = offsets.create("bam.gaussian(loc_init=0.5,axes=2)")
     assert [n for n, _ in encoding.named_parameters()] == ["scale"]
     assert [n for n, _ in encoding.named_buffers()] == ["shape", "loc"]

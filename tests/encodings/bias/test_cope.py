@@ -105,7 +105,7 @@ def test_tra(grid, options):
         torch.testing.assert_close(torch.autograd.grad(actual, leaves, cotangent), expected)
 
 
-def test_queries_that_keep_nothing_return_nothing():
+def test_queries_without_keys_return_zeros():
     encoding, pos, (q, _, x) = build("tra"), Grid((2, 3)).positions(), tensors(6)
     k = -q.detach()[:, :, :1].expand_as(q)
     q = q.detach()[:, :, :1].expand_as(q)
@@ -117,7 +117,7 @@ def dense(name, encoding, pos, q, k, x):
 
 
 @cases("name", ["cope", "tra"])
-def test_turns_and_moves(name):
+def test_rotations_and_translations(name):
     encoding, (q, k, x) = build(name), tensors(9)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
     angle = torch.tensor(37.0, dtype=torch.float64).deg2rad()
@@ -141,7 +141,7 @@ def test_turns_and_moves(name):
 
 
 @cases("name", ["cope", "tra"])
-def test_what_is_left_of_dropped_tokens_counts(name):
+def test_counts_use_the_remaining_tokens(name):
     encoding, pos, (q, k, x) = build(name), Grid((3, 4), 1).positions(), tensors(13)
     keep, rows = torch.tensor([[0, 3, 8, 1], [0, 12, 5, 6]]), torch.arange(2)[:, None]
     gathered = [q[rows, :, keep].transpose(1, 2), k[rows, :, keep].transpose(1, 2), x[rows, keep]]
@@ -152,7 +152,7 @@ def test_what_is_left_of_dropped_tokens_counts(name):
         torch.testing.assert_close(actual[b], expected[b])
 
 
-def test_fewer_heads_at_a_time_and_half_precision():
+def test_slices_of_heads_and_half_precision():
     pos, (q, k, x) = Grid((3, 4), 1).positions(), tensors(13)
     for name in ("cope", "tra"):
         encoding = build(name)

@@ -1,4 +1,4 @@
-"""dape against a loop over pairs and windows of keys, and specs inside specs."""
+"""dape against a loop over pairs and windows of keys, and nested specs."""
 
 import itertools
 import json
@@ -108,7 +108,7 @@ def test_backends_and_some_heads():
 
 
 @cases("turns", [1, 2, 3])
-def test_turns_of_what_is_inside(turns):
+def test_rotations_of_the_inner_encoding(turns):
     encoding, pos, (q, k) = build(), Grid((3, 3)).positions(), content(9)
     order = torch.arange(9).reshape(3, 3).rot90(turns).flip(0).flatten()
     dense = encoding.bias(pos, 0).dense(q=q, k=k, scale=0.5)
@@ -116,7 +116,7 @@ def test_turns_of_what_is_inside(turns):
     torch.testing.assert_close(rotated, dense[..., order, :][..., order])
 
 
-def test_specs_inside_specs():
+def test_nested_specs():
     text = "dape(inner=alibi2d(slopes=learned,wrap=false)+alibi2d.local,width=4)"
     encoding = create_encoding(text, **FACTS)
     assert encoding.inner == "alibi2d(slopes=learned,wrap=false)+alibi2d(normalize=none,wrap=false)"
@@ -129,7 +129,7 @@ def test_specs_inside_specs():
     assert {"adapted.members.0.slope"} <= set(encoding.state_dict())
 
 
-def test_a_vit_with_blocks_left_out():
+def test_a_vit_with_skipped_blocks():
     spec = "dape(inner=alibi2d(layers=[0],slopes=learned),width=4)"
     model = timm.create_model("test_vit", pos_embed=spec, img_size=(48, 32), num_classes=3)
     model(torch.randn(2, 3, 48, 32)).square().sum().backward()

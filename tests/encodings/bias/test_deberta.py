@@ -1,4 +1,4 @@
-"""deberta against its definition, pair by pair, and what its docstring claims."""
+"""deberta against its definition, pair by pair, and the claims of its docstring."""
 
 import copy
 import math
@@ -152,7 +152,7 @@ def test_shared_projections_are_those_of_attention(fused, biased):
     torch.testing.assert_close(other(x, grid), expected)
 
 
-def test_what_cannot_be_shared():
+def test_sharing_errors():
     encoding = create_encoding("deberta(share_att_key=true)", dim=DIM, num_heads=HEADS)
     for module in (torch.nn.Linear(DIM, DIM), vispe.Attention(2 * DIM, HEADS)):
         with pytest.raises(
@@ -161,7 +161,7 @@ def test_what_cannot_be_shared():
             encoding.tie(module)
 
 
-def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
+def test_a_converted_vit_is_unchanged_and_learns_from_the_second_step():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
     x = torch.randn(2, 3, 64, 96)

@@ -1,4 +1,4 @@
-"""decomposed against timm's SAM, its definition pair by pair, and what its docstring claims."""
+"""decomposed against timm's SAM, its definition pair by pair, and the claims of its docstring."""
 
 import itertools
 
@@ -78,7 +78,7 @@ def test_equals_the_attention_of_sam(shape, fused):
             torch.testing.assert_close(grad, theirs[name.removeprefix("pos_enc.")])
 
 
-def test_a_whole_sam_block_of_timm_gives_the_same():
+def test_equals_a_sam_block_of_timm():
     torch.manual_seed(0)
     model = timm.create_model(
         "samvit_base_patch16", img_size=64, depth=1, embed_dim=24, num_heads=3, window_size=0, num_classes=0
@@ -141,7 +141,7 @@ def test_invariant_to_translation():
     torch.testing.assert_close(dense[..., 1:, 2:, 1:, 2:], dense[..., :-1, :-2, :-1, :-2])
 
 
-def test_a_vit_stays_what_it_is_and_learns():
+def test_a_converted_vit_is_unchanged_and_learns():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
     x = torch.randn(2, 3, 64, 96)

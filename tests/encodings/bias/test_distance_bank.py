@@ -68,7 +68,7 @@ def test_spacing_and_a_second_grid():
         torch.testing.assert_close(encoding.bias(pos, 0, x).dense(), slow(encoding, pos, x, (2.0, 0.5)))
 
 
-def test_turned_samples():
+def test_rotated_samples():
     encoding, x = build(), tokens(9)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
     angle = torch.tensor(37.0, dtype=torch.float64).deg2rad()

@@ -106,7 +106,7 @@ def test_the_bias_of_one_block_has_its_extent():
 
 
 def test_positions_of_a_decoding_step_are_absolute():
-    """The last tokens alone, at their coordinates, have the growth and the bias that they have in the sequence."""
+    """The last tokens, at their coordinates, have the same growth and bias as in the full sequence."""
     encoding = build(causal=True, scale="inverse", log_floor=3, max_dist=4)
     x = torch.randn(1, 9, DIM, dtype=torch.float64)
     full = Grid((9,)).positions()
@@ -217,7 +217,7 @@ def test_a_block_beyond_the_list():
         encoding.bias(Grid((2, 2)).positions(), 2, torch.zeros(1, 4, DIM, dtype=torch.float64))
 
 
-def test_attention_with_a_factor_alone():
+def test_attention_with_a_factor_only():
     """Without a mask, the factor of a query is a temperature of its row."""
     encoding = build(causal=True, log_floor=1, log_alpha=1.0)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""fire against its definition, on grids and as the causal original; its threshold and its start."""
+"""fire against its definition, on grids and as the causal original; threshold and initial values."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from vispe.errors import OptionError, ShapeError
 
 
 def network(encoding, share):
-    """Return the values of every head at a share, unit by unit."""
+    """Return the values of every head at a normalised distance, unit by unit."""
     state = {n: p.detach().double().tolist() for n, p in encoding.named_parameters()}
     units = [
         max(w[0] * share + b, 0.0) for w, b in zip(state["mlp.0.weight"], state["mlp.0.bias"], strict=True)
@@ -106,7 +106,7 @@ def test_the_threshold_is_half_the_training_diagonal():
     assert not torch.allclose(near[0], near[2])
 
 
-def test_it_starts_near_nothing():
+def test_initial_bias_is_small():
     dense = offsets.create("fire", grid=(14, 14)).bias(Grid((14, 14)).positions(), 0).dense()
     assert 0 < dense.abs().max() < 0.5
 

@@ -1,4 +1,4 @@
-"""fox and cable: sums of gates along lines and L-shaped ways, against walks from patch to patch."""
+"""fox and cable: sums of gates along lines and L-shaped paths, against walks from patch to patch."""
 
 import pytest
 import timm
@@ -39,13 +39,13 @@ def step_costs(cells, gates):
 
 
 def walk(line, other, start, end):
-    """Return the costs (h,) of a way along one axis: `line` holds the gates of its cells, `other` is fixed."""
+    """Return the costs (h,) of a path along one axis: `line` has the gates of its cells, `other` is fixed."""
     lo, hi = sorted((start, end))
     return step_costs(range(lo, hi + 1), [line[:, other, c] for c in range(line.shape[2])])
 
 
 def slow(first, second, shape, prefix):
-    """Return the bias (h, n, n) of an image, way by way, for gates (h, gh, gw) along rows and down columns."""
+    """Return the bias (h, n, n) of an image, path by path, for gates (h, gh, gw) along rows and down columns."""
     n = prefix + shape[0] * shape[1]
     down = second.transpose(1, 2)
     zero = first.new_zeros(first.shape[0])
@@ -117,7 +117,7 @@ def test_a_line_is_an_image_of_one_row():
 
 @cases("turns", [1, 2, 3])
 @cases("flip", [False, True])
-def test_turns_and_flips(turns, flip):
+def test_rotations_and_flips(turns, flip):
     encoding, x = build("cable"), tokens(12)
     image = torch.arange(12).reshape(3, 4).rot90(turns)
     image = image.flip(1) if flip else image
@@ -131,7 +131,7 @@ def test_turns_and_flips(turns, flip):
     assert torch.allclose(rotated, dense[..., order, :][..., order]) == (turns == 2)
 
 
-def test_only_the_ways_between_two_patches_count():
+def test_only_paths_between_two_patches_count():
     encoding, x = build(), tokens(20)
     inner = torch.arange(20).reshape(4, 5)[1:3, 1:4].flatten()
     dense = encoding.bias(Grid((4, 5)).positions(), 0, x).dense()
@@ -154,7 +154,7 @@ def test_dropped_and_packed_patches():
     torch.testing.assert_close(subset[..., 1, 2], (gates[..., 1] + gates[..., 2]) / 2)
 
 
-def test_forms_that_kernels_know_and_backends():
+def test_kernel_forms_and_backends():
     x = tokens(13)
     q, k, v = torch.randn(3, 2, 3, 13, 4, dtype=torch.float64)
     image = build().bias(Grid((3, 4), 1).positions(), 0, x)

@@ -1,4 +1,4 @@
-"""gpsa against timm's module, its definition pair by pair, and in hosts that compute attention in other ways."""
+"""gpsa against timm's module, its definition pair by pair, and in hosts with other implementations of attention."""
 
 import math
 
@@ -48,7 +48,7 @@ def definition(encoding, positions, q, k, prefix=0):
 
 
 @cases(("heads", "side", "local"), [(4, 3, True), (9, 4, True), (6, 5, True), (2, 3, False)])
-def test_a_layer_is_that_of_timm(heads, side, local):
+def test_a_layer_equals_timm(heads, side, local):
     stock = GPSA(4 * heads, num_heads=heads, qkv_bias=True, locality_strength=0.7).double()
     layer = Attention(4 * heads, heads, "gpsa", fused_qkv=False).double()
     if local:
@@ -123,7 +123,7 @@ def test_it_starts_as_a_convolution(axes, heads, side):
     assert len(offsets) == side**axes
 
 
-def test_a_low_gate_leaves_a_pretrained_model_nearly_as_it_is():
+def test_a_low_gate_hardly_changes_a_pretrained_model():
     stock = timm.create_model("test_vit", img_size=64).eval()
     x = torch.randn(1, 3, 64, 64)
     expected = stock(x)
@@ -167,7 +167,7 @@ def test_fused_and_unfused_timm_agree_and_hooks_see_the_weights():
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
-def test_what_hooks_change_in_the_weights_counts():
+def test_hooks_may_change_the_weights():
     model = timm.create_model("test_vit", pos_embed="gpsa", img_size=64).eval()
     x = torch.randn(1, 3, 64, 64)
     before = model(x)
@@ -177,7 +177,7 @@ def test_what_hooks_change_in_the_weights_counts():
     assert not torch.allclose(model(x), before)
 
 
-def test_eager_attention_of_transformers_shows_the_mixed_weights():
+def test_eager_attention_of_transformers_returns_the_mixed_weights():
     transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     from vispe.hosts.transformers.vision.convert import convert_vision
 
@@ -203,7 +203,7 @@ def test_eager_attention_of_transformers_shows_the_mixed_weights():
     )
 
 
-def test_blocks_without_it_attend_by_content():
+def test_other_blocks_attend_by_content():
     encoding, pos = build(layers=[1], depth=2), Grid((2, 3)).positions()
     q, k = torch.randn(2, 1, 3, 6, 4, dtype=torch.float64)
     torch.testing.assert_close(maps(encoding, pos, q, k), (q @ k.mT / 2).softmax(-1))
@@ -223,7 +223,7 @@ def test_half_precision_and_autocast():
         torch.testing.assert_close(result.float(), exact, rtol=3e-2, atol=3e-2)
 
 
-def test_refusals():
+def test_errors():
     with pytest.raises(UnsupportedCombination, match=r"gpsa uses two softmaxes.*branches\(\)"):
         build().bias(Grid((2, 3)).positions(), 0)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""irpe against a slow oracle made from the definitions, and what its docstring claims."""
+"""irpe against a slow oracle of the definitions, and the claims of its docstring."""
 
 import math
 
@@ -76,7 +76,7 @@ def tables(encoding, letter):
 
 
 def slow(encoding, grid, q, k, v):
-    """Return attention with all terms written out, tensors of n x n x d included."""
+    """Return attention with explicit terms of shape n x n x d."""
     ids = buckets(grid, encoding.method, encoding.ratio, encoding.prefix_buckets)
     scale = q.shape[-1] ** -0.5
     logits = scale * q @ k.transpose(-1, -2)
@@ -179,7 +179,7 @@ def test_attention_and_all_gradients(method, mode, on, prefix_buckets, shared):
 @pairwise
 @cases("method", METHODS)
 @cases("prefix_buckets", [0, 1, 3])
-def test_dropped_tokens_are_the_full_computation_restricted_to_them(method, prefix_buckets):
+def test_dropped_tokens_equal_rows_of_the_full_computation(method, prefix_buckets):
     encoding = build(method=method, on="qkv", prefix_buckets=prefix_buckets)
     grid = Grid((3, 4), 2)
     pos = grid.positions()
@@ -202,7 +202,7 @@ def test_dropped_tokens_are_the_full_computation_restricted_to_them(method, pref
             torch.testing.assert_close(values[b], expected[b][:, keep[b]])
 
 
-def test_cross_makes_nothing_of_n_by_n_buckets():
+def test_cross_allocates_no_n_by_n_buckets():
     encoding = build(method="cross", on="kv")
     pos = Grid((9, 11), 1).positions()
     encoding.bias(pos, 0), encoding.value_term(pos, 0)
@@ -282,7 +282,7 @@ def test_invariant_to_translation(mode, h, w, data, method):
     turns=st.integers(0, 3),
     flip=st.booleans(),
 )
-def test_distances_do_not_see_turns_of_a_square(n, method, turns, flip):
+def test_distances_are_invariant_to_rotations_of_a_square(n, method, turns, flip):
     encoding, grid = build(method=method, on="k", ratio=1.9), Grid((n, n))
     q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(grid))
     dense = encoding.bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0)

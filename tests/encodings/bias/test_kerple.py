@@ -1,4 +1,4 @@
-"""kerple against its definition, what keeps its rates positive, and weighted logits."""
+"""kerple against its definition, the constraints on its rates, and weighted logits."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_gradients_of_coordinates_are_finite():
         assert torch.autograd.grad(bias, coords, torch.randn_like(bias))[0].isfinite().all()
 
 
-def test_both_ways_of_staying_positive_start_equally():
+def test_both_constraints_start_equally():
     for kernel in ("log", "power"):
         slopes = []
         for positive in ("softplus", "clamp"):
@@ -72,7 +72,7 @@ def test_rates_start_uniformly_up_to_their_bounds(positive):
         assert 0.98 * bound < rate.max() < bound
 
 
-def test_clamped_rates_learn_from_outside():
+def test_clamped_rates_outside_the_bounds_learn():
     encoding = offsets.create("kerple(positive=clamp,eps=0.5)")
     with torch.no_grad():
         encoding.a.fill_(-3.0)

@@ -1,4 +1,4 @@
-"""lookhere against fields of view that are said in angles, one pair of patches at a time."""
+"""lookhere against fields of view defined by angles, pair by pair."""
 
 import math
 
@@ -131,7 +131,7 @@ def test_backends_agree(prefix):
     torch.testing.assert_close(*result, rtol=1e-12, atol=1e-12)
 
 
-def test_offsets_alone_decide():
+def test_bias_depends_on_offsets_only():
     encoding = create_encoding("lookhere", num_heads=12, depth=2)
     large = encoding.bias(Grid((5, 7)).positions(), 0).dense()[0].reshape(12, 5, 7, 5, 7)
     for y, x in ((0, 0), (2, 1), (3, 4)):
@@ -148,7 +148,7 @@ def test_dropped_tokens():
         assert torch.equal(result[sample], full[0][:, indices][:, :, indices])
 
 
-def test_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="lookhere", img_size=64)
     for size in (64, 96):
         model.set_input_size((size, 64))
@@ -157,7 +157,7 @@ def test_whole_model():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_refusals():
+def test_errors():
     with pytest.raises(OptionError, match=r"joined by hyphens, got directions='halves-sideways'"):
         create_encoding("lookhere", num_heads=12, directions="halves-sideways")
     with pytest.raises(

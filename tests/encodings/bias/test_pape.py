@@ -82,7 +82,7 @@ def test_prefix_and_dropped_tokens(spec):
 
 
 @cases("degrees", [37, 90, 201.5])
-def test_radial_form_is_blind_to_rotation_about_any_point(degrees):
+def test_radial_form_is_invariant_to_rotation_about_any_point(degrees):
     x = torch.randn(2, 9, 12, dtype=torch.float64)
     coords, centre = torch.rand(1, 9, 2, dtype=torch.float64) * 20, torch.randn(2, dtype=torch.float64)
     angle = math.radians(degrees)
@@ -97,7 +97,7 @@ def test_radial_form_is_blind_to_rotation_about_any_point(degrees):
         torch.testing.assert_close(base, shifted, rtol=1e-9, atol=1e-9)
 
 
-def test_radial_form_on_three_axes_is_blind_to_rotation():
+def test_radial_form_on_three_axes_is_invariant_to_rotation():
     x, coords = torch.randn(1, 7, 12, dtype=torch.float64), torch.randn(1, 7, 3, dtype=torch.float64)
     matrix = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
     encoding = build(RI, axes=3)
@@ -120,7 +120,7 @@ def test_backends_agree(spec, backend):
     torch.testing.assert_close(*result, rtol=1e-6, atol=1e-7)
 
 
-def test_far_from_the_origin_nothing_is_lost():
+def test_precision_far_from_the_origin():
     encoding = build().float()
     x, grid = torch.randn(1, 300, 12), Grid((2, 150))
     result = encoding.bias(grid.positions(), 0, x).dense()
@@ -129,7 +129,7 @@ def test_far_from_the_origin_nothing_is_lost():
 
 
 @cases("spec", ["pape", RI])
-def test_whole_model(spec):
+def test_a_vit(spec):
     model = timm.create_model("test_vit", pos_embed=spec, img_size=64)
     for size in (64, 96):
         model.set_input_size((size, 64))
@@ -138,7 +138,7 @@ def test_whole_model(spec):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_refusals():
+def test_errors():
     with pytest.raises(OptionError, match=r"parabolas=2 has no effect with form='radial'"):
         build(RI, parabolas=2)
     with pytest.raises(OptionError, match=r"needs dim to be a multiple of num_heads, got dim=10"):

@@ -1,4 +1,4 @@
-"""path against its definition, one reflection after the other, and what makes its steps."""
+"""path against its definition, one reflection after the other, and the projections of its steps."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_logits_and_backends(gate, tokens, prefix):
         torch.testing.assert_close(actual, expected.softmax(-1) @ v)
 
 
-def test_steps_of_key_heads_serve_groups_of_queries():
+def test_grouped_queries_share_steps_of_key_heads():
     q, (k, w) = torch.randn(1, 4, 5, 6).double(), torch.randn(2, 1, 2, 5, 6).double()
     w, beta = F.normalize(w, dim=-1), 2 * torch.rand(1, 2, 5).double()
     g, pos = -torch.rand(1, 4, 5).double(), Grid((5,)).positions()
@@ -75,7 +75,7 @@ def test_steps_of_key_heads_serve_groups_of_queries():
     torch.testing.assert_close(result, slow(q, k, w, beta, g, 6**-0.5).softmax(-1) @ k)
 
 
-def test_nothing_comes_from_later_tokens():
+def test_later_tokens_have_no_effect():
     layer = Attention(12, 2, "path(causal=true,gate=true)").double()
     x = torch.randn(1, 8, 12, dtype=torch.float64)
     changed = x.clone()
@@ -97,7 +97,7 @@ def test_gradients():
     assert torch.autograd.gradcheck(out, [t.requires_grad_() for t in leaves], fast_mode=True)
 
 
-def test_long_ways_stay_finite():
+def test_long_paths_are_finite():
     encoding, pos = build().float(), Grid((300,)).positions()
     q = torch.randn(1, 2, 300, 6)
     with torch.no_grad():

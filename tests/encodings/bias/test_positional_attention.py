@@ -1,4 +1,4 @@
-"""positional_attention against its definition, and what does not reach its weights."""
+"""positional_attention against its definition, and independence of its weights of the content."""
 
 import pytest
 import timm
@@ -45,7 +45,7 @@ def test_logits(spec, shape):
 
 
 @cases("backend", ["reference", "sdpa", "lowrank", "auto"])
-def test_content_reaches_the_values_only(backend):
+def test_content_affects_values_only(backend):
     encoding = create_encoding("positional_attention(pos_dim=8)", num_heads=2).double()
     pos = Grid((3, 3), 1).positions()
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, pos.tokens, 4, dtype=torch.float64))
@@ -108,7 +108,7 @@ def test_a_vit():
     assert second(torch.randn(1, 3, 96, 96)).isfinite().all()
 
 
-def test_a_finished_table():
+def test_a_table_as_option():
     table = create_encoding("learned", dim=8, grid=(2, 3))
     encoding = create_encoding("positional_attention", num_heads=2, table=table, pos_dim=8)
     assert encoding.places is table

@@ -125,7 +125,7 @@ def test_resampling_of_two_and_three_axes():
 
 
 @cases("resample", ["geometric", "bicubic"])
-def test_another_grid_has_gradients_and_leaves_the_table(resample):
+def test_resampling_has_gradients_and_does_not_change_the_table(resample):
     encoding = build((3, 4), resample=resample, prefix_values=True)
     before = encoding.relative_position_bias_table.detach().clone()
     pos = Grid((5, 6), 2).positions()

@@ -1,4 +1,4 @@
-"""rpb_cpb against timm's modules, a slow oracle, and what its docstring claims."""
+"""rpb_cpb against timm's modules, a slow oracle, and the claims of its docstring."""
 
 import math
 
@@ -30,7 +30,7 @@ def build(grid, name="rpb_cpb", heads=3, **options):
 
 
 def slow(encoding, grid, dropout_mask=None):
-    """Return the bias of every pair, one pair after the other."""
+    """Return the bias (h, n, n), pair by pair."""
     weights = dict(encoding.named_parameters())
     cells = oracle.cells_of(grid.shape, grid.prefix)
     rows = [[torch.zeros(encoding.num_heads, dtype=torch.float64)] * len(cells) for _ in cells]

@@ -64,7 +64,7 @@ def test_wrong_heads_and_no_queries_are_refused():
         both((2, 3))[0].dense()
 
 
-def test_rounding_of_positions_does_not_decide_at_the_start_of_a_group():
+def test_rounding_does_not_change_the_group():
     """Sums of fractions may be a little less than a multiple of the group."""
     q, k = torch.randn(2, 1, 1, 24, 8, generator=torch.Generator().manual_seed(0)).double().unbind()
     rates, at = torch.tensor([[[1.0, 0.5, 0.2, 0.1]]]), torch.arange(24, dtype=torch.float64)[None, :, None]

@@ -1,4 +1,4 @@
-"""shaw against its definition, pair by pair, and what its docstring claims."""
+"""shaw against its definition, pair by pair, and the claims of its docstring."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def build(grid, **options):
 
 
 def entry(encoding, shape, p, q, folded):
-    """Return which row of its table a pair of cells reads."""
+    """Return the row of the table for a pair of cells."""
     row = 0
     for a, b, n in zip(p, q, shape, strict=True):
         o, (least, most) = a - b, encoding.clip or (n - 1, n - 1)
@@ -44,7 +44,7 @@ def entry(encoding, shape, p, q, folded):
 
 
 def read(encoding, grid, name):
-    """Return for each head and pair what the pair reads (h, n, n, channels), by a loop over pairs."""
+    """Return the entries of the table of each head and pair (h, n, n, channels), by a loop over pairs."""
     folded = encoding.method == "distance_factor" and name.startswith("distance")
     table = getattr(encoding, name).weight
     table = table.unflatten(1, (1 if encoding.shared else HEADS, -1)).transpose(0, 1).expand(HEADS, -1, -1)
@@ -137,7 +137,7 @@ def test_clipped_tables_do_not_depend_on_the_grid():
     )
 
 
-def test_a_vit_stays_what_it_is_and_learns():
+def test_a_converted_vit_is_unchanged_and_learns():
     torch.manual_seed(0)
     stock = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
     x = torch.randn(2, 3, 64, 96)
@@ -165,7 +165,7 @@ def test_invariant_to_translation_and_distances_to_reflection():
             torch.testing.assert_close(dense.flip(-2, -4), dense)
 
 
-def test_released_names_are_taken():
+def test_released_names_are_loaded():
     encoding = build((3, 3), values=True)
     state = {f"attn.{name}": value for name, value in encoding.state_dict().items()}
     encoding.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")

@@ -77,11 +77,11 @@ def test_gradients_and_routes(mode):
     offsets.check_gradients(encoding, Grid((2, 3), 1))
 
 
-def test_the_distance_turns_with_the_image():
+def test_distances_are_invariant_to_rotation():
     offsets.check_turned(random_encoding("t5.radial"))
 
 
-def test_it_starts_without_effect():
+def test_initial_bias_is_zero():
     assert not offsets.create("t5").bias(Grid((3, 4), 1).positions(), 0).dense().any()
     assert offsets.create("t5(std=0.5)").table.std() > 0.1
 

@@ -1,4 +1,4 @@
-"""tapa against its definition, pair by pair, and what it is invariant to."""
+"""tapa against its definition, pair by pair, and its invariances."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_logits_and_backends(grid, options):
     torch.testing.assert_close(one, expected[:, 1:], **close)
 
 
-def test_moving_the_image_changes_nothing():
+def test_invariant_to_rigid_motions():
     encoding, (q, k, _) = create_encoding("tapa", dim=12, num_heads=2), content(5)
     positions = torch.randn(2, 5, 2, dtype=torch.float64) * 3
     angle = torch.tensor(37 * math.pi / 180, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_moving_the_image_changes_nothing():
     torch.testing.assert_close(first, second)
 
 
-def test_alpha_of_zero_only_tells_a_token_from_others():
+def test_alpha_of_zero_distinguishes_a_token_from_others_only():
     encoding, (q, k, _) = create_encoding("tapa(alpha=0)", dim=12, num_heads=2), content(4)
     near, far = (encoding.bias(Grid((4,), spacing=(s,)).positions(), 0).dense(q=q, k=k) for s in (1.0, 9.0))
     torch.testing.assert_close(near, far)

@@ -1,4 +1,4 @@
-"""transformer_xl against its definition, pair by pair, and what its docstring claims."""
+"""transformer_xl against its definition, pair by pair, and the claims of its docstring."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_attention_and_all_gradients(options):
         agree(encoding, grid.positions())
 
 
-def test_spacing_takes_the_position_of_that_of_the_grid():
+def test_spacing_replaces_that_of_the_grid():
     agree(build(spacing=(3, 0.5)), Grid((2, 3), 1, (0.5, 2.0)).positions())
 
 
@@ -115,7 +115,7 @@ def test_dropped_tokens_on_each_sample():
     check_dropped_tokens(build(), Grid((3, 4), 2).positions(), scale=0.5)
 
 
-def test_it_may_stand_before_a_rotation():
+def test_sum_with_a_rotation():
     spec = "transformer_xl(std=0.1)+rope_axial"
     both = create_encoding(spec, dim=DIM, num_heads=HEADS, depth=1, grid=(3, 4))
     pos, (q, k, v) = Grid((3, 4), 1).positions(), (t.float() for t in content(13))
@@ -128,7 +128,7 @@ def test_it_may_stand_before_a_rotation():
     torch.testing.assert_close(attend(q, k, v, both.parts(), pos, 0, scale=0.5), expected)
 
 
-def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
+def test_a_converted_vit_is_unchanged_and_learns_from_the_second_step():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
     x = torch.randn(2, 3, 64, 96)
@@ -146,7 +146,7 @@ def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
         assert updated == {name for name in mine if step or "r_r_bias" not in name}
 
 
-def test_weights_sum_to_one_and_drawn_start():
+def test_weights_sum_to_one_and_random_initialisation():
     encoding = create_encoding("transformer_xl.xlnet", dim=64, num_heads=4)
     assert encoding.r.std().item() == pytest.approx(0.02, rel=0.05)
     q, k, v = torch.randn(3, 1, 4, 13, 16)

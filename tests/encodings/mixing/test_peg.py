@@ -23,7 +23,7 @@ def peg(dim=6, dtype=torch.float64, **options):
 
 
 def read(cell, n, padding):
-    """Return the cell that a padded coordinate reads, or None outside."""
+    """Return the cell of a padded coordinate, or None outside."""
     if 0 <= cell < n:
         return cell
     if padding == "zeros":
@@ -94,7 +94,7 @@ def test_modules_of_timm_and_their_names():
     torch.testing.assert_close(encoding.mix(x, Grid((5, 3), prefix=1).positions(), 0), coat(x, (5, 3)))
 
 
-def test_where_it_acts():
+def test_positions_of_its_layers():
     assert create_encoding("peg", dim=4).blocks == [0]
     assert create_encoding("peg.cpvt", dim=4, depth=12).blocks == [0, 1, 2, 3, 4]
     assert create_encoding("peg.cpvt", dim=4, depth=3).blocks == [0, 1, 2]
@@ -155,7 +155,7 @@ def test_circular_padding_commutes_with_cyclic_shifts(h, w, k, down, right):
     flip=st.booleans(),
     padding=st.sampled_from(["zeros", "circular", "reflect"]),
 )
-def test_a_symmetric_kernel_commutes_with_turns_and_flips(h, w, k, turns, flip, padding):
+def test_a_symmetric_kernel_commutes_with_rotations_and_flips(h, w, k, turns, flip, padding):
     encoding = peg(symmetric=True, kernel_size=k, padding=padding)
     x = torch.randn(1, h * w, 6, dtype=torch.float64)
 
@@ -168,7 +168,7 @@ def test_a_symmetric_kernel_commutes_with_turns_and_flips(h, w, k, turns, flip, 
     torch.testing.assert_close(encoding.mix(rotated(x), rotated_pos, 0), rotated(encoding.mix(x, pos, 0)))
 
 
-def test_without_symmetry_a_turn_shows():
+def test_an_asymmetric_kernel_does_not_commute_with_rotations():
     encoding, pos = peg(), Grid((4, 4)).positions()
     x = torch.randn(1, 16, 6, dtype=torch.float64)
     rotated = image(encoding.mix(x, pos, 0), (4, 4)).rot90(1, (1, 2)).flatten(1, 2)
@@ -178,7 +178,7 @@ def test_without_symmetry_a_turn_shows():
 
 @quick
 @given(h=sides, w=sides, row=st.integers(0, 9), column=st.integers(0, 9))
-def test_content_away_from_the_border_may_move(h, w, row, column):
+def test_translation_equivariance_away_from_the_border(h, w, row, column):
     encoding, shape = peg(), (h + 12, w + 12)
     x = torch.zeros(1, *shape, 6, dtype=torch.float64)
     content = torch.randn(h, w, 6, dtype=torch.float64)
@@ -196,7 +196,7 @@ def test_content_away_from_the_border_may_move(h, w, row, column):
 
 @cases("padding", ["zeros", "circular", "reflect"])
 @cases("prefix", [0, 1, 5])
-def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
+def test_dropped_tokens_count_as_zeros(padding, prefix):
     encoding = peg(padding=padding)
     full = Grid((4, 5), prefix=prefix).positions()
     x = torch.randn(2, full.tokens, 6, dtype=torch.float64)
@@ -221,7 +221,7 @@ def test_dropped_tokens_are_zeros_to_their_neighbours(padding, prefix):
     torch.testing.assert_close(permuted, encoding.mix(x, full, 0)[:, order[0]])
 
 
-def test_tokens_without_a_position_pass():
+def test_tokens_without_a_position_are_unchanged():
     encoding, grid = peg(), Grid((2, 3))
     pos = Positions(
         torch.zeros(1, 4, 2),

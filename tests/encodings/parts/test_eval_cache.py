@@ -1,4 +1,4 @@
-"""What is stored between forward passes in eval mode is what would be computed."""
+"""Cache of eval mode: cached values equal computed ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build(spec: str) -> vispe.Encoding:
 
 
 def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
-    """Return all that the encoding says of these positions, as one tensor."""
+    """Return the bias of these positions, or queries after their transform."""
     q = torch.linspace(-1, 1, pos.tokens * 16).reshape(1, 1, -1, 16).expand(1, 3, -1, -1)
     bias = encoding.bias(pos, 0) if isinstance(encoding, vispe.encodings.base.Biased) else None
     if bias is not None:
@@ -50,7 +50,7 @@ def test_stored_equals_computed(spec: str) -> None:
 
 
 @cases("spec", SPECS)
-def test_any_change_of_parameters_is_seen(spec: str) -> None:
+def test_any_change_of_parameters_invalidates_the_cache(spec: str) -> None:
     encoding, pos = build(spec), GRID.positions()
     with torch.inference_mode():
         first = read(encoding, pos).clone()

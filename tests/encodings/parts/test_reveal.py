@@ -1,4 +1,4 @@
-"""Bands that open while a model is trained: closed form, nothing stale, nothing compiled again, the same at the end."""
+"""Bands that open during training: closed form, no stale values, no recompilation, exact result at the end."""
 
 import copy
 import math
@@ -61,7 +61,7 @@ def test_every_encoding_with_bands_is_tested():
 
 
 @cases("count", [1, 2, 5, 12])
-def test_how_far_bands_are_open(count):
+def test_weights_of_bands(count):
     for progress in (0.0, 0.1, 1 / 3, 0.5, 0.999, 1.0):
         linear = [min(max(progress * count - k, 0), 1) for k in range(count)]
         torch.testing.assert_close(band_weights(count, progress), torch.tensor(linear, dtype=torch.float64))
@@ -75,7 +75,7 @@ def test_how_far_bands_are_open(count):
 
 @every
 @cases("form", ["linear", "cosine"])
-def test_the_end_is_that_of_no_reveal_to_the_bit(spec, form):
+def test_the_end_equals_no_reveal_bit_for_bit(spec, form):
     encoding, plain = built(spec, form).eval(), built(spec, "none").eval()
     pos, image = grid(spec).positions(), torch.rand(1, 3, 24, 32)
     expected = plain.table(pos, image)
@@ -174,7 +174,7 @@ def test_gradients_of_closed_bands_are_zero(spec):
     assert all(not p.grad.any() for p in waves if p.grad is not None)
 
 
-def test_what_reads_a_table_is_not_stale():
+def test_cached_biases_follow_progress():
     torch.manual_seed(0)
     encoding = create_encoding(
         "positional_attention(table='sincos2d(reveal=linear)',pos_dim=8)", num_heads=2, grid=(3, 4)
@@ -192,7 +192,7 @@ def test_what_reads_a_table_is_not_stale():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["sincos2d", "fourier", "neuda", "fourier_learned", "border"])
-def test_steps_of_a_training_are_not_compiled_again(spec):
+def test_training_steps_do_not_recompile(spec):
     torch._dynamo.reset()
     encoding = built(spec, "linear")
     graphs = []

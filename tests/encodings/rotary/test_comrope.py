@@ -1,4 +1,4 @@
-"""ComRoPE against matrix exponentials written out in float64, and its two forms against each other."""
+"""ComRoPE against matrix exponentials in float64, and equality of its two forms."""
 
 import copy
 import itertools
@@ -181,7 +181,7 @@ def test_scores_depend_on_offsets_only(name, form, h, w, down, right):
 
 @BOTH
 @cases("form", ["matrix", "folded"])
-def test_dropped_tokens_keep_their_rotation(name, form):
+def test_dropped_tokens(name, form):
     encoding = build(name, form=form, jitter=1.0, cls_position=0.5).train()
     pos = encoding.prepare(Grid((3, 4), prefix=2).positions())
     x = torch.randn(3, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
@@ -250,7 +250,7 @@ def test_gradients_on_the_grid_are_those_of_every_token(name):
 
 
 @BOTH
-def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
+def test_jitter_is_below_half_a_cell_and_not_on_time(name):
     for shape in ((4, 6), (2, 3, 5)):
         encoding = build(name, axes=len(shape), block=2, jitter=1.0, jitter_offset=0.3, normalize="none")
         pos = Grid(shape, prefix=1).positions()
@@ -274,7 +274,7 @@ def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
 
 
 @BOTH
-def test_moved_coordinates_of_a_grid_are_seen(name):
+def test_changed_coordinates_of_a_grid_are_used(name):
     encoding = build(name, normalize="none")
     pos = Grid((3, 4)).positions()
     warped = pos.replace(coords=pos.coords + torch.rand_like(pos.coords))
@@ -301,7 +301,7 @@ def test_checkpoints_of_the_reference_load(name):
 
 
 @cases("spec", [f"{n}({f})" for n in (AP, LD) for f in ("form=matrix", "form=folded")])
-def test_axes_and_forms_are_checked(spec):
+def test_axes_and_forms_are_validated(spec):
     encoding = create_encoding(spec, dim=DIM, num_heads=HEADS)
     with pytest.raises(ShapeError, match=r"needs 2-axis positions, got 3 axes .* Use comrope_..\(axes=3\)"):
         encoding.transform(Grid((2, 2, 2)).positions(), 0)

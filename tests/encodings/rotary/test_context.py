@@ -1,4 +1,4 @@
-"""Rotations that are read from the tokens, Selective RoPE and CARoPE, against their definitions token by token."""
+"""Content-dependent rotations, Selective RoPE and CARoPE, against their definitions token by token."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ FIELDS = ["selective_rope", "selective_rope(projection=full)", "carope"]
 
 
 def build(spec, **options):
-    """Return an encoding in float64 with parameters that are nowhere at a special value."""
+    """Return an encoding in float64 with random parameters."""
     encoding = create_encoding(spec, dim=DIM, num_heads=HEADS, **options).double()
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -135,7 +135,7 @@ def test_fields(spec, shape, prefix):
 
 
 @cases("spec", FIELDS)
-def test_fields_start_as_rope_and_then_learn_all(spec):
+def test_fields_start_as_rope_and_all_parameters_learn(spec):
     encoding = create_encoding(spec, dim=16, num_heads=2)
     pos = Grid((3, 4), prefix=1).positions()
     x, (q, k) = torch.randn(2, 13, 16), torch.randn(2, 2, 2, 13, 8)
@@ -151,7 +151,7 @@ def test_fields_start_as_rope_and_then_learn_all(spec):
 
 
 @cases("spec", FIELDS)
-def test_fields_take_offsets_and_dropped_tokens(spec):
+def test_fields_with_offsets_and_dropped_tokens(spec):
     encoding = build(spec)
     coords, x = torch.randn(7, 2, dtype=torch.float64), torch.randn(2, 7, DIM, dtype=torch.float64)
     q, k = torch.randn(2, 2, HEADS, 7, 6, dtype=torch.float64)
@@ -184,7 +184,7 @@ def test_backends_and_half_precision(spec):
     torch.testing.assert_close(low.cos, transform.cos, rtol=0, atol=0.2)
 
 
-def test_a_scan_does_not_see_later_tokens():
+def test_a_scan_is_causal():
     for spec in SCANS:
         encoding = build(spec)
         pos, x = Grid((6,)).positions(), torch.randn(1, 6, DIM, dtype=torch.float64)
@@ -203,7 +203,7 @@ def test_heads_of_another_width():
 
 
 @cases("spec", ["selective_rope", "carope"])
-def test_a_whole_model(spec):
+def test_a_vit(spec):
     model = timm.create_model("test_vit", pos_embed=spec, img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))
@@ -252,7 +252,7 @@ def test_shape_errors():
 @cases(
     "spec", ["selective_rope(form=scan)", "selective_rope(form=scan,filter=difference)", "carope(form=scan)"]
 )
-def test_a_scan_passes_over_tokens_without_a_position(spec):
+def test_a_scan_skips_tokens_without_a_position(spec):
     encoding, x = (
         create_encoding(spec, dim=12, num_heads=2).double(),
         torch.randn(2, 7, 12, dtype=torch.float64),

@@ -68,7 +68,7 @@ def test_formula_and_gradients(shape, prefix, options):
         torch.testing.assert_close((actual, grads[0]), (expected, grads[1]))
 
 
-def test_start_frequencies_and_what_learns():
+def test_initial_frequencies_and_parameters():
     torch.manual_seed(0)
     encoding = create_encoding("fope", dim=256, num_heads=4, axes=1, base=20.0)
     assert encoding.frequencies().shape == encoding.cos_coef.shape[2:3] == (18,)  # of 32, and 16 mixtures
@@ -101,7 +101,7 @@ def test_backends_spacing_and_dropped_tokens():
             torch.testing.assert_close(subset[i], transform.query(q)[i][:, keep[i]])
 
 
-def test_a_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="fope(trainable=true)", img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))

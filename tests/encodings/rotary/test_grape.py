@@ -63,7 +63,7 @@ def test_canonical_planes(shape, shared):
 
 
 @cases("spec", ["grape", "grape(shared=false)", "grape(planes=rank2)"])
-def test_logits_depend_on_offsets_only_and_norms_stay(spec):
+def test_logits_depend_on_offsets_only_and_norms_are_preserved(spec):
     encoding = build(spec).double()
     q, k = (t.double() for t in content(12))
     coords = torch.rand(1, 12, 2, dtype=torch.float64) * 5
@@ -115,7 +115,7 @@ def test_gated_alibi(gates, shape, l2_norm):
         )
 
 
-def test_gates_start_with_unit_scale():
+def test_gates_have_unit_scale_initially():
     """Directions from N(0, 1 / d_h), softplus(omega) of 1."""
     encoding = create_encoding("grape_alibi(gates=query_key)", dim=512, num_heads=2)
     for direction in (encoding.u, encoding.v):
@@ -139,7 +139,7 @@ def test_gated_alibi_with_dropped_tokens_and_causal():
     torch.testing.assert_close(dense, -(2.0**-8) * steps.float())
 
 
-def test_paths_by_hand():
+def test_paths_against_a_loop():
     encoding = build("grape_path(p_dim=4,base=100)")
     x = torch.randn(2, 6, 24)
     pos = Grid((5,), prefix=1).positions()

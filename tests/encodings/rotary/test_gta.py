@@ -27,7 +27,7 @@ def pose(seed=0, views=2, batch=1):
 
 
 def second_degree(matrix):
-    """Return how R S R^T acts on the five numbers of a symmetric S without trace, by solving for them."""
+    """Return the action of R S R^T on the five numbers of a traceless symmetric S, by least squares."""
     half, third = 0.5**0.5, 6**-0.5
     s = torch.zeros(5, 3, 3, dtype=torch.float64)
     for i, (a, b) in enumerate(((0, 1), (1, 2), (0, 2))):
@@ -123,7 +123,7 @@ def test_attention_is_that_of_the_definition(options, head, shape, posed, prefix
             assert torch.equal(act(q)[:, :, :prefix], q[:, :, :prefix])
 
 
-def test_images_take_tables_and_not_matrices():
+def test_images_use_tables_and_not_matrices():
     pos = Grid((3, 4)).positions()
     plain = create_encoding("gta", dim=24, num_heads=2)
     assert isinstance(plain.transform(pos, 0), PairRotation)
@@ -141,7 +141,7 @@ def test_images_take_tables_and_not_matrices():
     t2=st.sampled_from([0, 3]),
 )
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_the_output_does_not_see_a_shift(h, w, down, right, t2):
+def test_output_is_invariant_to_shifts(h, w, down, right, t2):
     encoding = create_encoding("gta", dim=22, num_heads=2, normalize="none", t2=t2, max_freq=0.3)
     coords = Grid((h, w)).positions().coords.double()
     q, k, v = torch.randn(3, 1, 2, h * w, 11, dtype=torch.float64)
@@ -154,7 +154,7 @@ def test_the_output_does_not_see_a_shift(h, w, down, right, t2):
 
 @given(seed=st.integers(0, 1000), scale=st.floats(0.01, 2))
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_the_output_does_not_see_a_motion_of_all_cameras(seed, scale):
+def test_output_is_invariant_to_a_motion_of_all_cameras(seed, scale):
     encoding = create_encoding("gta", dim=40, num_heads=2, se3=8, so3=8).double()
     with torch.no_grad():
         encoding.scale.fill_(scale)
@@ -169,7 +169,7 @@ def test_the_output_does_not_see_a_motion_of_all_cameras(seed, scale):
 
 
 @cases("options", [{}, {"se3": 8}, {"so3": 8, "t2": 3, "so2": 4}])
-def test_dropped_tokens_keep_their_frame(options):
+def test_dropped_tokens(options):
     encoding = create_encoding("gta", dim=32, num_heads=2, **options)
     attrs = {"extrinsic": pose(views=3, batch=2).float()} if len(options) else {}
     pos = encoding.prepare(Grid((3, 4), prefix=1).positions().replace(attrs=attrs))
@@ -204,7 +204,7 @@ def test_gradients(options):
     assert torch.autograd.gradcheck(out, (q, k, v, coords, scale), fast_mode=True)
 
 
-def test_poses_may_come_per_token():
+def test_poses_per_token():
     encoding = create_encoding("gta(se3=8)", dim=32, num_heads=2)
     base, views = Grid((4, 3)).positions(), pose(views=4).float()
     each = vispe.grid.PerToken(views.repeat_interleave(3, 1), (1,))

@@ -51,7 +51,7 @@ def test_the_rotation_equals_that_of_transformers(layout, module):
 
 
 @pytest.mark.skipif(not hasattr(torch.nn, "RotaryEmbedding"), reason="torch has no nn.RotaryEmbedding")
-def test_torch_uses_the_word_interleaved():
+def test_docs_of_torch_use_the_word_interleaved():
     import inspect
 
     assert "interleaved" in inspect.signature(torch.nn.RotaryEmbedding).parameters

@@ -1,4 +1,4 @@
-"""LieRE against matrix exponentials written out in float64."""
+"""LieRE against matrix exponentials in float64."""
 
 import itertools
 import math
@@ -88,7 +88,7 @@ def test_fixed_generators_are_axial_rotations(kind, shape):
             torch.testing.assert_close(result[:, :, n + 1, c + 1], sin * a + cos * b, rtol=1e-5, atol=1e-5)
 
 
-def test_a_patch_keeps_its_coordinate_at_another_size():
+def test_coordinates_of_patches_do_not_depend_on_the_size():
     encoding = build(reference=[3, 4])
     small, large = (encoding.coordinates(Grid(s).positions())[0] for s in ((3, 4), (6, 8)))
     torch.testing.assert_close(large.reshape(6, 8, 2)[:3, :4], small.reshape(3, 4, 2))
@@ -102,7 +102,7 @@ def test_a_patch_keeps_its_coordinate_at_another_size():
 
 @given(h=st.integers(1, 5), w=st.integers(1, 5), down=st.floats(-2, 2), right=st.floats(-2, 2))
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_planar_and_fixed_generators_see_offsets_only(h, w, down, right):
+def test_planar_and_fixed_generators_depend_on_offsets_only(h, w, down, right):
     coords = Grid((h, w)).positions().coords.double()
     for options in ({"block": 2, "normalize": "none"}, {"kind": "even", "normalize": "none"}):
         encoding = build(**options)
@@ -114,14 +114,14 @@ def test_planar_and_fixed_generators_see_offsets_only(h, w, down, right):
         torch.testing.assert_close(*scores, rtol=1e-8, atol=1e-8)
 
 
-def test_larger_blocks_see_more_than_offsets():
+def test_larger_blocks_depend_on_absolute_positions():
     encoding = build(block=4, normalize="none")
     coords = Grid((3, 4)).positions().coords.double()
     first, second = (encoding.rotations(Positions(coords + s))[0, 0, :, 0] for s in (0.0, 0.7))
     assert (first[0].mT @ first[7] - second[0].mT @ second[7]).abs().max() > 0.1
 
 
-def test_dropped_tokens_keep_their_rotation():
+def test_dropped_tokens():
     for options in ({}, {"kind": "even"}, {"normalize": "linspace"}):
         encoding = build(**options)
         pos = Grid((3, 5), prefix=1).positions()
@@ -149,7 +149,7 @@ def test_gradients(shape):
     assert torch.autograd.gradcheck(rotated, (q, coords, start), fast_mode=True)
 
 
-def test_starts():
+def test_initialisation():
     torch.manual_seed(0)
     many = {"dim": 64 * 16, "num_heads": 64}
     uniform, symmetric = (create_encoding("liere", init=i, **many).skew for i in ("uniform", "symmetric"))

@@ -98,7 +98,7 @@ def test_backends_and_precision():
     torch.testing.assert_close(small.float(), outs[0], rtol=0.02, atol=0.02)
 
 
-def test_where_biases_start():
+def test_initial_biases():
     assert not create_encoding("pope", dim=16, num_heads=2).bias.any()
     bias = create_encoding("pope", dim=512, num_heads=2, init="uniform").bias
     assert -2 * math.pi <= bias.min() < -6
@@ -106,7 +106,7 @@ def test_where_biases_start():
     assert create_encoding("pope.text", dim=16, num_heads=2).base == 10000
 
 
-def test_a_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="pope", img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))

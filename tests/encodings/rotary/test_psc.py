@@ -39,7 +39,7 @@ def test_formula_and_gradients():
         torch.testing.assert_close((actual, sides[0]), (expected, sides[1]))
 
 
-def test_starts_as_the_identity_and_then_learns_all():
+def test_starts_as_the_identity_and_all_parameters_learn():
     encoding = create_encoding("psc", dim=24, num_heads=3)
     transform = encoding.transform(Grid((2, 3)).positions(), 0)
     q, k = torch.randn(2, 2, 3, 6, 8)
@@ -84,7 +84,7 @@ def test_half_precision_parameters_compute_in_float32():
     torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
 
 
-def test_a_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="psc+rope_axial", img_size=(48, 64))
     out = model(torch.randn(2, 3, 48, 64))
     out.backward(torch.randn_like(out))

@@ -1,4 +1,4 @@
-"""`rope_axial`, `rope_mixed` and `rope_dinov3` against angles written out token by token, and against timm."""
+"""`rope_axial`, `rope_mixed` and `rope_dinov3` against angles computed token by token, and against timm."""
 
 import math
 import warnings
@@ -121,7 +121,7 @@ def test_one_axis():
 
 
 @cases("axes", [1, 2, 3])
-def test_p_rope_leaves_the_slow_pairs_of_each_axis_still(axes):
+def test_p_rope_does_not_rotate_the_slow_pairs_of_each_axis(axes):
     encoding = build("rope_axial.p_rope(rotary_ratio=0.7,indexing=ij)", dim=96)  # 24 pairs
     grid = Grid((3, 2, 4)[:axes], prefix=2)
     actual = angles(encoding, grid.positions())[0, 0, 2:].unflatten(0, grid.shape)
@@ -188,7 +188,7 @@ def test_equals_timm(shape):
         torch.testing.assert_close(rotated(build(spec), shape, x), expected, rtol=1e-4, atol=2e-5, msg=spec)
 
 
-def test_mixed_equals_timm_and_starts_as_it_does():
+def test_mixed_equals_timm_with_equal_initial_values():
     theirs = RotaryEmbeddingMixed(32, depth=3, num_heads=2)
     x = torch.randn(2, 2, 15, 16)
     for layer in range(3):
@@ -243,7 +243,7 @@ def test_scores_depend_on_offsets_only(spec, h, w, prefix, dy, dx):
 
 @quick
 @given(spec=names, h=sides, w=sides, prefix=st.integers(0, 3))
-def test_norms_are_stored(spec, h, w, prefix):
+def test_norms_are_preserved(spec, h, w, prefix):
     pos = Grid((h, w), prefix=prefix).positions()
     x = torch.randn(2, 2, pos.tokens, 16)
     transform = build(spec).transform(pos, 0)
@@ -265,7 +265,7 @@ def test_a_quarter_turn_exchanges_the_groups_of_the_axes(n):
 
 @quick
 @given(h=sides, w=sides, unit=st.floats(0.125, 8, width=32))
-def test_dinov3_does_not_feel_the_unit(h, w, unit):
+def test_dinov3_does_not_depend_on_the_unit(h, w, unit):
     encoding = build("rope_dinov3(normalize_coords=max)")
     plain, scaled = Grid((h, w)).positions(), Grid((h, w), spacing=(unit, unit)).positions()
     same_angles(angles(encoding, plain), angles(encoding, scaled), atol=1e-4)
@@ -289,7 +289,7 @@ def test_spacing(name):
 
 
 @cases("spec", [*NAMES, "rope_axial(schedule=yarn,reference=[2,3])", "rope_dinov3(normalize_coords=max)"])
-def test_dropped_tokens_take_their_angles_along(spec):
+def test_dropped_tokens(spec):
     encoding = build(spec)
     pos = Grid((4, 5), prefix=2).positions()
     keep = torch.stack([torch.cat([torch.arange(2), 2 + torch.randperm(20)[:6]]) for _ in range(3)])
@@ -299,7 +299,7 @@ def test_dropped_tokens_take_their_angles_along(spec):
         torch.testing.assert_close(subset.sin[i], full.sin[0][:, keep[i]], rtol=1e-6, atol=1e-6)
 
 
-def test_tables_are_shared_by_layers_and_not_by_grids_of_as_many_tokens():
+def test_tables_are_shared_by_layers_and_not_by_grids_of_equal_length():
     encoding = build("rope_axial")
     pos = Grid((2, 6)).positions()
     assert encoding.transform(pos, 0) is encoding.transform(pos, 3)
@@ -352,7 +352,7 @@ AUGMENTED = "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2"
 
 @cases("name", NAMES)
 @cases("per_block", [False, True])
-def test_augmentation_takes_given_draws(name, per_block):
+def test_augmentation_replays_draws(name, per_block):
     encoding = build(f"{name}({AUGMENTED},per_block={str(per_block).lower()})", depth=3)
     plain = build(name)
     if name == "rope_mixed":
@@ -418,7 +418,7 @@ def test_augmentation_of_blocks_differs_between_blocks():
 
 @cases("name", NAMES)
 @cases("schedule", ["none", "rescale", "pi", "ntk", "yarn"])
-def test_schedules_leave_the_training_grid_alone(name, schedule):
+def test_schedules_do_not_change_the_training_grid(name, schedule):
     if name == "rope_mixed" and schedule == "ntk":
         pytest.skip(
             "mixed frequencies have no base that ntk could raise; the refusal is tested with the other errors"
@@ -459,7 +459,7 @@ def test_schedules_per_axis(name):
     same_angles(yarn[0, down][-1], rescale[0, down][-1])
 
 
-def test_ntk_stretches_the_slowest_pair_by_the_scale_and_the_fastest_not():
+def test_ntk_stretches_the_slowest_pair_by_the_scale_but_not_the_fastest():
     pos = Grid((12, 8), reference=(4, 8)).positions()
     by_y = angles(build("rope_axial(schedule=ntk)"), pos)[0, 0, 8][4:]
     plain = 100.0 ** (-torch.arange(4) / 4)
@@ -530,7 +530,7 @@ def test_ssmax_learns_a_factor_for_each_head(name):
     assert torch.equal(encoding.sharpness, torch.ones(2, dtype=torch.float64))
 
 
-def test_samples_of_two_sizes_have_factors_of_their_own():
+def test_samples_of_two_sizes_have_separate_factors():
     encoding = build("rope_axial(logit_scale=log_length,reference=[4,4])")
     coords = torch.zeros(2, 3, 2)
     pos = Positions(coords, extent=torch.tensor([[8.0, 4.0], [2.0, 2.0]]))
@@ -538,7 +538,7 @@ def test_samples_of_two_sizes_have_factors_of_their_own():
     assert result[:, 0, 0, 0].tolist() == pytest.approx([math.log(32) / math.log(16), 1.0])
 
 
-def test_every_layer_of_a_model_has_its_own_ssmax():
+def test_ssmax_is_separate_per_layer():
     model = vispe.convert(vit(), "rope_axial(logit_scale=ssmax)")
     stock = vispe.convert(vit(), "rope_axial")
     stock.load_state_dict({k: v for k, v in model.state_dict().items() if "sharpness" not in k})
@@ -560,7 +560,7 @@ def test_half_precision_rotates_with_exact_angles():
         assert mixed.transform(pos, 0).cos.dtype == torch.float32
 
 
-def test_pairs_read_as_complex_numbers_or_not_are_the_same():
+def test_complex_and_real_rotation_are_equal():
     transform = build("rope_axial(rotated=0.75)", dim=32).transform(Grid((3, 4)).positions(), 0)
     wide = torch.randn(2, 2, 12, 17)
     odd = wide[..., 1:]  # starts at an odd position in memory, with odd strides
@@ -595,7 +595,7 @@ def test_released_mixed_checkpoints_load(flat):
         model.load_state_dict({**saved, "freqs": torch.zeros(2, 3, 12)})
 
 
-def test_released_dinov3_periods_are_checked_and_dropped():
+def test_released_dinov3_periods_are_checked_and_ignored():
     model = vispe.convert(vit(), "rope_dinov3")
     saved = dict(model.state_dict())
     periods = RotaryEmbeddingDinoV3(16).periods
@@ -607,7 +607,7 @@ def test_released_dinov3_periods_are_checked_and_dropped():
 
 
 @cases("name", NAMES)
-def test_a_converted_model_sees_where_patches_are(name):
+def test_a_converted_model_depends_on_positions(name):
     model = vispe.convert(vit(dynamic_img_size=True), name)
     image = torch.randn(1, 3, 6, 8)
     flipped = model(image.flip(-1))
@@ -616,12 +616,12 @@ def test_a_converted_model_sees_where_patches_are(name):
 
 
 def wide(spec, size):
-    """Return a model with heads of 64 channels, as nearly all ViTs have, for images of so many patches a side."""
+    """Return a model with heads of 64 channels, the usual width, for square images of `size` patches a side."""
     model = VisionTransformer(img_size=size, patch_size=1, embed_dim=64, depth=1, num_heads=1, num_classes=0)
     return model, spec
 
 
-def test_a_base_that_is_too_small_for_the_grid_is_said():
+def test_a_base_that_is_too_small_for_the_grid_warns():
     model, spec = wide("rope_axial", 48)
     with pytest.warns(
         UserWarning, match=r"a side of 48 patches .16 pairs. needs 220: .*; use temperature=220"

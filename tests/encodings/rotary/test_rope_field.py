@@ -1,4 +1,4 @@
-"""`rope_field` against angles written out pair by pair, and what its docstring claims."""
+"""`rope_field` against angles computed pair by pair, and the claims of its docstring."""
 
 import math
 
@@ -30,7 +30,7 @@ def same_angles(actual, expected, atol=2e-5):
 
 
 def golden(pairs, low, high, unrotated=0):
-    """Return (x, y) of each pair as the definition of Golden Gate RoPE has them."""
+    """Return (x, y) of each pair by the definition of Golden Gate RoPE."""
     rows = []
     for f in range(pairs):
         step = (f - unrotated) / max(pairs - unrotated - 1, 1)
@@ -95,7 +95,7 @@ def test_two_groups_are_axial_rope():
     )
 
 
-def test_given_frequencies_and_odd_pairs():
+def test_explicit_frequencies_and_odd_pairs():
     rows = [[0.5, -2.0], [0.0, 0.0], [1.0, 3.0]]
     encoding = build(dim=6, heads=1, frequencies=rows, normalize_coords="none", schedule="none")
     assert encoding.ndim == (2,)
@@ -106,7 +106,7 @@ def test_given_frequencies_and_odd_pairs():
 
 @cases("spec", ["rope_field", "rope_field.spiral(groups=4)"])
 @cases("axes", [1, 2, 3])
-def test_directions_are_unit_vectors_spread_over_all_sides(spec, axes):
+def test_directions_are_isotropic_unit_vectors(spec, axes):
     encoding = build(spec, dim=1024, heads=1, min_freq=1, max_freq=1 + 1e-9)
     field = encoding.field(axes)
     torch.testing.assert_close(field.norm(dim=-1), torch.ones(512, dtype=torch.float64))
@@ -116,14 +116,14 @@ def test_directions_are_unit_vectors_spread_over_all_sides(spec, axes):
 
 
 def unevenness(field):
-    """Return how much the likeness of two patches varies with the direction from one to the other."""
+    """Return the variation of the similarity of two patches with the direction between them."""
     around = torch.arange(360, dtype=torch.float64) * math.pi / 180
     reach = torch.linspace(1, 6, 20, dtype=torch.float64)[:, None, None]
     offsets = reach * torch.stack([around.sin(), around.cos()], -1)
     return (offsets @ field.T).cos().mean(-1).std(1).mean()
 
 
-def test_likeness_depends_less_on_the_direction_than_that_of_axial_rope():
+def test_similarity_is_more_isotropic_than_that_of_axial_rope():
     options = {"dim": 64, "heads": 1, "min_freq": 0.05, "max_freq": 1.0}
     axial = unevenness(build("rope_field.spiral(groups=2)", **options).field(2))
     assert unevenness(build("rope_field", **options).field(2)) < axial / 3
@@ -131,7 +131,7 @@ def test_likeness_depends_less_on_the_direction_than_that_of_axial_rope():
 
 
 @cases("spec", ["rope_field", "rope_field.spiral", "rope_field(normalize_coords=min)"])
-def test_scores_of_patches_do_not_feel_a_shift_and_norms_are_stored(spec):
+def test_scores_are_invariant_to_shifts_and_norms_are_preserved(spec):
     encoding = build(spec)
     coords = torch.rand(1, 9, 2, dtype=torch.float64) * 8
     pos = Positions(coords, extent=torch.tensor([[9.0, 9.0]]).double())
@@ -157,7 +157,7 @@ def test_a_quarter_turn_exchanges_the_groups_of_a_spiral():
     same_angles(turned_off[..., 2:, :], off[..., :2, :])
 
 
-def test_schedules_go_on_from_the_training_grid():
+def test_schedules_extend_the_training_grid():
     large = Grid((11, 5), reference=(6, 5)).positions()
     small = Grid((6, 5)).positions()
     same = angles(build("rope_field"), small)[0, 0].unflatten(0, (6, 5))
@@ -176,7 +176,7 @@ def test_schedules_go_on_from_the_training_grid():
     same_angles(patches[0, 0].unflatten(0, (12, 5))[::2], expected)
 
 
-def test_dropped_tokens_keep_their_angles_and_a_second_grid_gets_its_own():
+def test_dropped_tokens_and_a_second_grid():
     encoding = build("rope_field.spiral")
     pos = Grid((4, 5), prefix=1).positions()
     keep = torch.tensor([[0, 3, 7], [0, 20, 1]])
@@ -200,7 +200,7 @@ def test_backends_agree(backend):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision_and_autocast_keep_exact_angles():
+def test_angles_are_exact_in_half_precision_and_autocast():
     encoding = build("rope_field").bfloat16()
     pos = Grid((1, 300)).positions()
     with torch.autocast("cpu", torch.bfloat16):
@@ -209,7 +209,7 @@ def test_half_precision_and_autocast_keep_exact_angles():
     same_angles(torch.atan2(result.sin, result.cos)[0, 0], slow_angles(golden(8, 0.2, 20), (1, 300)), 1e-4)
 
 
-def test_a_whole_model_trains():
+def test_a_vit_trains():
     model = timm.create_model("test_vit", pos_embed="rope_field(logit_scale=ssmax)", img_size=32)
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
     assert all(p.grad is not None for n, p in model.named_parameters() if "sharpness" in n)

@@ -14,7 +14,7 @@ IMAGINARY = {"imagh": [0, 1, 1], "imago": [1, 1, 1], "imag1": [0, 1, 0], "none":
 
 
 def slow(encoding, grid, q, k):
-    """Return scores (b, h, n, n) of the complex product, token by token, that of prefix tokens included."""
+    """Return scores (b, h, n, n) of the complex product, token by token, including prefix tokens."""
     pairs = q.shape[-1] // 2
     counts = [pairs // grid.axes + (i < pairs % grid.axes) for i in range(grid.axes)]
     axis_of = [(a, c / n) for a, n in reversed([*enumerate(counts)]) for c in range(n)]
@@ -67,7 +67,7 @@ def scores(encoding, coords, q, k):
     return transform.query(q) @ transform.key(k).mT
 
 
-def test_imaginary_scores_are_odd_and_know_offsets_only():
+def test_imaginary_scores_are_odd_functions_of_offsets():
     encoding = create_encoding("rope_pp", dim=16, num_heads=2, mode="imago")
     coords = torch.randn(7, 2, dtype=torch.float64)
     x, y = torch.randn(2, 1, 2, 1, 8, dtype=torch.float64).expand(-1, -1, -1, 7, -1)
@@ -114,7 +114,7 @@ def test_backends_spacing_and_dropped_tokens():
         torch.testing.assert_close(subset.key(k[:, :, keep[i]])[i], transform.key(k)[i][:, keep[i]])
 
 
-def test_a_whole_model():
+def test_a_vit():
     model = timm.create_model("test_vit", pos_embed="rope_pp(rotated_pairs=axis)", img_size=(48, 64))
     image = torch.randn(2, 3, 48, 64)
     out = model(image)

@@ -1,4 +1,4 @@
-"""rope_sphere against matrix exponentials and quaternions of its definition, its symmetries and gradients."""
+"""rope_sphere against matrix exponentials and quaternions; symmetries and gradients."""
 
 import math
 
@@ -126,7 +126,7 @@ def scores(encoding, coords, q, k):
 
 
 def parallel(encoding):
-    """Give every block the same axis in space for all axes of the grid, with another length for each."""
+    """Set the rotation axes of each block to one direction for all axes of the grid, with different lengths."""
     with torch.no_grad():
         first = encoding.directions[:, :, :1].clone()
         encoding.directions.copy_(first * torch.tensor([0.5, 2.0, 3.0])[: encoding.axes, None])
@@ -217,7 +217,7 @@ def test_gradients_of_the_axes_are_tangential():
     torch.testing.assert_close(along, torch.zeros_like(along))
 
 
-def test_small_rotations_do_not_lose_precision():
+def test_precision_of_small_rotations():
     encoding = create_encoding("rope_sphere", dim=6, num_heads=2, order="mean")
     vector = torch.nn.functional.normalize(encoding.directions.detach().double(), dim=-1)[0, 0, 0]
     for size in (1e-9, 1e-4, 0.01, 0.03, 1.0, 100.0):
@@ -239,7 +239,7 @@ def test_initial_values():
     assert not hasattr(create_encoding("rope_sphere", dim=6, num_heads=2), "directions")
 
 
-def test_dropped_tokens_keep_their_rotation():
+def test_dropped_tokens():
     encoding, pos = build(order="mean"), Grid((3, 4), 1).positions()
     keep = torch.tensor([[0, 5, 2], [0, 12, 3]])
     full, subset = encoding.rotations(pos)[0], encoding.rotations(pos.gather(keep))

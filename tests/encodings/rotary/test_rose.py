@@ -16,7 +16,7 @@ SPACING = (4.0, 1.5, 0.375)  # exact in float32
 
 
 def build(axes, dim=24, heads=3, **options):
-    """An encoding in float64 whose parameters differ from their start."""
+    """Return an encoding in float64 with random parameters."""
     encoding = create_encoding("rose", dim=dim, num_heads=heads, axes=axes, **options).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_learned_frequencies_start_with_jitter_and_fixed_ones_without():
     assert not fixed.requires_grad
 
 
-def test_scale_of_the_starts():
+def test_scale_of_initial_values():
     grid = Grid((2, 2), spacing=(3.0, 0.5)).positions()
     for start, factors in {
         "identity": (3.0, 0.5),

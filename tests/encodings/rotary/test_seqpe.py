@@ -1,4 +1,4 @@
-"""seqpe: digits, encoder, factors in attention, draws, what is stored, and the auxiliary losses."""
+"""seqpe: digits, encoder, factors in attention, draws, cache, and the auxiliary losses."""
 
 import itertools
 import math
@@ -114,7 +114,7 @@ def test_attention(mode, multi_head):
         torch.testing.assert_close(layer(x, grid), layer.proj(out.clone()), rtol=1e-4, atol=1e-5)
 
 
-def test_layers_have_projections_of_their_own():
+def test_projections_are_separate_per_layer():
     encoding = build()
     pos = Grid((3, 4)).positions()
     q = torch.randn(1, 3, 12, 4)
@@ -151,7 +151,7 @@ def test_dropped_tokens():
     torch.testing.assert_close(encoding.transform(pos.gather(keep), 0).query(q), full)
 
 
-def test_scalar_bias_leaves_prefix_tokens_out():
+def test_scalar_bias_ignores_prefix_tokens():
     encoding = build("seqpe(mode=attn_scalar)")
     with_prefix = encoding.bias(Grid((3, 4), prefix=2).positions(), 0).dense()
     without_prefix = encoding.bias(Grid((3, 4)).positions(), 0).dense()
@@ -172,7 +172,7 @@ def test_gradients():
     assert torch.autograd.gradcheck(table, tuple(v.detach().requires_grad_() for v in values), fast_mode=True)
 
 
-def test_what_is_stored_while_predicting_follows_the_weights():
+def test_the_cache_in_eval_mode_follows_the_weights():
     encoding, pos = build("seqpe_input").eval(), Grid((3, 4)).positions()
     with torch.no_grad():
         first = encoding.table(pos)
@@ -230,7 +230,7 @@ def test_draws():
     assert encoding.prepare(grid.positions()).attrs == {}
 
 
-def test_contrastive_loss_by_hand():
+def test_contrastive_loss_against_a_loop():
     torch.manual_seed(0)
     pivot, cand, labels = torch.randn(3, 8), torch.randn(12, 8), torch.tensor([1, 0, 3])
     for heads in (None, 2):
@@ -247,7 +247,7 @@ def test_contrastive_loss_by_hand():
 
 @cases("metric", ["kl_div", "mse"])
 @cases("beta", [1.0, 0.8])
-def test_transfer_loss_by_hand(metric, beta):
+def test_transfer_loss_against_a_loop(metric, beta):
     torch.manual_seed(0)
     main = torch.randn(9, 6, requires_grad=True)
     student = torch.randn(8, 6, requires_grad=True)

@@ -1,4 +1,4 @@
-"""ssmax: the factor of queries, alone, alongside rotations and biases, and with the prior of bam_ssmax."""
+"""ssmax: the factor of queries, with rotations and biases, and with the prior of bam_ssmax."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_the_factor():
     torch.testing.assert_close(factor(encoding, free), (expected * math.log(5) / math.log(14)).expand(3, 5))
 
 
-def test_causal_queries_have_a_factor_each():
+def test_causal_queries_have_separate_factors():
     encoding = create_encoding("ssmax(causal=true,init=2)", num_heads=3)
     expected = 2 * torch.arange(1, 8).double().log().expand(3, 7)
     torch.testing.assert_close(factor(encoding, Grid((6,), 1).positions()), expected, rtol=1e-6, atol=1e-6)
@@ -119,14 +119,14 @@ def test_option_errors(spec, message):
         create_encoding(spec, num_heads=3)
 
 
-def test_what_is_refused_at_the_call():
+def test_call_errors():
     with pytest.raises(OptionError, match="needs the grid of the training resolution"):
         create_encoding("ssmax.retrofit", num_heads=3).transform(Grid((3, 4)).positions(), 0)
     with pytest.raises(ShapeError, match="bam_ssmax needs 1-axis positions, got 2 axes"):
         offsets.create("bam_ssmax(causal=true)").bias(Grid((2, 2)).positions(), 0)
 
 
-def test_padding_of_packed_patches_does_not_count():
+def test_padding_of_packed_patches_is_ignored():
     encoding = offsets.create("bam_ssmax")
     spatial = torch.tensor([[False] + [True] * 4, [False] + [True] * 2 + [False] * 2])
     coords = torch.rand(2, 5, 2) * spatial[..., None]

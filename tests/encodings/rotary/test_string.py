@@ -1,4 +1,4 @@
-"""string against matrix exponentials of its definition, and what it keeps."""
+"""string against matrix exponentials of its definition, and its invariances."""
 
 import pytest
 import timm
@@ -58,7 +58,7 @@ def test_rotations_are_the_exponentials_of_the_definition(shape, options):
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), block=st.sampled_from([3, 4, 8]))
-def test_scores_depend_on_offsets_and_norms_are_stored(seed, block):
+def test_scores_depend_on_offsets_and_norms_are_preserved(seed, block):
     torch.manual_seed(seed)
     encoding, positions = build(block=block), torch.randn(1, 5, 2, dtype=torch.float64) * 4
     q, k = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_starts_and_learns_from_the_identity():
     assert create_encoding("string", dim=96, num_heads=2).odd.shape == (2, 3, 2, 7)
 
 
-def test_dropped_tokens_keep_their_rotation():
+def test_dropped_tokens():
     encoding, pos = build(), Grid((3, 4), 1).positions()
     keep = torch.tensor([[0, 5, 2], [0, 12, 3]])
     every = encoding.rotations(pos)[0]

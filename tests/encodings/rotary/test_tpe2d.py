@@ -75,7 +75,7 @@ def test_output(grid, options, backend):
     torch.testing.assert_close(gates.sum(-1), torch.ones_like(gates[..., 0]))
 
 
-def test_causal_orders_see_nothing_that_comes_later():
+def test_later_tokens_have_no_effect_in_causal_orders():
     encoding, grid = build(causal=True), Grid((3, 3))
     x = torch.randn(1, 9, 12, dtype=torch.float64)
     q, k, v = torch.randn(3, 1, 2, 9, 6, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_causal_orders_see_nothing_that_comes_later():
 
 
 @cases("causal", [False, True])
-def test_dropped_tokens_keep_their_ranks(causal):
+def test_dropped_tokens(causal):
     encoding, pos = build(causal=causal), Grid((3, 4), 1).positions()
     keep = torch.tensor([[0, 5, 2, 9], [0, 12, 3, 1]])
     x, q, k = torch.randn(2, 13, 12).double(), *torch.randn(2, 2, 2, 13, 6).double()

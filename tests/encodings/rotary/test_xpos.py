@@ -1,4 +1,4 @@
-"""xPos against its definition, and the refusal of attention in both directions."""
+"""xPos against its definition, and the error for bidirectional attention."""
 
 import itertools
 
@@ -44,7 +44,7 @@ def test_scores_and_gradients(n, options):
     torch.testing.assert_close(shifted.query(q) @ shifted.key(k).mT, expected)
 
 
-def test_scale_is_one_in_the_middle_of_the_whole_sequence():
+def test_scale_is_one_in_the_middle_of_the_full_sequence():
     for centre, middle in (("down", 3), ("up", 4)):
         encoding = build(centre=centre, scale_base=3.0)
         pos = Grid((7,), prefix=2).positions()
@@ -69,7 +69,7 @@ def test_backends_under_a_causal_mask():
     assert layer(torch.randn(1, 6, 16), (6,), attn_mask=mask).isfinite().all()
 
 
-def test_attention_in_both_directions_is_refused():
+def test_bidirectional_attention_raises():
     with pytest.raises(
         UnsupportedCombination, match=r"Use causal=true if attention is causal, or rope_axial.alibi"
     ):

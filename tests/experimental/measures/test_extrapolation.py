@@ -1,4 +1,4 @@
-"""The extrapolation task: answers against a slow oracle, the small model on any grid, and a run that learns."""
+"""The extrapolation task: answers against a slow oracle, the small model on any grid, and training."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from vispe.experimental.measures.extrapolation import (
 
 
 def slow_answers(image):
-    """Return the answers of one image (3, 4 h, 4 w), by looking at it."""
+    """Return the answers of one image (3, 4 h, 4 w), from its pixels."""
     h, w = (n // PATCH for n in image.shape[1:])
     markers = []
     for y in range(h):
@@ -48,7 +48,7 @@ def test_answers_are_those_of_the_image(shape, markers):
     assert (batch.answers >= 0).any()
 
 
-def test_scenes_are_reproducible_and_ask_for_room():
+def test_scenes_are_reproducible_and_too_small_grids_raise():
     one, two = (scenes(3, (4, 5), torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(one.images, two.images)
     with pytest.raises(OptionError, match="in 1 to 4 for 2 x 2 patches, got 5"):

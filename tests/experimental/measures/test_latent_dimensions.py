@@ -1,4 +1,4 @@
-"""Dimensions that hold the position: planted ones are chosen first, noise has none."""
+"""Dimensions that encode the position: planted ones are chosen first, noise has none."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_planted_row_and_column_are_chosen_first():
     assert judge(0.05, outcome, {}).verdict == "yes"
 
 
-def test_noise_holds_no_position():
+def test_noise_encodes_no_position():
     outcome = actual(random(1))
     assert outcome.value < 0.1
     assert judge(0.05, outcome, {}).verdict == "no"

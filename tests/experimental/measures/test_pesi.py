@@ -1,4 +1,4 @@
-"""The PESI scores: the published values, a slow second evaluation with scipy, and tables whose scores are known."""
+"""The PESI scores: the published values, a slow reference with scipy, and tables with known scores."""
 
 import math
 

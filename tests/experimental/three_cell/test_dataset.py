@@ -1,4 +1,4 @@
-"""The three-cell benchmark: the sampler's promises, labels by the formulas, scores by hand."""
+"""The three-cell benchmark: properties of the sampler, labels against formulas, worked examples of scores."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_sampler(grid):
     assert dataset.sample_cells(0, grid).shape == (0, 3, 2)
 
 
-def test_majority_is_what_a_simulation_of_the_published_sampler_gives():
+def test_majority_equals_a_simulation_of_the_published_sampler():
     cells = dataset.sample_cells(6000, generator=torch.Generator().manual_seed(0))
     actual = dataset.majority(dataset.labels(cells))
     assert actual.distance == pytest.approx(66.9, abs=1.5)
@@ -67,7 +67,7 @@ def test_images():
     assert dataset.images(dataset.sample_cells(2)).shape == (2, 3, 224, 224)
 
 
-def test_scores_by_hand():
+def test_worked_examples_of_scores():
     target = torch.tensor([[1, 0, 1, 0, 1, 1], [0, 1, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0], [1, 0, 1, 0, 1, 1]])
     logits = torch.tensor(
         [

@@ -1,4 +1,4 @@
-"""The pretext of sides: what is drawn is true, a model with positions learns it, one without cannot."""
+"""Mirrored pairs: statements are true, a model with positions learns them, one without does not."""
 
 import math
 
@@ -18,7 +18,7 @@ SIDE = 32
 LEXICON = ("red", "blue", "disc", "square", "left", "right", "above", "below")
 
 
-def test_statements_are_true_and_turn_with_the_image():
+def test_statements_are_true_and_mirrored_with_the_image():
     pairs = mirrored_pairs(24, side=64)
     for pair, (first, second) in zip(pairs.images, pairs.statements, strict=True):
         image = pair[0]
@@ -35,7 +35,7 @@ def test_statements_are_true_and_turn_with_the_image():
         assert torch.equal(pair[1], image.flip(axis))
 
 
-def test_batches_come_again_and_differ_from_step_to_step():
+def test_batches_are_reproducible_and_differ_between_steps():
     stream = iterate_pairs(3, seed=5, side=SIDE)
     first, second = next(stream), next(stream)
     assert torch.equal(first.images, mirrored_pairs(3, seed=5, side=SIDE).images)
@@ -45,7 +45,7 @@ def test_batches_come_again_and_differ_from_step_to_step():
         mirrored_pairs(0)
 
 
-def test_the_loss_is_that_of_a_loop():
+def test_the_loss_equals_a_loop():
     scores = torch.randn(5, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for one, loss in zip(scores, pair_contrastive_loss(scores), strict=True):
         p, q = one.softmax(0), one.softmax(1)

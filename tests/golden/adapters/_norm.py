@@ -8,7 +8,7 @@ from torch import nn
 
 
 def norm_of(text, eps=None):
-    """Return the class that a case names, or what builds it with the eps that is given or stands behind the name."""
+    """Return the class that a case names, or a factory with the eps given or parsed from the name."""
     name = re.search(r"\w*[Nn]orm\w*", str(text))
     norm = name and (getattr(nn, name[0], None) or getattr(timm.layers, name[0], None))
     if not norm:
@@ -19,5 +19,5 @@ def norm_of(text, eps=None):
 
 
 def norm_of_blocks(case):
-    """Return what builds the norms of the blocks of a ViT."""
+    """Return the factory of the norms of the blocks of a ViT."""
     return norm_of(case.config("norm_layer", None) or "LayerNorm", case.config("norm_eps", None))

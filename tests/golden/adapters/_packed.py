@@ -1,4 +1,4 @@
-"""What cases of packed vision towers have in common: rotated queries and keys (n, h, d_h), tables and gradients."""
+"""Common outputs of packed vision towers: rotated queries and keys (n, h, d_h), tables and gradients."""
 
 import vispe
 

@@ -1,4 +1,4 @@
-"""What rotary cases have in common: tables and rotated queries and keys by vispe's own rotation, and gradients."""
+"""Common outputs of rotary cases: tables, rotated queries and keys, and gradients."""
 
 import math
 
@@ -7,7 +7,7 @@ from vispe.multimodal import rotation
 
 
 def transformed(case, ids, axis_of_pair, double=False):
-    """Return frequencies, tables (halves joined if `double`) and what is rotated by coordinates (axes, 1, s)."""
+    """Return frequencies, tables (halves joined if `double`) and rotated tensors for coordinates (axes, 1, s)."""
     freqs = inverse_frequencies(case.config("head_dim"), case.config("rope_theta"))
     rotary = rotation(ids, freqs, axis_of_pair)
     cos, sin = (x[0, 0].repeat(1, 2) if double else x[0, 0] for x in (rotary.cos, rotary.sin))
@@ -16,7 +16,7 @@ def transformed(case, ids, axis_of_pair, double=False):
 
 
 def rotated(case, rotary):
-    """Return turned queries and keys, their products, and gradients for the cotangents of the case."""
+    """Return rotated queries and keys, their products, and gradients for the cotangents of the case."""
     q, k = (case.input(name).requires_grad_() for name in "qk")
     result = {"q_rot": rotary.query(q), "k_rot": rotary.key(k)}
     result["logits"] = result["q_rot"] @ result["k_rot"].transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -25,5 +25,5 @@ def rotated(case, rotary):
 
 
 def requested(case, result):
-    """Return what the case has."""
+    """Return the outputs that the case has."""
     return {name: value for name, value in result.items() if name in case.output_names}

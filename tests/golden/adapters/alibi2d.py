@@ -1,6 +1,6 @@
-"""Golden cases of 2D ALiBi: distances, slopes, attention layers with gradients, and whole ViTs.
+"""Golden cases of 2D ALiBi: distances, slopes, attention layers with gradients, and ViTs.
 
-Layers run in float64: the gradient of a key bias is exactly 0, and the rounding of float32 around a zero says
+Layers run in float64: the gradient of a key bias is exactly 0, and the rounding of float32 around zero reveals
 nothing about the method. Speed and rounding in other dtypes are the subject of tests/attention/test_attention.py.
 """
 
@@ -88,7 +88,7 @@ def _attention(case):
 
 
 def _run_timm(case, spec, weights, encoding_params, grid, norm):
-    """The attention layer of a converted timm block, fed through the whole model's block."""
+    """Run the attention layer of a converted timm block within the block of the model."""
     dim, heads = case.config("dim"), case.config("num_heads")
     model = VisionTransformer(
         img_size=grid.shape,

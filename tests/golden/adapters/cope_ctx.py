@@ -1,4 +1,4 @@
-"""Golden cases of contextual counts, for queries and logits that are given."""
+"""Golden cases of contextual counts, for explicit queries and logits."""
 
 import torch
 

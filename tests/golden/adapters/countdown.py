@@ -1,4 +1,4 @@
-"""Golden cases of sinusoids of the length that is left, or of the share that is reached."""
+"""Golden cases of sinusoids of the remaining length, or of the completed fraction."""
 
 import vispe
 

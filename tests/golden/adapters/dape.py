@@ -1,4 +1,4 @@
-"""Golden cases of DAPE: logits that a network adapts, on and below the diagonal of a causal sequence."""
+"""Golden cases of DAPE: logits adapted by a network, on and below the diagonal of a causal sequence."""
 
 import torch
 

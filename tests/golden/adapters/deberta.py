@@ -1,4 +1,4 @@
-"""Golden cases of DeBERTa's disentangled attention, with own and with shared projections of relative positions."""
+"""Golden cases of DeBERTa's disentangled attention, with separate and with shared projections of relative positions."""
 
 import torch
 

@@ -87,7 +87,7 @@ def _random(case):
 
 
 def _routes(case, encoding, flat, grads, extra_outputs=()):
-    """Positions given to `encode`, and as free coordinates to `table`."""
+    """Yield the outputs of `encode`, and of `table` for free coordinates."""
     exact = "cotangent" in case.inputs
     encoding = encoding.double() if exact else encoding
     for route in ("encode", "table"):

@@ -42,7 +42,7 @@ def run(case):
     tau = torch.ones(1, length) if growth is None else growth
 
     def of_all(x):
-        """Return queries (b, h, length, d) of the complete sequence, of which only those of the case matter."""
+        """Return queries (b, h, length, d) of the complete sequence, of which only those of the case are used."""
         return pad(x, (0, 0, first, length - first - queries))
 
     for backend in ("reference", "sdpa"):

@@ -26,7 +26,7 @@ def run(case):
 
 
 def _times(text, ratio):
-    """Read what the file says of a parameter, '2*ratio' say."""
+    """Parse the value of a parameter in the file, such as '2*ratio'."""
     factor, star, unit = text.partition("*")
     if (star, unit) != ("*", "ratio"):
         raise ValueError(f"cannot read {text!r}")

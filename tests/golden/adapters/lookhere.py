@@ -1,4 +1,4 @@
-"""Golden cases of LookHere: the biases of all layers, directly, as tables, and as masks that attention takes."""
+"""Golden cases of LookHere: the biases of all layers, directly, as tables, and as attention masks."""
 
 import torch
 

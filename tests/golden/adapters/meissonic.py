@@ -1,4 +1,4 @@
-"""Golden cases of the rotation of Meissonic and Flux: axes own consecutive channels, text stands in the corner."""
+"""Golden cases of the rotation of Meissonic and Flux: axes have consecutive channels, text is in the corner."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Golden cases of p-RoPE: a share of the pairs turns, on one axis, with halves of the channels as pairs."""
+"""Golden cases of p-RoPE: a fraction of the pairs is rotated, on one axis, with halves of the channels as pairs."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Golden cases of PaPE: biases and unscaled scores with gradients, densely and as what backends add to q . k."""
+"""Golden cases of PaPE: biases and unscaled scores with gradients, densely and as terms added to q . k."""
 
 import torch
 

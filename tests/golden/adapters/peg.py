@@ -1,4 +1,4 @@
-"""Golden cases of the position encoding generator: the convolution alone, with a class token, and in whole ViTs.
+"""Golden cases of the position encoding generator: the convolution, with a class token, and in ViTs.
 
 Modules run in float32 and in float64, ViTs converted and with the encoding called between stock blocks.
 """

@@ -71,7 +71,7 @@ def _offsets(case):
 
 
 def _longer(draws, count):
-    """Return draws with further ones behind the last, where one side of a rectangle is shorter."""
+    """Return draws extended after the last one, for the shorter side of a rectangle."""
     largest = draws.amax() if len(draws) else 0  # one token has no offsets
     longer = torch.arange(1, count - len(draws) + 1) + largest
     return torch.cat([draws, longer]).to(torch.float32)

@@ -1,4 +1,4 @@
-"""Golden cases of RASA: removal of given rounds, the loss of one round, and the joint projection."""
+"""Golden cases of RASA: removal in rounds, the loss of one round, and the joint projection."""
 
 import torch
 
@@ -23,7 +23,7 @@ def leaf(tensor):
 
 
 def checked_sizes(case, x, weights=None):
-    """Read the sizes that the configuration states, and compare them with the arrays."""
+    """Read the sizes of the configuration, and compare them with the arrays."""
     sizes = dict(zip(("batch", "tokens", "dim"), x.shape, strict=True))
     if weights is not None:
         sizes |= dict(zip(("rounds", "outputs"), weights.shape[:2], strict=True))

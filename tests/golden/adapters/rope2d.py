@@ -1,4 +1,4 @@
-"""Golden cases of rotary encodings of grids: axial and mixed (rope-vit) and DINOv3, alone and in attention."""
+"""Golden cases of rotary encodings of grids: axial and mixed (rope-vit) and DINOv3, as tables and in attention."""
 
 import torch
 from timm.models import VisionTransformer

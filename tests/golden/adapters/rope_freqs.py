@@ -1,4 +1,4 @@
-"""Golden cases of frequency schedules. The references make cos and sin with halves joined, in float32."""
+"""Golden cases of frequency schedules. The references compute cos and sin with concatenated halves, in float32."""
 
 import torch
 

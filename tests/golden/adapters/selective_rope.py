@@ -1,4 +1,4 @@
-"""Golden cases of Selective RoPE: angles read from the tokens, turned queries and keys, and gradients."""
+"""Golden cases of Selective RoPE: content-dependent angles, rotated queries and keys, and gradients."""
 
 import torch
 from torch.func import functional_call
@@ -121,7 +121,7 @@ def run(case):
 
 
 def _shared(inputs, parameter):
-    """Return a parameter in the shape of ours, or one that broadcasts to it where heads or pairs share values."""
+    """Return a parameter in the shape of `parameter`, or one that broadcasts to it if heads or pairs share values."""
     if inputs.numel() == parameter.numel():
         return inputs.reshape(parameter.shape)
     heads, pairs = parameter.shape

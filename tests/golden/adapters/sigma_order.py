@@ -1,4 +1,4 @@
-"""Golden cases of orders: random ones from keys, and breadth-first bisection behind a prompt."""
+"""Golden cases of orders: random ones from keys, and breadth-first bisection after a prompt."""
 
 import torch
 

@@ -1,6 +1,6 @@
-"""Golden cases of circulant STRING: turned queries and keys, their products, and gradients.
+"""Golden cases of circulant STRING: rotated queries and keys, their products, and gradients.
 
-Of the coefficients c of a case, ours are the differences of c[m] and c[s - m], which alone have an effect.
+Of the coefficients c of a case, only the differences of c[m] and c[s - m] have an effect, which are ours.
 """
 
 import math

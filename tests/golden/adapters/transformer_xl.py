@@ -1,4 +1,4 @@
-"""Golden cases of the relative attention of Transformer-XL and XLNet: queries, keys and values are given."""
+"""Golden cases of the relative attention of Transformer-XL and XLNet, for explicit queries, keys and values."""
 
 import vispe
 from vispe.encodings.attention_layer import attend

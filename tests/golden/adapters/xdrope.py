@@ -53,7 +53,7 @@ def run(case):
 
 
 def _base(case):
-    """Return the base of the frequencies, stretched by alpha where the case has it."""
+    """Return the base of the frequencies, scaled by alpha if the case has it."""
     base, alpha = case.config("rope_theta"), case.config("alpha", None)
     if case.config("rope_type", "dynamic") not in STRETCHED or not alpha:
         return base

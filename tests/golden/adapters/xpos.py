@@ -1,4 +1,4 @@
-"""Golden cases of xPos of torchscale and x-transformers: turned and scaled queries and keys, with gradients."""
+"""Golden cases of xPos of torchscale and x-transformers: rotated and scaled queries and keys, with gradients."""
 
 import torch
 

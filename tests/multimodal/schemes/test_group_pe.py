@@ -1,4 +1,4 @@
-"""Group positions: counters, masks of streaming translation, and keys that stay valid when a source grows."""
+"""Group positions: counters, masks of streaming translation, and valid cached keys when a source grows."""
 
 import pytest
 import torch
@@ -22,14 +22,14 @@ def attend(x, stream, mask=None, **options):
 
 
 @cases("phi", [0, 7, 2.5, 0.1])
-def test_groups_count_for_themselves(phi):
+def test_groups_have_separate_counters(phi):
     coordinates = create_scheme("group_pe", phi=phi).coordinates(Stream.of([ARRIVAL]))
     expected = [0, 1, 2, phi, phi + 1, 3, 4, 5, 6, phi + 2, 7, phi + 3, phi + 4, phi + 5]
     assert coordinates.ids[0, 0].tolist() == expected
     assert coordinates.decode(2)[0, 0].tolist() == [phi + 6, phi + 7]
 
 
-def test_more_source_does_not_move_the_target():
+def test_a_longer_source_does_not_move_the_target():
     short = Stream.of([[Text(3), Text(4, group=1)]])
     long = Stream.of([[Text(3), Text(2, group=1), Image(2, 3), Text(5), Text(2, group=1)]])
     ids = [create_scheme("group_pe", phi=4).coordinates(s) for s in (short, long)]
@@ -88,7 +88,7 @@ def test_the_source_does_not_depend_on_the_target():
     assert not torch.allclose(causal, single)
 
 
-def test_suffixes_do_not_see_each_other():
+def test_suffixes_do_not_attend_to_each_other():
     a, b = Text(2, shared=True), Text(3, shared=True)
     x = torch.randn(3, 1, 2, 9, 8, dtype=torch.float64)
     order = [0, 1, 2, 3, 6, 7, 8, 4, 5]
@@ -127,7 +127,7 @@ def test_wait_k_against_a_walk_over_tokens(wait, padding):
 
 
 @cases("padding", ["left", "right"])
-def test_what_tokens_are_for(padding):
+def test_kinds_of_tokens(padding):
     pairs = streamed(torch.tensor([[2, 3], [1, 0]]), [[2], [1]], **PAIRS, padding=padding)
     assert pairs.source_lengths.tolist() == [9, 5]
     assert pairs.target_lengths.tolist() == [5, 4]
@@ -139,7 +139,7 @@ def test_what_tokens_are_for(padding):
     assert ids[pairs.target_word >= 0].tolist() == [*range(2, 7), *range(2, 6)]
 
 
-def test_one_after_the_other():
+def test_consecutive_groups():
     pairs = streamed([[2, 3]], [[2]], **PAIRS, mode="batch")
     assert pairs.mask_index().tolist() == [[0] * 9 + [1] * 5]
     assert create_scheme("rope1d").coordinates(pairs.stream).ids[0, 0].tolist() == list(range(14))
@@ -147,7 +147,7 @@ def test_one_after_the_other():
         pairs.attention_mask(1)
 
 
-def test_wrong_pairs_are_refused():
+def test_wrong_pairs_raise():
     with pytest.raises(InputError, match="Every source needs a target, got 2 sources and 1 target"):
         streamed([[1], [1]], [[1]], **PAIRS)
     with pytest.raises(OptionError, match=r"must be integers of 0 or more, got \[3, -1, 1\]"):

@@ -1,4 +1,4 @@
-"""MouSi: what an image costs, and what is lost when all its tokens are at one position."""
+"""MouSi: positions per image, and the loss of order when all tokens of an image share a position."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_frames_and_tiles():
     assert row == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 8]
 
 
-def test_text_alone_is_counted():
+def test_text_only_has_consecutive_positions():
     stream = Stream.of([[Text(5)], [Text(9)]], padding="left")
     for share in ("all", "row"):
         result, expected = (create_scheme(n).coordinates(stream) for n in (f"mousi(share={share})", "rope1d"))
@@ -58,6 +58,6 @@ def test_the_order_inside_a_shared_image_is_lost_without_a_causal_mask(share, sa
     assert not torch.allclose(causal[0][..., order[3:15] - 3, :], causal[1])
 
 
-def test_other_shares_are_refused():
+def test_other_shares_raise():
     with pytest.raises(OptionError, match="share must be one of all, row"):
         create_scheme("mousi", share="column")

@@ -1,4 +1,4 @@
-"""Every scheme against coordinates that are counted token by token, on random streams with random options."""
+"""Every scheme against the oracle, token by token, on random streams with random options."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def check(name, actual, expected):
 
 
 def compare(scheme, stream, rows, start=None, padding=0, **kwargs):
-    """Check coordinates, what comes next, and the tokens that are decoded."""
+    """Check coordinates, the next counters, and decoded coordinates."""
     rule = oracle.rule_for(scheme)
     at = None if start is None else torch.tensor(start, dtype=torch.float64)
     actual = scheme.coordinates(stream, start=at, padding=padding, **kwargs)
@@ -62,7 +62,7 @@ def compare(scheme, stream, rows, start=None, padding=0, **kwargs):
 
 
 def as_types(rows):
-    """Return rows as they look in token types, where neighbouring texts are one."""
+    """Return rows as token types describe them, with adjacent texts merged."""
     return [[joined(d) for d in row] if is_packed(row) else joined(row) for row in rows]
 
 
@@ -73,7 +73,7 @@ def test_every_scheme_is_compared():
 @pytest.mark.parametrize("name", NAMES)
 @quick
 @given(data=st.data())
-def test_by_hand(name, data):
+def test_streams_of_segments(name, data):
     scheme = create_scheme({"name": name, **data.draw(OPTIONS[name])})
     rows = data.draw(batches((*PIECES.get(name, EVERY), shared)))
     side = data.draw(st.sampled_from(["left", "right"]))
@@ -133,8 +133,8 @@ def test_both_ways_describe_the_same_blocks(data):
 
 @settings(quick, max_examples=5)
 @given(data=st.data())
-def test_frames_apart(data):
-    """Text between the frames of a video: each frame is a video of its own."""
+def test_separate_frames(data):
+    """Text between the frames of a video: each frame is a separate video."""
     segments, grids, clock = [], [], []
     for _ in range(data.draw(st.integers(1, 3))):
         film = data.draw(videos)

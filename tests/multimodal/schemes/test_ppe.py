@@ -16,7 +16,7 @@ MIXED = [[Text(4), Image(3, 4), Text(2), Video(2, 2, 3), Text(1)], [Text(3), Ima
 
 
 def walk(tokens, labels, ids, members, axes, weights, epsilon):
-    """Return merged tokens and positions of one sample, found cluster by cluster."""
+    """Return merged tokens and positions of one sample, cluster by cluster."""
     out, positions, count = [], [], len(ids) // axes
     for cluster in range(max(labels) + 1):
         cluster_members = [n for n, label in enumerate(labels) if label == cluster]
@@ -66,7 +66,7 @@ def test_worked_example():
     assert merged.ids[2:, 0, 2].tolist() == [8, 8, 7, 7]
 
 
-def test_merging_in_stages_keeps_positions_and_means():
+def test_merging_in_stages_preserves_positions_and_means():
     tokens, ids = torch.randn(1, 12, 4, dtype=torch.float64), torch.arange(36.0).double().reshape(3, 1, 12)
     first = merge_tokens(tokens, torch.arange(12)[None] // 2, ids, members=2)
     second = merge_tokens(
@@ -83,7 +83,7 @@ def test_merging_in_stages_keeps_positions_and_means():
     assert same.ids[:2, 0, 1].tolist() == [11, 10]
 
 
-def test_left_out_tokens_and_clusters_without_tokens():
+def test_ignored_tokens_and_empty_clusters():
     tokens, ids = torch.randn(2, 4, 3), torch.arange(24.0).reshape(3, 2, 4)
     labels = torch.tensor([[0, -1, 1, 1], [-1, -1, 0, -1]])
     merged = merge_tokens(tokens, labels, ids, clusters=3)
@@ -103,7 +103,7 @@ def test_other_labels_permute_the_columns():
     assert torch.equal(one.ids, two.ids[..., swap])
 
 
-def test_gradients_reach_all_members_and_nothing_else():
+def test_only_members_get_gradients():
     tokens, labels = (
         torch.randn(1, 6, 2, dtype=torch.float64, requires_grad=True),
         torch.tensor([[0, 1, 0, -1, 0, 1]]),
@@ -147,7 +147,7 @@ def test_wrong_arguments_of_merging():
 
 @cases("options", [{}, {"spatial_reset": True, "stride": 2}, {"text_axes": "time"}])
 @cases("k", KS)
-def test_what_is_not_merged_is_as_by_mrope(k, options):
+def test_unmerged_tokens_have_coordinates_of_mrope(k, options):
     stream, freqs = Stream.of(MIXED, padding="left"), inverse_frequencies(32, 1e6)
     for in_turn, name in ((False, "mrope"), (True, "mrope_i")):
         plain = create_scheme(name, **options)
@@ -190,7 +190,7 @@ def test_bands_of_members():
     assert torch.equal(create_scheme("ppe", k=1).allocation(64), create_scheme("mrope").allocation(64))
 
 
-def test_a_sequence_is_merged_and_goes_on():
+def test_a_merged_sequence_continues():
     scheme = create_scheme("ppe", k=2)
     stream = Stream.of([[Text(2), Image(2, 3), Text(1)], [Text(3), Image(1, 2)]], padding="left")
     x = torch.randn(2, 9, 4)
@@ -215,7 +215,7 @@ def test_a_sequence_is_merged_and_goes_on():
 
 
 @cases(("k", "sections"), [(1, (4, 6, 6)), (2, (4, 6, 6)), (4, (8, 12, 12)), (8, (16, 24, 24))])
-def test_the_reference_is_the_same_where_k_divides_sections(k, sections):
+def test_equals_the_reference_if_k_divides_sections(k, sections):
     pairs = sum(sections)
     ids, freqs, q = (
         torch.randn(3 * k, 1, 5) * 9,
@@ -232,7 +232,7 @@ def test_the_reference_is_the_same_where_k_divides_sections(k, sections):
     assert reference_sections(sections, k) == tuple(s // k for s in sections for _ in range(k))
 
 
-def test_the_reference_leaves_text_alone_where_k_does_not_divide():
+def test_the_reference_does_not_rotate_text_if_k_does_not_divide_sections():
     sections, freqs, q = (4, 6, 6), inverse_frequencies(32), torch.randn(1, 1, 9, 32)
     text = torch.arange(9.0).expand(12, 1, 9)
     plain = rotation(text[:3], freqs, create_scheme("mrope").allocation(16))

@@ -1,4 +1,4 @@
-"""V2PE: exact steps for any number of tokens, strides that are drawn, and strides that fit."""
+"""V2PE: exact steps for any number of tokens, random strides, and strides that fit."""
 
 import json
 from fractions import Fraction
@@ -53,7 +53,7 @@ def test_worked_example():
     assert ids[-4:].tolist() == [25, 26, 27, 28]
 
 
-def test_an_image_may_span_the_stride_as_a_whole():
+def test_stride_per_image():
     stream = Stream.of([[Text(1), Image(2, 3, (2, 2), "first"), Text(1), Video(3, 2, 2), Text(1)]])
     tile, image = (line(stream, stride=2, per=per)[0] for per in ("tile", "picture"))
     torch.testing.assert_close(tile[1:31], torch.arange(1, 31).double() / 3, rtol=1e-15, atol=0)
@@ -63,7 +63,7 @@ def test_an_image_may_span_the_stride_as_a_whole():
     assert image[44] == 10  # each frame spans 2
 
 
-def test_frames_are_equally_whether_text_stands_between_them_or_not():
+def test_frames_are_equal_with_and_without_text_between_them():
     together, separate = Stream.of([[Video(3, 2, 2)]]), Stream.of([[Video(1, 2, 2)] * 3])
     for per in ("tile", "picture"):
         assert torch.equal(line(together, stride=2, per=per)[0], line(separate, stride=2, per=per)[0])
@@ -82,7 +82,7 @@ def test_rounding_of_products_does_not_move_the_end():
         assert coordinates.next.item() == end, (stride, tiles)
 
 
-def test_angles_keep_fractions_in_bfloat16_models():
+def test_angles_of_fractions_are_exact_in_bfloat16_models():
     stream = Stream.of([[Text(2000), Image(16, 16), Text(1)]])
     coordinates = create_scheme("v2pe", stride=64).coordinates(stream)
     fine = coordinates.ids[0, 0, 2000:2256]
@@ -122,7 +122,7 @@ def test_strides_are_drawn_in_training_only():
     )
 
 
-def test_drawn_strides_are_used():
+def test_random_strides_are_used():
     stream = Stream.of([[Text(1), Image(1, 4, (1, 2)), Text(1), Image(1, 5), Text(1)]])
     scheme = create_scheme("v2pe", train_strides=(2,))
     assert torch.equal(scheme.coordinates(stream, training=True).ids[0, 0], line(stream, stride=2)[0])

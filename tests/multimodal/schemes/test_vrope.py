@@ -62,7 +62,7 @@ def test_frames_may_be_closer():
 
 
 @cases("pairs", [4, 7, 16, 33])
-def test_text_turns_as_by_one_position(pairs):
+def test_text_is_rotated_as_by_one_position(pairs):
     stream, freqs = Stream.of([[Text(50)], [Text(9)]], padding="left"), inverse_frequencies(2 * pairs, 1e6)
     result, expected = (
         angles(s.coordinates(stream).ids, freqs, s.allocation(pairs))
@@ -71,7 +71,7 @@ def test_text_turns_as_by_one_position(pairs):
     assert torch.equal(result, expected)
 
 
-def test_pairs_take_the_axes_in_turn():
+def test_axes_of_pairs_alternate():
     scheme = create_scheme("vrope")
     assert scheme.allocation(7).tolist() == [0, 1, 2, 3, 0, 1, 2]
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_pairs_take_the_axes_in_turn():
         scheme.allocation(3)
 
 
-def test_answers_to_one_question_do_not_see_each_other():
+def test_answers_to_one_question_do_not_attend_to_each_other():
     a, b = Text(3, shared=True), Text(5, shared=True)
     question = [Text(2), Image(3, 4), Text(1)]  # 15 tokens
     x = torch.randn(3, 1, 2, 23, 16, dtype=torch.float64)

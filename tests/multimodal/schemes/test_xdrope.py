@@ -26,7 +26,7 @@ LAYOUTS = ("paired", "elementwise")
 
 
 def axis_of_channel(channel, sections, layout):
-    """Return the axis that a channel reads, from the definition."""
+    """Return the axis of a channel, from the definition."""
     pairs = sum(sections)
     index, width = (channel % pairs, 1) if layout == "paired" else (channel, 2)
     for axis, section in enumerate(sections):
@@ -90,13 +90,13 @@ def test_parallel_images_have_one_index(align):
 
 
 @cases("layout", LAYOUTS)
-def test_text_is_rotated_as_before(layout):
+def test_text_is_rotated_as_by_rope1d(layout):
     scheme = create_scheme("xdrope", layout=layout)
     assert is_text_exact(scheme, pairs=16)
     assert scheme.allocation(9).shape == ((9,) if layout == "paired" else (18,))
 
 
-def test_only_paired_sections_keep_norms():
+def test_only_paired_sections_preserve_norms():
     stream = Stream.of([[Text(9), Image(3, 4)]])
     q, norms = torch.randn(1, 1, 21, 16, dtype=torch.float64), {}
     for layout in LAYOUTS:
@@ -172,7 +172,7 @@ def test_shapes_of_processor_outputs():
 
 
 def random_batch(generator, merge):
-    """Return types, grids and mask of random rows, as HunyuanVL's processor would write them."""
+    """Return types, grids and mask of random rows, in the format of HunyuanVL's processor."""
 
     def randint(least, most):
         return int(torch.randint(least, most + 1, (), generator=generator))

@@ -1,4 +1,4 @@
-"""Packed rows: what attends to what, and that a packed sample is encoded as it is alone."""
+"""Packed rows: attention masks, and packed samples equal to separate ones."""
 
 import pytest
 import torch
@@ -35,14 +35,14 @@ def image(mask):
     return ["".join("x" if m else "." for m in row) for row in mask.tolist()]
 
 
-def test_packed_samples_do_not_see_each_other():
+def test_packed_samples_do_not_attend_to_each_other():
     mask = Stream.of([[[Text(2)], [Image(1, 2), Text(1)]]], "left", 6).attention_mask()
     assert mask.shape == (1, 1, 6, 6)
     assert mask.dtype == torch.bool
     assert image(mask[0, 0]) == ["......", ".x....", ".xx...", "...x..", "...xx.", "...xxx"]
 
 
-def test_shared_runs_see_what_came_before_and_themselves():
+def test_shared_runs_attend_to_the_prompt_and_themselves():
     mask = Stream.of([[Text(1), Text(2, shared=True), Text(1, shared=True), Text(1)]]).attention_mask()
     assert image(mask[0, 0]) == ["x....", "xx...", "xxx..", "x..x.", "x...x"]
 
@@ -83,7 +83,7 @@ def pieces_of(ids, mask, rows):
 @pytest.mark.parametrize("name", NAMES)
 @quick
 @given(data=st.data())
-def test_a_packed_sample_has_the_coordinates_it_has_alone(name, data):
+def test_a_packed_sample_has_the_coordinates_of_a_separate_one(name, data):
     scheme = create_scheme({"name": name, **data.draw(OPTIONS[name])})
     rows = data.draw(batches((*PIECES.get(name, EVERY), shared)))
     stream = Stream.of(rows)
@@ -116,7 +116,7 @@ def attend(q, k, v, rotated, mask):
 
 
 @cases("name", NAMES)
-def test_attention_over_packed_rows_is_that_of_samples_alone(name):
+def test_attention_over_packed_rows_equals_that_of_separate_samples(name):
     """With the stream's mask; outputs and gradients of q, k and v."""
     scheme, pairs = create_scheme(name), 8
     frequencies = (100 ** (-torch.arange(pairs) / pairs)).float()
@@ -143,8 +143,8 @@ def test_attention_over_packed_rows_is_that_of_samples_alone(name):
     assert at == n
 
 
-def test_answers_that_share_a_start_do_not_move_each_other():
-    """Each of several answers is encoded as if it alone followed the question, in either order."""
+def test_answers_with_a_common_start_do_not_affect_each_other():
+    """Each of several answers is encoded as if it followed the question directly, in either order."""
     scheme = create_scheme("mrope_i")
     question, answers = [Text(4), Image(2, 3), Text(1)], (Text(3, shared=True), Text(5, shared=True))
     frequencies = torch.rand(8)
@@ -168,13 +168,13 @@ def test_answers_that_share_a_start_do_not_move_each_other():
         torch.testing.assert_close(outs[0][:, :, indices], expected)
 
 
-def test_what_follows_a_shared_run_starts_where_it_starts():
+def test_segments_after_a_shared_run_start_at_its_start():
     coordinates = create_scheme("mrope").coordinates(Stream.of([[Text(2), Text(3, shared=True)]]))
     assert coordinates.ids[0, 0].tolist() == [0, 1, 2, 3, 4]
     assert coordinates.decode(2)[0, 0].tolist() == [2, 3]
 
 
-def test_a_start_moves_the_first_sample_of_a_row_alone():
+def test_a_start_shifts_the_first_sample_of_a_row_only():
     rows = [[[Text(2)], [Image(1, 2)]], [[Text(1), Image(2, 1)]]]
     scheme = create_scheme("mrope")
     plain = scheme.coordinates(Stream.of(rows))

@@ -1,4 +1,4 @@
-"""Text that names cells of images, and the ids of two tasks."""
+"""Text coupled to cells of images, and the ids of two tasks."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def ids_of(name, *rows, padding="right"):
 
 
 @cases("name", SCHEMES)
-def test_text_has_the_coordinates_of_the_cells_that_it_names(name):
+def test_text_has_the_coordinates_of_its_cells(name):
     cells = [(0, 0), (2, 3), (1, 2)]
     segments = [Text(2), Image(3, 4), Text(1), Text(3, cells=cells, of=0), Text(2)]
     plain = [*segments[:3], Text(3), Text(2)]
@@ -37,7 +37,7 @@ def test_text_has_the_coordinates_of_the_cells_that_it_names(name):
 
 @cases("name", SCHEMES)
 def test_logits_between_coupled_tokens_and_their_cells_are_those_of_offset_0(name):
-    """With rotations, whatever the scheme, the product of a coupled token with its cell is not turned."""
+    """In every scheme, the rotation does not change the product of a coupled token with its cell."""
     segments = [Text(5), Image(3, 4), Text(3, cells=[(0, 1), (2, 3), (1, 0)]), Text(1)]
     scheme = create_scheme(name)
     rotary = rotation(ids_of(name, segments), inverse_frequencies(32), scheme.allocation(16, 2))
@@ -48,8 +48,8 @@ def test_logits_between_coupled_tokens_and_their_cells_are_those_of_offset_0(nam
         torch.testing.assert_close(rotated[..., cell, token], plain[..., cell, token], rtol=1e-6, atol=1e-6)
 
 
-def test_a_box_is_its_middle():
-    """Ends are included; between cells, the middle lies between them."""
+def test_a_box_has_the_coordinates_of_its_centre():
+    """Ends are inclusive; the centre may be between cells."""
     boxes = [(0, 0, 2, 2), (0, 1, 1, 1), (0, 0, 1, 1), (1, 2, 1, 3)]
     ids = ids_of("mrope(spatial_reset=true)", [Image(3, 4), Text(4, cells=boxes)])[:, 0, 12:]
     assert ids.T.tolist() == [[0, 1, 1], [0, 0.5, 1], [0, 0.5, 0.5], [0, 1, 2.5]]
@@ -79,8 +79,8 @@ def test_tiles_and_videos():
     assert ids_of("mrope", film)[:, 0, 12:].T.tolist() == [[2, 1, 0], [1, 0.5, 0.5]]
 
 
-def test_coupled_text_attends_as_its_cell_would():
-    """Nothing else in the row changes: attention of the other tokens, with the same keys, is the same."""
+def test_coupled_text_attends_like_its_cell():
+    """Attention of the other tokens, with the same keys, is unchanged."""
     plain, named = [Image(2, 2), Text(3)], [Image(2, 2), Text(1), Text(1, cells=[(1, 1)]), Text(1)]
     scheme, x = create_scheme("mrope"), torch.randn(3, 1, 2, 7, 32, dtype=torch.float64)
     one, other = (
@@ -131,7 +131,7 @@ WRONG = {
 
 
 @cases(("message", "kind"), WRONG)
-def test_what_is_refused(message, kind):
+def test_errors(message, kind):
     images, options = WRONG[message, kind]
     with pytest.raises(kind, match=message):
         Stream.of([[*images, Text(3, **options)]])

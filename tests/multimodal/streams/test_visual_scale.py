@@ -1,4 +1,4 @@
-"""Scaled positions of images and videos: exact in every scheme, and text continues after the scaled step."""
+"""Scaled positions of images and videos: exact in every scheme; text continues after the scaled step."""
 
 import pytest
 import torch
@@ -110,7 +110,7 @@ def test_wrong_scales():
         create_scheme("bilevel").coordinates(stream.scaled(2))
 
 
-def test_text_alone_is_not_scaled():
+def test_text_is_not_scaled():
     stream = Stream.of([[Text(5)]])
     assert torch.equal(
         create_scheme("mrope").coordinates(stream.scaled(0.5)).ids,
@@ -149,7 +149,7 @@ def test_modix_follows_its_equations(alpha):
     torch.testing.assert_close(ids, create_scheme("mrope").coordinates(stream.scaled(values)).ids)
 
 
-def test_modix_of_packed_samples_is_that_of_each_alone():
+def test_modix_of_packed_samples_equals_separate_ones():
     generator = torch.Generator().manual_seed(4)
     embeddings = torch.randn(1, 24, 6, generator=generator)
     first, second = [Text(3), Image(2, 3)], [Text(5), Image(2, 2), Text(2), Image(2, 2)]
@@ -176,6 +176,6 @@ def test_wrong_input_of_modix():
 
 
 @cases("scale", [True, "2", None, 1j, [[1.0], [1.0, 2.0]]])
-def test_scales_that_are_not_numbers_are_refused(scale):
+def test_scales_that_are_not_numbers_raise(scale):
     with pytest.raises(InputError, match="scale needs a number, or one for each visual segment, got"):
         Stream.of(ROWS).scaled(scale)
