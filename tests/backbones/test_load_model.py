@@ -1,4 +1,4 @@
-"""Names of models: every spelling gives the same model in every command, or the same refusal."""
+"""Names of models: every spelling gives the same model in every command, or the same error."""
 
 import json
 import os
@@ -129,7 +129,7 @@ def test_the_kind_of_a_name(name):
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", NAMES)
-def test_entry_points_give_the_same_model_or_the_same_refusal(name, entry):
+def test_entry_points_give_the_same_model_or_the_same_error(name, entry):
     kind, cls, random = NAMES[name]
     load, kinds = ENTRIES[entry]
     weights = "random" if random else None

@@ -38,7 +38,7 @@ def test_maps_are_the_last_hidden_state_behind_the_prefix(kind):
 
 @cases("attention", ["eager", "sdpa"])
 @cases("kind", KINDS)
-def test_watched_attention_is_what_the_model_shows(kind, attention):
+def test_recorded_attention_equals_that_of_the_model(kind, attention):
     net, images, calls = build(kind, attention), torch.rand(1, 3, 32, 32), []
     before, get_interface = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
     outputs = []
@@ -88,7 +88,7 @@ def test_a_language_model_is_one_causal_row(attention):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_twin_is_drawn_again_whatever_was_loaded(kind, tmp_path):
+def test_a_reinitialised_copy_does_not_depend_on_loaded_weights(kind, tmp_path):
     build(kind).save_pretrained(tmp_path)
     model = TransformersModel(getattr(transformers, KINDS[kind]).from_pretrained(tmp_path)).eval()
     reinitialized, same = reinitialized_copy(model, 1)

@@ -215,7 +215,7 @@ def test_all_measures_of_the_audit_have_a_row(monkeypatch):
     assert "runs the model on other images" in report.to_markdown()
 
 
-def test_refusals():
+def test_errors():
     model = vit()
     with pytest.raises(InputError, match="no forward pass of VisionTransformer"):
         vispe.monitor(model).report()

@@ -126,7 +126,7 @@ def test_results_name_weights_and_no_path_of_this_machine(report, student, run):
     assert (run[1] / "dinov2.png").stat().st_size > 10_000
 
 
-def test_what_a_position_has_in_all_images_is_taken_away():
+def test_the_mean_of_each_position_is_removed():
     metrics = importlib.import_module("dinov2_evaluation.metrics")
     y, x = torch.meshgrid(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 12), indexing="ij")
     pattern = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
@@ -142,7 +142,7 @@ def test_what_a_position_has_in_all_images_is_taken_away():
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, micrographs, monkeypatch):
+def test_a_stopped_run_resumes_without_repetitions(report, run, micrographs, monkeypatch):
     call, out = run
     other_rows = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]
     (out / "first.json").write_text(json.dumps(report | {"rows": other_rows}))
@@ -186,7 +186,7 @@ def test_targets_are_met_or_missed_by_the_rows(report):
     assert f"{sum(c['met'] for c in result.values())} of {len(result)}" in text
 
 
-def test_a_student_that_is_its_teacher_is_entirely_like_it(student):
+def test_a_student_equal_to_its_teacher_has_similarity_one(student):
     _, teacher, _ = load_student(student)
     same = ModelPair(teacher, teacher, [])
     settings = Settings(8, 0, teacher.mean, teacher.std)

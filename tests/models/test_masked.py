@@ -1,4 +1,4 @@
-"""Small ViTs that learn by filling in: reproducible, resumable, and nothing hidden is seen."""
+"""Masked image modelling with small ViTs: reproducible, resumable, and without leakage of hidden patches."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def _state(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["learn", "rope_axial", "alibi2d(slopes=learned)"])
-def test_stopped_and_continued_is_the_same(encoding, pool, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(encoding, pool, tmp_path):
     uninterrupted, losses = masked.train(encoding, TINY, pool)
     file = tmp_path / "state.pt"
 

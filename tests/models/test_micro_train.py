@@ -1,4 +1,4 @@
-"""The training of vispe_micro: it goes on where it was, and a teacher pulls its features to its own."""
+"""The training of vispe_micro: resumption, and distillation from a teacher."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def run(out, steps, *args):
 
 
 @pytest.mark.slow
-def test_stopped_and_gone_on_is_as_in_one_go(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     uninterrupted = run(tmp_path / "whole", 6)
     run(tmp_path / "parts", 6, "--stop", "4")
     parts = run(tmp_path / "parts", 6)
@@ -94,7 +94,7 @@ def retrofitted(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted):
+def test_a_coarse_teacher_uses_features_of_the_trunk(tmp_path, retrofitted):
     recipe, figures = (
         Recipe(steps=200, batch_size=2, img_size=64, num_queries=100, block=3),
         list(PICTURES.numpy()),
@@ -141,7 +141,7 @@ def test_a_run_with_a_coarse_teacher_goes_on_and_keeps_no_head(tmp_path, retrofi
         Trainer(Recipe(block=3), list(PICTURES.numpy()), tmp_path)
 
 
-def test_what_does_not_fit_together_is_refused(tmp_path, monkeypatch):
+def test_incompatible_options(tmp_path, monkeypatch):
     images = list(PICTURES.numpy())
     with pytest.raises(OptionError, match=r"near=0.5 has no effect without a teacher"):
         Trainer(Recipe(near=0.5), images, tmp_path)

@@ -100,7 +100,7 @@ def run(tmp_path_factory, micrographs):
 
 
 @pytest.mark.slow
-def test_every_row_is_there_once_and_nothing_is_done_twice(run, capsys, monkeypatch):
+def test_every_row_occurs_once_without_repetitions(run, capsys, monkeypatch):
     call, folder = run
     report = call("--seeds", "3", "4")
     assert "no --pool was given" in capsys.readouterr().out
@@ -164,7 +164,7 @@ def test_likeness_is_to_the_teacher_without_its_channels(run, micrographs):
     assert similarity["rank blanked"] != similarity["rank teacher"] == similarity["rank student"]
 
 
-def test_the_average_over_shifts_knows_no_position(run):
+def test_the_average_over_shifts_has_no_position(run):
     teacher = proof.masked.backbone("learn", proof.RECIPE).eval()
     image = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(1))
     result = measure.shift_average(teacher, image)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def two_processes(program: str, *arguments: object) -> None:
-    """Run a program of `tests.train.worker` in two processes that talk over gloo; fail with what they say."""
+    """Run a program of `tests.train.worker` in two processes with gloo; fail with their output."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("torch is built without gloo")
     command = [sys.executable, "-W", "ignore", "-m", "tests.train.worker", program, *map(str, arguments)]

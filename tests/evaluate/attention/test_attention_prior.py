@@ -132,7 +132,7 @@ def accumulated(audited, count):
     return acc
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     audited = AuditedModel(VisionModel(plain()), "a model")
     one_image, three_images = accumulated(audited, 1), accumulated(audited, 3)
     assert {n: s.shape for n, s in one_image.sums.items()} == {

@@ -51,7 +51,7 @@ def test_numbers_are_those_of_health():
         assert one.details["sink_mass"][i] == pytest.approx(single.sink_mass[i].tolist())
 
 
-def test_a_planted_sink_turns_the_number_and_says_where_it_is():
+def test_a_planted_sink_is_detected_and_located():
     model = small()
     audited = AuditedModel(VisionModel(model), "")
     plain = audit(audited, IMAGES, [AttentionSink()]).findings[0]
@@ -73,6 +73,6 @@ def test_a_planted_sink_turns_the_number_and_says_where_it_is():
     assert actual.details["classes"]["dead"] + actual.details["classes"]["sink"] == 1
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     one, three = (accumulated(small(), IMAGES[:n]) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

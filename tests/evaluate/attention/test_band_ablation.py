@@ -1,4 +1,4 @@
-"""Pairs left unrotated: as if their frequency were 0, and bit-exact as before afterwards."""
+"""Ablation of rotary pairs: equal to frequency 0, and undone bit for bit."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_the_lowest_bands_are_masked():
 
 @pytest.mark.parametrize("spec", ["rope_axial", "rope_mixed", "rope_axial(logit_scale=2)"])
 @torch.no_grad()
-def test_masked_pairs_do_not_turn_and_come_back_bit_exact(spec):
+def test_masked_pairs_are_not_rotated_and_restored_bit_for_bit(spec):
     model = small(spec)
     before = model(IMAGE)
     acc = {name: value.clone() for name, value in model.state_dict().items()}
@@ -68,7 +68,7 @@ def test_a_mask_of_heads_and_of_blocks():
     assert not torch.equal(by_block, model(IMAGE))
 
 
-def test_what_cannot_be_masked():
+def test_errors():
     model = small("rope_axial")
     before = model(IMAGE)
     with (

@@ -1,4 +1,4 @@
-"""Logits behind a causal mask: the stack against loops, closed forms, and models with and without a mask."""
+"""Logits under a causal mask: the stack against loops, closed forms, and models with and without a mask."""
 
 import pytest
 import timm
@@ -114,20 +114,20 @@ def test_a_causal_model_has_positions_in_its_logits_and_another_has_none():
     assert with_mask.outcome.details["without_first"] > 0.05
 
 
-def test_one_image_says_nothing():
+def test_one_image_has_no_result():
     actual = measured(audited(True), 1)
     assert actual.verdict == "not decided"
     assert "One image" in actual.outcome.note
 
 
-def test_models_without_a_causal_mask_are_refused():
+def test_models_without_a_causal_mask_raise():
     one = audited(False)
     one.can.remove("causal")
     actual = audit(one, [torch.zeros(3, 80, 80)] * 2, [CausalMask()], controls=())
     assert actual.refused["mask"][1] == "its attention is not causal"
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     one, shapes = audited(True), []
     for count in (1, 2):
         acc = Accumulator()

@@ -93,7 +93,7 @@ def test_long_sequences_are_compared_on_some_rows(monkeypatch):
     assert captured[0].shape == (2, 7, 26)
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_errors():
     images = [torch.zeros(3, 80, 80)]
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         compare_heads(audited(0), audited(1), [])

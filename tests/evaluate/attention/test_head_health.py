@@ -167,7 +167,7 @@ def test_maps_of_attention_in_a_model_of_your_own():
     torch.testing.assert_close(model.layer.proj(actual), model(x))
 
 
-def test_nothing_stays_on_the_model_and_outputs_are_bit_equal():
+def test_hooks_are_removed_and_outputs_are_bit_equal():
     model = small("alibi2d")
     x = images()
     with torch.no_grad():
@@ -351,7 +351,7 @@ def test_massive_channels_are_detected():
     assert not any(m[2] == "q" for m in actual)
 
 
-def test_channels_that_tell_position():
+def test_channels_of_position():
     model, x = small("none"), images(6)
     assert np.abs(head_health(model, x).position_r2[0]).mean() < 0.1  # noise has no position
     biased = small("learn")
@@ -379,7 +379,7 @@ HEADS = [(0, 1), (1, 0), (1, 2)]
 
 @pytest.mark.parametrize("init", ["uniform", "normal"])
 @pytest.mark.parametrize("spec", ["learn", "alibi2d"])
-def test_new_heads_leave_all_others_bit_equal(spec, init):
+def test_new_heads_do_not_change_other_heads(spec, init):
     model, x = small(spec), images()
     silent = copy.deepcopy(model)
     for layer, head in HEADS:

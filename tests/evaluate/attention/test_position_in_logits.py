@@ -90,7 +90,7 @@ def constant(model):
     return model
 
 
-def test_heads_of_position_alone_and_of_content_alone():
+def test_heads_of_position_only_and_of_content_only():
     content = audit(AuditedModel(VisionModel(small()), ""), IMAGES, [PositionInLogits()])
     assert content.findings[0].verdict == "no"
     assert content.findings[0].control == {"none": content.findings[0].value}
@@ -115,7 +115,7 @@ def test_heads_of_position_alone_and_of_content_alone():
     assert np.shape(actual.details["rho"]) == (2, 2, 8)
 
 
-def test_who_wants_a_part_of_the_sums_makes_that_alone_and_nothing_twice(monkeypatch):
+def test_sums_are_computed_on_demand_and_once(monkeypatch):
     """Sums of logits need no attention; after all sums of a layer, these and its rows are known."""
     maps, layers = [], []
     for module in (head_statistics, attention_prior):
@@ -160,6 +160,6 @@ def test_rho_of_a_constant_rotated_pair_falls_with_the_cosine():
     assert math.isclose(float(table[n - 1, n - 1]), 2 * n * n)
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     one, three = (accumulated(small("rope_axial"), IMAGES[:n]) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

@@ -92,7 +92,7 @@ def test_queries_and_keys_are_those_after_the_rotation(spec):
         assert rotation.layout in ("half", "interleaved")
 
 
-def test_turning_says_the_frequencies_of_each_axis():
+def test_rotation_reports_the_frequencies_of_each_axis():
     model = small("rope_axial", class_token=True)
     angles = []
     record_attention(
@@ -155,14 +155,14 @@ def test_a_planted_still_band_is_detected():
 
 
 @pytest.mark.parametrize("spec", ["none", "alibi2d", "liere"])
-def test_models_without_pairs_say_so(spec):
+def test_models_without_pairs_report_a_reason(spec):
     measure, model = RotaryBands(), small(spec)
     acc = accumulated(measure, model, samples(1))
     with pytest.raises(UnsupportedHost, match="No layer rotates pairs"):
         measure.summarize(acc, AuditedModel(VisionModel(model), ""))
 
 
-def test_what_is_stored_does_not_grow():
+def test_memory_is_constant():
     model = small()
     one, three = (accumulated(RotaryBands(), model, samples(n)) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

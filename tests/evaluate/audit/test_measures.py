@@ -1,4 +1,4 @@
-"""A measure is one file: it carries its limit and its position in the report, and is found by its folder."""
+"""Measures: order in the report, limits, and discovery by folder."""
 
 from typing import ClassVar
 

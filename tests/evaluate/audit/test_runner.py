@@ -1,4 +1,4 @@
-"""The pass of an audit: what is stored, controls, going on after an interruption, several processes, verdicts."""
+"""The pass of an audit: memory, controls, resumption, several processes, verdicts."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -143,7 +143,7 @@ class Counted(list):
         return super().__getitem__(number)
 
 
-def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, images, monkeypatch):
+def test_counts_of_image_reads_and_forward_passes(audited, images, monkeypatch):
     sizes = []
 
     def forward(self, x, original=timm.layers.PatchEmbed.forward):
@@ -159,14 +159,14 @@ def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, i
     assert samples.reads == 2
 
 
-def test_the_model_is_left_as_it_was(audited, images):
+def test_the_model_is_unchanged(audited, images):
     before = audited.maps(images[:1])
     audit(audited, images[:1], REQUESTED)
     assert torch.equal(before, audited.maps(images[:1]))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in audited.model.modules())
 
 
-def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_with_equal_results(audited, images, whole, tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.evaluate.audit.runner.SAVE_EVERY", 0.0)
     state, requested = tmp_path / "state", []
 
@@ -221,7 +221,7 @@ class Ranks(Processes):
         return parts
 
 
-def test_two_processes_give_what_one_gives(audited, images, whole):
+def test_two_processes_equal_one(audited, images, whole):
     parts.clear()
     for rank in range(2):
         actual = audit(audited, images, REQUESTED, controls=("none", "random"), processes=Ranks(rank, 2))
@@ -233,7 +233,7 @@ def test_two_processes_give_what_one_gives(audited, images, whole):
 parts: list = []
 
 
-def test_what_is_stored_does_not_grow_with_images(audited, images):
+def test_memory_does_not_grow_with_images(audited, images):
     sizes = []
     for n in (2, 6):
         acc = Accumulator()
@@ -254,7 +254,7 @@ def test_groups_hold_the_sums_of_their_images():
     assert acc.sums["all"] == 45
 
 
-def test_shuffled_patches_are_the_same_patches_elsewhere():
+def test_shuffled_patches_are_a_permutation():
     image = torch.randn(3, 8, 13)
     mixed = shuffled(image, 4, torch.Generator().manual_seed(3))
 
@@ -307,7 +307,7 @@ def test_two_models_are_compared_in_pairs(audited, images, whole):
         Comparison(whole, audit(audited, images[:2], REQUESTED, controls=()))
 
 
-def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
+def test_unsupported_measures_are_listed_with_the_reason(images):
     f = AuditedModel(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch_size=16)
     actual = audit(f, images[:2], (Slope(), Layers()))
     assert [g.name for g in actual.findings] == ["slope"]
@@ -325,13 +325,13 @@ class Picky(Slope):
         return super().summarize(acc, audited)
 
 
-def test_a_control_that_refuses_is_named_and_the_audit_goes_on(audited, images):
+def test_a_failing_control_is_named_and_the_audit_continues(audited, images):
     actual = audit(audited, images[:2], (Picky(),), controls=("random",))
     assert set(actual.findings[0].control) == {"flat"}
     assert actual.missing == {"random of slope": "it does not apply to random weights"}
 
 
-def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):
+def test_weights_that_are_not_reinitialised_are_named(audited, images, monkeypatch):
     reinitialized = audited.reinitialized(1)
     reinitialized.unchanged = ("head.weight",)
     monkeypatch.setattr(audited, "reinitialized", lambda seed: reinitialized)
@@ -339,7 +339,7 @@ def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):
     assert "1 parameter, such as head.weight" in actual.notes[0]
 
 
-def test_refusals():
+def test_errors():
     with pytest.raises(UnknownName, match="unknown measure or family, got 'prove'"):
         choose(["prove"])
     f = AuditedModel(lambda x: x, "identity", patch_size=1)

@@ -1,4 +1,4 @@
-"""An answerer that sees a set has no spread over orders; one that reads the first image alone has."""
+"""An answerer of sets has no spread over orders; one that reads only the first image has."""
 
 import pytest
 import torch
@@ -43,14 +43,14 @@ def run(answers):
 
 
 @pytest.mark.parametrize("answers", [answers_both, always])
-def test_who_sees_a_set_has_no_spread(answers):
+def test_an_answerer_of_sets_has_no_spread(answers):
     actual = run(answers)
     assert actual.value < 1e-9
     assert actual.details["answers_that_change"] == 0
     assert actual.details["gain_of_averaging"] == pytest.approx(0, abs=1e-12)
 
 
-def test_who_reads_the_first_image_alone_depends_on_order():
+def test_an_answerer_of_the_first_image_depends_on_order():
     actual = run(first)
     assert actual.value > 0.5
     assert actual.details["answers_that_change"] == 0.5  # where the disc is there at all

@@ -1,4 +1,4 @@
-"""Only answerers that see the position flip, and only those that know it are right."""
+"""Only answerers that use the position change with a flip, and only those that decode it are correct."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def run(f=lambda x: x, answers=None):
     ("answers", "value", "flips_", "accuracy"),
     [(correct_answers, 1, 1, 1), (constant, 0, 0, 0.5), (mirrored, 0, 1, 0), (Random(), 0.25, 0.5, 0.5)],
 )
-def test_only_answerers_that_know_the_position_are_right_twice(answers, value, flips_, accuracy):
+def test_only_answerers_that_decode_the_position_are_correct_twice(answers, value, flips_, accuracy):
     actual = run(answers=answers)
     atol = 0.15 if isinstance(answers, Random) else 1e-12
     assert actual.value == pytest.approx(value, abs=atol)
@@ -100,6 +100,6 @@ def test_flips_and_heads_by_hand():
     assert flips(head_margins(features, truth), truth)[0].tolist() == [1, 1, 1, 1]
 
 
-def test_images_that_are_too_small_are_refused():
+def test_images_that_are_too_small_raise():
     with pytest.raises(OptionError, match="side needs an integer of 32 or more, got side=16"):
         draw_sides(0, torch.Generator(), side=16)

@@ -124,7 +124,7 @@ def test_a_model_without_encoding_weighs_all_positions_equally(pool):
 
 
 @pytest.mark.slow
-def test_noise_alone_is_taken_for_no_effect():
+def test_noise_has_no_effect():
     # importance at random: PSI itself is far from 0
     numbers = []
     for seed in range(40):

@@ -1,4 +1,4 @@
-"""Turn: the errors of `vispe rotate`, the encoding separately, rectangles, functions of images, flat features."""
+"""Rotation: the errors of `vispe rotate`, the encoding separately, rectangles, functions of images, flat features."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_numbers_are_those_of_rotate():
 
 
 @pytest.mark.parametrize("encoding", ["none", "alibi2d"])
-def test_what_has_no_direction_turns_with_the_image(encoding):
+def test_models_without_direction_are_equivariant(encoding):
     outcome = actual(vit(encoding), torch.randn(2, 3, 64, 64))
     assert outcome.value < 1e-4
     # the patch kernels have one

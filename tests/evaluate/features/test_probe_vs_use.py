@@ -1,4 +1,4 @@
-"""Read or used: hosts that know and tell, know and do not tell, do neither; the probe's folds."""
+"""Probe versus use: hosts whose answers use the decodable position, ignore it, or have none; folds of the probe."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def actual(f, answers):
 
 
 @pytest.mark.slow
-def test_what_is_known_and_not_said_is_a_gap():
+def test_a_decodable_position_without_use_is_a_gap():
     gap = actual(colour_maps, silent)
     assert gap.verdict == "yes"
     assert gap.outcome.details["probe"] == 1.0
@@ -55,14 +55,14 @@ def one_shuffle(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_shuffle")
-def test_what_is_known_and_said_is_none():
+def test_a_decodable_position_in_use_has_no_gap():
     gap = actual(colour_maps, tells)
     assert gap.value == 0
     assert gap.verdict == "no"
 
 
 @pytest.mark.usefixtures("one_shuffle")
-def test_what_is_not_known_is_none():
+def test_no_decodable_position_has_no_gap():
     gap = actual(blind, silent)
     assert gap.verdict != "yes"
     assert gap.value < 0.2
@@ -98,6 +98,6 @@ def test_bad_input_is_refused():
         probe_hits(torch.zeros(4, 2), torch.zeros(4).long(), torch.arange(4) // 2)
 
 
-def test_hosts_without_words_are_refused():
+def test_hosts_without_answers_raise():
     reasons = audit(AuditedModel(colour_maps, "model"), [torch.rand(3, 32, 32)], [ProbeVersusUse()]).refused
     assert "does not answer questions" in reasons["read_or_used"][1]

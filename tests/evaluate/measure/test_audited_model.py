@@ -108,7 +108,7 @@ def test_a_language_model_reads_ids_and_makes_no_maps():
         audited.without()
 
 
-def test_twins_draw_every_weight_of_a_loaded_language_model(tmp_path):
+def test_reinitialisation_draws_every_weight_of_a_loaded_language_model(tmp_path):
     net = llama(1.0)
     net.save_pretrained(tmp_path)
     loaded = type(net).from_pretrained(tmp_path)
@@ -118,7 +118,7 @@ def test_twins_draw_every_weight_of_a_loaded_language_model(tmp_path):
     assert reinitialized.model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_twins_name_what_was_not_drawn_again():
+def test_reinitialisation_names_unchanged_weights():
     class Own(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -144,7 +144,7 @@ def test_streams_may_be_segments_or_streams():
     assert points(plot_positions("mrope", padded), INK) == [(0, 0), (1, 1)]
 
 
-def test_what_cannot_be_drawn():
+def test_errors():
     with pytest.raises(ShapeError, match="a single sequence, got 2 rows"):
         plot_positions("mrope", Stream.of([[Text(2)], [Text(3)]]))
     with pytest.raises(OptionError, match="spec is empty"):
@@ -244,7 +244,7 @@ def test_mistakes_in_the_command(capsys, tmp_path, monkeypatch, words, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_drawing_leaves_the_random_numbers_alone():
+def test_drawing_does_not_change_random_numbers():
     before = torch.get_rng_state()
     plot_positions("v2pe")
     assert torch.equal(before, torch.get_rng_state())

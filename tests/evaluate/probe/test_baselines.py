@@ -93,7 +93,7 @@ def test_the_published_form_mixes_the_features_of_four_positions():
     torch.testing.assert_close(actual, mixed + f.table((5, 5)))  # the table stays as it is
 
 
-def test_what_cannot_be_averaged_is_said():
+def test_averages_errors():
     actual = transform_averages(Table(), noise(1, 12, 20)[0], PATCH, 2)
     assert (
         actual["published_average"]
@@ -243,7 +243,7 @@ def test_channels_are_chosen_on_other_images_than_those_scored():
     assert "needs a black image" in same.row("svd").detail
 
 
-def test_a_model_of_timm_knows_black_and_its_patches():
+def test_patch_size_and_blank_image_of_a_model_of_timm():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = timm.create_model("test_vit", img_size=(64, 96), num_classes=0, dynamic_img_size=False)
@@ -306,7 +306,7 @@ def test_verdicts_of_remedies():
     assert flat.verdict == "cannot be judged: a target is constant on this grid"
 
 
-def test_baselines_refuse_what_they_cannot_use():
+def test_errors():
     feats = [rng(s).standard_normal((8, 8, 6)) for s in range(2)]
     with pytest.raises(OptionError, match=r"needs at least 2 images, got 1"):
         probe_baselines(feats[:1], step=2)

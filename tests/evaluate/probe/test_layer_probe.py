@@ -236,7 +236,7 @@ def test_verdicts_name_the_block(learned):
     assert flat.verdict == "cannot be judged: ud is constant on a grid (1, 30)"
 
 
-def test_layers_refuse_what_they_cannot_use(learned):
+def test_errors(learned):
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         probe_layers([])
     with pytest.raises(OptionError, match="got features and images"):

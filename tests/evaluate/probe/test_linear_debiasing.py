@@ -39,7 +39,7 @@ def test_arrays_and_tensors_and_maps_agree():
     assert half.dtype == torch.bfloat16
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_unchanged():
     feats, noise = draw(1, 8, 4, 5), draw(1, 8, 20, seed=1)
     copies = feats.clone(), noise.clone()
     svd_debias(feats, noise, k=3)

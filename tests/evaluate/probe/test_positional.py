@@ -271,7 +271,7 @@ def test_report_is_json_and_markdown():
     assert "1 NaN feature values were replaced by 0." in result.notes
 
 
-def test_constant_target_is_said_to_be_unjudgeable():
+def test_constant_target_has_no_verdict():
     result = positional_probe(features(1, 40, 3)[None], targets=["ud", "lr"], step=2)
     assert result.verdict == "cannot be judged: ud is constant on a 1x40 grid"
     assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["rows"][0]["r2"]["mean"] is None
@@ -306,7 +306,7 @@ def test_grid_mask_with_cutoff_groups_targets_by_region():
         assert row.r2_heldout[0, 0] == pytest.approx(fit.r2_heldout)
 
 
-def test_probe_refuses_what_it_cannot_use():
+def test_errors():
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         positional_probe([])
     with pytest.raises(OptionError, match="got features and images"):

@@ -1,4 +1,4 @@
-"""Several processes find what one finds, number by number."""
+"""Results of several processes equal those of one."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def cases(processes):
 
 
 def main(out):
-    """What each process does."""
+    """Run the cases in one process and save the results."""
     torch.set_num_threads(1)
     processes = Processes.started()
     assert processes.count == 2
@@ -104,20 +104,20 @@ def separate(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """What a single process finds."""
+def single_process():
+    """Return the results of a single process."""
     return json.loads(json.dumps(cases(None)))
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds(separate, alone):
+def test_two_processes_equal_one(separate, single_process):
     out, _ = separate
     for rank in (0, 1):
         together = json.loads((out / f"{rank}.json").read_text())
-        assert list(together) == list(alone)
-        for name, expected in alone.items():
+        assert list(together) == list(single_process)
+        for name, expected in single_process.items():
             assert together[name] == expected, name
-    values = [r["values"] for r in alone["three over two"]["report"]["rows"]]
+    values = [r["values"] for r in single_process["three over two"]["report"]["rows"]]
     assert len(values) > 100
     assert all(len(v) == 3 for v in values)
 
@@ -146,7 +146,7 @@ def test_an_error_of_one_process_reaches_all(separate):
 
 
 @pytest.mark.slow
-def test_the_command_speaks_once(separate):
+def test_the_command_prints_once(separate):
     out, outputs = separate
     assert [(out / f"code{rank}").read_text() for rank in (0, 1)] == ["2 0", "2 0"]
     report = json.loads(outputs[0][0])

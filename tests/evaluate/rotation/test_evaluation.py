@@ -189,7 +189,7 @@ def test_json_has_every_number_of_every_image(everything, tmp_path):
 
 
 @pytest.mark.slow
-def test_words_name_the_guilty_part():
+def test_summary_names_the_responsible_part():
     images = [sample((24, 24))]
 
     def short(f):
@@ -242,7 +242,7 @@ def test_a_callable_and_its_patch_are_measured():
         measure(blocks, [sample((33, 32))])
 
 
-def test_features_without_a_derivative_say_so():
+def test_features_without_a_derivative_are_noted():
     def cut_off(images):
         return torch.from_numpy(images.detach().numpy().copy())
 
@@ -278,7 +278,7 @@ def test_a_segmenter_alone():
     assert "5 points" not in scored.verdict
 
 
-def test_images_too_small_for_an_angle_are_left_out_there():
+def test_images_too_small_for_an_angle_are_skipped():
     sizes = [(40, 40), (12, 12)]
     pooled = measure(
         lambda x: torch.nn.functional.avg_pool2d(x, 4),

@@ -1,7 +1,8 @@
 """Golden cases of ComRoPE and its baselines: token positions, and attention layers with gradients.
 
 Layers run in float32, as the reference did: an exponential has nearly the same rounding in every float32
-implementation, and float64 would be five times as far away. The commuting kinds run a second time in the folded form, without exponentials.
+implementation, and float64 would be five times as far away. The commuting kinds run a second time in the folded form,
+without exponentials.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Batches: every step is the same wherever and whenever it is made."""
+"""Batches: a step does not depend on the process, the worker and the time of loading."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ def _batches(source=None, img_size=(12, 8), batch_size=6, **options):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_step_is_the_same_from_wherever_one_starts(mixed):
+def test_a_step_does_not_depend_on_the_start(mixed):
     source = (
         Mixture([RandomImages(SHAPES), RandomImages(SHAPES[:3], seed=9)], [2, 1])
         if mixed
@@ -68,7 +68,7 @@ def test_ranks_share_the_rows_of_one_process(world):
 
 
 @pytest.mark.parametrize("world", slow_except([1, 2], [2]))
-def test_workers_give_the_same_and_leave_random_numbers_alone(world):
+def test_workers_give_equal_batches_and_do_not_change_random_numbers(world):
     single_process = take(_batches(rank=world - 1, world_size=world).from_step(2), 7)
     before = torch.get_rng_state()
     working = _batches(rank=world - 1, world_size=world, num_workers=2)
@@ -103,7 +103,7 @@ def test_an_error_in_a_worker_is_one_sentence():
 
 
 @pytest.mark.parametrize(("count", "batch"), [(7, 1), (7, 3), (7, 7), (5, 12), (1, 4)])
-def test_every_image_comes_once_in_an_epoch(count, batch):
+def test_every_image_occurs_once_in_an_epoch(count, batch):
     batches = Batches(Numbers([(4, 4)] * count), 4, batch, seed=8, **PLAIN)
     steps = -(-6 * count // batch)
     rows = np.concatenate([batches.indices(step) for step in range(steps)])
@@ -141,7 +141,7 @@ def test_mixtures_are_exact_in_every_period_and_through_each_source():
     assert len(batches) == 48
 
 
-def test_a_concat_is_gone_through_like_one_source():
+def test_a_concat_is_sampled_like_one_source():
     source = ConcatSource([Numbers([(4, 4)] * 5), Numbers([(4, 4)] * 2)])
     order = np.concatenate([Batches(source, 4, 7).indices(step) for step in range(3)])
     assert all(sorted(order[e * 7 : e * 7 + 7]) == list(range(7)) for e in range(3))
@@ -201,12 +201,12 @@ def test_options_that_do_not_fit(options, text):
         ({"contrast": 2}, "got contrast=2"),
     ],
 )  # fmt: skip
-def test_changes_that_cannot_be(options, text):
+def test_invalid_augmentations(options, text):
     with pytest.raises(OptionError, match=text):
         Augment(**options)
 
 
-def test_steps_that_cannot_be():
+def test_invalid_steps():
     for call in (_batches().load, _batches().from_step, _batches().indices):
         for step in (-1, 1.5, True):
             with pytest.raises(OptionError, match=r"step needs an integer of 0 or more, got"):

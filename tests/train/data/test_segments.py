@@ -55,7 +55,7 @@ def test_tables_are_those_of_the_large_grid():
     torch.testing.assert_close(table.table(actual.positions), expected)
 
 
-def test_windows_lie_everywhere_and_never_overlap():
+def test_windows_cover_the_image_and_never_overlap():
     generator, seen_numbers = np.random.default_rng(0), set()
     for _ in range(200):
         numbers = window_patches(GRID, 3, 2, generator)
@@ -69,7 +69,7 @@ def test_windows_lie_everywhere_and_never_overlap():
     assert sorted(window_patches((4, 4), 4, 2, generator).tolist()) == list(range(16))
 
 
-def test_what_does_not_fit_is_refused():
+def test_errors():
     for options in ({"count": 13}, {"count": 0}, {"length": 8}, {"length": 0}):
         with pytest.raises(OptionError, match=r"fit into a grid of .* without overlap"):
             taken(**options)

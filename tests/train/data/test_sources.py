@@ -1,4 +1,4 @@
-"""Sources of images: what files of all kinds become, what is skipped and named, and what identifies a source."""
+"""Sources of images: reading of all file types, damaged files, and fingerprints."""
 
 import json
 import pickle
@@ -81,7 +81,7 @@ def test_normalize_and_channel_are_used(folder):
         FolderSource(folder, normalize="stak")
 
 
-def test_damaged_files_are_errors_or_left_out_with_one_warning(folder):
+def test_damaged_files_raise_or_are_skipped_with_one_warning(folder):
     folder_source = FolderSource(folder)
     data = (folder / "img10.png").read_bytes()
     (folder / "a_cut.png").write_bytes(data[: len(data) // 2])
@@ -126,7 +126,7 @@ def test_errors_of_folders(tmp_path):
         FolderSource(tmp_path)[0]
 
 
-def test_fingerprints_tell_contents_apart(folder):
+def test_fingerprints_differ_between_contents(folder):
     first = FolderSource(folder).fingerprint()
     assert first == FolderSource(str(folder)).fingerprint()
     assert len(first) == 64
@@ -178,7 +178,7 @@ def test_synthetic_images_depend_on_seed_and_number_only(tmp_path, monkeypatch):
             SyntheticSource(**options)
 
 
-def test_discs_that_find_no_room_are_fewer(monkeypatch):
+def test_discs_without_room_are_skipped(monkeypatch):
     requested = []
 
     def packing(sizes, *, radius, coverage, room=0.35):
@@ -283,7 +283,7 @@ def test_recipes_make_sources(folder):
         ([{"hub": "user/set"}], "needs the package 'datasets'"),
     ],
 )  # fmt: skip
-def test_recipes_that_cannot_be(entries, text, monkeypatch):
+def test_invalid_recipes(entries, text, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises((OptionError, InputError, MissingExtra), match=text):
         from_config(entries)
@@ -304,7 +304,7 @@ def test_recipes_that_cannot_be(entries, text, monkeypatch):
         ({"synthetic": "3"}, "data[1].synthetic needs an integer"),
     ],
 )
-def test_values_of_another_type_are_refused_with_their_key(entry, text):
+def test_values_of_another_type_raise_with_their_key(entry, text):
     with pytest.raises(OptionError) as error:
         from_config([{"synthetic": 1}, entry])
     assert str(error.value).startswith(text)

@@ -91,7 +91,7 @@ def test_random_access_equals_reading_in_order(shards, tmp_path):
     assert (description["kind"], description["count"], description["files"]) == ("tar", 9, 7)
 
 
-def test_the_index_is_made_once_and_again_when_the_tar_changes(shards, tmp_path, monkeypatch):
+def test_the_index_is_rebuilt_when_the_tar_changes(shards, tmp_path, monkeypatch):
     file = shards / "part-008.tar"
     before = TarSource(file)
     assert index_file(file, None) == shards / "part-008.tar.index.json"
@@ -145,7 +145,7 @@ def test_extensions_choose_among_the_files_of_a_sample(tmp_path):
         TarSource(tar, extensions="jpg")
 
 
-def test_damaged_images_are_errors_or_left_out_with_one_warning(shards):
+def test_damaged_images_raise_or_are_skipped_with_one_warning(shards):
     good = _images(1)[0]
     files = {"0.png": _png(good), "1.png": _png(good)[:60], "2.jpg": b"", "3.png": _png(good)}
     tar = _tar(shards / "bad.tar", files)

@@ -84,7 +84,7 @@ def test_it_learns_and_reports_the_miou_of_all_pixels(task, tmp_path):
 
 
 @pytest.mark.parametrize("rate", slow_except([0.0, 1e-4], [1e-4]))
-def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate, monkeypatch):
+def test_a_stopped_run_resumes_with_equal_results(task, tmp_path, rate, monkeypatch):
     task = replace(task, steps=12, save_steps=4, logging_steps=3, backbone_lr=rate)
     uninterrupted = linear_segmentation(task)
 
@@ -186,7 +186,7 @@ def test_labels_of_images_of_any_size():
     assert (labels_of_image(model, image, 8, 32) == direct).all()
 
 
-def test_pixels_that_do_not_count_are_not_learnt_and_not_scored(folder, tmp_path):
+def test_ignored_pixels_are_neither_learnt_nor_scored(folder, tmp_path):
     masks = tmp_path / "masks"
     masks.mkdir()
     for k in range(5):
@@ -312,7 +312,7 @@ def test_grey_levels_of_validation_masks_are_those_of_training(task, folder, tmp
         ({"img_size": 36}, "img_size must be a multiple of 8 for the model, got 36"),
     ],
 )
-def test_what_does_not_fit_is_refused(task, change, words):
+def test_errors(task, change, words):
     with pytest.raises(OptionError, match=words):
         linear_segmentation(replace(task, **change))
 

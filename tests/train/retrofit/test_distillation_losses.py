@@ -1,4 +1,4 @@
-"""The parts of the loss, against what they say they are."""
+"""The parts of the loss against their definitions."""
 
 import math
 
@@ -84,7 +84,7 @@ def models():
     return teacher, make_student(teacher, Student("rope_axial"))
 
 
-def test_every_part_is_what_it_says(models):
+def test_every_part_equals_its_definition(models):
     teacher, student = models
     images = random(2, 3, 24, 40)
     objective = Objective(teacher.model, student, LossWeights(2.0, 0.5, 0.25), [5, 2])
@@ -105,7 +105,7 @@ def test_every_part_is_what_it_says(models):
         torch.testing.assert_close(objective.total(parts), expected)
 
 
-def test_the_gradient_reaches_the_student_alone(models):
+def test_only_the_student_gets_gradients(models):
     teacher, student = models
     objective = Objective(teacher.model, student, LossWeights(1.0, 1.0, 1.0))
     objective.total(objective.parts(random(2, 3, 24, 40), D4[3])[0]).sum().backward()
@@ -121,7 +121,7 @@ def test_parts_of_weight_0_are_not_computed(models):
     }
 
 
-def test_an_isotropic_student_turns_with_the_image():
+def test_an_isotropic_student_is_equivariant():
     teacher = load_teacher(TEACHER, seed=1)
     student = make_student(teacher, Student("alibi2d", symmetric=True))
     assert patch_kernel(student).asymmetry < 1e-12

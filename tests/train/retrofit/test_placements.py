@@ -49,7 +49,7 @@ class Toy(nn.Module):
 
 
 @pytest.mark.parametrize("offsets", [((0, 0), (3, 1)), ((2, 2), (0, 3))])
-def test_a_model_that_moves_with_its_image_loses_nothing(offsets):
+def test_a_translation_equivariant_model_has_zero_loss(offsets):
     pair = common_part(*(Placement((3, 2), (6, 5), offset) for offset in offsets))
     images = random(2, 3, 12, 8)
     assert view_distance(Toy(), images, *pair).abs().max() < 1e-6
@@ -139,7 +139,7 @@ def test_what_is_learnt_is_the_same_in_chunks(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_draws_the_same(tmp_path):
+def test_a_resumed_run_has_equal_draws(tmp_path):
     class Stop(Exception):
         pass
 

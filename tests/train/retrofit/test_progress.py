@@ -22,7 +22,7 @@ def stop(number, total, line):
         raise Stop
 
 
-def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
+def test_the_loop_reports_its_progress(tmp_path, monkeypatch):
     run, messages = training(config(tmp_path, student=Student(SHIFT))), []
     plain = Encoding.on_progress
 
@@ -41,7 +41,7 @@ def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("spec", slow_except([SHIFT, "rfs(reach=28)+rope_axial"], [SHIFT]))
-def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
+def test_a_resumed_run_has_equal_draws(tmp_path, spec):
     requested = {"student": Student(spec), "save_steps": 1}
     uninterrupted = training(config(tmp_path / "whole", **requested))
     uninterrupted.run()

@@ -1,4 +1,4 @@
-"""The recipes are true: they are read, fit their models, cost what they say, and the supervised ones run."""
+"""Recipes: they load, fit their models, have the documented cost, and the supervised ones run."""
 
 import argparse
 import importlib
@@ -93,7 +93,7 @@ def test_recipes_fit_their_models(path):
     slow_except(retrofits(), retrofits()[1::3]),
     ids=lambda p: p.stem,
 )
-def test_recipes_say_what_they_cost_and_what_to_expect(path):
+def test_recipes_document_cost_and_expected_results(path):
     head = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
     for words in (f"vispe retrofit --config {path.name}", "Costs", "memory", "disk", "What to expect"):
         assert words in head.replace("torchrun --nproc-per-node 4 -m ", "")
@@ -165,7 +165,7 @@ def folders(root):
 
 
 def train(arguments):
-    """Go the way of timm's train.py: config file first, options over it, then its factories, an epoch, a checkpoint."""
+    """Follow timm's train.py: config file first, options over it, then its factories, an epoch, a checkpoint."""
     first = argparse.ArgumentParser(add_help=False)
     first.add_argument("-c", "--config")
     known, remaining = first.parse_known_args(arguments)
@@ -231,7 +231,7 @@ def train(arguments):
 # timm's data set leaves its images open
 @pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
-def test_supervised_training_goes_the_way_of_stock_train_py(tmp_path):
+def test_supervised_training_follows_stock_train_py(tmp_path):
     folders(tmp_path / "data")
     (tmp_path / "out").mkdir()
     tiny = ["depth=1", "embed_dim=32", "num_heads=2"]

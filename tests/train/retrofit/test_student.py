@@ -1,4 +1,4 @@
-"""Teacher and student are what the config says, and refusals come before anything is loaded."""
+"""Teacher and student follow the config, and errors are raised before anything is loaded."""
 
 import pytest
 import timm
@@ -190,7 +190,7 @@ def test_the_change_of_lora_is_the_product_and_keeps_its_precision():
     torch.testing.assert_close(actual, weight + change.up @ change.down)
 
 
-def test_training_the_encoding_alone_freezes_the_rest():
+def test_training_the_encoding_only_freezes_other_parameters():
     student = make_student(load_teacher(TEACHER), Student("rpb", trainable="encoding"))
     for name, parameter in student.named_parameters():
         assert parameter.requires_grad == ("pos_enc" in name)
@@ -230,7 +230,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "text"), REFUSED)
-def test_what_cannot_be_is_refused_before_weights_are_loaded(changes, text, monkeypatch):
+def test_config_errors_precede_loading_of_weights(changes, text, monkeypatch):
     monkeypatch.setattr(torch, "load", None)
     requested = config("out", **changes)
 

@@ -38,7 +38,7 @@ def make(folder, count=7, on_crops=None, teacher=None, **identity):
     return crops
 
 
-def test_files_hold_the_first_rows_and_what_the_teacher_says_of_them(tmp_path):
+def test_files_have_the_first_rows_and_their_teacher_features(tmp_path):
     calls = []
     crops = make(tmp_path / "cache", on_crops=lambda *progress: calls.append(progress))
     assert calls == [(3, 7), (6, 7), (7, 7)]
@@ -71,7 +71,7 @@ def test_passes_go_through_all_windows_with_their_features(tmp_path):
     assert passes[0] != passes[1]
 
 
-def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
+def test_a_stopped_cache_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["vispe.train.retrofit.teacher_cache"], "_EVERY", 1)
     uninterrupted = make(tmp_path / "whole")
 
@@ -96,7 +96,7 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
         make(tmp_path / "parts", amp="bf16")
 
 
-def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
+def test_a_retrofit_with_windows_resumes_bit_for_bit(tmp_path):
     stages = [
         Stage(32, steps=5, batch_size=4, lr=1e-3, crops=9),
         Stage(48, steps=2, batch_size=2, lr=1e-4, crops=3),
@@ -170,7 +170,7 @@ def test_a_run_with_windows_goes_on_with_another_micro_batch_size(tmp_path):
         ),
     ],
 )
-def test_what_does_not_go_together(tmp_path, changes, sentence):
+def test_incompatible_options(tmp_path, changes, sentence):
     with pytest.raises(OptionError, match=sentence):
         check(config(tmp_path, **changes))
 

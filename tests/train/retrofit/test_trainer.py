@@ -27,7 +27,7 @@ def weights_of(run):
 
 
 def by_hand(requested, source):
-    """Train by a loop that is written down again; return the weights after every update."""
+    """Train by a reference loop; return the weights after every update."""
     run, actual, step = training(requested, source), [], 0
     teacher, student = run.objective.teacher, run.student
     objective = Objective(teacher, student, requested.loss, requested.target.blank)
@@ -52,7 +52,7 @@ def by_hand(requested, source):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [LossWeights(), LossWeights(0.7, 0.5, 0.2)])
-def test_training_is_what_it_says(tmp_path, loss):
+def test_training_equals_the_reference_loop(tmp_path, loss):
     requested = config(tmp_path / "a", loss=loss, clip_grad=0.5, seed=3, logging_steps=1)
     run = training(requested, RandomImages())
     run.run()
@@ -89,7 +89,7 @@ def test_chunks_give_the_gradient_of_the_whole_batch(tmp_path):
 
 
 @pytest.mark.parametrize(("trainable", "spec"), [("lora", "alibi2d"), ("lora", "rpb"), ("encoding", "rpb")])
-def test_what_is_frozen_stays_bit_for_bit(tmp_path, trainable, spec):
+def test_frozen_parameters_are_unchanged_bit_for_bit(tmp_path, trainable, spec):
     run = training(config(tmp_path, student=Student(spec, trainable=trainable), weight_decay=0.1))
     before, teacher = weights_of(run), copy.deepcopy(run.objective.teacher.state_dict())
     run.run()
@@ -177,7 +177,7 @@ def test_learning_rates():
     assert [Stage(32, epochs=e, batch_size=4).updates(10) for e in (0.01, 1.0, 2.5)] == [1, 2, 6]
 
 
-def test_every_line_of_the_log_tells_its_interval(tmp_path):
+def test_every_line_of_the_log_has_its_interval(tmp_path):
     run = training(config(tmp_path, loss=LossWeights(1.0, 0.5), logging_steps=3, target=Target([1, 2])))
     run.run()
     lines = [json.loads(text) for text in run.folder.log.read_text().splitlines()]
@@ -204,7 +204,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     assert run.folder.steps() == []
 
 
-def test_channels_that_tell_position_are_detected():
+def test_channels_of_position_are_detected():
     teacher = load_teacher(config("o").teacher)
     probe = Probe(noise=2, textures=2, masks=2)
     actual = probe_images(teacher, probe, 64, 5)

@@ -45,7 +45,7 @@ def some(count=6, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_packed_samples_give_the_logits_of_each_alone(scheme):
+def test_packed_samples_have_the_logits_of_separate_ones(scheme):
     model = vispe.convert(make("qwen2_vl"), scheme)
     samples = some()
     packing = Packing(model, 80)
@@ -68,7 +68,7 @@ def test_packed_samples_give_the_logits_of_each_alone(scheme):
             assert (labels[at, end:] == IGNORED).all()
 
 
-def test_gradients_of_packed_samples_are_those_of_each_alone():
+def test_gradients_of_packed_samples_equal_separate_ones():
     model = vispe.convert(make("qwen2_vl"), "vrope")
     samples = some()
     inputs = Packing(model, 80)(samples)
@@ -104,7 +104,7 @@ def types(sample):
     return (ids == IMAGE).long() + 2 * (ids == VIDEO).long()
 
 
-def test_what_is_drawn_depends_on_the_samples_alone():
+def test_draws_depend_on_the_samples_only():
     model, samples = vispe.convert(make("qwen2_vl"), "v2pe"), some()
     first, second = (Packing(model, 80, training=True, seed=1) for _ in range(2))
     expected = first(samples)["position_ids"]
@@ -117,7 +117,7 @@ def test_what_is_drawn_depends_on_the_samples_alone():
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_only_position_tells_the_answer(task):
+def test_the_answer_depends_on_position_only(task):
     """All answers come up, and the patches of the colour asked for are where the answer says, and nowhere else."""
     generator = torch.Generator().manual_seed(0)
     samples = [draw(task, SIZES[task], WORDS, generator) for _ in range(64)]
@@ -168,7 +168,7 @@ def test_an_adapter_loads_on_a_stock_model_with_its_scheme(trained):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(trained, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(trained, tmp_path):
     uninterrupted, _ = trained
     finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2, steps=2), tmp_path, device="cpu")
     on = finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2), tmp_path, device="cpu")
@@ -196,7 +196,7 @@ def test_training_teaches(tmp_path):
     assert accuracy(tuned, samples, batch_size=3) == accuracy(tuned, samples)
 
 
-def test_what_cannot_be_is_said(tmp_path):
+def test_errors(tmp_path):
     model = make("qwen2_vl")
     with pytest.raises(OptionError, match="without one"):
         Packing(model, 80)

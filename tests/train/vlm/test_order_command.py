@@ -97,7 +97,7 @@ def test_the_recipe_says_what_the_defaults_are():
         assert getattr(task, key) == getattr(plain, key), key
 
 
-def test_what_is_no_prompt_is_refused(processor, tmp_path):
+def test_invalid_prompts_raise(processor, tmp_path):
     with pytest.raises(InputError, match=r"prompts\.jsonl: line 1: keys must be images, .* got colour"):
         read_prompts(processor, write(tmp_path, colour=1), ITEM)
     with pytest.raises(InputError, match=r"line 1 is not a valid prompt \(FileNotFoundError"):

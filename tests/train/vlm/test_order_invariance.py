@@ -76,7 +76,7 @@ class Stopped(Exception):
 
 
 @pytest.fixture
-def often(monkeypatch):
+def save_every_second_update(monkeypatch):
     """Save after every second update."""
     monkeypatch.setattr(order_invariance, "_SAVED_EVERY", 2)
 
@@ -90,7 +90,7 @@ def learnt(family="llava", recipe=RECIPE, **options):
     return model.state_dict()
 
 
-def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, save_every_second_update):
     file, steps = tmp_path / "out" / "state.pt", []
 
     def stop(step, loss):
@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
 
 
 def test_processes_share_a_batch(monkeypatch):
-    """One after the other, as if each were alone, their gradients add up to those of one process."""
+    """Run in sequence, the gradients of the processes add up to those of one process."""
     sums = []
     monkeypatch.setattr(Processes, "sum_", lambda self, grads: sums.append([g.clone() for g in grads]))
     one = replace(RECIPE, steps=1)
@@ -192,7 +192,7 @@ def test_pieces_stand_where_the_order_says():
     assert plain.inputs["image_grid_thw"].shape == (3, 3)
 
 
-def test_what_cannot_be_is_refused():
+def test_errors():
     prompt = prompts("llava", 1)[0]
     with pytest.raises(OptionError, match=r"order must be a permutation of 3 items, got \[0, 0, 1\]"):
         prompt.arranged([0, 0, 1])

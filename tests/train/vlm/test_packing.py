@@ -63,7 +63,7 @@ def token_weighted_loss(model, samples):
 
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", sampled(PACKABLE, FAST))
-def test_a_plain_call_gives_the_logits_of_each_sample_alone(family, attention):
+def test_a_plain_call_has_the_logits_of_separate_samples(family, attention):
     model = vispe.convert(model_of(family, attention), "vrope")
     samples = samples_of(family)
     packing = Packing(model, longest_of(samples))
@@ -87,7 +87,7 @@ def test_a_plain_call_gives_the_logits_of_each_sample_alone(family, attention):
 
 
 @cases("family", NOT_PACKABLE)
-def test_layers_that_do_not_isolate_samples_are_refused(family):
+def test_layers_that_do_not_isolate_samples_raise(family):
     """Nothing that the call or its ids say would stop a state, an indexer or a prefix at the end of a sample."""
     if family not in EVERY:
         return  # this transformers does not have it
@@ -148,7 +148,7 @@ def test_the_first_token_of_a_sample_has_no_loss():
         assert (losses[1:] != IGNORED).all()
 
 
-def test_samples_that_cannot_be_joined_are_refused():
+def test_samples_that_cannot_be_packed_raise():
     model = vispe.convert(model_of("llava"), "vrope")
     first, second = samples_of("llava")[1:3]
     padded = first.inputs | {"attention_mask": first.inputs["attention_mask"].clone()}

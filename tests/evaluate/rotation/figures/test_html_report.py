@@ -1,4 +1,4 @@
-"""The page has what was measured and nothing else: a section appears if, and only if, its rows exist."""
+"""HTML report: a section exists if and only if its rows exist."""
 
 import re
 

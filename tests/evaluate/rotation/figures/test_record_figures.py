@@ -1,4 +1,4 @@
-"""Figures show the numbers of their rows, at their positions; what is missing stays empty, and nothing fails for it."""
+"""Figures show the numbers of their rows, at their positions; missing values are left blank."""
 
 import matplotlib as mpl
 import numpy as np
@@ -21,7 +21,7 @@ def axes(polar=False):
 
 
 def render(ax):
-    """Lay out all of a figure, so that what matplotlib rejects fails here; returns the axes."""
+    """Draw a figure, so that errors of matplotlib are raised; return the axes."""
     ax.figure.canvas.draw()
     return ax
 

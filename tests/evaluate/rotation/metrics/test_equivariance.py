@@ -137,7 +137,7 @@ def test_float32_meets_the_limit_of_exactness():
     assert get(equivariance(f, [noise((42, 42)).float()], measures=["error"]), "D4", "error") < 1e-5
 
 
-def test_moving_tokens_leaves_the_model_as_it_was():
+def test_moving_tokens_does_not_change_the_model():
     model = vit("alibi2d", False)
     f, x = VisionModel(model), noise((42, 42))[None]
     before = f(x)
@@ -216,7 +216,7 @@ def test_features_that_do_not_vary_have_no_error():
     assert get(rows, "D4", "error_uncentred") == 0
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_errors():
     x = noise((8, 8))
     with pytest.raises(InputError, match="at least one image"):
         equivariance(raw_intensity, [])
@@ -321,7 +321,7 @@ def test_an_image_tower_of_open_clip():
     assert position_equivariance(f, [x])[0].values[0] < 1e-12
 
 
-def test_a_random_twin_has_fresh_weights_and_leaves_the_model_alone():
+def test_a_reinitialised_copy_has_new_weights_and_does_not_change_the_model():
     model = vit("learn", False)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     reinitialized, stored = reinitialized_copy(model, seed=1)

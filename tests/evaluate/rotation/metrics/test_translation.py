@@ -78,7 +78,7 @@ def test_crop_shift_compares_the_same_positions():
     assert values(crop_shift(f, [noise((56, 56))], (42, 42)), "crop shift, whole patches")[0] > 1e-3
 
 
-def test_what_cannot_be_shifted_is_refused():
+def test_errors():
     x = noise((8, 8))
     with pytest.raises(OptionError, match="must be the number of pixels per token"):
         roll_equivariance(raw_intensity, [x])
